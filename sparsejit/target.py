@@ -1,0 +1,238 @@
+"""What the processor offers: the only place that asks.
+
+Everything else takes a `Target` and never tests the processor itself, so any kernel can be
+chosen, emitted and disassembled for a processor that is not here.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from .errors import InvalidInput, UnsupportedTarget
+
+MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
+
+_AVX2_SETS = frozenset({"avx", "avx2", "fma"})
+_AVX512_SETS = _AVX2_SETS | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+
+# Names are those of the flags line in Linux's /proc/cpuinfo.
+INSTRUCTION_SETS = _AVX512_SETS | {
+    "avx_vnni",
+    "bmi1",
+    "bmi2",
+    "f16c",
+    "avx512_bf16",
+    "avx512_bitalg",
+    "avx512_fp16",
+    "avx512_vbmi2",
+    "avx512_vnni",
+    "avx512_vpopcntdq",
+    "avx512cd",
+    "avx512ifma",
+    "avx512vbmi",
+}
+
+
+@dataclass(frozen=True)
+class _Level:
+    required: frozenset[str]
+    vector_registers: int
+    vector_bytes: int
+
+
+# Weakest first. A processor's level is the last one whose required sets it has.
+_LEVELS = {
+    "avx2": _Level(_AVX2_SETS, vector_registers=16, vector_bytes=32),
+    "avx512": _Level(_AVX512_SETS, vector_registers=32, vector_bytes=64),
+}
+ISA_LEVELS = tuple(_LEVELS)
+
+# Levels that exist but are below what any kernel here is written for.
+_TOO_OLD = frozenset({"sse", "sse2", "sse3", "ssse3", "sse4", "sse4.1", "sse4.2", "avx"})
+
+# Used where /sys does not tell (some containers): the smallest of current x86-64 servers.
+_CACHE_DEFAULTS = {"l1d": 32 << 10, "l1i": 32 << 10, "l2": 512 << 10, "l3": 8 << 20}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor as the code generators see it.
+
+    `isa` is "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides). Below the avx512
+    level `instruction_sets` holds no AVX-512 name at all. Cache sizes are in bytes; L1 and
+    L2 are those of one core.
+    """
+
+    isa: str
+    instruction_sets: frozenset[str]
+    l1d_bytes: int
+    l1i_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    model: str
+
+    @property
+    def vector_registers(self) -> int:
+        """Number of architectural vector registers: 16 ymm or 32 zmm."""
+        return _LEVELS[self.isa].vector_registers
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes in one vector register: 32 or 64."""
+        return _LEVELS[self.isa].vector_bytes
+
+    @property
+    def lanes(self) -> int:
+        """float32 values in one vector register: 8 or 16."""
+        return self.vector_bytes // 4
+
+    def has(self, instruction_set: str) -> bool:
+        """Whether an instruction set, named as in /proc/cpuinfo, may be used.
+
+        Raises InvalidInput for a name that is not in `INSTRUCTION_SETS`, so that a
+        misspelt query cannot pass for a missing feature.
+        """
+        if instruction_set not in INSTRUCTION_SETS:
+            raise InvalidInput(
+                f"unknown instruction set {instruction_set!r}; "
+                f"use one of {', '.join(sorted(INSTRUCTION_SETS))}"
+            )
+        return instruction_set in self.instruction_sets
+
+    def runs_on(self, machine: "Target") -> bool:
+        """Whether code emitted for this target may be executed on `machine`."""
+        return self.instruction_sets <= machine.instruction_sets
+
+    @classmethod
+    def detect(cls) -> "Target":
+        """Describe this machine, no further than SPARSEJIT_MAX_ISA allows.
+
+        Raises UnsupportedTarget where the machine or the variable does not reach AVX2 and
+        FMA, and for a value of the variable that is not a level.
+        """
+        return _detect(os.environ.get(MAX_ISA_VARIABLE) or None)
+
+    @classmethod
+    def named(cls, name: str) -> "Target":
+        """The target called "native" (this machine), "avx2" or "avx512".
+
+        The last two are the same everywhere: a level's required instruction sets and the
+        caches of a Zen 5 core, so that choices made for them can be tested on any machine.
+        """
+        if name == "native":
+            return cls.detect()
+        if name not in _LEVELS:
+            raise UnsupportedTarget(
+                f"unknown target {name!r}; use 'native' or one of {', '.join(ISA_LEVELS)}"
+            )
+        return cls(
+            isa=name,
+            instruction_sets=_LEVELS[name].required | {"bmi1", "bmi2", "f16c"},
+            l1d_bytes=48 << 10,
+            l1i_bytes=32 << 10,
+            l2_bytes=1 << 20,
+            l3_bytes=32 << 20,
+            model=f"generic {name}",
+        )
+
+
+def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = None) -> Target:
+    """Build a Target from the text of /proc/cpuinfo.
+
+    `caches` maps "l1d", "l1i", "l2" and "l3" to bytes; what it lacks is taken to be small.
+    `max_isa` is a level's name or None. Raises UnsupportedTarget as `Target.detect` does.
+    """
+    fields = _first_processor(cpuinfo)
+    found = INSTRUCTION_SETS & set(fields.get("flags", "").split())
+    model = fields.get("model name", platform.machine() or "unknown")
+    allowed = ISA_LEVELS[: ISA_LEVELS.index(_checked_level(max_isa)) + 1]
+    reached = [name for name in allowed if _LEVELS[name].required <= found]
+    if not reached:
+        missing = ", ".join(sorted(_AVX2_SETS - found))
+        raise UnsupportedTarget(
+            f"processor {model!r} lacks {missing}; sparsejit needs an x86-64 processor with "
+            "AVX2 and FMA (Intel Haswell 2013, AMD Zen 2017 or later; in a virtual machine, "
+            "let the host's processor features through)"
+        )
+    isa = reached[-1]
+    if isa == "avx2":
+        found = frozenset(name for name in found if not name.startswith("avx512"))
+    sizes = {**_CACHE_DEFAULTS, **caches}
+    return Target(
+        isa=isa,
+        instruction_sets=frozenset(found),
+        l1d_bytes=sizes["l1d"],
+        l1i_bytes=sizes["l1i"],
+        l2_bytes=sizes["l2"],
+        l3_bytes=sizes["l3"],
+        model=model,
+    )
+
+
+def _checked_level(max_isa: str | None) -> str:
+    if max_isa is None:
+        return ISA_LEVELS[-1]
+    level = max_isa.strip().lower()
+    if level in _LEVELS:
+        return level
+    allowed = " or ".join(ISA_LEVELS)
+    if level in _TOO_OLD:
+        raise UnsupportedTarget(
+            f"{MAX_ISA_VARIABLE}={max_isa} is below AVX2, which every kernel needs; "
+            f"set it to {allowed}, or unset it"
+        )
+    raise UnsupportedTarget(
+        f"{MAX_ISA_VARIABLE}={max_isa} is not a level; set it to {allowed}, or unset it"
+    )
+
+
+def _first_processor(cpuinfo: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for line in cpuinfo.strip().splitlines():
+        if not line.strip():
+            break
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    return fields
+
+
+def parse_cache_size(text: str) -> int:
+    """Bytes in a size as /sys writes it, such as "48K" or "32768K"."""
+    text = text.strip()
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+    return int(text.rstrip("KMG")) * scale
+
+
+def read_caches(cpu_directory: Path) -> dict[str, int]:
+    """Cache sizes in bytes of one processor, from its directory under /sys."""
+    letters = {"Data": "d", "Instruction": "i", "Unified": ""}
+    sizes = {}
+    for index in sorted(cpu_directory.glob("cache/index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+            sizes[f"l{level}{letters[kind]}"] = parse_cache_size(size)
+        except (OSError, KeyError, ValueError):
+            continue
+    return sizes
+
+
+@lru_cache(maxsize=1)
+def _read_machine() -> tuple[str, dict[str, int]]:
+    try:
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+    except OSError as error:
+        raise UnsupportedTarget(
+            f"cannot read /proc/cpuinfo on {platform.system()}; sparsejit runs on x86-64 Linux"
+        ) from error
+    return cpuinfo, read_caches(Path("/sys/devices/system/cpu/cpu0"))
+
+
+@lru_cache(maxsize=8)
+def _detect(max_isa: str | None) -> Target:
+    cpuinfo, caches = _read_machine()
+    return parse_target(cpuinfo, caches, max_isa)
