@@ -1,1 +1,31 @@
-"""Placeholder until the first module lands."""
+"""Prune a torch model while it trains; import as `sparsejit.prune`."""
+
+if __name__ != "sparsejit.prune":
+    raise ImportError(
+        f"this package was imported as {__name__!r}; write `from sparsejit.prune import Pruner`"
+    )
+
+from sparsejit.errors import MissingDependency
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        "sparsejit.prune needs torch, which cannot be imported: pip install torch==2.13.0"
+    ) from error
+
+from sparsejit.prune.patterns import PATTERNS, BlockPattern
+from sparsejit.prune.pruner import Pruner
+from sparsejit.prune.report import LayerSparsity, SparsityReport
+from sparsejit.prune.schedules import CubicSchedule, OneShot, Schedule
+
+__all__ = [
+    "PATTERNS",
+    "BlockPattern",
+    "CubicSchedule",
+    "LayerSparsity",
+    "OneShot",
+    "Pruner",
+    "Schedule",
+    "SparsityReport",
+]

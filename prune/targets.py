@@ -1,0 +1,77 @@
+"""Finding the weights that a pruner is told to prune."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from sparsejit.errors import InvalidInput
+
+GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
+
+
+def match_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Names of the parameters that any glob in `targets` matches, in the model's order.
+
+    Raises InvalidInput for a glob without a match and for a match that is no weight matrix.
+    """
+    parameters = dict(model.named_parameters())
+    for glob in targets:
+        if not any(fnmatchcase(name, glob) for name in parameters):
+            raise InvalidInput(
+                f"target {glob!r} matches no parameter: the model has {_abbreviate(parameters)}"
+            )
+    matched = [name for name in parameters if any(fnmatchcase(name, glob) for glob in targets)]
+    for name in matched:
+        _check_matrix(name, parameters[name])
+    return matched
+
+
+def count_gates(model: nn.Module, name: str, per_gate: bool | Mapping[str, int]) -> int:
+    """Row groups of one weight that are pruned on their own: 3 for a GRU, 4 for an LSTM, else 1.
+
+    `per_gate` false: always 1. A mapping from globs to counts adds weights of other modules.
+    Raises InvalidInput where the count does not divide the rows.
+    """
+    if per_gate is False:
+        return 1
+    module_name, _, parameter_name = name.rpartition(".")
+    gates = 1
+    if parameter_name.startswith(("weight_ih", "weight_hh")):
+        module = model.get_submodule(module_name)
+        gates = next((n for kind, n in GATES.items() if isinstance(module, kind)), 1)
+    if isinstance(per_gate, Mapping):
+        gates = next((n for glob, n in per_gate.items() if fnmatchcase(name, glob)), gates)
+    rows = model.get_parameter(name).shape[0]
+    if gates < 1 or rows % gates:
+        raise InvalidInput(
+            f"{name} has {rows} rows, which {gates} gates do not divide: correct per_gate"
+        )
+    return gates
+
+
+def check_finite(name: str, weight: Tensor) -> None:
+    """Raise InvalidInput if the weight holds a NaN or an infinity."""
+    finite = weight.detach().isfinite()
+    if not finite.all():
+        wrong = int((~finite).sum())
+        raise InvalidInput(
+            f"{name} has {wrong} NaN or infinite of {weight.numel()} weights: "
+            "magnitudes mean nothing here; go back to a sound checkpoint"
+        )
+
+
+def _check_matrix(name: str, weight: Tensor) -> None:
+    if weight.ndim < 2 or weight.numel() == 0:
+        raise InvalidInput(
+            f"{name} has shape {tuple(weight.shape)}, no matrix: "
+            "narrow the target to weights, for example 'fc*.weight' or 'rnn.weight_*'"
+        )
+    if not weight.is_floating_point():
+        raise InvalidInput(f"{name} has dtype {weight.dtype}: prune before quantising")
+
+
+def _abbreviate(names: Sequence[str] | Mapping[str, Tensor], limit: int = 12) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + more
