@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all their own setup into $(VENV); finished steps are skipped.
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+
+.PHONY: demo test lint setup clean
+
+demo: setup
+	$(BIN)/sparsejit demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+setup: $(STAMPS)/peachpy
+
+$(STAMPS)/peachpy: $(STAMPS)/project
+	$(BIN)/python -m sparsejit.install_peachpy
+	touch $@
+
+# torch goes first and by its exact version, so that no dependency can pull in another build.
+$(STAMPS)/project: pyproject.toml $(STAMPS)/torch
+	$(BIN)/pip install --quiet --editable '.[torch,bench,dev]'
+	touch $@
+
+$(STAMPS)/torch: | $(STAMPS)/venv
+	$(BIN)/pip install --quiet torch==2.13.0
+	touch $@
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: $(PYTHON) is missing or older than 3.10; name a newer one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "error: $(PYTHON) cannot make virtual environments; run: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
