@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .errors import InvalidInput, UnsupportedTarget
+from sparsejit.errors import InvalidInput, UnsupportedTarget
 
 MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
 

@@ -1,0 +1,50 @@
+"""The `sparsejit` command."""
+
+import os
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from sparsejit.commands.console import error_console
+from sparsejit.commands.doctor import doctor
+from sparsejit.errors import SparseJitError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Sparse inference with machine code made for one model's weights.",
+)
+app.command()(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sparsejit {metadata.version('sparsejit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Take the options that precede a command; `_print_version` has acted on them already."""
+
+
+def main() -> None:
+    """Run the command line; an expected error is one line on stderr and exit status 1."""
+    try:
+        app()
+    except SparseJitError as error:
+        if os.environ.get("SPARSEJIT_DEBUG", "0") not in ("", "0"):
+            raise
+        error_console.print(f"error: {error}", style="red", markup=False)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""`sparsejit doctor`."""
+
+import typer
+from rich.table import Table
+
+from sparsejit.commands.console import JsonOption, console, print_json
+from sparsejit.doctor import Diagnosis, Finding, examine
+from sparsejit.target import Target
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what this machine offers, what is missing and the remedy; fail if nothing can run."""
+    diagnosis = examine()
+    if as_json:
+        print_json(diagnosis.as_dict())
+    else:
+        _print(diagnosis)
+    raise typer.Exit(0 if diagnosis.can_run else 1)
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    table = Table("", "needed by")
+    table.add_column("found", overflow="fold")
+    for finding in diagnosis.findings:
+        found = finding.found or "missing"
+        table.add_row(finding.name, finding.needed_by, found, style=_style(finding))
+    console.print(table)
+    if diagnosis.target is not None:
+        _print_target(diagnosis.target)
+    for finding in diagnosis.findings:
+        if not finding.ok:
+            remedy = f"remedy for {finding.name}: {finding.remedy}"
+            console.print(remedy, style=_style(finding), soft_wrap=True, markup=False)
+    console.print("ready" if diagnosis.can_run else "not ready: the core lacks what is red")
+
+
+def _style(finding: Finding) -> str | None:
+    if finding.ok:
+        return None
+    return "red" if finding.needed_by == "core" else "yellow"
+
+
+def _print_target(target: Target) -> None:
+    caches = {
+        "L1d": target.l1d_bytes,
+        "L1i": target.l1i_bytes,
+        "L2": target.l2_bytes,
+        "L3": target.l3_bytes,
+    }
+    sizes = ", ".join(f"{name} {size >> 10} KiB" for name, size in caches.items())
+    registers = f"{target.vector_registers} vector registers of {target.lanes} float32"
+    console.print(f"level in force: {target.isa}, {registers}")
+    console.print(f"instruction sets: {' '.join(sorted(target.instruction_sets))}")
+    console.print(f"caches: {sizes}")
