@@ -73,6 +73,8 @@ def choose_pattern(pattern: str, block: tuple[int, int] | None) -> BlockPattern:
         return PATTERNS[pattern]
     if pattern != "unstructured":
         raise InvalidInput(f"pattern={pattern!r} and block={block} were both given: drop one")
+    if len(block) != 2:
+        raise InvalidInput(f"block={block} has {len(block)} sizes: give (rows, cols)")
     return BlockPattern(*block)
 
 

@@ -12,7 +12,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.prune.patterns import BlockPattern, choose_pattern, choose_pruned
 from sparsejit.prune.report import LayerSparsity, SparsityReport
 from sparsejit.prune.schedules import OneShot, Schedule
-from sparsejit.prune.targets import check_finite, count_gates, match_targets
+from sparsejit.prune.targets import check_finite, check_globs, count_gates, match_targets
 
 
 @dataclass
@@ -78,6 +78,8 @@ class Pruner:
 
         Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN.
         """
+        if isinstance(self.per_gate, Mapping):
+            check_globs([name for name, _ in model.named_parameters()], self.per_gate)
         masks = {}
         for name in match_targets(model, self.targets):
             weight = model.get_parameter(name)
@@ -87,6 +89,7 @@ class Pruner:
             masks[name] = _Mask(blocks, self.pattern.spread(blocks, weight.shape))
         self._model, self._optimizer, self._masks, self._step = model, optimizer, masks, 0
         self._update_if_due()
+        self._apply()
 
     def step(self) -> None:
         """Prune further where the schedule says so, and zero what is pruned.
@@ -154,7 +157,6 @@ class Pruner:
             pruned = mask.on(weight.device).blocks
             scores = self.pattern.scores(weight, gates=pruned.shape[0])
             self._set_mask(name, choose_pruned(scores, pruned, amount), weight)
-        self._apply()
 
     def _set_mask(self, name: str, blocks: Tensor, weight: Tensor) -> None:
         self._masks[name] = _Mask(blocks, self.pattern.spread(blocks, weight.shape))

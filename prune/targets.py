@@ -1,6 +1,6 @@
 """Finding the weights that a pruner is told to prune."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -16,11 +16,7 @@ def match_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
     Raises InvalidInput for a glob without a match and for a match that is no weight matrix.
     """
     parameters = dict(model.named_parameters())
-    for glob in targets:
-        if not any(fnmatchcase(name, glob) for name in parameters):
-            raise InvalidInput(
-                f"target {glob!r} matches no parameter: the model has {_abbreviate(parameters)}"
-            )
+    check_globs(parameters, targets)
     matched = [name for name in parameters if any(fnmatchcase(name, glob) for glob in targets)]
     for name in matched:
         _check_matrix(name, parameters[name])
@@ -50,6 +46,16 @@ def count_gates(model: nn.Module, name: str, per_gate: bool | Mapping[str, int])
     return gates
 
 
+def check_globs(names: Iterable[str], globs: Iterable[str]) -> None:
+    """Raise InvalidInput for a glob that matches none of the names."""
+    listed = list(names)
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in listed):
+            raise InvalidInput(
+                f"{glob!r} matches no parameter: name one or more of {_abbreviate(listed)}"
+            )
+
+
 def check_finite(name: str, weight: Tensor) -> None:
     """Raise InvalidInput if the weight holds a NaN or an infinity."""
     finite = weight.detach().isfinite()
@@ -71,7 +77,6 @@ def _check_matrix(name: str, weight: Tensor) -> None:
         raise InvalidInput(f"{name} has dtype {weight.dtype}: prune before quantising")
 
 
-def _abbreviate(names: Sequence[str] | Mapping[str, Tensor], limit: int = 12) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
+def _abbreviate(names: Sequence[str], limit: int = 12) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
