@@ -1,1 +1,1 @@
-"""Placeholder until the first module lands."""
+"""How each kernel is emitted: one file a family, one table of all (`table.py`)."""

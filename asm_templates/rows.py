@@ -1,0 +1,100 @@
+"""What every family does at the edges: masked loads of x, bias in, activation and y out.
+
+A vector covers `target.lanes` consecutive outputs. The last one may be partial: it is loaded and
+stored under a mask, so that nothing beyond the array is touched.
+"""
+
+import numpy as np
+
+from sparsejit.asm_templates.activation import apply_activation
+from sparsejit.assembler import Assembler
+from sparsejit.operands import Literal, Memory, Register, dword, k, rax, ymm, zmm
+from sparsejit.spec import MatVec
+
+TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded or stored
+
+
+def vector(asm: Assembler, number: int) -> Register:
+    """The vector register of that number at the target's width."""
+    return zmm(number) if asm.target.isa == "avx512" else ymm(number)
+
+
+def load(
+    asm: Assembler, register: Register, base: Register, first: int, length: int, scratch: Register
+) -> None:
+    """register = base[first : first + lanes], zeros past `length`. AVX2 clobbers `scratch`."""
+    lanes = asm.target.lanes
+    place = Memory(base, 4 * first)
+    missing = first + lanes - length
+    if missing <= 0:
+        asm.emit("vmovups", register, place)
+    elif asm.target.isa == "avx512":
+        _set_tail_mask(asm, lanes - missing)
+        asm.emit("vmovups", register.masked(TAIL_MASK, zeroing=True), place)
+    else:
+        asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
+        asm.emit("vmaskmovps", register, scratch, place)
+
+
+def store(
+    asm: Assembler, register: Register, base: Register, first: int, length: int, scratch: Register
+) -> None:
+    """base[first : first + lanes] = register, up to `length`. AVX2 clobbers `scratch`."""
+    lanes = asm.target.lanes
+    place = Memory(base, 4 * first)
+    missing = first + lanes - length
+    if missing <= 0:
+        asm.emit("vmovups", place, register)
+    elif asm.target.isa == "avx512":
+        _set_tail_mask(asm, lanes - missing)
+        asm.emit("vmovups", place.masked(TAIL_MASK), register)
+    else:
+        asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
+        asm.emit("vmaskmovps", place, scratch, register)
+
+
+def start_rows(asm: Assembler, spec: MatVec, register: Register, first: int) -> None:
+    """register = bias[first : first + lanes], or zero where the spec has no bias."""
+    if spec.bias is None:
+        zero(asm, register)
+        return
+    padded = np.zeros(asm.target.lanes, np.float32)
+    part = spec.bias[first : first + asm.target.lanes]
+    padded[: len(part)] = part
+    asm.emit("vmovups", register, Literal(asm.literal(padded)))
+
+
+def finish_rows(
+    asm: Assembler,
+    spec: MatVec,
+    registers: list[Register],
+    first: int,
+    base: Register,
+    scratch: list[Register],
+) -> None:
+    """Apply the activation to consecutive row vectors from `first` on and store them to `base`.
+
+    `scratch` are registers the activation may clobber (see `apply_activation`); at least one.
+    """
+    apply_activation(asm, spec.activation, registers, scratch)
+    for position, register in enumerate(registers):
+        row = first + position * asm.target.lanes
+        store(asm, register, base, row, spec.out_features, scratch[0])
+
+
+def zero(asm: Assembler, register: Register) -> None:
+    """register = 0. The ymm form also clears a zmm and is recognised as free of dependence."""
+    if register.kind == "zmm" and int(register.number) >= 16:
+        asm.emit("vpxord", register, register, register)
+    else:
+        low = ymm(register.number)
+        asm.emit("vxorps", low, low, low)
+
+
+def _set_tail_mask(asm: Assembler, count: int) -> None:
+    asm.emit("mov", dword(rax), (1 << count) - 1)
+    asm.emit("kmovw", TAIL_MASK, dword(rax))
+
+
+def _lane_mask(asm: Assembler, count: int) -> Literal:
+    return Literal(asm.literal(np.where(np.arange(8) < count, -1, 0).astype(np.int32)))

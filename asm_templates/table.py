@@ -1,0 +1,29 @@
+"""Every kernel there is. Dispatch, tests and benchmarks walk this table.
+
+Naming law: element type, family, instruction set. Adding a kernel touches its template file, its
+row here, and its oracle in `sparsejit/reference.py`.
+
+A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
+rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
+writes nothing outside y, and falls through at its end (no `ret`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sparsejit.assembler import Assembler
+from sparsejit.matrix import SparseMatrix
+from sparsejit.spec import MatVec
+
+
+class MatVecTemplate(NamedTuple):
+    """`emit` appends the kernel for a spec and its weights; `isa` is the level it needs."""
+
+    name: str
+    family: str
+    isa: str
+    emit: Callable[[Assembler, MatVec, SparseMatrix], None]
+    source: str
+
+
+MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = ()

@@ -1,0 +1,101 @@
+"""A pruned weight matrix and what its zeros look like."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A block of `rows` outputs by `columns` inputs that is kept or dropped as one."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+UNSTRUCTURED = Pattern("unstructured", 1, 1)
+# One input, eight (sixteen) consecutive outputs of weight[out, in]; see DESIGN section 2.
+BLOCK_1X8 = Pattern("1x8", 8, 1)
+BLOCK_1X16 = Pattern("1x16", 16, 1)
+
+
+class SparseMatrix:
+    """Weights of shape (out_features, in_features), float32, most of them zero.
+
+    `dense` is a read-only copy. Negative zeros count as zeros.
+    Raises InvalidInput for anything but a finite, non-empty 2-d array of real numbers.
+    """
+
+    def __init__(self, weights: npt.ArrayLike) -> None:
+        array = np.asarray(weights)
+        if array.ndim != 2 or 0 in array.shape:
+            raise InvalidInput(
+                f"weights have shape {array.shape}; give a 2-d array (out_features, in_features) "
+                "with both at least 1"
+            )
+        if array.dtype.kind not in "fiu":
+            raise InvalidInput(f"weights have dtype {array.dtype}; give real numbers")
+        with np.errstate(over="ignore"):
+            dense = np.array(array, np.float32, order="C")
+        bad = np.argwhere(~np.isfinite(dense))
+        if len(bad):
+            row, column = bad[0]
+            raise InvalidInput(
+                f"weights[{row}, {column}] is {array[row, column]} (of {len(bad)} values that "
+                "float32 cannot hold); remove NaN and infinite weights before compiling"
+            )
+        dense.flags.writeable = False
+        self.dense: FloatArray = dense
+
+    @property
+    def out_features(self) -> int:
+        return int(self.dense.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.dense.shape[1])
+
+    @cached_property
+    def nnz(self) -> int:
+        """Number of weights that are not zero."""
+        return int(np.count_nonzero(self.dense))
+
+    @property
+    def density(self) -> float:
+        """Share of weights that are not zero, 0 to 1."""
+        return self.nnz / self.dense.size
+
+    @cached_property
+    def row_counts(self) -> npt.NDArray[np.int64]:
+        """Nonzeros of each output, shape (out_features,)."""
+        return np.count_nonzero(self.dense, axis=1)
+
+    def block_mask(self, rows: int) -> npt.NDArray[np.bool_]:
+        """Which (rows, 1) blocks hold a nonzero: shape (ceil(out / rows), in_features)."""
+        padded = np.zeros((-(-self.out_features // rows) * rows, self.in_features), bool)
+        padded[: self.out_features] = self.dense != 0
+        return np.any(padded.reshape(-1, rows, self.in_features), axis=1)
+
+    def block_fill(self, rows: int) -> float:
+        """Share of nonzeros inside the (rows, 1) blocks that hold any; 1 where all are full."""
+        blocks = int(self.block_mask(rows).sum())
+        return self.nnz / (blocks * rows) if blocks else 1.0
+
+    def statistics(self) -> dict[str, Any]:
+        """Shape, nnz, density and block fill, for reports."""
+        return {
+            "out_features": self.out_features,
+            "in_features": self.in_features,
+            "nnz": self.nnz,
+            "density": self.density,
+            "fill_1x8": self.block_fill(8),
+            "fill_1x16": self.block_fill(16),
+        }

@@ -1,0 +1,78 @@
+"""Executable memory, never writable and executable at once, and the calls into it.
+
+The only importer of ctypes in the compiler. Code is written into a fresh anonymous mapping,
+which then loses write permission as it gains execute permission, for good.
+"""
+
+import ctypes
+import errno
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sparsejit.errors import CompileError
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
+_MAP_PRIVATE, _MAP_ANONYMOUS = 0x02, 0x20
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class ExecutableMemory:
+    """An image mapped read-only and executable; unmapped when the object dies.
+
+    `address` is the first byte. Raises CompileError where the system refuses the mapping.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.size = -(-max(len(data), 1) // PAGE_BYTES) * PAGE_BYTES
+        self.address = _map(self.size)
+        self._release = weakref.finalize(self, _libc.munmap, self.address, self.size)
+        ctypes.memmove(self.address, data, len(data))
+        if _libc.mprotect(self.address, self.size, _PROT_READ | _PROT_EXEC):
+            self._release()
+            raise _refused("make it executable (mprotect)", self.size)
+
+    def function(self, arguments: int, offset: int = 0) -> Callable[..., None]:
+        """A ctypes function of `arguments` pointers or 64-bit integers, returning nothing.
+
+        It holds this memory alive. The interpreter lock is released during the call.
+        """
+        prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)
+        native: Any = prototype(self.address + offset)
+        native.memory = self
+        return native
+
+
+def write_perf_map(address: int, code_bytes: int, name: str) -> None:
+    """Name a piece of code for Linux's `perf` (/tmp/perf-PID.map: start, size, symbol)."""
+    with Path(f"/tmp/perf-{os.getpid()}.map").open("a") as symbols:
+        symbols.write(f"{address:x} {code_bytes:x} {name}\n")
+
+
+def _map(size: int) -> int:
+    protection, flags = _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS
+    address = _libc.mmap(None, size, protection, flags, -1, 0)
+    if address in (None, _MAP_FAILED):
+        raise _refused("map it (mmap)", size)
+    return int(address)
+
+
+def _refused(action: str, size: int) -> CompileError:
+    code = ctypes.get_errno()
+    return CompileError(
+        f"{size} bytes of code: the system refused to {action}: "
+        f"{errno.errorcode.get(code, code)} {os.strerror(code)}; "
+        "free memory, or allow executable mappings for this process"
+    )

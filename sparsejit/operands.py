@@ -1,0 +1,144 @@
+"""Operands of an instruction: registers, memory, literals.
+
+A number inside an operand (register number, displacement, immediate) may be an integer array.
+An instruction with array operands stands for as many instructions as the array is long;
+`assembler.Assembler.stamp` writes them all at once.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Number: TypeAlias = int | npt.NDArray[np.integer]
+
+VECTOR_BYTES = {"xmm": 16, "ymm": 32, "zmm": 64}
+_GPR64 = (
+    "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split()
+)
+_GPR32 = (
+    "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Register:
+    """One register, or an array of vector registers of the same kind.
+
+    `kind` is r32, r64, k, xmm, ymm or zmm. `mask` is the number of the k register that
+    predicates a destination (0: none), `zeroing` clears the lanes it leaves out.
+    """
+
+    kind: str
+    number: Number
+    mask: int = 0
+    zeroing: bool = False
+
+    def masked(self, mask: "Register", zeroing: bool = False) -> "Register":
+        """The same register as a destination predicated by a k register."""
+        return replace(self, mask=int(mask.number), zeroing=zeroing)
+
+    def text(self, row: int) -> str:
+        number = pick(self.number, row)
+        if self.kind == "r64":
+            return _GPR64[number]
+        if self.kind == "r32":
+            return _GPR32[number]
+        suffix = f"{{k{self.mask}}}" if self.mask else ""
+        return f"{self.kind}{number}{suffix}" + ("{z}" if self.zeroing else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """`[base + index * scale + displacement]`.
+
+    `broadcast` is the number of copies of one 32-bit element (0: none); `mask` predicates a store.
+    """
+
+    base: Register
+    displacement: Number = 0
+    index: Register | None = None
+    scale: int = 1
+    broadcast: int = 0
+    mask: int = 0
+
+    def masked(self, mask: Register) -> "Memory":
+        """The same memory as a store destination predicated by a k register."""
+        return replace(self, mask=int(mask.number))
+
+    def text(self, row: int) -> str:
+        parts = self.base.text(row)
+        if self.index is not None:
+            parts += f"+{self.index.text(row)}*{self.scale}"
+        displacement = pick(self.displacement, row)
+        if displacement:
+            parts += f"{displacement:+d}"
+        copies = f"{{1to{self.broadcast}}}" if self.broadcast else ""
+        return f"[{parts}]{copies}" + (f"{{k{self.mask}}}" if self.mask else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Literal:
+    """A place in the literal pool, addressed relative to the instruction pointer.
+
+    `offset` is in bytes from the start of the pool, as `Assembler.literal` returned it.
+    """
+
+    offset: Number
+    broadcast: int = 0
+
+    def text(self, row: int) -> str:
+        copies = f"{{1to{self.broadcast}}}" if self.broadcast else ""
+        return f"[pool+{pick(self.offset, row)}]{copies}"
+
+
+@dataclass(frozen=True, eq=False)
+class Relative:
+    """The destination of a jump, filled in when its label is placed."""
+
+    name: str
+
+    def text(self, row: int) -> str:
+        return self.name
+
+
+Operand: TypeAlias = Register | Memory | Literal | Relative | int | npt.NDArray[np.integer]
+
+
+def pick(number: Number, row: int) -> int:
+    """The `row`-th of an array, or the number itself."""
+    return int(number[row]) if isinstance(number, np.ndarray) else int(number)
+
+
+def operand_text(operand: Operand, row: int) -> str:
+    """An operand as it stands in a listing."""
+    if isinstance(operand, Register | Memory | Literal | Relative):
+        return operand.text(row)
+    return hex(pick(operand, row))
+
+
+def xmm(number: Number) -> Register:
+    return Register("xmm", number)
+
+
+def ymm(number: Number) -> Register:
+    return Register("ymm", number)
+
+
+def zmm(number: Number) -> Register:
+    return Register("zmm", number)
+
+
+def k(number: int) -> Register:
+    return Register("k", number)
+
+
+def dword(register: Register) -> Register:
+    """The low 32 bits of a 64-bit register."""
+    return Register("r32", register.number)
+
+
+rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15 = (
+    Register("r64", number) for number in range(16)
+)

@@ -1,0 +1,72 @@
+"""What to compute, never how: frozen descriptions that the reference and the templates share."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+
+
+class Activation(str, Enum):
+    """The function fused behind a matrix product."""
+
+    NONE = "none"
+    RELU = "relu"
+    TANH = "tanh"
+    SIGMOID = "sigmoid"
+
+    @classmethod
+    def parse(cls, name: "str | Activation | None") -> "Activation":
+        """The activation of that name; None means NONE. Raises InvalidInput for another."""
+        try:
+            return cls.NONE if name is None else cls(name)
+        except ValueError:
+            choices = ", ".join(member.value for member in cls)
+            raise InvalidInput(f"activation {name!r} is unknown; use one of {choices}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class MatVec:
+    """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
+
+    The weights travel beside the spec as a SparseMatrix. `bias` is float32 (out_features,).
+    """
+
+    out_features: int
+    in_features: int
+    bias: npt.NDArray[np.float32] | None = None
+    activation: Activation = Activation.NONE
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """y = activation(x) over `length` float32 values."""
+
+    length: int
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class GruUpdate:
+    """One step of a GRU after its two matrix products; gate order r-z-n, each `hidden` long.
+
+    r = sigmoid(input_r + recurrent_r); z = sigmoid(input_z + recurrent_z);
+    n = tanh(input_n + r * recurrent_n); state = n + z * (state - n).
+    Both biases are already inside the products (torch.nn.GRU's formula).
+    """
+
+    hidden: int
+
+
+@dataclass(frozen=True)
+class CategoricalDraw:
+    """Draw a class from softmax(logits * inverse_temperature) with one uniform number.
+
+    Weights are w[c] = exp((logits[c] - max) * inverse_temperature); the class is the number of
+    partial sums w[0] + ... + w[c] that are <= uniform * total, at most classes - 1.
+    """
+
+    classes: int
+    inverse_temperature: float = 1.0
