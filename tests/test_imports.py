@@ -1,0 +1,155 @@
+"""The house rules of docs/architecture.md: who may import what, read from the source itself."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A module imports only from its left. A room (voice, prune, ...) counts as one module;
+# "sparsejit" is the public surface, sparsejit/__init__.py.
+ORDER = (
+    *("errors", "files", "operands", "target", "matrix", "spec", "reference"),
+    *("encoder", "assembler", "asm_templates", "plan", "memory", "program", "api"),
+    *("prune", "voice", "frontend", "sparsejit", "perf"),
+    *("install_peachpy", "doctor", "demo", "commands", "cli"),
+)
+
+# What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
+ONLY_IN = {
+    "peachpy": {"encoder"},
+    "mmap": {"memory"},
+    "ctypes": {"memory", "perf"},
+    "torch": {"prune", "voice", "frontend", "perf", "demo", "commands"},
+}
+PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
+
+WITHOUT_TORCH = [room for room in ORDER if room not in {"prune", "perf", "frontend", "demo"}]
+
+
+def sources() -> list[Path]:
+    rooms = (ROOT / name for name in ("sparsejit", "asm_templates", "prune", "perf"))
+    return sorted(path for room in rooms for path in room.rglob("*.py") if not _under_symlink(path))
+
+
+def _under_symlink(path: Path) -> bool:
+    return any(parent.is_symlink() for parent in path.parents)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "sparsejit" else ("sparsejit", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that `path` names in an import, resolved, wherever the import stands."""
+    own = module_name(path).split(".")
+    package = own if path.name == "__init__.py" else own[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *filter(None, [node.module])])
+            if base == "sparsejit":
+                yield from (_submodule_or_surface(alias.name) for alias in node.names)
+            else:
+                yield base
+        elif isinstance(node, ast.Call) and _is_import_call(node):
+            argument = node.args[0]
+            assert isinstance(argument, ast.Constant), f"{path}: import of a computed name"
+            yield str(argument.value)
+
+
+def _submodule_or_surface(name: str) -> str:
+    is_submodule = (ROOT / "sparsejit" / name).exists() or (
+        ROOT / "sparsejit" / f"{name}.py"
+    ).exists()
+    return f"sparsejit.{name}" if is_submodule else "sparsejit"
+
+
+def _is_import_call(node: ast.Call) -> bool:
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return name in {"import_module", "__import__"}
+
+
+SOURCES = sources()
+ids = module_name
+
+
+def test_the_walk_sees_every_room() -> None:
+    assert {"sparsejit.target", "sparsejit.prune.pruner", "sparsejit.voice.module"} <= set(
+        map(module_name, SOURCES)
+    )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_imports_come_from_the_left(path: Path) -> None:
+    room = room_of(module_name(path))
+    assert room in ORDER, f"{path.name}: give {room!r} its place in ORDER"
+    for imported in imports_of(path):
+        if imported.split(".")[0] == "sparsejit" and room_of(imported) != room:
+            assert ORDER.index(room_of(imported)) < ORDER.index(room), (
+                f"{path.relative_to(ROOT)} imports {imported}, which lies to its right"
+            )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_rooms_keep_to_themselves(path: Path) -> None:
+    room = room_of(module_name(path))
+    for imported in imports_of(path):
+        top = imported.split(".")[0]
+        assert room in ONLY_IN.get(top, {room}), f"{path.name} imports {imported}"
+        assert top not in {"prune", "perf", "asm_templates"}, (
+            f"{path.name} imports {imported}: write sparsejit.{imported}"
+        )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_only_target_asks_about_the_processor(path: Path) -> None:
+    if module_name(path) == "sparsejit.target":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        text = getattr(node, "attr", None) or getattr(node, "value", None)
+        if isinstance(text, str):
+            assert not any(word in text for word in PROCESSOR_QUESTIONS), (
+                f"{path.name} line {node.lineno}: ask sparsejit.target instead"
+            )
+
+
+def test_the_core_imports_without_torch() -> None:
+    modules = [
+        module_name(path)
+        for path in SOURCES
+        if room_of(module_name(path)) in set(WITHOUT_TORCH) - {"voice"}
+    ]
+    script = "import sys; sys.modules['torch'] = None\n" + "\n".join(
+        f"import {name}" for name in ["sparsejit", "sparsejit.voice", *modules]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("room", ["prune", "perf", "asm_templates"])
+def test_a_room_is_not_importable_under_its_short_name(room: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {room}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"sparsejit.{room}" in done.stderr.splitlines()[-1]
