@@ -1,0 +1,11 @@
+"""Sparse inference on x86-64: pruned weights compiled into machine code.
+
+>>> kernel = sparsejit.compile_matrix(weights, strategy="auto")
+>>> y = kernel(x)
+"""
+
+from sparsejit.api import Kernel, compile_matrix
+from sparsejit.target import Target
+
+__all__ = ["Kernel", "Target", "compile_matrix"]
+__version__ = "0.1.0"

@@ -203,7 +203,7 @@ def _register_table(
 
 
 def _displacement_hole(key: Key, base: npt.NDArray[np.uint8], immediate: int) -> Hole | None:
-    mnemonic, signatures, size = key
+    mnemonic, _, size = key
     if size == 4:
         first, second = (_encode(key, {}, immediate, displacement=d) for d in _DISPLACEMENTS)
         return Hole(_changed_at(first, second, 4, mnemonic), 4)

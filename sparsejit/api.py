@@ -1,0 +1,177 @@
+"""From weights to a callable kernel."""
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput, UnsupportedTarget
+from sparsejit.matrix import SparseMatrix
+from sparsejit.plan import Plan, plan
+from sparsejit.program import Program, build, debug_level
+from sparsejit.spec import Activation, MatVec
+from sparsejit.target import Target
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Kernel:
+    """y = activation(W x + bias) as machine code with the weights inside. Thread-safe.
+
+    `pointer` is the address of a System V function `void kernel(const float *x, float *y)`,
+    valid while this object lives. x is float32 (in_features,), y float32 (out_features,).
+    """
+
+    def __init__(
+        self, spec: MatVec, matrix: SparseMatrix, choice: Plan, program: Program, compile_ms: float
+    ) -> None:
+        self.spec = spec
+        self.plan = choice
+        self.compile_ms = compile_ms
+        self._program = program
+        self._native = program.memory.function(2)
+        self._statistics = matrix.statistics()
+
+    @property
+    def pointer(self) -> int:
+        return self._program.pointer
+
+    @property
+    def strategy(self) -> str:
+        """The family of the kernel: permute, broadcast, immediate or dense."""
+        return self.plan.chosen.template.family
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Shape, nnz, density, block fill, strategy, isa, code_bytes, pool_bytes, compile_ms."""
+        return {
+            **self._statistics,
+            "strategy": self.strategy,
+            "isa": self.plan.chosen.template.isa,
+            "code_bytes": self._program.image.code_bytes,
+            "pool_bytes": self._program.image.pool_bytes,
+            "compile_ms": self.compile_ms,
+        }
+
+    def __call__(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """Compute into `out` (made if absent) and return it.
+
+        Raises InvalidInput unless x and out are C-contiguous float32 vectors of the right length
+        that do not overlap.
+        """
+        if out is None:
+            out = np.empty(self.spec.out_features, np.float32)
+        source = _address(x, "x", self.spec.in_features)
+        destination = _address(out, "out", self.spec.out_features)
+        if not out.flags.writeable:
+            raise InvalidInput("out is read-only; give a writable array")
+        if source < destination + out.nbytes and destination < source + x.nbytes:
+            raise InvalidInput("x and out share memory; give out an array of its own")
+        self._native(source, destination)
+        return out
+
+    def explain(self) -> str:
+        """Why this kernel: every candidate with its predicted cost, then what was built."""
+        stats = self.stats
+        lines = [
+            f"{self.spec.out_features} x {self.spec.in_features}, {stats['nnz']} nonzeros "
+            f"({stats['density']:.2%}), 1x8 blocks {stats['fill_1x8']:.0%} full",
+            f"chosen: {self.plan.chosen.template.name}: {self.plan.reason}",
+            f"built: {stats['code_bytes']} bytes of code, {stats['pool_bytes']} of literals, "
+            f"in {self.compile_ms:.1f} ms",
+            "candidate                  steps     code     data    cycles  bound by",
+        ]
+        for candidate in self.plan.candidates:
+            cost = candidate.cost
+            lines.append(
+                f"{candidate.template.name:24s}{cost.steps:8d}{cost.code_bytes:9d}"
+                f"{cost.data_bytes:9d}{cost.cycles:10.0f}  {cost.bound}"
+            )
+        return "\n".join(lines)
+
+    def disassemble(self) -> str:
+        """The instructions as emitted, with the literals they read."""
+        return "\n".join(self._program.image.listing())
+
+
+def compile_matrix(
+    weights: Any,
+    bias: Any = None,
+    activation: str | Activation | None = None,
+    batch: int = 1,
+    dtype: str = "float32",
+    strategy: str = "auto",
+    target: str | Target = "native",
+) -> Kernel:
+    """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
+
+    `weights` and `bias` are arrays or torch tensors; zeros cost nothing. `activation` is none,
+    relu, tanh or sigmoid. `strategy` is auto or a kernel family. `target` is "native", a level
+    such as "avx2", or a Target. Raises InvalidInput for arguments that make no sense and
+    UnsupportedTarget for a target this machine cannot run.
+    """
+    started = time.perf_counter()
+    if batch != 1:
+        raise InvalidInput(f"batch={batch!r}; only batch=1 is compiled, call the kernel per row")
+    if dtype != "float32":
+        raise InvalidInput(f"dtype={dtype!r}; only dtype='float32' is compiled")
+    matrix = SparseMatrix(_to_numpy(weights))
+    spec = MatVec(
+        matrix.out_features,
+        matrix.in_features,
+        _checked_bias(bias, matrix.out_features),
+        Activation.parse(activation),
+    )
+    machine = _resolve_target(target)
+    choice = plan(matrix, machine, strategy)
+    template = choice.chosen.template
+    program = build(template.name, machine, lambda asm: template.emit(asm, spec, matrix))
+    compile_ms = 1e3 * (time.perf_counter() - started)
+    kernel = Kernel(spec, matrix, choice, program, compile_ms)
+    if debug_level() >= 1:
+        print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
+    return kernel
+
+
+def _to_numpy(values: Any) -> Any:
+    """A torch tensor's values as numpy; anything else as it is."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _checked_bias(bias: Any, out_features: int) -> FloatArray | None:
+    if bias is None:
+        return None
+    array = np.array(_to_numpy(bias), np.float32)
+    if array.shape != (out_features,):
+        raise InvalidInput(f"bias has shape {array.shape}; give ({out_features},)")
+    if not np.isfinite(array).all():
+        where = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InvalidInput(f"bias[{where}] is {array[where]}; remove NaN and infinite values")
+    return array
+
+
+def _resolve_target(target: str | Target) -> Target:
+    machine = Target.detect()
+    wanted = machine if target == "native" else target
+    if isinstance(wanted, str):
+        wanted = Target.named(wanted)
+    if not wanted.runs_on(machine):
+        raise UnsupportedTarget(
+            f"target {wanted.isa} does not run here (this machine, or SPARSEJIT_MAX_ISA, allows "
+            f"{machine.isa}); choose target='native'"
+        )
+    return wanted
+
+
+def _address(array: FloatArray, name: str, length: int) -> int:
+    if not isinstance(array, np.ndarray):
+        raise InvalidInput(f"{name} is a {type(array).__name__}; give a numpy float32 array")
+    if array.dtype != np.float32:
+        raise InvalidInput(f"{name} has dtype {array.dtype}; convert it with astype(np.float32)")
+    if array.shape != (length,):
+        raise InvalidInput(f"{name} has shape {array.shape}; give ({length},)")
+    if not array.flags.c_contiguous:
+        raise InvalidInput(f"{name} is not contiguous; pass np.ascontiguousarray({name})")
+    return int(array.ctypes.data)

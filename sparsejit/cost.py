@@ -1,0 +1,156 @@
+"""What a kernel should cost, from counts alone: micro-operations and bytes.
+
+A family's kernel is a sequence of equal steps. The model counts the steps, the cycles the
+execution ports need for them, and the bytes of code and data they pull in; time is the larger of
+execution and transfer. Rates per cache level are those of one Zen 5 core (DESIGN section 4:
+"L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code arrives at only 10-14 B a cycle
+from L2 and 7 from L3"). Ratios between families, which is what decides, carry over better than
+the absolute numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.matrix import SparseMatrix
+from sparsejit.target import Target
+
+# Bytes a cycle by where they come from.
+DATA_RATES = {"L1": 128.0, "L2": 54.0, "L3": 28.0, "memory": 8.0}
+CODE_RATES = {"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cost of one call, x and weights warm.
+
+    `steps` are the family's units of work, `cycles` the prediction, `bound` the resource that
+    sets it: "execution", or "code from L2" and the like.
+    """
+
+    steps: int
+    code_bytes: int
+    data_bytes: int
+    cycles: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """Price of one step of a family at one instruction set, and where the figures come from."""
+
+    cycles: float
+    code_bytes: float
+    data_bytes: float
+    source: str
+
+
+def permute_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Steps a greedy cover needs: its lower bound, 15 % up (measured 5-20 % over densities).
+
+    Lanes are the rows of a group, columns of the cover are the vectors of x. A step serves each
+    lane once, from `reach` vectors of x: at least the fullest lane, and at least the sum over
+    vectors of the fullest lane there, divided by `reach` (DESIGN section 4).
+    """
+    lanes = target.lanes
+    reach = 2 if target.isa == "avx512" else 1
+    counts = _counts_by_lane_and_vector(matrix, lanes)
+    fullest_lane = counts.sum(axis=2).max(axis=1)
+    by_vector = -(-counts.max(axis=1).sum(axis=1) // reach)
+    return int(1.15 * np.maximum(fullest_lane, by_vector).sum()) + 1
+
+
+def _counts_by_lane_and_vector(matrix: SparseMatrix, lanes: int) -> np.ndarray:
+    """Nonzeros by (group of rows sorted by count, lane, vector of x)."""
+    rows = -(-matrix.out_features // lanes) * lanes
+    columns = -(-matrix.in_features // lanes) * lanes
+    filled = np.zeros((rows, columns), bool)
+    order = np.argsort(-matrix.row_counts, kind="stable")
+    filled[: matrix.out_features, : matrix.in_features] = matrix.dense[order] != 0
+    return filled.reshape(rows // lanes, lanes, columns // lanes, lanes).sum(axis=3)
+
+
+def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Blocks of as many rows as the kernel's accumulator has: see `asm_templates/broadcast.py`."""
+    return int(matrix.block_mask(8).sum())
+
+
+def dense_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Vectors of weights, zeros included."""
+    return -(-matrix.out_features // target.lanes) * matrix.in_features
+
+
+def immediate_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Nonzero weights."""
+    return matrix.nnz
+
+
+@dataclass(frozen=True)
+class FamilyCost:
+    """How a family counts its steps and what one costs on each instruction set."""
+
+    steps: Callable[[SparseMatrix, Target], int]
+    prices: dict[str, StepPrice]
+
+
+FAMILY_COSTS: dict[str, FamilyCost] = {
+    "permute": FamilyCost(
+        permute_steps,
+        {
+            "avx512": StepPrice(0.83, 21, 75, "DESIGN section 4: 0.83 cycles and 21 bytes a step"),
+            "avx2": StepPrice(1.05, 21, 36, "vpermps and FMA of 8 lanes, index every ten steps"),
+        },
+    ),
+    "broadcast": FamilyCost(
+        broadcast_steps,
+        {
+            "avx512": StepPrice(0.62, 11, 32, "B: 1638 blocks in 255 ns at 4.2 GHz"),
+            "avx2": StepPrice(0.75, 13, 32, "one FMA with a load and a share of a broadcast"),
+        },
+    ),
+    "dense": FamilyCost(
+        dense_steps,
+        {
+            "avx512": StepPrice(0.5, 0.1, 64, "two 512-bit FMAs with loads a cycle, a loop"),
+            "avx2": StepPrice(0.5, 0.1, 32, "two 256-bit FMAs with loads a cycle, a loop"),
+        },
+    ),
+    "immediate": FamilyCost(
+        immediate_steps,
+        {
+            "avx512": StepPrice(1.0, 16, 0, "mov, vmovd and scalar FMA a weight"),
+            "avx2": StepPrice(1.0, 16, 0, "mov, vmovd and scalar FMA a weight"),
+        },
+    ),
+}
+
+
+def predict(family: str, matrix: SparseMatrix, target: Target) -> Cost:
+    """The cost of a family's kernel for these weights on this target."""
+    model = FAMILY_COSTS[family]
+    price = model.prices[target.isa]
+    steps = model.steps(matrix, target)
+    code_bytes = int(steps * price.code_bytes)
+    data_bytes = int(steps * price.data_bytes) + 4 * (matrix.in_features + matrix.out_features)
+    code_level = _level(code_bytes, target, target.l1i_bytes)
+    data_level = _level(code_bytes + data_bytes, target, target.l1d_bytes)
+    execution = steps * price.cycles
+    transfers = {
+        f"code from {code_level}": code_bytes / CODE_RATES[code_level],
+        f"data from {data_level}": data_bytes / DATA_RATES[data_level],
+    }
+    outer = sum(transfers.values()) if code_level != "L1" and data_level != "L1" else 0.0
+    bound = max(transfers, key=lambda name: transfers[name])
+    cycles = max(execution, outer, *transfers.values())
+    return Cost(
+        steps, code_bytes, data_bytes, cycles, "execution" if cycles == execution else bound
+    )
+
+
+def _level(total_bytes: int, target: Target, level_one: int) -> str:
+    """The nearest cache that holds so many bytes."""
+    for name, size in (("L1", level_one), ("L2", target.l2_bytes), ("L3", target.l3_bytes)):
+        if total_bytes <= size:
+            return name
+    return "memory"
