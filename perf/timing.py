@@ -1,0 +1,174 @@
+"""How long a call takes: a native function in a native loop, or a Python callable in a Python one.
+
+Both run pinned to one core, after a warm-up, as many samples of about `SAMPLE_NS` each; a sample
+is the mean of the calls in it. The minimum is the cost without interruptions, the median what a
+busy machine gives. Nothing is subtracted: `empty_native_call` and `empty_python_call` say how
+much of a figure is the loop's own.
+"""
+
+import gc
+import itertools
+import os
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+from sparsejit.assembler import Assembler
+from sparsejit.errors import InvalidInput
+from sparsejit.memory import ExecutableMemory
+from sparsejit.operands import dword, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, xmm
+from sparsejit.target import Target
+
+SAMPLE_NS = 100_000
+SAMPLES = 200
+BUDGET_NS = 400_000_000
+WARM_UP_NS = 2_000_000
+_FEWEST_SAMPLES = 5
+
+_INTEGER_REGISTERS = (rdi, rsi, rdx, rcx, r8, r9)
+_FLOAT_REGISTERS = tuple(xmm(number) for number in range(8))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds a call: the least and the median of `samples`."""
+
+    min_ns: float
+    median_ns: float
+    samples: int
+
+
+def time_native(
+    address: int,
+    arguments: Sequence[int | float] = (),
+    *,
+    samples: int = SAMPLES,
+    budget_ns: int = BUDGET_NS,
+    core: int | None = None,
+) -> Timing:
+    """Time a System V C function at `address`.
+
+    `arguments` are passed on every call: an int in the next integer register, a float as float32
+    in the next vector register. At most `samples` samples are taken, fewer if they would exceed
+    `budget_ns`. `core` is the processor to pin to (default: the first allowed one).
+    """
+    memory = ExecutableMemory(_loop_code(address, arguments))
+    loop = memory.function(1)
+    with pinned(core):
+        return _sample(loop, samples, budget_ns)
+
+
+def time_python(
+    callable_: Callable[[], object],
+    *,
+    samples: int = SAMPLES,
+    budget_ns: int = BUDGET_NS,
+    core: int | None = None,
+) -> Timing:
+    """Time `callable_()` as Python sees it, with the garbage collector off."""
+
+    def loop(count: int) -> None:
+        for _ in itertools.repeat(None, count):
+            callable_()
+
+    with pinned(core), _no_garbage_collection():
+        return _sample(loop, samples, budget_ns)
+
+
+@cache
+def empty_native_call() -> Timing:
+    """The cost of the native loop around a function that only returns."""
+    asm = Assembler(Target.detect())
+    asm.emit("ret")
+    memory = ExecutableMemory(asm.finish().data)
+    return time_native(memory.address, (0, 0))
+
+
+@cache
+def empty_python_call() -> Timing:
+    """The cost of the Python loop around a function that only returns."""
+    return time_python(lambda: None)
+
+
+@contextmanager
+def pinned(core: int | None = None) -> Iterator[int]:
+    """Run this thread on one core (default: the first allowed one), then as before."""
+    allowed = os.sched_getaffinity(0)
+    chosen = min(allowed) if core is None else core
+    if chosen not in allowed:
+        raise InvalidInput(f"core {chosen} is not available; use one of {sorted(allowed)}")
+    os.sched_setaffinity(0, {chosen})
+    try:
+        yield chosen
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _loop_code(address: int, arguments: Sequence[int | float]) -> bytes:
+    """void loop(count): calls the function `count` times, reloading its arguments each time."""
+    asm = Assembler(Target.detect())
+    again = asm.label("again")
+    asm.emit("push", rbx)  # also aligns the stack to 16 bytes for the calls
+    asm.emit("mov", rbx, rdi)
+    asm.bind(again)
+    _load_arguments(asm, arguments)
+    asm.emit("mov", rax, address)
+    asm.emit("call", rax)
+    asm.emit("sub", rbx, 1)
+    asm.jump("jnz", again)
+    asm.emit("pop", rbx)
+    asm.emit("ret")
+    return asm.finish().data
+
+
+def _load_arguments(asm: Assembler, arguments: Sequence[int | float]) -> None:
+    integers = [value for value in arguments if isinstance(value, int)]
+    floats = [value for value in arguments if isinstance(value, float)]
+    if len(integers) > len(_INTEGER_REGISTERS) or len(floats) > len(_FLOAT_REGISTERS):
+        raise InvalidInput(f"{len(arguments)} arguments do not fit the registers; pass a pointer")
+    for register, integer in zip(_INTEGER_REGISTERS, integers, strict=False):
+        asm.emit("mov", register, integer)
+    for register, number in zip(_FLOAT_REGISTERS, floats, strict=False):
+        asm.emit("mov", dword(rax), int.from_bytes(struct.pack("<f", number), "little"))
+        asm.emit("vmovd", register, dword(rax))
+
+
+def _sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
+    count = _calibrate(loop)
+    once = _elapsed(loop, count)
+    affordable = max(_FEWEST_SAMPLES, min(samples, int(budget_ns / max(once, 1))))
+    times = [_elapsed(loop, count) / count for _ in range(affordable)]
+    return Timing(min(times), statistics.median(times), len(times))
+
+
+def _calibrate(loop: Callable[[int], None]) -> int:
+    """Warm up, and return how many calls make a sample."""
+    count, spent = 1, 0
+    while True:
+        elapsed = _elapsed(loop, count)
+        spent += elapsed
+        if elapsed >= SAMPLE_NS // 2 and spent >= WARM_UP_NS:
+            return max(1, round(count * SAMPLE_NS / elapsed))
+        if elapsed < SAMPLE_NS // 2:
+            count *= 2
+
+
+def _elapsed(loop: Callable[[int], None], count: int) -> int:
+    start = time.perf_counter_ns()
+    loop(count)
+    return time.perf_counter_ns() - start
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
