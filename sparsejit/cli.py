@@ -8,6 +8,7 @@ import typer
 
 from sparsejit.commands.console import error_console
 from sparsejit.commands.doctor import doctor
+from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
 
 app = typer.Typer(
@@ -16,7 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-app.command()(doctor)
+for command in (doctor, train):
+    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:

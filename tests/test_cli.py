@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparsejit import cli, doctor
-from sparsejit.errors import InvalidInput
+from sparsejit.commands import console
+from sparsejit.errors import InvalidInput, MissingDependency
 
 ROOT = Path(__file__).parents[1]
 
@@ -98,6 +99,20 @@ def test_usage_errors_exit_with_2() -> None:
     done = run("no-such-command")
     assert done.returncode == 2
     assert "No such command" in done.stderr
+
+
+def test_a_command_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "find_spec", lambda _: None)
+    with pytest.raises(MissingDependency, match=r"needs torch.*sparsejit doctor"):
+        console.require("torch")
+
+
+def test_train_refuses_a_folder_without_recordings(tmp_path: Path) -> None:
+    assert run("train", str(tmp_path / "absent")).returncode == 2
+    done = run("train", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}")
+    assert "Traceback" not in done.stderr
 
 
 def test_version_is_the_installed_one() -> None:
