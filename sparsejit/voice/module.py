@@ -1,0 +1,73 @@
+"""The WaveRNN network in torch, for training and for export to the compiled sampler."""
+
+import torch
+from torch import Tensor, nn
+
+from .features import HOP_LENGTH, N_MELS
+from .gru import FusedGRU
+from .prediction import CLASSES
+
+EMBEDDING_SIZE = 64
+CONDITION_SIZE = 128
+DENSE_SIZE = 256
+CONTEXT_FRAMES = 2
+INPUTS = 3
+
+
+class WaveRNNModule(nn.Module):
+    """Next-class network: three 8-bit inputs and a mel in, 256 logits out, each sample.
+
+    `rnn` holds torch's own GRU parameters (gate order r, z, n), so that pruning, export and
+    comparison with `torch.nn.GRU` need no special case.
+    """
+
+    def __init__(self, hidden_size: int = 256) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.register_buffer("mel_mean", torch.zeros(N_MELS))
+        self.register_buffer("mel_scale", torch.ones(N_MELS))
+        self.embedding = nn.EmbeddingBag(INPUTS * CLASSES, EMBEDDING_SIZE, mode="sum")
+        self.conv1 = nn.Conv1d(N_MELS, CONDITION_SIZE, 3)
+        self.conv2 = nn.Conv1d(CONDITION_SIZE, CONDITION_SIZE, 3)
+        self.condition_gates = nn.Linear(CONDITION_SIZE, 3 * hidden_size, bias=False)
+        self.condition_dense = nn.Linear(CONDITION_SIZE, DENSE_SIZE, bias=False)
+        self.rnn = nn.GRU(EMBEDDING_SIZE, hidden_size)
+        self.fc1 = nn.Linear(hidden_size, DENSE_SIZE)
+        self.fc2 = nn.Linear(DENSE_SIZE, CLASSES)
+        self._initialise_embedding()
+
+    def _initialise_embedding(self) -> None:
+        # Neighbouring classes are neighbouring amplitudes: start the tables smooth.
+        position = torch.linspace(-1, 1, CLASSES).repeat(INPUTS)[:, None]
+        direction = torch.randn(INPUTS, EMBEDDING_SIZE).repeat_interleave(CLASSES, 0)
+        noise = torch.randn(INPUTS * CLASSES, EMBEDDING_SIZE)
+        with torch.no_grad():
+            self.embedding.weight.copy_(position * direction + 0.1 * noise)
+
+    def condition(self, mel: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gate terms (F, B, 3H) and dense biases (F, B, 256) of mel (B, 80, F + 4).
+
+        The two frames before and after are context; at the ends of a clip repeat its first
+        and last frame.
+        """
+        scaled = (mel - self.mel_mean[:, None]) * self.mel_scale[:, None]
+        summary = torch.tanh(self.conv2(torch.tanh(self.conv1(scaled)))).permute(2, 0, 1)
+        return self.condition_gates(summary), self.condition_dense(summary)
+
+    def forward(self, inputs: Tensor, mel: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (T, B, 256) and the state (B, H) after T = 220 F steps.
+
+        inputs: int64 (T, B, 3): s[t-1], class[t-1], prediction, each 0..255.
+        mel: (B, 80, F + 4). state: (B, H).
+        """
+        steps, batch, _ = inputs.shape
+        offsets = CLASSES * torch.arange(INPUTS, device=inputs.device)
+        embedded = self.embedding((inputs + offsets).view(-1, INPUTS))
+        gate_terms, dense_biases = self.condition(mel)
+        gates = nn.functional.linear(embedded, self.rnn.weight_ih_l0, self.rnn.bias_ih_l0)
+        gates = gates.view(-1, HOP_LENGTH, batch, 3 * self.hidden_size) + gate_terms[:, None]
+        states, last = FusedGRU.apply(
+            gates.view(steps, batch, -1), state, self.rnn.weight_hh_l0, self.rnn.bias_hh_l0
+        )
+        dense = self.fc1(states).view(-1, HOP_LENGTH, batch, DENSE_SIZE) + dense_biases[:, None]
+        return self.fc2(torch.relu(dense)).view(steps, batch, CLASSES), last
