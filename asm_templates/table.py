@@ -11,6 +11,7 @@ writes nothing outside y, and falls through at its end (no `ret`).
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sparsejit.asm_templates import broadcast
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
@@ -26,4 +27,11 @@ class MatVecTemplate(NamedTuple):
     source: str
 
 
-MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = ()
+MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
+    MatVecTemplate(
+        "f32-broadcast-avx512", "broadcast", "avx512", broadcast.emit_avx512, "DESIGN section 4"
+    ),
+    MatVecTemplate(
+        "f32-broadcast-avx2", "broadcast", "avx2", broadcast.emit_avx2, "DESIGN section 4"
+    ),
+)

@@ -1,0 +1,98 @@
+"""Runs one matrix-vector template on hostile surroundings and holds it to the float64 oracle."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparsejit import reference
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.assembler import Assembler, Image
+from sparsejit.matrix import SparseMatrix
+from sparsejit.memory import ExecutableMemory
+from sparsejit.spec import Activation, MatVec
+from sparsejit.target import Target
+
+SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257, 1000)
+TOLERANCE = 1e-5
+_MARGIN = 64
+_UNTOUCHED = np.float32(7.0e7)
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def block_weights(
+    shape: tuple[int, int], density: float, block_rows: int = 8, seed: int = 0
+) -> FloatArray:
+    """Random (out, in) weights of which whole (block_rows, 1) blocks are zero."""
+    generator = np.random.default_rng(seed)
+    out_features, in_features = shape
+    kept = generator.random((-(-out_features // block_rows), in_features)) < density
+    weights = generator.standard_normal(shape).astype(np.float32)
+    return weights * np.repeat(kept, block_rows, axis=0)[:out_features]
+
+
+def templates_of(family: str) -> list[Any]:
+    """pytest parameters: every row of the table in `family` that this machine can run."""
+    machine = Target.detect()
+    return [
+        pytest.param(
+            row.emit,
+            row.isa,
+            id=row.name,
+            marks=pytest.mark.skipif(
+                not Target.named(row.isa).runs_on(machine), reason=f"needs {row.isa}"
+            ),
+        )
+        for row in MATVEC_TEMPLATES
+        if row.family == family
+    ]
+
+
+def shapes() -> Iterator[tuple[int, int]]:
+    """Every size as out_features and as in_features, with another size that changes."""
+    for position, size in enumerate(SIZES):
+        other = SIZES[(5 * position + 3) % len(SIZES)]
+        yield size, other
+        yield other, size
+
+
+def compile_kernel(
+    emit: Callable[..., None], isa: str, spec: MatVec, matrix: SparseMatrix
+) -> Image:
+    """The template's code with the return that its caller adds."""
+    asm = Assembler(Target.named(isa))
+    emit(asm, spec, matrix)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    return asm.finish()
+
+
+def check(
+    emit: Callable[..., None],
+    isa: str,
+    weights: FloatArray,
+    bias: FloatArray | None = None,
+    activation: Activation = Activation.NONE,
+) -> Image:
+    """Assert that the kernel computes the spec and touches nothing but x and y.
+
+    x lies between NaN, which even a zero weight would carry into the sums; y lies between
+    values that must survive.
+    """
+    matrix = SparseMatrix(weights)
+    spec = MatVec(*weights.shape, bias, activation)
+    image = compile_kernel(emit, isa, spec, matrix)
+    x = np.full(spec.in_features + 2 * _MARGIN, np.nan, np.float32)
+    y = np.full(spec.out_features + 2 * _MARGIN, _UNTOUCHED)
+    values = np.random.default_rng(1).standard_normal(spec.in_features).astype(np.float32)
+    x[_MARGIN:-_MARGIN] = values
+    native = ExecutableMemory(image.data).function(2)
+    native(x.ctypes.data + 4 * _MARGIN, y.ctypes.data + 4 * _MARGIN)
+    assert np.all(y[:_MARGIN] == _UNTOUCHED) and np.all(y[-_MARGIN:] == _UNTOUCHED)
+    error = np.abs(y[_MARGIN:-_MARGIN] - reference.matvec(spec, matrix, values))
+    scale = np.maximum(reference.error_scale(spec, matrix, values), 1.0)
+    assert np.max(error / scale) < TOLERANCE
+    return image
