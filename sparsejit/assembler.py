@@ -113,6 +113,7 @@ class Assembler:
         self._pool = bytearray()
         self._fixups: list[_Fixup] = []
         self._trace: list[_Run] = []
+        self._constants: dict[bytes, int] = {}
 
     @property
     def position(self) -> int:
@@ -130,6 +131,20 @@ class Assembler:
         offset = len(self._pool)
         self._pool.extend(np.ascontiguousarray(values).tobytes())
         return offset
+
+    def constant(self, value: float) -> Literal:
+        """A vector operand holding `value` in every lane, in the pool once per image.
+
+        A Python int becomes int32, anything else float32. AVX-512 repeats one element by
+        embedded broadcast; AVX2 reads a full vector.
+        """
+        element = np.array(value, np.int32 if isinstance(value, int) else np.float32)
+        broadcast = self.target.isa == "avx512"
+        key = element.tobytes()
+        if key not in self._constants:
+            lanes = 1 if broadcast else self.target.lanes
+            self._constants[key] = self.literal(np.repeat(element, lanes), 4 * lanes)
+        return Literal(self._constants[key], self.target.lanes if broadcast else 0)
 
     def emit(self, mnemonic: str, *operands: Operand) -> None:
         """Append one instruction."""
@@ -200,7 +215,7 @@ class Assembler:
             return
         hole = form.displacement
         assert hole is not None
-        offsets = np.broadcast_to(np.asarray(literal.offset, np.int64), (rows.max() + 1,))[rows]
+        offsets = np.broadcast_to(np.asarray(_column(literal.offset, rows), np.int64), rows.shape)
         self._fixups.append(_Fixup(starts + hole.at, starts + form.length, offsets))
 
 
