@@ -20,7 +20,7 @@ from functools import cache
 from sparsejit.assembler import Assembler
 from sparsejit.errors import InvalidInput
 from sparsejit.memory import ExecutableMemory
-from sparsejit.operands import dword, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, xmm
+from sparsejit.operands import dword, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, rsp, xmm
 from sparsejit.target import Target
 
 SAMPLE_NS = 100_000
@@ -52,14 +52,18 @@ def time_native(
 ) -> Timing:
     """Time a System V C function at `address`.
 
-    `arguments` are passed on every call: an int in the next integer register, a float as float32
-    in the next vector register. At most `samples` samples are taken, fewer if they would exceed
-    `budget_ns`. `core` is the processor to pin to (default: the first allowed one).
+    `arguments` are passed on every call: an int as a 64-bit integer or pointer, a float as
+    float32. At most `samples` samples are taken, fewer if they would exceed `budget_ns`. `core`
+    is the processor to pin to (default: the first allowed one).
     """
-    memory = ExecutableMemory(_loop_code(address, arguments))
-    loop = memory.function(1)
+    loop = _native_loop(address, arguments)
     with pinned(core):
         return _sample(loop, samples, budget_ns)
+
+
+def call_native(address: int, arguments: Sequence[int | float] = ()) -> None:
+    """Call a function once, exactly as `time_native` does."""
+    _native_loop(address, arguments)(1)
 
 
 def time_python(
@@ -108,33 +112,45 @@ def pinned(core: int | None = None) -> Iterator[int]:
         os.sched_setaffinity(0, allowed)
 
 
-def _loop_code(address: int, arguments: Sequence[int | float]) -> bytes:
-    """void loop(count): calls the function `count` times, reloading its arguments each time."""
+def _native_loop(address: int, arguments: Sequence[int | float]) -> Callable[[int], None]:
+    """void loop(count): calls the function `count` times, passing its arguments each time."""
     asm = Assembler(Target.detect())
     again = asm.label("again")
-    asm.emit("push", rbx)  # also aligns the stack to 16 bytes for the calls
+    asm.emit("push", rbx)  # also aligns the stack to 16 bytes
     asm.emit("mov", rbx, rdi)
     asm.bind(again)
-    _load_arguments(asm, arguments)
+    stack_bytes = _pass_arguments(asm, arguments)
     asm.emit("mov", rax, address)
     asm.emit("call", rax)
+    if stack_bytes:
+        asm.emit("add", rsp, stack_bytes)
     asm.emit("sub", rbx, 1)
     asm.jump("jnz", again)
     asm.emit("pop", rbx)
     asm.emit("ret")
-    return asm.finish().data
+    return ExecutableMemory(asm.finish().data).function(1)
 
 
-def _load_arguments(asm: Assembler, arguments: Sequence[int | float]) -> None:
+def _pass_arguments(asm: Assembler, arguments: Sequence[int | float]) -> int:
+    """Fill registers, then the stack, in the order of the System V ABI (section 3.2.3).
+
+    Returns the bytes of stack used, a multiple of 16.
+    """
     integers = [value for value in arguments if isinstance(value, int)]
     floats = [value for value in arguments if isinstance(value, float)]
-    if len(integers) > len(_INTEGER_REGISTERS) or len(floats) > len(_FLOAT_REGISTERS):
-        raise InvalidInput(f"{len(arguments)} arguments do not fit the registers; pass a pointer")
+    if len(floats) > len(_FLOAT_REGISTERS):
+        raise InvalidInput(f"{len(floats)} float arguments; pass at most {len(_FLOAT_REGISTERS)}")
+    on_stack = integers[len(_INTEGER_REGISTERS) :]
+    on_stack += [0] * (len(on_stack) % 2)
+    for integer in reversed(on_stack):
+        asm.emit("mov", rax, integer)
+        asm.emit("push", rax)
     for register, integer in zip(_INTEGER_REGISTERS, integers, strict=False):
         asm.emit("mov", register, integer)
     for register, number in zip(_FLOAT_REGISTERS, floats, strict=False):
         asm.emit("mov", dword(rax), int.from_bytes(struct.pack("<f", number), "little"))
         asm.emit("vmovd", register, dword(rax))
+    return 8 * len(on_stack)
 
 
 def _sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:

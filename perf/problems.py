@@ -1,0 +1,66 @@
+"""The matrices that every kernel and every rival is timed on; weights and inputs by seed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.matrix import BLOCK_1X8, UNSTRUCTURED, Pattern
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A matrix-vector product of (out_features, in_features) weights, `sparsity` of them zero.
+
+    Exactly the stated share of the pattern's blocks is zero, at random places; surviving weights
+    and inputs are standard normal.
+    """
+
+    name: str
+    out_features: int
+    in_features: int
+    sparsity: float
+    pattern: Pattern
+    seed: int
+
+    def weights(self) -> FloatArray:
+        """float32 (out_features, in_features), the same on every call."""
+        random = np.random.default_rng(self.seed)
+        block_rows, block_columns = self.pattern.rows, self.pattern.columns
+        shape = (self.out_features // block_rows, self.in_features // block_columns)
+        blocks = shape[0] * shape[1]
+        kept = np.zeros(blocks, bool)
+        kept[random.permutation(blocks)[: round((1 - self.sparsity) * blocks)]] = True
+        mask = kept.reshape(shape).repeat(block_rows, 0).repeat(block_columns, 1)
+        values = random.standard_normal(mask.shape, np.float32)
+        return np.where(mask, values, np.float32(0))
+
+    def input(self) -> FloatArray:
+        """float32 (in_features,), the same on every call."""
+        return np.random.default_rng(self.seed + 1).standard_normal(self.in_features, np.float32)
+
+
+PROBLEMS = {
+    problem.name: problem
+    for problem in (
+        Problem("A", 256, 256, 0.90, UNSTRUCTURED, seed=100),
+        Problem("B", 256, 256, 0.80, BLOCK_1X8, seed=200),
+        Problem("C90", 1024, 1024, 0.90, UNSTRUCTURED, seed=300),
+        Problem("C95", 1024, 1024, 0.95, UNSTRUCTURED, seed=400),
+        Problem("G95", 3072, 1024, 0.95, UNSTRUCTURED, seed=500),
+        Problem("E", 4096, 4096, 0.90, UNSTRUCTURED, seed=600),
+    )
+}
+
+
+def problems_named(names: Iterable[str]) -> list[Problem]:
+    """The problems of those names; raises InvalidInput for one that does not exist."""
+    names = list(names)
+    for name in names:
+        if name not in PROBLEMS:
+            raise InvalidInput(f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}")
+    return [PROBLEMS[name] for name in names]
