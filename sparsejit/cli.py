@@ -1,13 +1,14 @@
 """The `sparsejit` command."""
 
 import os
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from sparsejit import __version__
 from sparsejit.commands.console import error_console
 from sparsejit.commands.doctor import doctor
+from sparsejit.commands.kernel import disasm, explain
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
 
@@ -17,13 +18,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (doctor, train):
+for command in (doctor, explain, disasm, train):
     app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"sparsejit {metadata.version('sparsejit')}")
+        typer.echo(f"sparsejit {__version__}")
         raise typer.Exit
 
 

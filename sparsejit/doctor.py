@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
+from sparsejit.api import compile_matrix
 from sparsejit.errors import SparseJitError
 from sparsejit.install_peachpy import RouteFailed, find_working
 from sparsejit.target import Target
@@ -54,7 +57,7 @@ def examine() -> Diagnosis:
     """Look at the processor, PeachPy and every package that the project declares."""
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
-    return Diagnosis(target, (processor, python, _peachpy(), *_packages()))
+    return Diagnosis(target, (processor, python, _peachpy(), _kernel(), *_packages()))
 
 
 def _processor() -> tuple[Target | None, Finding]:
@@ -71,6 +74,19 @@ def _peachpy() -> Finding:
     except RouteFailed as failure:
         remedy = f"{sys.executable} -m sparsejit.install_peachpy ({failure})"
         return Finding("peachpy", None, "core", remedy)
+
+
+def _kernel() -> Finding:
+    weights = np.eye(16, dtype=np.float32)
+    x = np.arange(16, dtype=np.float32)
+    try:
+        kernel = compile_matrix(weights)
+        y = kernel(x)
+    except SparseJitError as error:
+        return Finding("a kernel", None, "core", str(error))
+    if not np.array_equal(y, x):
+        return Finding("a kernel", None, "core", f"identity gave {y}; please report this")
+    return Finding("a kernel", f"compiled in {kernel.compile_ms:.0f} ms and correct", "core")
 
 
 def _packages() -> list[Finding]:
