@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.assembler import Image
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import Plan, plan
@@ -37,6 +38,11 @@ class Kernel:
     @property
     def pointer(self) -> int:
         return self._program.pointer
+
+    @property
+    def image(self) -> Image:
+        """The code and its literals, position-independent, starting with the function."""
+        return self._program.image
 
     @property
     def strategy(self) -> str:
