@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsejit import __version__
+from sparsejit.commands.bench import bench
 from sparsejit.commands.console import error_console
 from sparsejit.commands.doctor import doctor
 from sparsejit.commands.kernel import disasm, explain
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 for command in (doctor, explain, disasm, train):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,8 @@
 """What the commands share: the terminal, the `--json` option, the packages they need."""
 
 import json
+import os
+import sys
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -9,7 +11,11 @@ from rich.console import Console
 
 from sparsejit.errors import MissingDependency
 
-console = Console(highlight=False)
+# A table that goes to a file or a pipe keeps its columns whole.
+_FILE_WIDTH = 150
+_is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+
+console = Console(highlight=False, width=None if _is_terminal else _FILE_WIDTH)
 error_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

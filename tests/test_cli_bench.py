@@ -1,0 +1,38 @@
+"""`sparsejit bench kernels`: what it writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sparsejit.cli import app
+from sparsejit.errors import InvalidInput
+
+ROW_KEYS = {
+    *("problem", "strategy", "dtype", "isa", "M", "N", "nnz", "ns_min", "ns_median"),
+    *("effective_gflops", "real_gflops", "code_bytes", "pool_bytes", "compile_ms"),
+    "max_abs_error",
+}
+
+
+@pytest.mark.serial
+def test_json_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    arguments = ["bench", "kernels", "--problem", "B", "--strategy", "broadcast"]
+    result = CliRunner().invoke(app, [*arguments, "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(file.read_text())
+    assert row.keys() >= ROW_KEYS
+    assert (row["problem"], row["M"], row["N"]) == ("B", 256, 256)
+    assert row["effective_gflops"] == pytest.approx(5 * row["real_gflops"], rel=0.01)
+    assert 0 < row["ns_min"] <= row["ns_median"]
+
+
+def test_an_unknown_problem_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    arguments = ["bench", "kernels", "--problem", "Z", "--json", str(tmp_path / "rows.json")]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, InvalidInput)
+    assert "use one of A, B" in str(result.exception)
+    assert result.output == ""
+    assert list(tmp_path.iterdir()) == []
