@@ -2,21 +2,23 @@
 
 import hashlib
 import os
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from ..files import atomic_path
 from . import prediction
-from .features import HOP_LENGTH, N_MELS, FloatArray, load_audio, log_mel
-from .prediction import CLASSES, ZERO_CLASS, IndexArray
+from .features import HOP_LENGTH, FloatArray, load_audio, log_mel
+from .prediction import ZERO_CLASS, IndexArray
+from .weights import CONTEXT_FRAMES
 
 AUDIO_SUFFIXES = (".flac", ".ogg", ".wav")
-CONTEXT_FRAMES = 2
 # Raise when features or coding change: it names the cache.
 ENCODING_VERSION = 1
 
@@ -52,7 +54,9 @@ def audio_files(folder: str | os.PathLike[str]) -> list[Path]:
         raise InvalidInput(f"{root} is not a folder; give a folder of recordings")
     files = sorted(path for path in root.iterdir() if path.suffix.lower() in AUDIO_SUFFIXES)
     if not files:
-        raise InvalidInput(f"{root} holds no {', '.join(AUDIO_SUFFIXES)} file; put recordings there")
+        raise InvalidInput(
+            f"{root} holds no {', '.join(AUDIO_SUFFIXES)} file; put recordings there"
+        )
     return files
 
 
@@ -112,14 +116,17 @@ def _save(clips: list[Clip], path: Path) -> None:
 
 
 def _load(path: Path) -> list[Clip]:
-    with np.load(path, allow_pickle=False) as stored:
-        ends = np.cumsum(stored["frames"])[:-1]
-        mels = np.split(stored["mel"], ends, axis=1)
-        samples = np.split(stored["samples"], ends * HOP_LENGTH, axis=1)
-        return [
-            Clip(str(name), mel, *rows)
-            for name, mel, rows in zip(stored["names"], mels, samples, strict=True)
-        ]
+    try:
+        stored = dict(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DamagedFile(f"{path} is not readable ({error}); delete it to encode again") from error
+    ends = np.cumsum(stored["frames"])[:-1]
+    mels = np.split(stored["mel"], ends, axis=1)
+    samples = np.split(stored["samples"], ends * HOP_LENGTH, axis=1)
+    return [
+        Clip(str(name), mel, *rows)
+        for name, mel, rows in zip(stored["names"], mels, samples, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,9 @@ class Streams:
     def __init__(self, clips: list[Clip], streams: int, frames: int, seed: int = 0) -> None:
         self._clips = [clip for clip in clips if clip.frames >= frames]
         if not self._clips:
-            raise InvalidInput(f"no clip has {frames} frames of {HOP_LENGTH} samples; record longer")
+            raise InvalidInput(
+                f"no clip has {frames} frames of {HOP_LENGTH} samples; record longer"
+            )
         self._inputs = [clip.inputs() for clip in self._clips]
         self._mels = [clip.padded_mel() for clip in self._clips]
         self._frames = frames
@@ -156,10 +165,10 @@ class Streams:
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._clips))
         return int(order[place])
 
-    def position(self) -> dict[str, object]:
+    def position(self) -> dict[str, Any]:
         return {"taken": self._taken, "cursor": list(self._cursor)}
 
-    def restore(self, position: dict[str, object]) -> None:
+    def restore(self, position: dict[str, Any]) -> None:
         self._taken = position["taken"]
         self._cursor = [tuple(entry) for entry in position["cursor"]]
 

@@ -110,7 +110,9 @@ def load_audio(path: str | os.PathLike[str]) -> FloatArray:
 def _checked_audio(audio: npt.ArrayLike) -> FloatArray:
     samples = np.asarray(audio, dtype=np.float32)
     if samples.ndim != 1:
-        raise InvalidInput(f"the audio has shape {samples.shape}; give one channel, shape (samples,)")
+        raise InvalidInput(
+            f"the audio has shape {samples.shape}; give one channel, shape (samples,)"
+        )
     if not np.isfinite(samples).all():
         raise InvalidInput("the audio contains NaN or infinity; give finite samples in [-1, 1]")
     return samples

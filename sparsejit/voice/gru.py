@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 # Steps whose tensors fit the second-level cache together.
 BLOCK = 20
 
@@ -64,19 +63,31 @@ class FusedGRU(torch.autograd.Function):
         for end in range(steps, 0, -BLOCK):
             block = slice(max(end - BLOCK, 0), end)
             carried = _backward_block(
-                grad_states[block], carried, weight, states[block.start : end], new[block],
-                reset_update[block], hidden_new[block], grad_products[block], grad_gates[block],
+                grad_states[block],
+                carried,
+                weight,
+                states[block],
+                new[block],
+                reset_update[block],
+                hidden_new[block],
+                grad_products[block],
+                grad_gates[block],
             )
         flat = grad_products.view(steps * batch, 3 * size)
         inputs = states[:-1].reshape(steps * batch, size)
-        # Twice as fast as float32 on AVX512-BF16; the gradient's noise is far larger.
-        grad_weight = (flat.bfloat16().t() @ inputs.bfloat16()).to(weight.dtype)
-        return grad_gates, None, grad_weight, flat.sum(0)
+        return grad_gates, None, flat.t() @ inputs, flat.sum(0)
 
 
 def _backward_block(
-    grad_states: Tensor, carried: Tensor, weight: Tensor, states: Tensor, new: Tensor,
-    reset_update: Tensor, hidden_new: Tensor, grad_products: Tensor, grad_gates: Tensor,
+    grad_states: Tensor,
+    carried: Tensor,
+    weight: Tensor,
+    states: Tensor,
+    new: Tensor,
+    reset_update: Tensor,
+    hidden_new: Tensor,
+    grad_products: Tensor,
+    grad_gates: Tensor,
 ) -> Tensor:
     """Fill the gradients of one block of steps; return that of the state before it.
 

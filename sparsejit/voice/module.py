@@ -1,17 +1,14 @@
 """The WaveRNN network in torch, for training and for export to the compiled sampler."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from .features import HOP_LENGTH, N_MELS
 from .gru import FusedGRU
 from .prediction import CLASSES
-
-EMBEDDING_SIZE = 64
-CONDITION_SIZE = 128
-DENSE_SIZE = 256
-CONTEXT_FRAMES = 2
-INPUTS = 3
+from .weights import CONDITION_SIZE, DENSE_SIZE, EMBEDDING_SIZE, INPUTS, VoiceWeights
 
 
 class WaveRNNModule(nn.Module):
@@ -21,7 +18,10 @@ class WaveRNNModule(nn.Module):
     comparison with `torch.nn.GRU` need no special case.
     """
 
-    def __init__(self, hidden_size: int = 256) -> None:
+    mel_mean: Tensor
+    mel_scale: Tensor
+
+    def __init__(self, hidden_size: int = 384) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.register_buffer("mel_mean", torch.zeros(N_MELS))
@@ -64,10 +64,20 @@ class WaveRNNModule(nn.Module):
         offsets = CLASSES * torch.arange(INPUTS, device=inputs.device)
         embedded = self.embedding((inputs + offsets).view(-1, INPUTS))
         gate_terms, dense_biases = self.condition(mel)
-        gates = nn.functional.linear(embedded, self.rnn.weight_ih_l0, self.rnn.bias_ih_l0)
+        weight_ih, weight_hh, bias_ih, bias_hh = self.rnn.all_weights[0]
+        gates = nn.functional.linear(embedded, weight_ih, bias_ih)
         gates = gates.view(-1, HOP_LENGTH, batch, 3 * self.hidden_size) + gate_terms[:, None]
-        states, last = FusedGRU.apply(
-            gates.view(steps, batch, -1), state, self.rnn.weight_hh_l0, self.rnn.bias_hh_l0
-        )
+        states, last = FusedGRU.apply(gates.view(steps, batch, -1), state, weight_hh, bias_hh)
         dense = self.fc1(states).view(-1, HOP_LENGTH, batch, DENSE_SIZE) + dense_biases[:, None]
         return self.fc2(torch.relu(dense)).view(steps, batch, CLASSES), last
+
+    def weights(self, temperature: float = 1.0, held_out: Sequence[str] = ()) -> VoiceWeights:
+        """Return the network's weights for the sampler, to be run at `temperature`.
+
+        `held_out` names the recordings kept from training, for later scoring.
+        """
+        tensors = {
+            name: value.detach().float().cpu().numpy().copy()
+            for name, value in self.state_dict().items()
+        }
+        return VoiceWeights(tensors, temperature, tuple(held_out))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import features
-from .features import FloatArray, HOP_LENGTH
+from .features import HOP_LENGTH, FloatArray
 
 ORDER = 20
 PRE_EMPHASIS = 0.9
@@ -105,13 +105,6 @@ def pre_emphasise(audio: FloatArray) -> FloatArray:
     signal = audio.astype(np.float32)
     signal[1:] -= np.float32(PRE_EMPHASIS) * audio[:-1]
     return signal
-
-
-def de_emphasise(signal: FloatArray) -> FloatArray:
-    """Return y[t] = s[t] + 0.9 y[t-1] along the last axis, with y[-1] = 0."""
-    from scipy.signal import lfilter
-
-    return lfilter([1.0], [1.0, -PRE_EMPHASIS], signal, axis=-1).astype(np.float32)
 
 
 def encode(

@@ -22,6 +22,7 @@ from .dataset import Batch, Clip, Streams, held_out_names, load_clips
 from .features import HOP_LENGTH
 from .module import WaveRNNModule
 from .prediction import CLASSES
+from .weights import CONTEXT_FRAMES
 
 PRUNED = ("rnn.weight_hh_l0", "fc*.weight")
 
@@ -44,6 +45,7 @@ class TrainingPlan:
     pattern: str = "1x8"
     prune_start: float = 0.25
     prune_end: float = 0.7
+    temperature: float = 0.9
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -147,9 +149,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise DamagedFile(f"{path} is not a readable checkpoint ({error}); delete it") from error
+        raise DamagedFile(
+            f"{path} is not a readable checkpoint ({error}); delete it to start afresh"
+        ) from error
     if not isinstance(content, dict) or "plan" not in content:
-        raise DamagedFile(f"{path} is not a checkpoint of sparsejit; delete it")
+        raise DamagedFile(f"{path} is not sparsejit's checkpoint; delete it to start afresh")
     return content
 
 
@@ -186,7 +190,7 @@ def whole_clips(clips: list[Clip], frames: int, pieces: int) -> Iterator[Batch]:
     mels = [clip.padded_mel() for clip in clips]
     for piece in range(pieces):
         span = slice(piece * frames * HOP_LENGTH, (piece + 1) * frames * HOP_LENGTH)
-        context = slice(piece * frames, (piece + 1) * frames + 4)
+        context = slice(piece * frames, (piece + 1) * frames + 2 * CONTEXT_FRAMES)
         yield Batch(
             np.stack([rows[span] for rows in inputs], axis=1).astype(np.int64),
             np.stack([clip.classes[span] for clip in clips], axis=1).astype(np.int64),
@@ -204,8 +208,11 @@ def train(
     """Train on the recordings in `folder`; return the path of the finished voice.
 
     `out` receives the encoded audio, `checkpoint.pt` (written every minute or so, resumed
-    from when present), `log.jsonl`, and `voice.safetensors` at the end. About eight
-    evenly spread recordings are held out. CUDA is used where present unless `device` says.
+    from when present), `log.jsonl`, and `voice.safetensors` at the end. Eight evenly spread
+    recordings are held out. CUDA is used where present unless `device` says otherwise.
+
+    Raises InvalidInput for a folder without recordings, an unreadable or empty recording, or a
+    checkpoint of another network; DamagedFile for a checkpoint that cannot be read.
     """
     plan = plan or TrainingPlan()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -220,12 +227,15 @@ def train(
     checkpoint = folder_out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.restore(checkpoint)
-    run(trainer, held_out, folder_out)
-    return checkpoint
+    _run(trainer, held_out, folder_out)
+    voice = folder_out / "voice.safetensors"
+    trainer.pruner.finalize()
+    trainer.model.weights(plan.temperature, names).save(voice)
+    return voice
 
 
-def run(trainer: Trainer, held_out: list[Clip], out: Path, minutes: float = 1.0) -> None:
-    """Train to the plan's end; checkpoint and log about every `minutes`."""
+def _run(trainer: Trainer, held_out: list[Clip], out: Path) -> None:
+    """Train to the plan's end; checkpoint and log about every minute."""
     plan = trainer.plan
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:
@@ -238,8 +248,8 @@ def run(trainer: Trainer, held_out: list[Clip], out: Path, minutes: float = 1.0)
             losses.append(trainer.run_step(batch))
             progress.update(task, completed=trainer.step)
             seconds = time.perf_counter() - since
-            if seconds > 60 * minutes or trainer.step == plan.steps:
-                row = describe(trainer, losses, seconds, held_out)
+            if seconds > 60 or trainer.step == plan.steps:
+                row = _describe(trainer, losses, seconds, held_out)
                 progress.update(task, description=f"{row['train_nats']:.3f} nats")
                 with (out / "log.jsonl").open("a") as log:
                     log.write(json.dumps(row) + "\n")
@@ -247,7 +257,7 @@ def run(trainer: Trainer, held_out: list[Clip], out: Path, minutes: float = 1.0)
                 losses, since = [], time.perf_counter()
 
 
-def describe(
+def _describe(
     trainer: Trainer, losses: list[float], seconds: float, held_out: list[Clip]
 ) -> dict[str, float]:
     plan = trainer.plan
@@ -255,8 +265,7 @@ def describe(
         "samples": trainer.step * plan.samples_a_step,
         "train_nats": float(np.mean(losses)),
         "held_out_nats": evaluate(trainer.model, held_out, trainer.device),
-        "density": trainer.model.rnn.weight_hh_l0.count_nonzero().item()
-        / trainer.model.rnn.weight_hh_l0.numel(),
+        "density": trainer.pruner.sparsity_report().density,
         "learning_rate": plan.learning_rate_at(trainer.step),
         "samples_a_second": len(losses) * plan.samples_a_step / seconds,
     }

@@ -142,7 +142,7 @@ class VoiceWeights:
             dense_biases.astype(np.float32),
             predictors,
             np.float32(RESIDUAL_SCALE) * gains,
-            1 / (np.float32(SIGNAL_SCALE) * gains),
+            np.reciprocal(np.float32(SIGNAL_SCALE) * gains),
         )
 
     def _convolve(self, layer: str, frames: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
