@@ -1,11 +1,11 @@
 """Blocks of one input and eight or sixteen consecutive outputs: broadcast the input, multiply.
 
-Outputs are the lanes of accumulators that stay in registers. The columns of W are visited in
-turn; a column's input is broadcast once and then multiplied into every accumulator that has
-weights there:
+Outputs are the lanes of accumulators that stay in registers (`tiles`). The columns of W are
+visited in turn; a column's input is broadcast once and then multiplied into every accumulator
+that has weights there:
 
     vbroadcastss zmm0, [rdx+4*column]         x[column] in all lanes             7 bytes, 1 uop
-    vfmadd231ps  zmm31, zmm0, [rcx+64*step]   outputs 0..15 += x * weights       7 bytes, 1 uop
+    vfmadd231ps  zmm31, zmm0, [rcx+64*line]   outputs 0..15 += x * weights       7 bytes, 1 uop
     vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only                7 bytes, 1 uop
 
 Zen 5 starts two such loads a cycle, so a step costs half a cycle while weights are in L1; from
@@ -19,44 +19,47 @@ byte is read that is not a weight, and no load crosses a cache line.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from sparsejit.asm_templates.rows import finish_rows, start_rows, vector, zero
+from sparsejit.asm_templates.rows import vector
+from sparsejit.asm_templates.tiles import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Tile,
+    finish,
+    grouped,
+    start,
+    tiles,
+    windows,
+)
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
-from sparsejit.operands import Literal, Memory, Register, dword, k, rax, rcx, rdi, rdx, rsi
+from sparsejit.operands import Literal, Memory, Register, dword, k, rax, rcx, rdi, rdx
 from sparsejit.spec import MatVec
-
-_IntArray = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 8
 LOW_HALF, HIGH_HALF = k(1), k(2)
-
-# Registers left free for the activation that finishes a tile, the broadcast input among them.
-SCRATCH = {"avx512": 6, "avx2": 4}
-# FMA latency times throughput on Zen 5 and Golden Cove: sums that must be under way at once.
-CHAINS = 8
+SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
 
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Multiplications of one tile in order; arrays of equal length.
+    """The multiplications of one tile in order: arrays of one entry a step.
 
-    `kept` (steps, parts) says which 8-row parts of the accumulator have weights, `line` is the
-    line of the pool they lie in.
+    `kept` (steps, parts) says which 8-row parts of the group have weights, `line` which line of
+    the pool holds them.
     """
 
-    column: _IntArray
-    group: _IntArray
-    kept: npt.NDArray[np.bool_]
-    line: _IntArray
+    column: IntArray
+    group: IntArray
+    kept: BoolArray
+    line: IntArray
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append y = activation(W x + bias) for AVX-512; see `table.py` for the contract."""
+    """Append the kernel for AVX-512; see `table` for the contract."""
     for mask, bits in ((LOW_HALF, 0x00FF), (HIGH_HALF, 0xFF00)):
         asm.emit("mov", dword(rax), bits)
         asm.emit("kmovw", mask, dword(rax))
@@ -64,58 +67,29 @@ def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
 
 
 def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append y = activation(W x + bias) for AVX2; see `table.py` for the contract."""
+    """Append the kernel for AVX2; see `table` for the contract."""
     _emit_tiles(asm, spec, matrix)
 
 
 def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    weights = _grouped(matrix, asm.target.lanes)
-    capacity = asm.target.vector_registers - SCRATCH[asm.target.isa]
-    groups = len(weights)
-    tiles = -(-groups // capacity)
-    bounds = [groups * tile // tiles for tile in range(tiles + 1)]
-    for first, last in pairwise(bounds):
-        _emit_tile(asm, spec, weights[first:last], first * asm.target.lanes)
+    weights = grouped(asm, matrix)
+    parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
+    for tile in tiles(asm, matrix.out_features, SUMS):
+        own = parts[tile.first : tile.first + tile.groups]
+        steps = _order(own)
+        start(asm, spec, tile)
+        _multiply(asm, tile, steps, _pool(asm, own, steps))
+        finish(asm, spec, tile)
 
 
-def _grouped(matrix: SparseMatrix, lanes: int) -> npt.NDArray[np.float32]:
-    """Weights as (groups, parts, 8, in_features): a group is one accumulator."""
-    groups = -(-matrix.out_features // lanes)
-    padded = np.zeros((groups * lanes, matrix.in_features), np.float32)
-    padded[: matrix.out_features] = matrix.dense
-    return padded.reshape(groups, lanes // BLOCK_ROWS, BLOCK_ROWS, matrix.in_features)
-
-
-def _emit_tile(
-    asm: Assembler, spec: MatVec, weights: npt.NDArray[np.float32], first_row: int
-) -> None:
-    groups = len(weights)
-    top = asm.target.vector_registers - 1
-    capacity = asm.target.vector_registers - SCRATCH[asm.target.isa]
-    chains = min(-(-CHAINS // groups), capacity // groups)
-    for group in range(groups):
-        first = first_row + group * asm.target.lanes
-        start_rows(asm, spec, vector(asm, top - group), first)
-    for extra in range(groups, groups * chains):
-        zero(asm, vector(asm, top - extra))
-    steps = _order(weights)
-    _stamp(asm, steps, _pool(asm, weights, steps), chains, groups)
-    for extra in range(groups, groups * chains):
-        total = vector(asm, top - extra % groups)
-        asm.emit("vaddps", total, total, vector(asm, top - extra))
-    accumulators = [vector(asm, top - group) for group in range(groups)]
-    free = [vector(asm, number) for number in range(asm.target.vector_registers - groups)]
-    finish_rows(asm, spec, accumulators, first_row, rsi, free)
-
-
-def _order(weights: npt.NDArray[np.float32]) -> _Steps:
+def _order(weights: FloatArray) -> _Steps:
     kept = np.any(weights != 0, axis=2)
     column, group = np.nonzero(kept.any(axis=1).T)
     parts = kept[group, :, column]
     return _Steps(column, group, parts, _lines(parts))
 
 
-def _lines(kept: npt.NDArray[np.bool_]) -> _IntArray:
+def _lines(kept: BoolArray) -> IntArray:
     """Pool line of each step: the n-th low and the n-th high half share the earlier one's."""
     line_of = np.arange(len(kept))
     if kept.shape[1] == 2:
@@ -127,7 +101,7 @@ def _lines(kept: npt.NDArray[np.bool_]) -> _IntArray:
     return np.unique(line_of, return_inverse=True)[1]
 
 
-def _pool(asm: Assembler, weights: npt.NDArray[np.float32], steps: _Steps) -> int:
+def _pool(asm: Assembler, weights: FloatArray, steps: _Steps) -> int:
     lines = int(steps.line.max(initial=-1)) + 1
     pool = np.zeros((lines, *weights.shape[1:3]), np.float32)
     for part in range(weights.shape[1]):
@@ -137,43 +111,31 @@ def _pool(asm: Assembler, weights: npt.NDArray[np.float32], steps: _Steps) -> in
     return asm.literal(pool)
 
 
-def _stamp(asm: Assembler, steps: _Steps, pool: int, chains: int, groups: int) -> None:
-    """The tile's multiplications, each base register moved where a displacement would not fit."""
+def _multiply(asm: Assembler, tile: Tile, steps: _Steps, pool: int) -> None:
+    evex = asm.target.isa == "avx512"  # its one-byte displacements count in operands
+    vector_bytes = asm.target.vector_bytes
+    weights = windows(steps.line * vector_bytes, vector_bytes if evex else 1)
+    inputs = windows(steps.column * 4, 4 if evex else 1)
     new_column = np.diff(steps.column, prepend=-1) != 0
-    chain = (np.cumsum(new_column) - 1) % chains
-    number = asm.target.vector_registers - 1 - (steps.group + chain * groups)
-    line_bytes = asm.target.vector_bytes
-    weight_base, weight, weight_moves = _windows(
-        steps.line * line_bytes, 256 * (line_bytes if asm.target.isa == "avx512" else 1)
-    )
-    input_base, place, input_moves = _windows(
-        steps.column * 4, 256 * (4 if asm.target.isa == "avx512" else 1)
-    )
+    chain = (np.cumsum(new_column) - 1) % tile.chains
     x = vector(asm, 0)
     lines = [
-        line("lea", rcx, Literal(pool + weight_base), when=weight_moves),
-        line("lea", rdx, Memory(rdi, input_base), when=input_moves),
-        line("vbroadcastss", x, Memory(rdx, place), when=new_column),
+        line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
+        line("lea", rdx, Memory(rdi, inputs.base), when=inputs.moves),
+        line("vbroadcastss", x, Memory(rdx, inputs.displacement), when=new_column),
     ]
-    asm.stamp(len(number), lines + _multiplications(asm, steps, number, x, Memory(rcx, weight)))
+    accumulator = tile.accumulator(asm, steps.group, chain)
+    lines += _products(steps.kept, accumulator, x, Memory(rcx, weights.displacement))
+    asm.stamp(len(steps.column), lines)
 
 
-def _windows(address: _IntArray, span: int) -> tuple[_IntArray, _IntArray, npt.NDArray[np.bool_]]:
-    """Bases, one-byte displacements from them, and where the base differs from the step before."""
-    window = address // span
-    return window * span + span // 2, address % span - span // 2, np.diff(window, prepend=-1) != 0
-
-
-def _multiplications(
-    asm: Assembler, steps: _Steps, number: _IntArray, x: Register, weights: Memory
-) -> list[Line]:
-    accumulator = vector(asm, 0)
-    accumulator = Register(accumulator.kind, number)
-    if steps.kept.shape[1] == 1:
+def _products(kept: BoolArray, accumulator: Register, x: Register, weights: Memory) -> list[Line]:
+    if kept.shape[1] == 1:
         return [line("vfmadd231ps", accumulator, x, weights)]
-    low, high = steps.kept.T
+    low, high = kept.T
+    low_half, high_half = accumulator.masked(LOW_HALF), accumulator.masked(HIGH_HALF)
     return [
         line("vfmadd231ps", accumulator, x, weights, when=low & high),
-        line("vfmadd231ps", accumulator.masked(LOW_HALF), x, weights, when=low & ~high),
-        line("vfmadd231ps", accumulator.masked(HIGH_HALF), x, weights, when=high & ~low),
+        line("vfmadd231ps", low_half, x, weights, when=low & ~high),
+        line("vfmadd231ps", high_half, x, weights, when=high & ~low),
     ]
