@@ -5,6 +5,7 @@ function in the native loop, a Python function in a Python loop. All run on one 
 """
 
 import ctypes
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +82,10 @@ def _torch_mv(name: str, weights: FloatArray, x: FloatArray) -> Peer:
 
 
 def _torch_csr(name: str, weights: FloatArray, x: FloatArray) -> Peer:
-    matrix, vector = torch.from_numpy(weights).to_sparse_csr(), torch.from_numpy(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        matrix = torch.from_numpy(weights).to_sparse_csr()
+    vector = torch.from_numpy(x)
     return _torch_peer(name, lambda: torch.mv(matrix, vector))
 
 

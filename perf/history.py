@@ -1,0 +1,48 @@
+"""Results over time: one JSON object a line, with the machine and the commit they belong to."""
+
+import json
+import subprocess
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.perf.machine import MachineLimits
+from sparsejit.target import Target
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> Path:
+    """Append rows to perf/results/`name`.jsonl and return that path.
+
+    Raises InvalidInput outside a git checkout: a result without its commit means nothing.
+    """
+    circumstances = {
+        "machine": Target.detect().model,
+        "limits": limits.as_dict(),
+        "commit": _commit(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.jsonl"
+    lines = [json.dumps({**row, **circumstances}) + "\n" for row in rows]
+    with path.open("a") as results:
+        results.write("".join(lines))
+    return path
+
+
+def _commit() -> str:
+    """The checkout's commit, with "-dirty" where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=RESULTS.parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as problem:
+        raise InvalidInput(
+            f"{RESULTS.parent} is not in a git checkout ({problem}); "
+            "results are recorded with their commit: run from a clone"
+        ) from problem
+    return done.stdout.strip()

@@ -1,0 +1,208 @@
+"""Matrix-vector kernels against their rivals, on the same problem in the same process.
+
+Every output is compared with a float64 product before anything is timed. Kernels and C libraries
+are timed in a native loop, Python libraries (and, besides, our own call from Python) in a Python
+loop; see `timing.py`.
+
+A kernel whose data is in L2 varies by up to 1.5x with where its pages happen to lie (DESIGN
+section 4), so each kernel is timed at several places and the median over places is its figure.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.api import Kernel, compile_matrix
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.errors import CompileError
+from sparsejit.memory import ExecutableMemory
+from sparsejit.perf.machine import machine_limits
+from sparsejit.perf.peers import Peer, peers_for, single_threaded
+from sparsejit.perf.problems import PROBLEMS, FloatArray, Problem
+from sparsejit.perf.timing import Timing, time_native, time_python
+from sparsejit.plan import AUTO
+from sparsejit.target import Target
+
+PLACES = 5
+# Of the largest output in float64; the project's bound on every kernel.
+LARGEST_RELATIVE_ERROR = 1e-5
+
+
+@dataclass(frozen=True)
+class PeerTime:
+    """A rival's time for one problem. `call` is "native" or "python": how it was timed."""
+
+    name: str
+    call: str
+    ns_min: float
+    ns_median: float
+    max_abs_error: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel on one problem. Times are nanoseconds a call, errors against float64.
+
+    `ns_min` and `ns_median` are medians over `PLACES` allocations, `ns_by_place` each minimum;
+    `ns_python` is a call from Python. `share_of_limit` is the least time that `limit` allows
+    (see `MachineLimits.least_ns`) over `ns_min`. `auto` marks what strategy="auto" picks.
+    """
+
+    problem: str
+    strategy: str
+    dtype: str
+    isa: str
+    M: int
+    N: int
+    nnz: int
+    ns_min: float
+    ns_median: float
+    effective_gflops: float
+    real_gflops: float
+    code_bytes: int
+    pool_bytes: int
+    compile_ms: float
+    max_abs_error: float
+    relative_error: float
+    auto: bool
+    ns_by_place: tuple[float, ...]
+    ns_python: float
+    limit: str
+    share_of_limit: float
+    peers: tuple[PeerTime, ...]
+
+    def speed_up(self, peer: str) -> float:
+        """How many times faster than a peer; KeyError if it was not there."""
+        return {p.name: p.ns_min for p in self.peers}[peer] / self.ns_min
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the speed-up over each peer."""
+        speed_ups = {peer.name: self.speed_up(peer.name) for peer in self.peers}
+        return {**asdict(self), "speed_up": speed_ups}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A problem's rows, fastest first, and why a peer or a strategy is not among them."""
+
+    problem: Problem
+    rows: tuple[Row, ...]
+    skipped: dict[str, str]
+
+
+def run(
+    problems: Iterable[Problem] = tuple(PROBLEMS.values()),
+    strategies: Iterable[str] | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> list[Comparison]:
+    """Measure every strategy (default: all that this machine has) on every problem.
+
+    `progress` is told what is about to be timed. Raises CompileError where an output is wrong.
+    """
+    target = Target.detect()
+    families = available_strategies(target) if strategies is None else list(strategies)
+    with single_threaded():
+        return [_compare(problem, families, target, progress) for problem in problems]
+
+
+def available_strategies(target: Target) -> list[str]:
+    """The kernel families that exist for a target."""
+    return list(dict.fromkeys(t.family for t in MATVEC_TEMPLATES if t.isa == target.isa))
+
+
+def _compare(
+    problem: Problem, families: list[str], target: Target, progress: Callable[[str], None]
+) -> Comparison:
+    weights, x = problem.weights(), problem.input()
+    exact = weights.astype(np.float64) @ x.astype(np.float64)
+    peers, skipped = peers_for(weights, x)
+    peer_times = []
+    for peer in peers:
+        progress(f"{problem.name}: {peer.name}")
+        peer_times.append(_time_peer(peer, exact))
+    chosen = compile_matrix(weights, strategy=AUTO).strategy
+    rows = []
+    for family in families:
+        progress(f"{problem.name}: {family}")
+        kernel = compile_matrix(weights, strategy=family)
+        row = _measure(problem, kernel, x, exact, target, tuple(peer_times), family == chosen)
+        rows.append(row)
+    return Comparison(problem, tuple(sorted(rows, key=lambda row: row.ns_min)), skipped)
+
+
+def _time_peer(peer: Peer, exact: npt.NDArray[np.float64]) -> PeerTime:
+    error = _checked_error(peer.name, peer.output(), exact)
+    timing = peer.time()
+    return PeerTime(peer.name, peer.call, timing.min_ns, timing.median_ns, error)
+
+
+def _measure(
+    problem: Problem,
+    kernel: Kernel,
+    x: FloatArray,
+    exact: npt.NDArray[np.float64],
+    target: Target,
+    peers: tuple[PeerTime, ...],
+    auto: bool,
+) -> Row:
+    y = np.empty_like(exact, np.float32)
+    error = _checked_error(kernel.strategy, kernel(x, out=y), exact)
+    places = time_at_places(kernel, x)
+    ns_min = statistics.median(timing.min_ns for timing in places)
+    stats = kernel.stats
+    data_bytes = stats["pool_bytes"] + x.nbytes + y.nbytes
+    least_ns, limit = machine_limits(target).least_ns(2 * stats["nnz"], data_bytes, target)
+    return Row(
+        problem=problem.name,
+        strategy=kernel.strategy,
+        dtype="float32",
+        isa=stats["isa"],
+        M=problem.out_features,
+        N=problem.in_features,
+        nnz=stats["nnz"],
+        ns_min=ns_min,
+        ns_median=statistics.median(timing.median_ns for timing in places),
+        effective_gflops=2 * problem.out_features * problem.in_features / ns_min,
+        real_gflops=2 * stats["nnz"] / ns_min,
+        code_bytes=stats["code_bytes"],
+        pool_bytes=stats["pool_bytes"],
+        compile_ms=stats["compile_ms"],
+        max_abs_error=error,
+        relative_error=error / float(np.abs(exact).max()),
+        auto=auto,
+        ns_by_place=tuple(timing.min_ns for timing in places),
+        ns_python=time_python(lambda: kernel(x, out=y)).min_ns,
+        limit=limit,
+        share_of_limit=least_ns / ns_min,
+        peers=peers,
+    )
+
+
+def time_at_places(kernel: Kernel, x: FloatArray, places: int = PLACES) -> list[Timing]:
+    """Time copies of a kernel, each with its own x and y, at as many places in memory."""
+    data = kernel.image.data
+    # All are held until the end, or the next would be given the same pages again.
+    held = [
+        (ExecutableMemory(data), x.copy(), np.empty(kernel.spec.out_features, np.float32))
+        for _ in range(places)
+    ]
+    return [
+        time_native(memory.address, (source.ctypes.data, destination.ctypes.data), samples=100)
+        for memory, source, destination in held
+    ]
+
+
+def _checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:
+    """The largest absolute error, if it is tolerable."""
+    error = float(np.abs(y - exact).max())
+    bound = LARGEST_RELATIVE_ERROR * float(np.abs(exact).max())
+    if not error <= bound:
+        raise CompileError(
+            f"{name}: largest error {error:.3g} against float64 exceeds {bound:.3g}; "
+            "its time would mean nothing, so nothing more is measured"
+        )
+    return error

@@ -1,0 +1,87 @@
+"""Benchmark results for people: rich tables."""
+
+from rich.table import Table
+
+from sparsejit.perf.kernels import Comparison, PeerTime, Row
+from sparsejit.perf.machine import MachineLimits
+
+_COLUMNS = (
+    "kernel or peer",
+    "timed in",
+    "ns min",
+    "ns median",
+    "GFLOPS effective",
+    "real",
+    "of limit",
+    "code KiB",
+    "pool KiB",
+    "compile ms",
+    "max error",
+    "times faster",
+)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Kernels, then peers; "times faster" compares each peer with what strategy="auto" picks."""
+    problem, rows = comparison.problem, comparison.rows
+    pattern = problem.pattern.name
+    table = Table(
+        title=f"{problem.name}: {problem.out_features} x {problem.in_features}, "
+        f"{problem.sparsity:.0%} zero, {pattern}; {rows[0].isa}, float32",
+        title_justify="left",
+    )
+    for number, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for row in rows:
+        table.add_row(*_kernel_cells(row), style="bold" if row.auto else None)
+    table.add_section()
+    reference = next((row for row in rows if row.auto), rows[0])
+    for peer in sorted(reference.peers, key=lambda peer: peer.ns_min):
+        table.add_row(*_peer_cells(peer, reference))
+    if comparison.skipped:
+        reasons = (f"{name} skipped: {why}" for name, why in comparison.skipped.items())
+        table.caption = "; ".join(reasons)
+    return table
+
+
+def limits_table(limits: MachineLimits) -> Table:
+    """What "of limit" refers to."""
+    table = Table(title=f"one core's measured limits, {limits.isa}", title_justify="left")
+    for column in ("L1 B/ns", "L2 B/ns", "L3 B/ns", "FMA GFLOPS"):
+        table.add_column(column, justify="right")
+    values = (limits.l1_bytes_per_ns, limits.l2_bytes_per_ns, limits.l3_bytes_per_ns)
+    table.add_row(*(f"{value:.0f}" for value in (*values, limits.fma_gflops)))
+    return table
+
+
+def _kernel_cells(row: Row) -> tuple[str, ...]:
+    return (
+        f"{row.strategy} (auto)" if row.auto else row.strategy,
+        "native",
+        *_times(row.ns_min, row.ns_median),
+        f"{row.effective_gflops:.0f}",
+        f"{row.real_gflops:.1f}",
+        f"{row.share_of_limit:.0%} {row.limit}",
+        f"{row.code_bytes / 1024:.1f}",
+        f"{row.pool_bytes / 1024:.1f}",
+        f"{row.compile_ms:.1f}",
+        f"{row.max_abs_error:.1e}",
+        "",
+    )
+
+
+def _peer_cells(peer: PeerTime, reference: Row) -> tuple[str, ...]:
+    return (
+        peer.name,
+        peer.call,
+        *_times(peer.ns_min, peer.ns_median),
+        f"{2 * reference.M * reference.N / peer.ns_min:.0f}",
+        f"{2 * reference.nnz / peer.ns_min:.1f}",
+        *("", "", "", ""),
+        f"{peer.max_abs_error:.1e}",
+        f"{reference.speed_up(peer.name):.1f}",
+    )
+
+
+def _times(minimum: float, median: float) -> tuple[str, str]:
+    return f"{minimum:,.0f}", f"{median:,.0f}"
