@@ -11,7 +11,7 @@ writes nothing outside y, and falls through at its end (no `ret`).
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsejit.asm_templates import broadcast, dense, permute
+from sparsejit.asm_templates import broadcast, dense, immediate, permute
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
@@ -36,6 +36,10 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
     ),
     MatVecTemplate("f32-dense-avx512", "dense", "avx512", dense.emit_avx512, "issue 2"),
     MatVecTemplate("f32-dense-avx2", "dense", "avx2", dense.emit_avx2, "issue 2"),
+    MatVecTemplate(
+        "f32-immediate-avx512", "immediate", "avx512", immediate.emit_avx512, "issue 2"
+    ),
+    MatVecTemplate("f32-immediate-avx2", "immediate", "avx2", immediate.emit_avx2, "issue 2"),
     MatVecTemplate(
         "f32-permute-avx512", "permute", "avx512", permute.emit_avx512, "DESIGN section 4"
     ),

@@ -1,0 +1,44 @@
+"""The immediate family against the float64 oracle, and that its weights are immediates."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from iced_x86 import Decoder, OpKind
+from matvec_checks import block_weights, check, shapes, templates_of
+
+from sparsejit.spec import Activation
+
+pytestmark = pytest.mark.parametrize(("emit", "isa"), templates_of("immediate"))
+
+_IMMEDIATES = {OpKind.IMMEDIATE32, OpKind.IMMEDIATE32TO64}
+
+
+@pytest.mark.parametrize(("density", "block_rows"), [(0.0, 1), (0.1, 1), (0.1, 8), (0.9, 1)])
+def test_every_shape(emit, isa, density, block_rows):
+    for shape in shapes():
+        check(emit, isa, block_weights(shape, density, block_rows))
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("block_rows", [1, 8])
+def test_bias_and_activation(emit, isa, activation, block_rows):
+    for shape in ((13, 40), (257, 33), (300, 20)):
+        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
+        check(emit, isa, block_weights(shape, 0.2, block_rows), bias, activation)
+
+
+@pytest.mark.parametrize("block_rows", [1, 8])
+def test_every_weight_is_an_immediate(emit, isa, block_rows):
+    weights = block_weights((100, 70), 0.2, block_rows)
+    image = check(emit, isa, weights)
+    decoded = Decoder(64, image.data[: image.code_bytes])
+    found = Counter(
+        instruction.immediate(operand) & 0xFFFFFFFF
+        for instruction in decoded
+        for operand in range(instruction.op_count)
+        if instruction.op_kind(operand) in _IMMEDIATES
+    )
+    wanted = Counter(weights[weights != 0].view(np.uint32).tolist())
+    assert not wanted - found
+    assert image.pool_bytes <= 64
