@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.rows import load, store, vector
 from sparsejit.assembler import Assembler
-from sparsejit.operands import Memory, Register, rdi, rdx, rsi
+from sparsejit.operands import Register, rdi, rdx, rsi
 from sparsejit.spec import Activation, GruUpdate
 
 _VECTORS_IN_STEP = {"avx512": 4, "avx2": 2}

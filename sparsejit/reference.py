@@ -68,3 +68,42 @@ def categorical_draw(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: f
     partial_sums = np.cumsum(np.exp(shifted))
     drawn = int(np.count_nonzero(partial_sums <= uniform * partial_sums[-1]))
     return min(drawn, spec.classes - 1)
+
+
+def categorical_margin(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: float) -> float:
+    """How far uniform * total is from the nearest partial sum, relative to the total.
+
+    Two implementations whose partial sums are off by less may draw different classes: such a
+    difference is a rounding tie, not an error.
+    """
+    shifted = (logits.astype(np.float64) - np.max(logits)) * spec.inverse_temperature
+    partial_sums = np.cumsum(np.exp(shifted))
+    return float(np.min(np.abs(partial_sums / partial_sums[-1] - uniform)))
+
+
+# SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15
+SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SPLITMIX_SHIFTS = (30, 27, 31)
+
+
+def splitmix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser: a bijection of 64-bit words that looks random."""
+    mixed = words
+    for shift, multiplier in zip(SPLITMIX_SHIFTS, (*SPLITMIX_MULTIPLIERS, 1), strict=True):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(multiplier)
+    return mixed
+
+
+def random_uniform(seed: int, counter: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Samples of the stream of `seed`, one for each `counter` (any shape), float32 in [0, 1).
+
+    Sample n is the upper 24 bits of splitmix(splitmix(seed) + (n + 1) * increment), times 2^-24,
+    seed and n in 0 .. 2^64 - 1. It depends on them alone, so chunks of any size give the same
+    stream; the inner mixing keeps the streams of near seeds apart.
+    """
+    steps = np.atleast_1d(np.asarray(counter, np.uint64)) + np.uint64(1)
+    key = splitmix(np.array([seed], np.uint64))
+    words = splitmix(key + steps * np.uint64(SPLITMIX_INCREMENT))
+    uniform = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return uniform.reshape(np.shape(counter))
