@@ -22,7 +22,7 @@ from sparsejit.errors import CompileError
 from sparsejit.memory import ExecutableMemory
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
-from sparsejit.perf.problems import PROBLEMS, FloatArray, Problem
+from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import Timing, time_native, time_python
 from sparsejit.plan import AUTO
 from sparsejit.target import Target
@@ -89,13 +89,13 @@ class Row:
 class Comparison:
     """A problem's rows, fastest first, and why a peer or a strategy is not among them."""
 
-    problem: Problem
+    problem: MatVecProblem
     rows: tuple[Row, ...]
     skipped: dict[str, str]
 
 
 def run(
-    problems: Iterable[Problem] = tuple(PROBLEMS.values()),
+    problems: Iterable[MatVecProblem] = tuple(PROBLEMS.values()),
     strategies: Iterable[str] | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> list[Comparison]:
@@ -115,7 +115,7 @@ def available_strategies(target: Target) -> list[str]:
 
 
 def _compare(
-    problem: Problem, families: list[str], target: Target, progress: Callable[[str], None]
+    problem: MatVecProblem, families: list[str], target: Target, progress: Callable[[str], None]
 ) -> Comparison:
     weights, x = problem.weights(), problem.input()
     exact = weights.astype(np.float64) @ x.astype(np.float64)
@@ -141,7 +141,7 @@ def _time_peer(peer: Peer, exact: npt.NDArray[np.float64]) -> PeerTime:
 
 
 def _measure(
-    problem: Problem,
+    problem: MatVecProblem,
     kernel: Kernel,
     x: FloatArray,
     exact: npt.NDArray[np.float64],

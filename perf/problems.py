@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.matrix import BLOCK_1X8, UNSTRUCTURED, Pattern
+from sparsejit.matrix import BLOCK_1X8, UNSTRUCTURED, Pattern, SparseMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -43,6 +44,40 @@ class Problem:
         """float32 (in_features,), the same on every call."""
         return np.random.default_rng(self.seed + 1).standard_normal(self.in_features, np.float32)
 
+
+@dataclass(frozen=True, eq=False)
+class GivenMatrix:
+    """A layer of a trained model as a problem: the same members as `Problem`."""
+
+    name: str
+    values: FloatArray
+
+    @property
+    def out_features(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.values.shape[1])
+
+    @property
+    def sparsity(self) -> float:
+        return 1.0 - np.count_nonzero(self.values) / self.values.size
+
+    @property
+    def pattern(self) -> Pattern:
+        """The pattern its zeros follow: 1x8 where every such block is full or empty."""
+        return BLOCK_1X8 if SparseMatrix(self.values).block_fill(8) == 1 else UNSTRUCTURED
+
+    def weights(self) -> FloatArray:
+        return self.values
+
+    def input(self) -> FloatArray:
+        """float32 (in_features,) standard normal, the same on every call."""
+        return np.random.default_rng(0).standard_normal(self.in_features, np.float32)
+
+
+MatVecProblem: TypeAlias = Problem | GivenMatrix
 
 PROBLEMS = {
     problem.name: problem

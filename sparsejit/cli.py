@@ -8,8 +8,10 @@ import typer
 from sparsejit import __version__
 from sparsejit.commands.bench import bench
 from sparsejit.commands.console import error_console
+from sparsejit.commands.demo import demo
 from sparsejit.commands.doctor import doctor
 from sparsejit.commands.kernel import disasm, explain
+from sparsejit.commands.synth import synth
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
 
@@ -19,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (doctor, explain, disasm, train):
+for command in (demo, synth, train, explain, disasm, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

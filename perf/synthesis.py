@@ -1,0 +1,116 @@
+"""Speech synthesis measured: the compiled sampler and its layers, beside torch run eagerly."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.problems import GivenMatrix
+from sparsejit.perf.timing import pinned
+from sparsejit.voice.prediction import CLASSES
+from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.weights import VoiceWeights
+
+FloatArray = npt.NDArray[np.float32]
+_TORCH_SAMPLES = 500
+_WARM_UP_SAMPLES = 50
+
+
+@dataclass(frozen=True)
+class SynthesisTime:
+    """Microseconds a sample on one core, of the compiled sampler and of torch eager.
+
+    `us_min` and `us_median` are over repeats of the whole utterance; `us_torch` is the median
+    over samples of the dense network's step alone, without the signal processing around it.
+    """
+
+    sample_rate: int
+    us_min: float
+    us_median: float
+    us_torch: float
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of speech per second of computing, at the median."""
+        return 1e6 / (self.sample_rate * self.us_median)
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster than torch eager, at the medians."""
+        return self.us_torch / self.us_median
+
+
+def time_synthesis(voice: WaveRNN, mel: FloatArray, repeats: int = 5) -> SynthesisTime:
+    """Time the whole utterance, `repeats` times, on one pinned core, then torch eager there."""
+    conditioning = voice.weights.conditioning(mel)
+    times = []
+    with pinned(), single_threaded():
+        for seed in range(repeats + 1):
+            sampler = Sampler(voice.loop, seed)
+            started = time.perf_counter()
+            samples = sampler.generate(conditioning)
+            times.append(1e6 * (time.perf_counter() - started) / len(samples))
+        us_torch = _torch_us(voice.weights)
+    measured = times[1:]  # the first call warms up
+    return SynthesisTime(voice.sample_rate, min(measured), float(np.median(measured)), us_torch)
+
+
+def layer_matrices(weights: VoiceWeights) -> list[GivenMatrix]:
+    """The matrices of the per-sample network, as problems for `perf.kernels.run`."""
+    return [
+        GivenMatrix("recurrent", weights.recurrent),
+        GivenMatrix("dense", weights.dense),
+        GivenMatrix("output", weights.output),
+    ]
+
+
+def _torch_us(weights: VoiceWeights) -> float:
+    """Median microseconds of one eager step over random inputs."""
+    step = _EagerStep(weights)
+    times = []
+    for index in range(_WARM_UP_SAMPLES + _TORCH_SAMPLES):
+        started = time.perf_counter()
+        step.run(index % CLASSES)
+        times.append(1e6 * (time.perf_counter() - started))
+    return float(np.median(times[_WARM_UP_SAMPLES:]))
+
+
+class _EagerStep:
+    """The per-sample network as one writes it in torch: table rows, GRU, dense layers, draw."""
+
+    def __init__(self, weights: VoiceWeights) -> None:
+        hidden = weights.hidden_size
+        self.tables = torch.from_numpy(weights.input_tables)
+        self.recurrent = torch.from_numpy(weights.recurrent)
+        self.recurrent_bias = torch.zeros(3 * hidden)
+        self.recurrent_bias[2 * hidden :] = torch.from_numpy(weights.recurrent_new_bias)
+        self.dense = torch.from_numpy(weights.dense)
+        self.dense_bias = torch.from_numpy(weights.tensors["fc1.bias"])
+        self.output = torch.from_numpy(weights.output)
+        self.output_bias = torch.from_numpy(weights.output_bias)
+        self.temperature = weights.temperature
+        self.state = torch.zeros(hidden)
+
+    @torch.inference_mode()
+    def run(self, index: int) -> int:
+        """Advance by one sample whose three inputs are all `index`; returns the class drawn."""
+        gates = self.tables[0, index] + self.tables[1, index] + self.tables[2, index]
+        self.state = self._update(gates)
+        dense = functional.relu(functional.linear(self.state, self.dense, self.dense_bias))
+        logits = functional.linear(dense, self.output, self.output_bias)
+        probabilities = torch.softmax(logits / self.temperature, dim=0)
+        return int(torch.multinomial(probabilities, 1))
+
+    def _update(self, gates: Tensor) -> Tensor:
+        products = functional.linear(self.state, self.recurrent, self.recurrent_bias)
+        input_r, input_z, input_n = gates.chunk(3)
+        state_r, state_z, state_n = products.chunk(3)
+        reset, update = torch.sigmoid(input_r + state_r), torch.sigmoid(input_z + state_z)
+        candidate = torch.tanh(input_n + reset * state_n)
+        return candidate + update * (self.state - candidate)

@@ -1,0 +1,96 @@
+"""The voice as users see it: mel in, speech out."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.target import Target
+from sparsejit.voice import features
+from sparsejit.voice.bundled import VOICE
+from sparsejit.voice.features import FloatArray
+from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
+from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.weights import CONTEXT_FRAMES, VoiceWeights, tensor_shapes
+
+
+class WaveRNN:
+    """A pruned voice compiled into one native function. Thread-safe.
+
+    >>> voice = WaveRNN.from_pretrained()
+    >>> audio = voice.generate(voice.features(recording, rate), seed=0)
+    """
+
+    sample_rate = features.SAMPLE_RATE
+    hop_length = features.HOP_LENGTH
+    n_mels = features.N_MELS
+
+    def __init__(self, weights: VoiceWeights, target: Target | None = None) -> None:
+        self.weights = weights
+        self.loop: SampleLoop = compile_sample_loop(weights, target or Target.detect())
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path = VOICE) -> "WaveRNN":
+        """The bundled voice, or the one in a file that `sparsejit train` wrote.
+
+        Raises InvalidInput where there is no such file, DamagedFile where it is not a voice.
+        """
+        return cls(VoiceWeights.load(path))
+
+    @classmethod
+    def from_torch(cls, module: Any, temperature: float = 1.0) -> "WaveRNN":
+        """Compile a `sparsejit.voice.module.WaveRNNModule`, pruned or not.
+
+        Raises InvalidInput where a tensor of the module is missing or has another shape.
+        """
+        tensors = {
+            name: value.detach().cpu().numpy().astype(np.float32)
+            for name, value in module.state_dict().items()
+        }
+        recurrent = tensors.get("rnn.weight_hh_l0", np.empty((0, 0)))
+        for name, shape in tensor_shapes(recurrent.shape[1]).items():
+            found = tensors[name].shape if name in tensors else None
+            if found != shape:
+                raise InvalidInput(
+                    f"{type(module).__name__} has {name} of shape {found}, expected {shape}; "
+                    "give a sparsejit.voice.module.WaveRNNModule"
+                )
+        return cls(VoiceWeights(tensors, temperature))
+
+    def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
+        """Log-mel (80, frames) of mono audio at any sample rate, for `generate`."""
+        return features.log_mel(np.asarray(audio, np.float32), rate)
+
+    def generate(self, mel: npt.ArrayLike, seed: int = 0) -> FloatArray:
+        """Speak log-mel (80, frames): 220 * frames float32 samples at 22,050 Hz.
+
+        The same seed gives the same samples. Raises InvalidInput for a mel of another shape or
+        with NaN or infinity in it.
+        """
+        return Sampler(self.loop, seed).generate(self.weights.conditioning(mel))
+
+    def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
+        """Speak chunks of log-mel (80, any number of frames) as they arrive.
+
+        Two frames of look-ahead are held back until they can be spoken. The chunks joined are
+        the samples `generate` gives for the joined mel.
+        """
+        sampler = Sampler(self.loop, seed)
+        waiting: FloatArray | None = None
+        for chunk in mel_frames:
+            frames = np.asarray(chunk, np.float32).reshape(self.n_mels, -1)
+            if waiting is None:
+                if not frames.shape[1]:
+                    continue
+                waiting = np.repeat(frames[:, :1], CONTEXT_FRAMES, axis=1)
+            waiting = np.concatenate([waiting, frames], axis=1)
+            if waiting.shape[1] > 2 * CONTEXT_FRAMES:
+                yield sampler.generate(self.weights.conditioning(waiting, context=True))
+                waiting = waiting[:, -2 * CONTEXT_FRAMES :]
+        if waiting is not None:
+            last = np.repeat(waiting[:, -1:], CONTEXT_FRAMES, axis=1)
+            rest = np.concatenate([waiting, last], axis=1)
+            yield sampler.generate(self.weights.conditioning(rest, context=True))
