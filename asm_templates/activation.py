@@ -8,10 +8,10 @@ true division. Piecewise these are rational functions; over all floats they are 
 import math
 from collections.abc import Callable, Sequence
 
-from sparsejit.asm_templates.exponential import emit_exp2, load_constant
+from sparsejit.asm_templates.exponential import emit_exp2, load_constant, shared_constant
 from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError
-from sparsejit.operands import Register, ymm
+from sparsejit.operands import Operand, Register, ymm
 from sparsejit.spec import Activation
 
 SCRATCH_PER_VECTOR = 3  # scratch registers that one vector needs
@@ -26,19 +26,21 @@ def apply_activation(
 ) -> None:
     """registers = activation(registers), clobbering `scratch`.
 
-    Any activation but NONE needs SCRATCH_PER_VECTOR registers of scratch; n times as many let n
-    vectors run in step. Raises CompileError for fewer.
+    Any activation but NONE needs SCRATCH_PER_VECTOR registers of scratch; with n times as many
+    and one more, n vectors run in step. Raises CompileError for fewer.
     """
     if activation is Activation.NONE:
         return
-    width = len(scratch) // SCRATCH_PER_VECTOR
-    if width == 0:
+    if len(scratch) < SCRATCH_PER_VECTOR:
         raise CompileError(
             f"{activation.value} got {len(scratch)} scratch registers; "
             f"it needs at least {SCRATCH_PER_VECTOR}"
         )
-    for first in range(0, len(registers), width):
-        _TEMPLATES[activation](asm, registers[first : first + width], scratch)
+    most_in_step = max(1, (len(scratch) - 1) // SCRATCH_PER_VECTOR)
+    groups = -(-len(registers) // most_in_step)
+    for group in range(groups):
+        first, last = (len(registers) * edge // groups for edge in (group, group + 1))
+        _TEMPLATES[activation](asm, registers[first:last], scratch)
 
 
 def _relu(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
@@ -50,38 +52,41 @@ def _relu(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Regis
 
 
 def _sigmoid(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
+    factor = shared_constant(asm, -math.log2(math.e), len(registers), scratch[-1])
     for register in registers:
-        asm.emit("vmulps", register, register, asm.constant(-math.log2(math.e)))
+        asm.emit("vmulps", register, register, factor)
     emit_exp2(asm, registers, scratch)
-    for register in registers:
-        asm.emit("vaddps", register, register, asm.constant(1.0))
     one = scratch[0]
     load_constant(asm, one, 1.0)
+    for register in registers:
+        asm.emit("vaddps", register, register, one)
     for register in registers:
         asm.emit("vdivps", register, one, register)
 
 
 def _tanh(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
     magnitudes, rest = scratch[: len(registers)], scratch[len(registers) :]
+    one, two, *_ = rest
+    bits = shared_constant(asm, _MAGNITUDE_BITS, len(registers), one)
+    factor = shared_constant(asm, 2.0 * math.log2(math.e), len(registers), two)
     for register, magnitude in zip(registers, magnitudes, strict=True):
-        asm.emit("vandps", magnitude, register, asm.constant(_MAGNITUDE_BITS))
-        asm.emit("vmulps", magnitude, magnitude, asm.constant(2.0 * math.log2(math.e)))
+        asm.emit("vandps", magnitude, register, bits)
+        asm.emit("vmulps", magnitude, magnitude, factor)
     emit_exp2(asm, magnitudes, rest)
-    for magnitude in magnitudes:
-        asm.emit("vaddps", magnitude, magnitude, asm.constant(1.0))
-    one, two = rest[:2]
-    load_constant(asm, two, 2.0)
     load_constant(asm, one, 1.0)
+    load_constant(asm, two, 2.0)
+    for magnitude in magnitudes:
+        asm.emit("vaddps", magnitude, magnitude, one)
     for magnitude in magnitudes:
         asm.emit("vdivps", magnitude, two, magnitude)
+    sign = shared_constant(asm, _SIGN_BIT, len(registers), two)
     for register, magnitude in zip(registers, magnitudes, strict=True):
         asm.emit("vsubps", magnitude, one, magnitude)
-        _copy_sign(asm, register, magnitude)
+        _copy_sign(asm, register, magnitude, sign)
 
 
-def _copy_sign(asm: Assembler, register: Register, magnitude: Register) -> None:
+def _copy_sign(asm: Assembler, register: Register, magnitude: Register, sign: Operand) -> None:
     """register = magnitude, which is not negative, with the sign of register."""
-    sign = asm.constant(_SIGN_BIT)
     if asm.target.isa == "avx512":
         asm.emit("vpternlogd", register, magnitude, sign, _FIRST_WHERE_MASK)
     else:

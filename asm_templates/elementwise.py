@@ -15,7 +15,7 @@ def emit_elementwise(asm: Assembler, spec: Elementwise) -> None:
     """
     lanes = asm.target.lanes
     every = [vector(asm, number) for number in range(asm.target.vector_registers)]
-    step = len(every) // (1 + SCRATCH_PER_VECTOR)
+    step = (len(every) - 1) // (1 + SCRATCH_PER_VECTOR)
     registers, scratch = every[:step], every[step:]
     whole_steps = spec.length // (step * lanes)
     if whole_steps:

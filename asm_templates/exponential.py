@@ -12,7 +12,7 @@ polynomials is not: its rounding errors show wherever the function is flatter th
 from collections.abc import Sequence
 
 from sparsejit.assembler import Assembler
-from sparsejit.operands import Literal, Register
+from sparsejit.operands import Literal, Operand, Register
 
 # Minimax in relative error on [0, 1] under p(0) = 1 and p(1) = 2, constant term first.
 # `python -m sparsejit.perf.fit_exp2` derives them: relative error at most 1.1e-7.
@@ -28,20 +28,21 @@ _ROUND_DOWN = 0x09  # of vroundps and vreduceps: towards minus infinity, no exce
 def emit_exp2(asm: Assembler, exponents: Sequence[Register], scratch: Sequence[Register]) -> None:
     """exponents[i] = 2^exponents[i], all vectors in step so that their latencies overlap.
 
-    `scratch` holds two registers for each exponent. NaN gives NaN, 128 and above infinity.
-    Results below 2^-126 go to zero monotonically but carry no precision.
+    `scratch` holds two registers for each exponent and, where there are several, one more, last,
+    for constants. NaN gives NaN, 128 and above infinity. Results below 2^-126 go to zero
+    monotonically but carry no precision.
     """
     fractions = scratch[: len(exponents)]
     powers = scratch[len(exponents) : 2 * len(exponents)]
     if asm.target.isa == "avx512":
         for t, fraction in zip(exponents, fractions, strict=True):
             asm.emit("vreduceps", fraction, t, _ROUND_DOWN)
-        _polynomial(asm, fractions, powers)
+        _polynomial(asm, fractions, powers, scratch[-1])
         for t, power in zip(exponents, powers, strict=True):
             asm.emit("vscalefps", t, power, t)
         return
     _split_avx2(asm, exponents, fractions, powers)
-    _polynomial(asm, exponents, powers)
+    _polynomial(asm, exponents, powers, scratch[-1])
     for t, whole, power in zip(exponents, fractions, powers, strict=True):
         asm.emit("vpaddd", t, whole, power)
 
@@ -53,12 +54,13 @@ def _split_avx2(
     bounds: Sequence[Register],
 ) -> None:
     """exponents -= floor(exponents), and wholes = floor(exponents) shifted to the exponent bits."""
-    for t, whole, bound in zip(exponents, wholes, bounds, strict=True):
+    largest, smallest = wholes[0], bounds[0]
+    load_constant(asm, largest, _LARGEST)
+    load_constant(asm, smallest, _SMALLEST)
+    for t in exponents:
         # min and max return their second source when either is NaN: t must stand there.
-        load_constant(asm, whole, _LARGEST)
-        asm.emit("vminps", t, whole, t)
-        load_constant(asm, bound, _SMALLEST)
-        asm.emit("vmaxps", t, bound, t)
+        asm.emit("vminps", t, largest, t)
+        asm.emit("vmaxps", t, smallest, t)
     for t, whole in zip(exponents, wholes, strict=True):
         asm.emit("vroundps", whole, t, _ROUND_DOWN)
     for t, whole in zip(exponents, wholes, strict=True):
@@ -67,14 +69,30 @@ def _split_avx2(
         asm.emit("vpslld", whole, whole, _EXPONENT_SHIFT)
 
 
-def _polynomial(asm: Assembler, fractions: Sequence[Register], powers: Sequence[Register]) -> None:
+def _polynomial(
+    asm: Assembler, fractions: Sequence[Register], powers: Sequence[Register], holder: Register
+) -> None:
     """powers = p(fractions) by Horner's scheme."""
     *rest, leading = COEFFICIENTS
-    for power in powers:
-        load_constant(asm, power, leading)
-    for coefficient in reversed(rest):
+    load_constant(asm, powers[0], leading)
+    for power in powers[1:]:
+        asm.emit("vmovaps", power, powers[0])
+    for value in reversed(rest):
+        coefficient = shared_constant(asm, value, len(powers), holder)
         for fraction, power in zip(fractions, powers, strict=True):
-            asm.emit("vfmadd213ps", power, fraction, asm.constant(coefficient))
+            asm.emit("vfmadd213ps", power, fraction, coefficient)
+
+
+def shared_constant(asm: Assembler, value: float, uses: int, holder: Register) -> Operand:
+    """An operand with `value` in every lane: `holder`, filled here, where it is used repeatedly.
+
+    Read from memory for each vector, the constants alone keep both load ports busier than the
+    arithmetic keeps its own.
+    """
+    if uses == 1:
+        return asm.constant(value)
+    load_constant(asm, holder, value)
+    return holder
 
 
 def load_constant(asm: Assembler, register: Register, value: float) -> None:

@@ -8,7 +8,7 @@ from sparsejit.assembler import Assembler
 from sparsejit.operands import Register, rdi, rdx, rsi
 from sparsejit.spec import Activation, GruUpdate
 
-_VECTORS_IN_STEP = {"avx512": 4, "avx2": 2}
+_VECTORS_IN_STEP = {"avx512": 8, "avx2": 4}
 
 
 def emit_gru_update(asm: Assembler, spec: GruUpdate) -> None:
