@@ -65,7 +65,7 @@ def _emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
             _add_one_by_one(asm, own)
             _finish(asm, spec, [_gather_rows(asm)], group)
         return
-    capacity = (asm.target.vector_registers - RESERVED[asm.target.isa]) // 2
+    capacity = (asm.target.vector_registers - RESERVED) // 2
     for first in range(0, len(weights), capacity):
         tile = weights[first : first + capacity]
         _add_pushed(asm, tile.reshape(2 * len(tile), -1, matrix.in_features))
@@ -100,8 +100,8 @@ def _scalar_sum(asm: Assembler, row: int | IntArray) -> Register:
 
 def _add_one_by_one(asm: Assembler, weights: FloatArray) -> None:
     """Sum a group's rows, weights (lanes, in_features), each in a register of its own."""
-    for row in range(asm.target.lanes):
-        zero(asm, _scalar_sum(asm, row))
+    for lane in range(asm.target.lanes):
+        zero(asm, _scalar_sum(asm, lane))
     column, row = np.nonzero(weights.T)
     inputs = windows(column * 4, _input_unit(asm))
     place = Memory(rdx, inputs.displacement)
@@ -141,8 +141,8 @@ def _pushed_sum(asm: Assembler, half: int | IntArray) -> Register:
 
 def _add_pushed(asm: Assembler, weights: FloatArray) -> None:
     """Sum rows by halves of a group, weights (halves, lanes / 2, in_features)."""
-    for half in range(len(weights)):
-        zero(asm, _pushed_sum(asm, half))
+    for position in range(len(weights)):
+        zero(asm, _pushed_sum(asm, position))
     column, half = np.nonzero(np.any(weights != 0, axis=1).T)
     for first in range(0, len(column), STEPS_AHEAD):
         steps = slice(first, first + STEPS_AHEAD)
