@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ class TrainingPlan:
     """
 
     hidden_size: int = 384
-    samples: int = 220_000_000
+    samples: int = 200_000_000
     streams: int = 16
     frames: int = 2
     learning_rate: float = 1.5e-3
     final_learning_rate: float = 5e-5
-    amount: float = 0.9
+    # A little over 0.9, so that rounding to whole blocks leaves no matrix under 90 %.
+    amount: float = 0.901
     pattern: str = "1x8"
     prune_start: float = 0.25
     prune_end: float = 0.7
@@ -89,7 +91,7 @@ class Trainer:
         self.model = WaveRNNModule(plan.hidden_size)
         mel = np.concatenate([clip.mel for clip in clips], axis=1)
         self.model.mel_mean.copy_(torch.from_numpy(mel.mean(axis=1)))
-        self.model.mel_scale.copy_(torch.from_numpy(1 / mel.std(axis=1)))
+        self.model.mel_scale.copy_(torch.from_numpy(1 / np.maximum(mel.std(axis=1), 0.1)))
         self.model.to(device)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=plan.learning_rate, betas=(0.9, 0.99), fused=True
@@ -216,9 +218,6 @@ def train(
     """
     plan = plan or TrainingPlan()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    # bfloat16 products inside float32 GEMMs: several times faster on CPUs with AVX512-BF16.
-    torch.set_float32_matmul_precision("medium")
-    torch.set_flush_denormal(True)
     folder_out = Path(out)
     clips = load_clips(folder, folder_out)
     names = held_out_names([clip.name for clip in clips])
@@ -227,11 +226,23 @@ def train(
     checkpoint = folder_out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.restore(checkpoint)
-    _run(trainer, held_out, folder_out)
+    with _bfloat16_products():
+        _run(trainer, held_out, folder_out)
     voice = folder_out / "voice.safetensors"
     trainer.pruner.finalize()
     trainer.model.weights(plan.temperature, names).save(voice)
     return voice
+
+
+@contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """Let float32 matrix products round their inputs: 1.7 times faster with AVX512-BF16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _run(trainer: Trainer, held_out: list[Clip], out: Path) -> None:

@@ -1,0 +1,34 @@
+"""The voice that ships with the package, and one utterance its training did not see."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from ..errors import DamagedFile
+from .features import FloatArray
+
+DATA = Path(__file__).parent / "data"
+VOICE = DATA / "voice.safetensors"
+UTTERANCE = DATA / "utterance.safetensors"
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A recording's name and text, and its log10 mel, float32 (80, frames)."""
+
+    name: str
+    text: str
+    mel: FloatArray
+
+
+def bundled_utterance() -> Utterance:
+    """Return the bundled utterance; DamagedFile if the installed file is not whole."""
+    try:
+        with safe_open(UTTERANCE, framework="numpy") as stored:
+            metadata = stored.metadata()
+            return Utterance(metadata["name"], metadata["text"], stored.get_tensor("mel"))
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise DamagedFile(
+            f"{UTTERANCE} is not readable ({error}); install sparsejit again"
+        ) from error

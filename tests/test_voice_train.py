@@ -1,0 +1,155 @@
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+soundfile = pytest.importorskip("soundfile")
+
+from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
+from sparsejit.voice import train as training  # noqa: E402
+from sparsejit.voice.dataset import Streams, held_out_names, load_clips  # noqa: E402
+from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
+from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
+from sparsejit.voice.train import TrainingPlan, train  # noqa: E402
+from sparsejit.voice.weights import VoiceWeights  # noqa: E402
+
+PLAN = TrainingPlan(hidden_size=16, samples=20 * 2 * 440, streams=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Eight short recordings of a gliding, pulsed tone."""
+    root = tmp_path_factory.mktemp("speech")
+    time = np.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
+    for i in range(8):
+        pulses = np.sin(2 * np.pi * (120 + 20 * i) * time * (1 + time)) ** 9
+        soundfile.write(root / f"clip{i}.wav", 0.3 * pulses, SAMPLE_RATE)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    return train(folder, out, PLAN, device="cpu")
+
+
+def test_training_writes_a_pruned_voice_and_a_log(trained):
+    weights = VoiceWeights.load(trained)
+    assert weights.held_out == ("clip2", "clip6")
+    for matrix in (weights.recurrent, weights.dense, weights.output):
+        assert np.count_nonzero(matrix) <= 0.1 * matrix.size
+    (row,) = map(json.loads, (trained.parent / "log.jsonl").read_text().splitlines())
+    assert row["samples"] == PLAN.samples
+    assert 0 < row["held_out_nats"] < 7
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(folder, trained, tmp_path, monkeypatch):
+    run_step = training.Trainer.run_step
+
+    def stop_after_step_13(self, batch):
+        run_step(self, batch)
+        if self.step == 13:
+            self.save(tmp_path / "checkpoint.pt")
+            raise KeyboardInterrupt
+        return 0.0
+
+    monkeypatch.setattr(training.Trainer, "run_step", stop_after_step_13)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, tmp_path, PLAN, device="cpu")
+    monkeypatch.undo()
+    resumed = VoiceWeights.load(train(folder, tmp_path, PLAN, device="cpu"))
+    for name, value in VoiceWeights.load(trained).tensors.items():
+        np.testing.assert_array_equal(resumed.tensors[name], value)
+
+
+def test_training_learns(folder, tmp_path):
+    clips = load_clips(folder, tmp_path)
+    trainer = training.Trainer(TrainingPlan(hidden_size=32, samples=10**7, streams=4), clips, "cpu")
+    losses = [trainer.run_step(batch) for batch, _ in zip(trainer.streams, range(40), strict=False)]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
+
+
+def test_evaluation_does_not_depend_on_the_length_of_its_pieces(folder, tmp_path):
+    clips = load_clips(folder, tmp_path)[:3]
+    model = training.Trainer(PLAN, clips, "cpu").model
+    parts = [training.evaluate(model, clips, "cpu", frames) for frames in (5, 25)]
+    assert parts[0] == pytest.approx(parts[1], rel=1e-5)
+
+
+def test_streams_follow_each_clip_from_its_start_to_its_end(folder, tmp_path):
+    clips = load_clips(folder, tmp_path)
+    whole = {clip.name: clip.inputs() for clip in clips}
+    steps = clips[0].frames // 4
+    batches = [batch for batch, _ in zip(Streams(clips, 3, 4), range(steps), strict=False)]
+    assert batches[0].starts.all() and not any(batch.starts.any() for batch in batches[1:])
+    for stream in range(3):
+        heard = np.concatenate([batch.inputs[:, stream] for batch in batches])
+        assert any(np.array_equal(heard, inputs[: len(heard)]) for inputs in whole.values())
+    # The class a step predicts is the class it sees next.
+    for batch in batches:
+        np.testing.assert_array_equal(batch.targets[:-1], batch.inputs[1:, :, 1])
+    assert (batches[0].inputs[0, :, 1] == ZERO_CLASS).all()
+    assert batches[0].mel.shape == (3, 80, 8)
+    assert batches[0].inputs.shape == (4 * HOP_LENGTH, 3, 3)
+
+
+def test_an_epoch_of_streams_uses_every_clip(folder, tmp_path):
+    clips = load_clips(folder, tmp_path)
+    streams = Streams(clips, 2, clips[0].frames)
+    starts = [row for batch, _ in zip(streams, range(4), strict=False) for row in batch.mel]
+    assert len({row.tobytes() for row in starts}) == 8
+
+
+def test_held_out_recordings_are_spread_and_few():
+    names = [f"{i:03}" for i in range(366)]
+    held_out = held_out_names(names)
+    assert len(held_out) == 8 and len(set(held_out)) == 8
+    assert max(np.diff([int(name) for name in held_out])) < 50
+    assert held_out_names(names[:8]) == ["002", "006"]
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("no audio here")
+    with pytest.raises(InvalidInput, match=r"holds no \.flac, \.ogg, \.wav"):
+        train(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unreadable_recording_is_named_and_nothing_is_written(tmp_path):
+    (tmp_path / "noise.wav").write_bytes(b"RIFF, or so it says")
+    with pytest.raises(InvalidInput, match=r"noise\.wav"):
+        train(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a checkpoint"])
+def test_a_damaged_checkpoint_is_refused(folder, tmp_path, content):
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"checkpoint\.pt .*delete it"):
+        train(folder, tmp_path, PLAN)
+
+
+def test_a_checkpoint_of_another_network_is_refused(folder, trained):
+    with pytest.raises(InvalidInput, match="hidden_size 16, the plan 24"):
+        train(folder, trained.parent, TrainingPlan(hidden_size=24, samples=10**6))
+
+
+def test_a_damaged_cache_is_refused(folder, tmp_path):
+    load_clips(folder, tmp_path)
+    (cache,) = tmp_path.glob("clips-*.npz")
+    cache.write_bytes(cache.read_bytes()[:1000])
+    with pytest.raises(DamagedFile, match="delete it to encode again"):
+        load_clips(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prune_start": 0.8}, "from 0.8 to 0.7"),
+        ({"samples": 100}, "100 samples are less than one step"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(change, message):
+    with pytest.raises(InvalidInput, match=message):
+        TrainingPlan(**change)
