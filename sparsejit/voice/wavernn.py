@@ -81,10 +81,10 @@ class WaveRNN:
         sampler = Sampler(self.loop, seed)
         waiting: FloatArray | None = None
         for chunk in mel_frames:
-            frames = np.asarray(chunk, np.float32).reshape(self.n_mels, -1)
+            frames = self._checked_frames(chunk)
+            if not frames.shape[1]:
+                continue
             if waiting is None:
-                if not frames.shape[1]:
-                    continue
                 waiting = np.repeat(frames[:, :1], CONTEXT_FRAMES, axis=1)
             waiting = np.concatenate([waiting, frames], axis=1)
             if waiting.shape[1] > 2 * CONTEXT_FRAMES:
@@ -94,3 +94,13 @@ class WaveRNN:
             last = np.repeat(waiting[:, -1:], CONTEXT_FRAMES, axis=1)
             rest = np.concatenate([waiting, last], axis=1)
             yield sampler.generate(self.weights.conditioning(rest, context=True))
+
+    def _checked_frames(self, chunk: npt.ArrayLike) -> FloatArray:
+        """A chunk of a stream as (80, frames); one frame may come as (80,)."""
+        frames = np.asarray(chunk, np.float32)
+        frames = frames[:, None] if frames.ndim == 1 else frames
+        if frames.ndim != 2 or frames.shape[0] != self.n_mels:
+            raise InvalidInput(
+                f"a chunk of mel has shape {np.shape(chunk)}; give ({self.n_mels}, frames)"
+            )
+        return frames
