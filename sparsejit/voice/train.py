@@ -37,7 +37,7 @@ class TrainingPlan:
     """
 
     hidden_size: int = 384
-    samples: int = 200_000_000
+    samples: int = 190_000_000
     streams: int = 16
     frames: int = 2
     learning_rate: float = 1.5e-3
