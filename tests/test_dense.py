@@ -5,6 +5,7 @@ import pytest
 from matvec_checks import block_weights, check, shapes, templates_of
 
 from sparsejit.spec import Activation
+from sparsejit.target import Target
 
 pytestmark = pytest.mark.parametrize(("emit", "isa"), templates_of("dense"))
 
@@ -13,6 +14,12 @@ pytestmark = pytest.mark.parametrize(("emit", "isa"), templates_of("dense"))
 def test_every_shape(emit, isa, density):
     for shape in shapes():
         check(emit, isa, block_weights(shape, density, block_rows=1))
+
+
+def test_weights_beyond_l2(emit, isa):
+    weights = block_weights((530, 500), 1.0)
+    assert weights.nbytes > Target.named(isa).l2_bytes
+    check(emit, isa, weights)
 
 
 @pytest.mark.parametrize("activation", list(Activation))
