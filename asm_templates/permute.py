@@ -1,4 +1,38 @@
-"""Unstructured sparsity: inputs held in registers, picked lane by lane."""
+"""Unstructured sparsity: x in registers, and every lane picks its own input out of them.
+
+Sixteen outputs are the lanes of an accumulator, sixteen inputs those of a register. One step
+multiplies one weight of each of the sixteen rows, wherever in two registers of x the input lies:
+
+    index                 19      2     31 ...     five bits a lane: 0-15 in a, 16-31 in b
+    registers a, b     x[..] x[..] x[..] ...       which two is part of the instruction
+                          |      |      |
+    vpermi2ps           b[3]   a[2]  b[15] ...
+    vfmadd231ps   sums +=  * weights from the pool, one a lane; 0 in a lane that is idle
+
+In AVX-512 code, for the first of the six steps that share one vector of indices:
+
+    vmovups     zmm4, [rdx+64*7]       six indices a lane, 30 bits; once in six steps
+    vpsrld      zmm5, zmm4, 5          the next index comes to the low bits       7 bytes
+    vpermi2ps   zmm5, zmm9, zmm22      reads only the low 5 bits of a lane        6 bytes
+    vfmadd231ps zmm0, zmm5, [rdx+64*8]                                            7 bytes
+
+Zen 5 does a step in 0.85 cycles where all fits L1. Beyond L1 the bytes rule, code even more than
+data: hence the pool pointer rdx, which moves on now and then so that displacements take one
+byte, and the pool in the order of reading. AVX2 has only `vpermps`: eight lanes, one register of
+eight inputs a step, and ten indices of three bits in a lane.
+
+Only the weights and which registers are named differ from matrix to matrix; `schedule` chooses
+the steps, `permute_layout` which rows lie in which lane and what the pool holds. Inputs beyond
+one window of registers are taken window by window, with partial sums in y. So x and y must not
+overlap.
+
+Infinite and NaN inputs: an idle lane multiplies zero by an input that its row has no weight for,
+as the dense product does, so an output is NaN only where that of the dense product is. (A row
+with weights for all inputs of a step's registers has no such input, and gets one of its own.)
+
+Tried and slower: `prefetcht0` ahead of the pool (5-40 %), folding four times with AVX-512 where
+twice is not enough already, windows of 16 registers instead of 26 (1.5 % more steps).
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +47,27 @@ from sparsejit.asm_templates.permute_layout import (
 )
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
-from sparsejit.operands import Literal, Memory, Register, dword, r8, rcx, rdi, rdx, rsi, ymm, zmm
+from sparsejit.operands import (
+    Literal,
+    Memory,
+    Number,
+    Register,
+    dword,
+    r8,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    ymm,
+    zmm,
+)
 from sparsejit.spec import Activation, MatVec
 
+# Vector registers: the sums, a vector of packed indices, what was picked, then the window of x.
 _INDEX = ACCUMULATORS
 _PICKED = ACCUMULATORS + 1
 _FIRST_INPUT = ACCUMULATORS + 2
-_POOL, _OUTPUT, _RUNS_LEFT = rdx, r8, rcx
+_POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
 # Folding measured on Zen 5: 768x256 at 90 % 650 -> 530 ns, 1024x1024 at 80 % 10500 -> 9300 ns
 # (AVX2: 29500 -> 24200 ns), while 256x256 at 90 % and 1024x1024 at 95 % lose 4 to 13 %.
@@ -34,12 +82,12 @@ AVX2 = Machine(
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Two registers a step, sixteen lanes."""
+    """Two registers a step, sixteen lanes. x and y must not overlap."""
     _Kernel(asm, spec, layout_of(spec, matrix, AVX512)).emit()
 
 
 def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """One register a step, eight lanes."""
+    """One register a step, eight lanes. x and y must not overlap."""
     _Kernel(asm, spec, layout_of(spec, matrix, AVX2)).emit()
 
 
@@ -53,69 +101,67 @@ class _Kernel:
         self.machine = layout.machine
         self.vector = zmm if layout.machine.lanes == 16 else ymm
         self.vector_bytes = 4 * layout.machine.lanes
+        self.span = 2 * layout.machine.reach  # vectors that one value of the pool pointer reaches
 
     def emit(self) -> None:
         pool = self.asm.literal(self.layout.pool())
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
-        loaded = -1
-        for piece in self.layout.pieces:
-            if piece.window > loaded:
-                loaded = piece.window
-                self._load_inputs(loaded)
-            if piece.count or piece.window in (0, self.layout.windows.number - 1):
+        for window in range(self.layout.windows.number):
+            self._load_inputs(window)
+            for piece in self.layout.pieces_of(window):
                 self._piece(piece)
         if self.spec.activation is not Activation.NONE:
             self._activate()
 
     def _load_inputs(self, window: int) -> None:
-        windows = self.layout.windows
-        begin = window * windows.width
-        for position in range(min(windows.width, windows.registers - begin)):
-            first = (begin + position) * self.machine.lanes
+        for position, register in enumerate(self.layout.windows.registers_of(window)):
             target = self.vector(_FIRST_INPUT + position)
-            self._load(target, rdi, first, self.spec.in_features)
+            self._load(target, rdi, register * self.machine.lanes, self.spec.in_features)
 
     def _piece(self, piece: Piece) -> None:
-        """Run a piece's code once, or `fold` times with y and the pool moving along."""
+        """Run a piece's code once, or `fold` times with y and the pool moving on."""
         asm, fold = self.asm, piece.strip.fold
         first = piece.strip.first_of(piece.batch)
         if fold == 1:
-            self._run(piece, rsi, first)
-            self._move_pool(piece)
+            self._run(piece, rsi, first, self.spec.out_features)
             return
         again = asm.label("again")
-        asm.emit("lea", _OUTPUT, Memory(rsi, first * self.vector_bytes))
+        asm.emit("lea", _FOLDED_Y, Memory(rsi, first * self.vector_bytes))
         asm.emit("mov", dword(_RUNS_LEFT), fold)
         asm.bind(again)
-        self._run(piece, _OUTPUT, 0)
-        self._move_pool(piece)
-        asm.emit("add", _OUTPUT, ACCUMULATORS * self.vector_bytes)
+        self._run(piece, _FOLDED_Y, 0, ACCUMULATORS * self.machine.lanes)
+        asm.emit("add", _FOLDED_Y, ACCUMULATORS * self.vector_bytes)
         asm.emit("sub", dword(_RUNS_LEFT), 1)
         asm.jump("jnz", again)
 
-    def _run(self, piece: Piece, output: Register, first: int) -> None:
+    def _run(self, piece: Piece, y: Register, first: int, length: int) -> None:
+        """Add a piece to vectors `first` and following of y, which has `length` elements."""
         abreast, ways = piece.strip.abreast(piece.batch), piece.strip.ways(piece.batch)
-        length = self.spec.out_features if output is rsi else abreast * self.machine.lanes
         sums = [self.vector(position * ways) for position in range(abreast)]
+        places = [(first + position) * self.machine.lanes for position in range(abreast)]
+        if piece.window > 0:
+            for register, place in zip(sums, places, strict=True):
+                self._load(register, y, place, length)
+        else:
+            self._start(piece, sums)
+        others = [(register, way) for register in sums for way in range(1, ways)]
+        for register, way in others:
+            rows.zero(self.asm, self.vector(int(register.number) + way))
+        self.asm.stamp(piece.count, self._steps(piece))
+        for register, way in others:
+            other = self.vector(int(register.number) + way)
+            self.asm.emit("vaddps", register, register, other)
+        for register, place in zip(self._in_order(piece, sums), places, strict=True):
+            rows.store(self.asm, register, y, place, length, self.vector(_PICKED))
+        self._leave(piece)
+
+    def _start(self, piece: Piece, sums: list[Register]) -> None:
+        """Sums begin at the bias, which is the head of the piece's pool, or at zero."""
         for position, register in enumerate(sums):
-            place = (first + position) * self.machine.lanes
-            if piece.window > 0:
-                self._load(register, output, place, length)
-            elif piece.head.shape[1]:
-                self._advance_to(position)
-                self.asm.emit("vmovups", register, self._pool_at(position))
+            if piece.head.shape[1]:
+                self._read(register, position)
             else:
                 rows.zero(self.asm, register)
-            for way in range(1, ways):
-                rows.zero(self.asm, self.vector(position * ways + way))
-        self.asm.stamp(piece.count, self._steps(piece))
-        for position, register in enumerate(sums):
-            for way in range(1, ways):
-                self.asm.emit("vaddps", register, register, self.vector(position * ways + way))
-        sums = self._in_order(piece, sums)
-        for position, register in enumerate(sums):
-            place = (first + position) * self.machine.lanes
-            rows.store(self.asm, register, output, place, length, self.vector(_PICKED))
 
     def _steps(self, piece: Piece) -> list[Line]:
         """The stamped body: one step a row."""
@@ -123,6 +169,7 @@ class _Kernel:
         block, field = np.divmod(np.arange(piece.count), machine.fields)
         last = field == machine.fields - 1
         indices, weights = piece.index_places[block], piece.weight_places
+        index, shifted = self.vector(_INDEX), self.vector(_PICKED)
         picked = self.vector(np.where(last, _INDEX, _PICKED))
         first, second = (self.vector(_FIRST_INPUT + part) for part in (steps.first, steps.second))
         pick = (
@@ -130,46 +177,43 @@ class _Kernel:
             if machine.sources == 2
             else line("vpermps", picked, picked, first)
         )
-        step = 2 * machine.reach * self.vector_bytes
+        forward = self.span * self.vector_bytes
         return [
-            line("add", _POOL, step, when=(field == 0) & self._advances(indices)),
-            line("vmovups", self.vector(_INDEX), self._pool_at(indices), when=field == 0),
-            line("vpsrld", self.vector(_PICKED), self.vector(_INDEX), machine.shifts[field], when=~last),
+            line("add", _POOL, forward, when=(field == 0) & self._out_of_reach(indices)),
+            line("vmovups", index, self._at(indices), when=field == 0),
+            line("vpsrld", shifted, index, machine.shifts[field], when=~last),
             pick,
-            line("add", _POOL, step, when=self._advances(weights)),
-            line("vfmadd231ps", self.vector(steps.accumulator), picked, self._pool_at(weights)),
+            line("add", _POOL, forward, when=self._out_of_reach(weights)),
+            line("vfmadd231ps", self.vector(steps.accumulator), picked, self._at(weights)),
         ]
 
     def _in_order(self, piece: Piece, sums: list[Register]) -> list[Register]:
-        """Undo the layout's row order between each two neighbouring vectors."""
-        asm, result = self.asm, list(sums)
-        spare = [self.vector(_INDEX), self.vector(_PICKED)]
+        """Undo the layout's order of rows between each two neighbouring vectors."""
+        result, free = list(sums), [self.vector(_INDEX), self.vector(_PICKED)]
         for position in range(0, piece.tail.shape[1], 2):
             pair = result[position : position + 2]
-            for part, index in enumerate(spare):
-                self._advance_to(piece.tail_start + position + part)
-                asm.emit("vmovups", index, self._pool_at(piece.tail_start + position + part))
-                asm.emit("vpermi2ps", index, *pair)
-            result[position : position + 2], spare = spare, pair
+            for part, register in enumerate(free):
+                self._read(register, piece.tail_start + position + part)
+                self.asm.emit("vpermi2ps", register, *pair)
+            result[position : position + 2], free = free, pair
         return result
 
-    def _pool_at(self, vector: npt.NDArray[np.int64] | int) -> Memory:
-        """A vector of the pool, counted from the start of the run."""
-        reach = self.machine.reach
-        return Memory(_POOL, (vector % (2 * reach) - reach) * self.vector_bytes)
+    def _at(self, vector: Number) -> Memory:
+        """A vector of the pool, counted from the start of the run, once it is in reach."""
+        return Memory(_POOL, (vector % self.span - self.machine.reach) * self.vector_bytes)
 
-    def _advances(self, vector: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether the pool pointer moves on before this vector is read."""
-        return (vector > 0) & (vector % (2 * self.machine.reach) == 0)
+    def _out_of_reach(self, vector: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Whether the pool pointer must move on before this vector is read."""
+        return (vector > 0) & (vector % self.span == 0)
 
-    def _advance_to(self, vector: int) -> None:
-        if self._advances(np.array(vector)):
-            self.asm.emit("add", _POOL, 2 * self.machine.reach * self.vector_bytes)
+    def _read(self, register: Register, vector: int) -> None:
+        if self._out_of_reach(np.array(vector)):
+            self.asm.emit("add", _POOL, self.span * self.vector_bytes)
+        self.asm.emit("vmovups", register, self._at(vector))
 
-    def _move_pool(self, piece: Piece) -> None:
+    def _leave(self, piece: Piece) -> None:
         """Point at the vectors of the next run."""
-        span = 2 * self.machine.reach
-        moved = max(piece.vectors - 1, 0) // span * span
+        moved = max(piece.vectors - 1, 0) // self.span * self.span
         if piece.vectors > moved:
             self.asm.emit("add", _POOL, (piece.vectors - moved) * self.vector_bytes)
 
@@ -177,12 +221,12 @@ class _Kernel:
         rows.load(self.asm, register, base, first, length, self.vector(_PICKED))
 
     def _activate(self) -> None:
-        """The activation over y, where it has been left."""
-        lanes = self.machine.lanes
+        """The activation over y, by when x may leave its registers."""
+        lanes, length = self.machine.lanes, self.spec.out_features
         scratch = [self.vector(number) for number in range(ACCUMULATORS, 16)]
-        for begin in range(0, self.spec.out_features, ACCUMULATORS * lanes):
-            count = min(ACCUMULATORS, -(-(self.spec.out_features - begin) // lanes))
-            registers = [self.vector(number) for number in range(count)]
-            for position, register in enumerate(registers):
-                self._load(register, rsi, begin + position * lanes, self.spec.out_features)
+        for begin in range(0, length, ACCUMULATORS * lanes):
+            places = range(begin, min(begin + ACCUMULATORS * lanes, length), lanes)
+            registers = [self.vector(number) for number in range(len(places))]
+            for register, place in zip(registers, places, strict=True):
+                self._load(register, rsi, place, length)
             rows.finish_rows(self.asm, self.spec, registers, begin, rsi, scratch)

@@ -9,7 +9,7 @@ through the pool:
              |          batch 0 (fold 2)    |  batch 1 ...
 
 Since every run executes the same code, v0 and v4 share one schedule: they are a team, scheduled
-as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8830 steps
+as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8810 steps
 become 9540) and halves the code, which beyond the first cache level arrives more slowly than data
 does. Outputs that fill no folded batch follow in batches that run once.
 """
@@ -34,7 +34,7 @@ ACCUMULATORS = 4
 
 _Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
-_Numbers = npt.NDArray[np.int64]
+_Numbers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ class Windows:
         registers = -(-in_features // machine.lanes)
         number = -(-registers // machine.inputs)
         return cls(registers, number, -(-registers // number))
+
+    def registers_of(self, window: int) -> range:
+        """The registers' worth of x that a window holds."""
+        return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
 @dataclass(frozen=True)
@@ -201,14 +205,14 @@ class Piece:
     def pool(self, shifts: _Numbers) -> _Words:
         """All that the runs read: uint32 (fold, vectors, lanes)."""
         fold, _, lanes = self.head.shape
-        pool = np.empty((fold, self.vectors, lanes), np.uint32)
+        pool: _Words = np.empty((fold, self.vectors, lanes), np.uint32)
         pool[:, : self.head.shape[1]] = self.head
         pool[:, self.tail_start :] = self.tail
         pool[:, self.weight_places] = self.steps.weights.view(np.uint32).swapaxes(0, 1)
         indices = np.zeros((self.blocks * self.fields, fold, lanes), np.uint32)
         indices[: self.count] = self.steps.indices
-        indices = indices.reshape(self.blocks, self.fields, fold, lanes)
-        packed = np.bitwise_or.reduce(indices << shifts[:, None, None].astype(np.uint32), axis=1)
+        blocks = indices.reshape(self.blocks, self.fields, fold, lanes)
+        packed = np.bitwise_or.reduce(blocks << shifts[:, None, None].astype(np.uint32), axis=1)
         pool[:, self.index_places] = packed.swapaxes(0, 1)
         return pool
 
@@ -220,6 +224,12 @@ class Layout:
     machine: Machine
     windows: Windows
     pieces: list[Piece]
+
+    def pieces_of(self, window: int) -> list[Piece]:
+        """What is to be run in a window: all in the first and the last, else what has steps."""
+        ends = (0, self.windows.number - 1)
+        pieces = (piece for piece in self.pieces if piece.window == window)
+        return [piece for piece in pieces if piece.count or window in ends]
 
     def pool(self) -> _Words:
         """The literal pool: every vector in the order in which it is read."""
@@ -276,9 +286,9 @@ class _Cut:
         dense = self._rows_by_team(strip)
         lanes, width = self.machine.lanes, self.windows.width
         schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
-        window, team = np.divmod(schedule.problem.astype(np.int64), strip.teams)
+        window, team = schedule.problem // strip.teams, schedule.problem % strip.teams
         turn = np.arange(len(team)) - np.searchsorted(schedule.problem, schedule.problem)
-        batch, position = np.divmod(team, ACCUMULATORS)
+        batch, position = team // ACCUMULATORS, team % ACCUMULATORS
         ways = np.array([strip.ways(number) for number in range(strip.batches)])[batch]
         region = window * strip.batches + batch
         accumulator = position * ways + turn % ways
@@ -288,12 +298,15 @@ class _Cut:
             schedule.taken, team, left + schedule.first, left + schedule.second,
         )  # fmt: skip
         shape = (len(team), strip.fold, lanes)
-        columns = (
-            region, accumulator, schedule.first, schedule.second,
-            weights.reshape(shape), indices.reshape(shape),
-        )  # fmt: skip
         execution = np.lexsort((team, turn, region))
-        return Steps(*(column[execution] for column in columns))
+        return Steps(
+            region[execution],
+            accumulator[execution],
+            schedule.first[execution],
+            schedule.second[execution],
+            weights.reshape(shape)[execution],
+            indices.reshape(shape)[execution],
+        )
 
     def _rows_by_team(self, strip: Strip) -> _Floats:
         """The strip's rows, those of a team together; whole windows wide."""
@@ -313,7 +326,8 @@ class _Cut:
         first, abreast = strip.first_of(batch) * lanes, strip.abreast(batch)
         shape = (strip.fold, abreast, lanes)
         rows = self.order[first : first + strip.fold * abreast * lanes].reshape(shape)
-        head = tail = np.zeros((strip.fold, 0, lanes), np.uint32)
+        head: _Words = np.zeros((strip.fold, 0, lanes), np.uint32)
+        tail: _Words = head
         if window == 0 and self.spec.bias is not None:
             bias = np.zeros(len(self.order), np.float32)
             bias[: self.matrix.out_features] = self.spec.bias
@@ -330,7 +344,7 @@ class _Cut:
 
 
 def _weights_and_indices(
-    dense: _Floats, taken: npt.NDArray[np.int32], team: _Numbers, first: _Numbers, second: _Numbers
+    dense: _Floats, taken: _Numbers, team: _Numbers, first: _Numbers, second: _Numbers
 ) -> tuple[_Floats, _Words]:
     """Per step and lane: the weight, and which input of registers `first`, `second` it meets.
 
@@ -345,9 +359,7 @@ def _weights_and_indices(
     index = place + width * (register != first[:, None])
     idle = taken < 0
     unused, full = used.argmin(axis=3), used.all(axis=3)
-    spare = np.where(
-        full[team, :, first], width + unused[team, :, second], unused[team, :, first]
-    )
+    spare = np.where(full[team, :, first], width + unused[team, :, second], unused[team, :, first])
     weights[idle] = 0
     index[idle] = spare[idle]
     return weights, index.astype(np.uint32)

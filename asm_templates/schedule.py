@@ -13,14 +13,13 @@ is nearer to that register's fullest lane. On 256x256 at 90 % that needs 574 ste
 bound (fullest lane, half the sum of the registers' fullest lanes) is 567.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
 _FloatArray = npt.NDArray[np.float32]
-_Numbers = npt.NDArray[np.int64]
 
 # Problems advanced together: more amortises numpy's call overhead, fewer stay in the cache.
 _PROBLEMS_AT_ONCE = 256
@@ -70,7 +69,7 @@ def one_register_schedule(demand: Demand) -> Schedule:
     problems, _, window = demand.count.shape
     repeats = demand.count.max(axis=1).ravel()
     cell = np.repeat(np.arange(problems * window, dtype=np.int32), repeats)
-    problem, register = np.divmod(cell, np.int32(window))
+    problem, register = cell // window, cell % window
     turn = np.arange(len(cell)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     count, start = demand.count[problem, :, register], demand.start[problem, :, register]
     taken = np.where(turn[:, None] < count, start + turn[:, None], -1)
@@ -81,32 +80,36 @@ def two_register_schedule(demand: Demand) -> Schedule:
     """A greedy covering; see the top of this file."""
     problems, lanes, _ = demand.count.shape
     nothing = np.zeros(0, np.int32)
-    parts = [(nothing, nothing, nothing, np.zeros((0, lanes), np.int32))]
+    parts = [Schedule(nothing, nothing, nothing, np.zeros((0, lanes), np.int32))]
     for begin in range(0, problems, _PROBLEMS_AT_ONCE):
-        numbers = np.arange(begin, min(begin + _PROBLEMS_AT_ONCE, problems), dtype=np.int32)
-        parts += _cover(demand, numbers)
-    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    order = np.argsort(joined[0], kind="stable")
-    return Schedule(*(column[order].astype(np.int32) for column in joined))
+        end = min(begin + _PROBLEMS_AT_ONCE, problems)
+        parts += _cover(demand, np.arange(begin, end, dtype=np.int32))
+    order = np.argsort(np.concatenate([part.problem for part in parts]), kind="stable")
+    return Schedule(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])[order]
+            for field in fields(Schedule)
+        )
+    )
 
 
-def _cover(demand: Demand, problems: IntArray) -> list[tuple[npt.NDArray[np.integer], ...]]:
-    """The steps (problem, first, second, taken) of all problems, one tuple per point in time."""
+def _cover(demand: Demand, problems: IntArray) -> list[Schedule]:
+    """The steps of all problems together, one part per point in time."""
     left = demand.count[problems].astype(np.float32)
     following = demand.start[problems]
-    steps = []
+    parts: list[Schedule] = []
     while True:
         unfinished = left.any(axis=(1, 2))
         if not unfinished.all():
             left, following = left[unfinished], following[unfinished]
             problems = problems[unfinished]
         if not len(problems):
-            return steps
+            return parts
         first, second = _best_pair(left)
-        steps.append((problems, first, second, _take(left, following, first, second)))
+        parts.append(Schedule(problems, first, second, _take(left, following, first, second)))
 
 
-def _best_pair(left: _FloatArray) -> tuple[_Numbers, _Numbers]:
+def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:
     """Per problem, the two registers whose union of lanes is worth most."""
     window = left.shape[2]
     served = (left > 0).astype(np.float32)
@@ -114,11 +117,11 @@ def _best_pair(left: _FloatArray) -> tuple[_Numbers, _Numbers]:
     alone = worth.sum(axis=1)
     shared = np.matmul(worth.transpose(0, 2, 1), served)
     union = alone[:, :, None] + alone[:, None, :] - shared
-    best = union.reshape(len(left), -1).argmax(axis=1)
+    best = union.reshape(len(left), -1).argmax(axis=1).astype(np.int32)
     return best // window, best % window
 
 
-def _take(left: _FloatArray, following: IntArray, first: _Numbers, second: _Numbers) -> IntArray:
+def _take(left: _FloatArray, following: IntArray, first: IntArray, second: IntArray) -> IntArray:
     """Serve every lane that has something in either register; the nonzeros taken, -1: idle."""
     row = np.arange(len(left))
     in_first, in_second = left[row, :, first], left[row, :, second]
