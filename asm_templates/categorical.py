@@ -15,6 +15,7 @@ import numpy as np
 
 from sparsejit.asm_templates.exponential import emit_exp2, load_constant
 from sparsejit.asm_templates.rows import load, vector, zero
+from sparsejit.asm_templates.spans import Span, emit_spans
 from sparsejit.assembler import Assembler
 from sparsejit.operands import Literal, Memory, Register, dword, k, r8, rax, rdi, rdx, rsi, xmm
 from sparsejit.spec import CategoricalDraw
@@ -65,64 +66,51 @@ def _emit_largest(asm: Assembler, spec: CategoricalDraw) -> None:
     """_LARGEST = max(logits) in every lane."""
     lanes = asm.target.lanes
     vectors = -(-spec.classes // lanes)
-    accumulators, (scratch, *_) = _free(asm)[:_ACCUMULATORS], _free(asm)[_ACCUMULATORS:]
+    accumulators, (other, scratch, *_) = _free(asm)[:_ACCUMULATORS], _free(asm)[_ACCUMULATORS:]
     for position in range(vectors):
+        fresh = position < _ACCUMULATORS
         accumulator = accumulators[position % _ACCUMULATORS]
-        if position < _ACCUMULATORS:
-            _load_logits(asm, spec, accumulator, position, scratch)
-        elif (position + 1) * lanes <= spec.classes:
-            asm.emit("vmaxps", accumulator, accumulator, Memory(rdi, 4 * lanes * position))
-        else:
-            largest = vector(asm, _LARGEST)
-            _load_logits(asm, spec, largest, position, scratch)
-            asm.emit("vmaxps", accumulator, accumulator, largest)
-    first, *others = accumulators[:vectors]
-    for other in others:
-        asm.emit("vmaxps", first, first, other)
+        register = accumulator if fresh else other
+        load(asm, register, rdi, lanes * position, spec.classes, scratch)
+        if position == vectors - 1:
+            _pad_last(asm, spec, register)
+        if not fresh:
+            asm.emit("vmaxps", accumulator, accumulator, other)
+    largest = vector(asm, _LARGEST)
+    asm.emit("vmovaps", largest, accumulators[0])
+    for accumulator in accumulators[1:vectors]:
+        asm.emit("vmaxps", largest, largest, accumulator)
     for mnemonic, sources, pattern in _EXCHANGES[asm.target.isa]:
-        asm.emit(mnemonic, scratch, *[first] * sources, pattern)
-        asm.emit("vmaxps", first, first, scratch)
-    asm.emit("vmovaps", vector(asm, _LARGEST), first)
+        asm.emit(mnemonic, scratch, *[largest] * sources, pattern)
+        asm.emit("vmaxps", largest, largest, scratch)
 
 
-def _load_logits(
-    asm: Assembler, spec: CategoricalDraw, register: Register, position: int, scratch: Register
-) -> None:
-    """register = the logits of one vector, minus infinity past the last class."""
-    lanes = asm.target.lanes
-    load(asm, register, rdi, lanes * position, spec.classes, scratch)
-    present = spec.classes - lanes * position
-    if present < lanes:
-        padding = np.where(np.arange(lanes) < present, 0.0, -np.inf).astype(np.float32)
-        asm.emit("vorps", register, register, Literal(asm.literal(padding)))
+def _pad_last(asm: Assembler, spec: CategoricalDraw, register: Register) -> None:
+    """Minus infinity past the last class, where `register` holds the last vector of logits."""
+    present = spec.classes % asm.target.lanes
+    if present:
+        padding = np.where(np.arange(asm.target.lanes) < present, 0.0, -np.inf)
+        asm.emit("vorps", register, register, Literal(asm.literal(padding.astype(np.float32))))
 
 
 def _emit_partial_sums(asm: Assembler, spec: CategoricalDraw) -> None:
     """Partial sums of the weights to [rdx]; _CARRY = their total in every lane."""
-    lanes, step = asm.target.lanes, _VECTORS_IN_STEP[asm.target.isa]
+    step = _VECTORS_IN_STEP[asm.target.isa]
     zero(asm, vector(asm, _CARRY))
     zero(asm, vector(asm, _ZERO))
-    load_constant(asm, vector(asm, _LAST_LANE), lanes - 1)
-    weights, scratch = _free(asm)[:step], _free(asm)[step:]
-    whole_steps = spec.classes // (step * lanes)
-    if whole_steps:
-        asm.emit("xor", dword(rax), dword(rax))
-        loop = asm.label("weights")
-        asm.bind(loop)
+    load_constant(asm, vector(asm, _LAST_LANE), asm.target.lanes - 1)
+    free = _free(asm)
+
+    def body(span: Span) -> None:
+        weights, scratch = free[: len(span.firsts)], free[step:]
         for position, register in enumerate(weights):
-            asm.emit("vmovups", register, Memory(rdi, 4 * lanes * position, rax))
+            span.load(register, rdi, position, scratch[0])
+        if span.index is None:
+            _pad_last(asm, spec, weights[-1])
         _emit_weights(asm, spec, weights, scratch)
-        _emit_scan(asm, weights, scratch, Memory(rdx, 0, rax))
-        asm.emit("add", rax, 4 * lanes * step)
-        asm.emit("cmp", rax, 4 * lanes * step * whole_steps)
-        asm.jump("jb", loop)
-    done = whole_steps * step
-    rest = range(done, -(-spec.classes // lanes))
-    for position, register in zip(rest, weights, strict=False):
-        _load_logits(asm, spec, register, position, scratch[0])
-    if rest:
-        _emit_weights(asm, spec, weights[: len(rest)], scratch)
-        _emit_scan(asm, weights[: len(rest)], scratch, Memory(rdx, 4 * lanes * done))
+        _emit_scan(asm, span, weights, scratch)
+
+    emit_spans(asm, spec.classes, step, body)
 
 
 def _emit_weights(
@@ -137,19 +125,18 @@ def _emit_weights(
 
 
 def _emit_scan(
-    asm: Assembler, weights: Sequence[Register], scratch: list[Register], place: Memory
+    asm: Assembler, span: Span, weights: Sequence[Register], scratch: list[Register]
 ) -> None:
-    """Partial sums of `weights` on top of the carry to `place`; the carry moves on."""
-    carry = vector(asm, _CARRY)
+    """Partial sums of `weights` on top of the carry to [rdx]; the carry moves on."""
+    carry, index = vector(asm, _CARRY), span.index
     for distance in (1, 2, 4, 8)[: asm.target.lanes.bit_length() - 1]:
         for weight, moved in zip(weights, scratch, strict=False):
             _shift_lanes(asm, moved, weight, distance)
             asm.emit("vaddps", weight, weight, moved)
-    for position, (weight, last) in enumerate(zip(weights, scratch, strict=False)):
-        offset = int(place.displacement) + 4 * asm.target.lanes * position
+    for first, weight, last in zip(span.firsts, weights, scratch, strict=False):
         asm.emit("vpermps", last, vector(asm, _LAST_LANE), weight)
         asm.emit("vaddps", weight, weight, carry)
-        asm.emit("vmovups", Memory(place.base, offset, place.index), weight)
+        asm.emit("vmovups", Memory(rdx, 4 * first, index), weight)
         asm.emit("vaddps", carry, carry, last)
 
 
