@@ -74,7 +74,7 @@ def finish_rows(
 ) -> None:
     """Apply the activation to consecutive row vectors from `first` on and store them to `base`.
 
-    `scratch` are registers the activation may clobber (see `apply_activation`); at least one.
+    `scratch` are registers the activation may clobber: see `apply_activation` for how many.
     """
     apply_activation(asm, spec.activation, registers, scratch)
     for position, register in enumerate(registers):
