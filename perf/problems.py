@@ -34,8 +34,9 @@ class Problem:
         block_rows, block_columns = self.pattern.rows, self.pattern.columns
         shape = (self.out_features // block_rows, self.in_features // block_columns)
         blocks = shape[0] * shape[1]
+        dropped = round(self.sparsity * blocks)
         kept = np.zeros(blocks, bool)
-        kept[random.permutation(blocks)[: round((1 - self.sparsity) * blocks)]] = True
+        kept[np.argpartition(random.random(blocks, np.float32), dropped)[dropped:]] = True
         mask = kept.reshape(shape).repeat(block_rows, 0).repeat(block_columns, 1)
         values = random.standard_normal(mask.shape, np.float32)
         return np.where(mask, values, np.float32(0))

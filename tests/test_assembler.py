@@ -1,6 +1,7 @@
 """Stamping, labels, the literal pool and the listing."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def one_by_one(lines: list[Line], count: int) -> list[Line]:
     ]
 
 
-def at_row(operand, row: int):  # type: ignore[no-untyped-def]
+def at_row(operand: Any, row: int) -> Any:
     if isinstance(operand, np.ndarray):
         return int(operand[row])
     fields = {

@@ -1,5 +1,7 @@
 """SparseMatrix: what it refuses, and its statistics against slow counting."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,7 +81,7 @@ def test_any_real_dtype_and_layout_is_taken(dtype: type, order: str) -> None:
     ids=lambda value: "" if isinstance(value, str) else None,
 )
 def test_bad_weights_are_refused_with_the_value_and_the_remedy(
-    weights: object, message: str
+    weights: Any, message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        SparseMatrix(weights)  # type: ignore[arg-type]
+        SparseMatrix(weights)
