@@ -9,15 +9,18 @@ Two ways bring an immediate into a vector register. For scattered weights, one a
 For columns of consecutive outputs, through the stack, which takes two pushes a cycle:
 
     push imm32          eight times (AVX2: four), the last output first   5 bytes each
-    ...                 31 more steps of pushes
+    ...                 63 more steps of pushes (AVX2: 127)
     vbroadcastss zmm0, [rdx+4*column]
     vfmadd231ps  zmm31, zmm0, [rsp+64*step]
 
 A push is 64 bits wide: the weight, and its sign repeated. So the even lanes of an accumulator
 are the sums, and the odd lanes collect 0 * x or NaN * x, which are quiet and nobody reads. A load
-cannot be forwarded from eight stores; pushing 32 steps ahead lets the first have reached L1
-by the time they are loaded. Measured on Zen 5: 0.94 cycles a weight for the first way, up to
-1.1 where the 17 bytes of code a weight come from L2; 0.56 for the second (6.9 bytes a weight).
+cannot be forwarded from eight stores, so pushes go far ahead, for the first to have reached L1
+when they are loaded: with 64 pushes ahead a weight takes 1.1 cycles, from 256 on 0.6.
+
+Measured on Zen 5: 0.94 cycles a weight one at a time (1.07 where the 17 bytes of code a weight
+come from L2), 0.56 to 0.63 through the stack (6.5 bytes a weight). Two weights in one 64-bit
+immediate, `mov rax, imm64; push rax`, took 0.44, but then no weight is an immediate any more.
 """
 
 import numpy as np
@@ -42,8 +45,8 @@ from sparsejit.operands import (
 )
 from sparsejit.spec import MatVec
 
-STEPS_AHEAD = 32
-# Below this share of weights in what is pushed, one at a time is quicker (0.56 and 1.1 cycles).
+PUSHES_AHEAD = 512
+# Below this share of weights in what is pushed, one at a time is quicker (0.6 and 1.1 cycles).
 WORTH_PUSHING = 0.5
 _EVEN_LANES = np.arange(0, 32, 2, dtype=np.int32)
 
@@ -144,8 +147,9 @@ def _add_pushed(asm: Assembler, weights: FloatArray) -> None:
     for position in range(len(weights)):
         zero(asm, _pushed_sum(asm, position))
     column, half = np.nonzero(np.any(weights != 0, axis=1).T)
-    for first in range(0, len(column), STEPS_AHEAD):
-        steps = slice(first, first + STEPS_AHEAD)
+    ahead = PUSHES_AHEAD // weights.shape[1]
+    for first in range(0, len(column), ahead):
+        steps = slice(first, first + ahead)
         _push_and_multiply(asm, weights, column[steps], half[steps])
 
 
