@@ -4,6 +4,7 @@ from rich.table import Table
 
 from sparsejit.perf.kernels import Comparison, PeerTime, Row
 from sparsejit.perf.machine import MachineLimits
+from sparsejit.perf.timing import empty_native_call, empty_python_call
 
 _COLUMNS = (
     "kernel or peer",
@@ -45,12 +46,18 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def limits_table(limits: MachineLimits) -> Table:
-    """What "of limit" refers to."""
+    """What "of limit" refers to, and what an empty call costs in either timing loop."""
     table = Table(title=f"one core's measured limits, {limits.isa}", title_justify="left")
-    for column in ("L1 B/ns", "L2 B/ns", "L3 B/ns", "FMA GFLOPS"):
+    bandwidths = (limits.l1_bytes_per_ns, limits.l2_bytes_per_ns, limits.l3_bytes_per_ns)
+    cells = {
+        **{f"L{level} B/ns": f"{rate:.0f}" for level, rate in enumerate(bandwidths, 1)},
+        "FMA GFLOPS": f"{limits.fma_gflops:.0f}",
+        "empty native call, ns": f"{empty_native_call().min_ns:.1f}",
+        "empty Python call, ns": f"{empty_python_call().min_ns:.1f}",
+    }
+    for column in cells:
         table.add_column(column, justify="right")
-    values = (limits.l1_bytes_per_ns, limits.l2_bytes_per_ns, limits.l3_bytes_per_ns)
-    table.add_row(*(f"{value:.0f}" for value in (*values, limits.fma_gflops)))
+    table.add_row(*cells.values())
     return table
 
 

@@ -3,8 +3,8 @@
 Both run pinned to one core, after a warm-up, as many samples of about `SAMPLE_NS` each; a sample
 is the mean of the calls in it. The minimum is the cost without interruptions, the median what a
 busy machine gives. Calls follow each other at once, so their ends may overlap in the processor,
-for a kernel and for its rivals alike. Nothing is subtracted: `empty_native_call` and `empty_python_call` say how
-much of a figure is the loop's own.
+for a kernel and for its rivals alike. Nothing is subtracted: `empty_native_call` and
+`empty_python_call` say how much of a figure is the loop's own.
 """
 
 import gc
