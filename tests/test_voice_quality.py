@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("soundfile")
 pytest.importorskip("pystoi")
 
-from sparsejit.voice.score import stoi_held_out  # noqa: E402
-from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
+from sparsejit.voice.score import stoi_held_out
+from sparsejit.voice.wavernn import WaveRNN
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data" / "speech"
 
