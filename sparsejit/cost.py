@@ -1,8 +1,8 @@
 """What a kernel should cost, from counts alone: micro-operations and bytes.
 
 A family's kernel is a sequence of equal steps. The model counts the steps, the cycles the
-execution ports need for them, and the bytes of code and data they pull in; time is the larger of
-execution and transfer. Rates per cache level are those of one Zen 5 core (DESIGN section 4:
+execution ports need for them, and the bytes of code and data they pull in; time is the largest of
+execution, code and data, which overlap. Rates per cache level are those of one Zen 5 core (DESIGN section 4:
 "L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code arrives at only 10-14 B a cycle
 from L2 and 7 from L3"). Ratios between families, which is what decides, carry over better than
 the absolute numbers.
@@ -42,7 +42,6 @@ class StepPrice:
 
     cycles: float
     code_bytes: float
-    data_bytes: float
     source: str
 
 
@@ -72,8 +71,8 @@ def _counts_by_lane_and_vector(matrix: SparseMatrix, lanes: int) -> np.ndarray:
 
 
 def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
-    """Blocks of as many rows as the kernel's accumulator has: see `asm_templates/broadcast.py`."""
-    return int(matrix.block_mask(8).sum())
+    """Blocks of one input by an accumulator's rows that hold a nonzero."""
+    return int(matrix.block_mask(target.lanes).sum())
 
 
 def dense_steps(matrix: SparseMatrix, target: Target) -> int:
@@ -88,39 +87,45 @@ def immediate_steps(matrix: SparseMatrix, target: Target) -> int:
 
 @dataclass(frozen=True)
 class FamilyCost:
-    """How a family counts its steps and what one costs on each instruction set."""
+    """How a family counts its steps and its literals' bytes, and what a step costs by ISA."""
 
     steps: Callable[[SparseMatrix, Target], int]
+    pool_bytes: Callable[[SparseMatrix, Target, int], int]
     prices: dict[str, StepPrice]
 
 
 FAMILY_COSTS: dict[str, FamilyCost] = {
     "permute": FamilyCost(
         permute_steps,
+        # A vector of weights a step, and a vector of indices every six (ten) steps.
+        lambda matrix, target, steps: steps * target.vector_bytes * 7 // 6,
         {
-            "avx512": StepPrice(0.83, 21, 75, "DESIGN section 4: 0.83 cycles and 21 bytes a step"),
-            "avx2": StepPrice(1.05, 21, 36, "vpermps and FMA of 8 lanes, index every ten steps"),
+            "avx512": StepPrice(0.83, 14, "DESIGN section 4; 21 bytes, 10 where folded"),
+            "avx2": StepPrice(1.05, 12, "256x256 and 1024x1024 at 80 to 95 % zero"),
         },
     ),
     "broadcast": FamilyCost(
         broadcast_steps,
+        lambda matrix, target, steps: 32 * int(matrix.block_mask(8).sum()),
         {
-            "avx512": StepPrice(0.62, 11, 32, "B: 1638 blocks in 255 ns at 4.2 GHz"),
-            "avx2": StepPrice(0.75, 13, 32, "one FMA with a load and a share of a broadcast"),
+            "avx512": StepPrice(0.73, 9, "B: 1475 steps and 13 KB of code in 250 ns at 4.2 GHz"),
+            "avx2": StepPrice(0.75, 13, "one FMA with a load and a share of a broadcast"),
         },
     ),
     "dense": FamilyCost(
         dense_steps,
+        lambda matrix, target, steps: steps * target.vector_bytes,
         {
-            "avx512": StepPrice(0.5, 0.1, 64, "two 512-bit FMAs with loads a cycle, a loop"),
-            "avx2": StepPrice(0.5, 0.1, 32, "two 256-bit FMAs with loads a cycle, a loop"),
+            "avx512": StepPrice(1.0, 0.1, "64x64 in 40 ns; a loop, so hardly any code"),
+            "avx2": StepPrice(1.0, 0.1, "as avx512"),
         },
     ),
     "immediate": FamilyCost(
         immediate_steps,
+        lambda matrix, target, steps: 0,
         {
-            "avx512": StepPrice(1.0, 16, 0, "mov, vmovd and scalar FMA a weight"),
-            "avx2": StepPrice(1.0, 16, 0, "mov, vmovd and scalar FMA a weight"),
+            "avx512": StepPrice(1.0, 16, "mov, vmovd and scalar FMA a weight"),
+            "avx2": StepPrice(1.0, 16, "mov, vmovd and scalar FMA a weight"),
         },
     ),
 }
@@ -132,20 +137,17 @@ def predict(family: str, matrix: SparseMatrix, target: Target) -> Cost:
     price = model.prices[target.isa]
     steps = model.steps(matrix, target)
     code_bytes = int(steps * price.code_bytes)
-    data_bytes = int(steps * price.data_bytes) + 4 * (matrix.in_features + matrix.out_features)
+    vectors = 4 * (matrix.in_features + matrix.out_features)
+    data_bytes = model.pool_bytes(matrix, target, steps) + vectors
     code_level = _level(code_bytes, target, target.l1i_bytes)
     data_level = _level(code_bytes + data_bytes, target, target.l1d_bytes)
-    execution = steps * price.cycles
     transfers = {
         f"code from {code_level}": code_bytes / CODE_RATES[code_level],
         f"data from {data_level}": data_bytes / DATA_RATES[data_level],
     }
-    outer = sum(transfers.values()) if code_level != "L1" and data_level != "L1" else 0.0
-    bound = max(transfers, key=lambda name: transfers[name])
-    cycles = max(execution, outer, *transfers.values())
-    return Cost(
-        steps, code_bytes, data_bytes, cycles, "execution" if cycles == execution else bound
-    )
+    resources = {"execution": steps * price.cycles, **transfers}
+    bound = max(resources, key=lambda name: resources[name])
+    return Cost(steps, code_bytes, data_bytes, resources[bound], bound)
 
 
 def _level(total_bytes: int, target: Target, level_one: int) -> str:

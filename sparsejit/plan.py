@@ -1,6 +1,7 @@
 """Picks the kernel for a layer and records why.
 
-Every template that the target can run is priced by the cost model (`cost.py`); the cheapest wins.
+Every template that the target can run is priced by the cost model (`cost.py`); the cheapest wins,
+and of equals the one with less code.
 A strategy named by the caller overrides the price, not the record of it.
 """
 
@@ -50,7 +51,7 @@ def plan(matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
     candidates = tuple(
         sorted(
             (Candidate(template, predict(template.family, matrix, target)) for template in usable),
-            key=lambda candidate: candidate.cost.cycles,
+            key=lambda candidate: (candidate.cost.cycles, candidate.cost.code_bytes),
         )
     )
     if strategy == AUTO:
