@@ -83,7 +83,7 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     for tile in tiles(asm, matrix.out_features, SUMS):
         own = parts[tile.first : tile.first + tile.groups]
         steps = _order(own)
-        fours = _whole_fours(steps.column, matrix.in_features if by_fours else 0)
+        fours = _whole_fours(steps.column, matrix.in_features) & by_fours
         start(asm, spec, tile)
         _multiply(asm, tile, steps, fours, _pool(asm, own, steps))
         finish(asm, spec, tile)
