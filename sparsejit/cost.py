@@ -2,10 +2,10 @@
 
 A family's kernel is a sequence of equal steps. The model counts the steps, the cycles the
 execution ports need for them, and the bytes of code and data they pull in; time is the largest of
-execution, code and data, which overlap. Rates per cache level are those of one Zen 5 core (DESIGN section 4:
-"L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code arrives at only 10-14 B a cycle
-from L2 and 7 from L3"). Ratios between families, which is what decides, carry over better than
-the absolute numbers.
+execution, code and data, which overlap. Rates per cache level are those of one Zen 5 core (DESIGN
+section 4: "L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code arrives at only 10-14 B
+a cycle from L2 and 7 from L3"). Ratios between families, which is what decides, carry over better
+than the absolute numbers.
 """
 
 from collections.abc import Callable
