@@ -124,6 +124,18 @@ def test_an_unreadable_recording_is_named_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_too_few_recordings_are_refused(folder, tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.wav").write_bytes((folder / f"clip{i}.wav").read_bytes())
+    with pytest.raises(InvalidInput, match="3 recordings; give at least 4"):
+        train(tmp_path, tmp_path / "out", PLAN)
+
+
+def test_a_device_that_is_not_here_is_refused(folder, tmp_path):
+    with pytest.raises(InvalidInput, match="'tpu' is not here"):
+        train(folder, tmp_path, PLAN, device="tpu")
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a checkpoint"])
 def test_a_damaged_checkpoint_is_refused(folder, tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)

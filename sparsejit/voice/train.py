@@ -177,16 +177,18 @@ def evaluate(model: WaveRNNModule, clips: list[Clip], device: str, frames: int =
 
     Clips are cut to the shortest one's length, so that they weigh the same.
     """
-    shortest = min(clip.frames for clip in clips) // frames
+    shortest = min(clip.frames for clip in clips)
+    frames = min(frames, shortest)
+    pieces = shortest // frames
     state = torch.zeros(len(clips), model.hidden_size, device=device)
     total = 0.0
-    for batch in whole_clips(clips, frames, shortest):
+    for batch in _whole_clips(clips, frames, pieces):
         loss, state = negative_log_likelihood(model, batch, state)
         total += loss.item()
-    return total / shortest
+    return total / pieces
 
 
-def whole_clips(clips: list[Clip], frames: int, pieces: int) -> Iterator[Batch]:
+def _whole_clips(clips: list[Clip], frames: int, pieces: int) -> Iterator[Batch]:
     """Yield `pieces` batches of `frames` frames with one clip a stream, from their start."""
     inputs = [clip.inputs() for clip in clips]
     mels = [clip.padded_mel() for clip in clips]
@@ -213,15 +215,17 @@ def train(
     from when present), `log.jsonl`, and `voice.safetensors` at the end. Eight evenly spread
     recordings are held out. CUDA is used where present unless `device` says otherwise.
 
-    Raises InvalidInput for a folder without recordings, an unreadable or empty recording, or a
-    checkpoint of another network; DamagedFile for a checkpoint that cannot be read.
+    Raises InvalidInput for fewer than four recordings, an unreadable or empty one, a device that
+    is not here, or a checkpoint of another network; DamagedFile for one that cannot be read.
     """
     plan = plan or TrainingPlan()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _choose_device(device)
     folder_out = Path(out)
     clips = load_clips(folder, folder_out)
     names = held_out_names([clip.name for clip in clips])
     held_out = [clip for clip in clips if clip.name in names]
+    if not held_out:
+        raise InvalidInput(f"{folder} holds {len(clips)} recordings; give at least 4")
     trainer = Trainer(plan, [clip for clip in clips if clip.name not in names], device)
     checkpoint = folder_out / "checkpoint.pt"
     if checkpoint.exists():
@@ -232,6 +236,14 @@ def train(
     trainer.pruner.finalize()
     trainer.model.weights(plan.temperature, names).save(voice)
     return voice
+
+
+def _choose_device(device: str | None) -> str:
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InvalidInput(f"the device {device!r} is not here; give 'cpu', or leave it out")
+    return device
 
 
 @contextmanager
