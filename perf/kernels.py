@@ -76,13 +76,13 @@ class Row:
     peers: tuple[PeerTime, ...]
 
     def speed_up(self, peer: str) -> float:
-        """How many times faster than a peer; KeyError if it was not there."""
+        """How many times faster than a peer, however that was called; KeyError if it is absent."""
         return {p.name: p.ns_min for p in self.peers}[peer] / self.ns_min
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the speed-up over each peer."""
-        speed_ups = {peer.name: self.speed_up(peer.name) for peer in self.peers}
-        return {**asdict(self), "speed_up": speed_ups}
+        """Plain values for JSON, with `speed_up` over each peer."""
+        speed_up = {peer.name: self.speed_up(peer.name) for peer in self.peers}
+        return {**asdict(self), "speed_up": speed_up}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sparsejit.target import Target
 _LOADS_IN_BODY = 16
 _ACCUMULATORS = 12  # latency 4 at two a cycle needs 8; AVX2 has 16 registers
 _FMA_PASSES = 1000
+_MOST_MEMORY = 256 << 20
 _PLACES = 5  # L2 and L3 are faster from some physical pages than from others
 
 
@@ -30,24 +31,27 @@ class MachineLimits:
     l1_bytes_per_ns: float
     l2_bytes_per_ns: float
     l3_bytes_per_ns: float
+    memory_bytes_per_ns: float
     fma_gflops: float
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def least_ns(self, flops: int, data_bytes: int, target: Target) -> tuple[float, str]:
-        """The time below which no kernel can get, and the resource that sets it.
+        """The time below which no kernel can get, and what sets it: FMA, or a cache's bandwidth.
 
         `data_bytes` is the data one call touches, warm in the nearest cache that holds it.
         Code is left out: it arrives another way.
         """
         if data_bytes <= target.l1d_bytes:
-            level, rate = "L1 bandwidth", self.l1_bytes_per_ns
+            level, rate = "L1", self.l1_bytes_per_ns
         elif data_bytes <= target.l2_bytes:
-            level, rate = "L2 bandwidth", self.l2_bytes_per_ns
+            level, rate = "L2", self.l2_bytes_per_ns
+        elif data_bytes <= target.l3_bytes:
+            level, rate = "L3", self.l3_bytes_per_ns
         else:
-            level, rate = "L3 bandwidth", self.l3_bytes_per_ns
-        return max((data_bytes / rate, level), (flops / self.fma_gflops, "FMA rate"))
+            level, rate = "memory", self.memory_bytes_per_ns
+        return max((data_bytes / rate, level), (flops / self.fma_gflops, "FMA"))
 
 
 @cache
@@ -57,12 +61,13 @@ def machine_limits(target: Target) -> MachineLimits:
         target.isa,
         l1_bytes_per_ns=_load_bandwidth(target, target.l1d_bytes // 2, 16),
         l2_bytes_per_ns=_load_bandwidth(target, target.l2_bytes // 2, 1),
-        l3_bytes_per_ns=_load_bandwidth(target, min(target.l3_bytes // 2, 8 << 20), 1),
+        l3_bytes_per_ns=_load_bandwidth(target, min(target.l3_bytes // 2, 4 * target.l2_bytes), 1),
+        memory_bytes_per_ns=_load_bandwidth(target, min(4 * target.l3_bytes, _MOST_MEMORY), 1, 1),
         fma_gflops=_fma_gflops(target),
     )
 
 
-def _load_bandwidth(target: Target, size: int, passes: int) -> float:
+def _load_bandwidth(target: Target, size: int, passes: int, places: int = _PLACES) -> float:
     """Bytes a nanosecond when `size` bytes are read over and over, where they lie best."""
     register = _register_maker(target)
     step = _LOADS_IN_BODY * target.vector_bytes
@@ -79,8 +84,8 @@ def _load_bandwidth(target: Target, size: int, passes: int) -> float:
         asm.emit("sub", rcx, 1)
         asm.jump("jnz", inner)
 
-    places = [np.ones(size + 64, np.uint8) for _ in range(_PLACES)]
-    starts = [place.ctypes.data + -place.ctypes.data % 64 for place in places]
+    buffers = [np.ones(size + 64, np.uint8) for _ in range(places)]
+    starts = [buffer.ctypes.data + -buffer.ctypes.data % 64 for buffer in buffers]
     elapsed = _least_ns(target, lambda asm: _repeat(asm, passes, one_pass), starts)
     return size // step * step * passes / elapsed
 

@@ -8,22 +8,25 @@ from sparsejit.perf.timing import empty_native_call, empty_python_call
 
 _COLUMNS = (
     "kernel or peer",
-    "timed in",
-    "ns min",
-    "ns median",
-    "GFLOPS effective",
-    "real",
-    "of limit",
-    "code KiB",
-    "pool KiB",
-    "compile ms",
+    "call",
+    "min, ns",
+    "median, ns",
+    "effective\nGFLOPS",
+    "real\nGFLOPS",
+    "of\nlimit",
+    "code + pool\nKiB",
+    "compile\nms",
     "max error",
-    "times faster",
+    "times\nfaster",
+    "both from\nPython",
 )
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Kernels, then peers; "times faster" compares each peer with what strategy="auto" picks."""
+    """Kernels, then peers, each compared with what strategy="auto" picks.
+
+    "times faster" takes the kernel's native time, "both from Python" its time called from Python.
+    """
     problem, rows = comparison.problem, comparison.rows
     pattern = problem.pattern.name
     table = Table(
@@ -32,11 +35,12 @@ def comparison_table(comparison: Comparison) -> Table:
         title_justify="left",
     )
     for number, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if number < 2 else "right")
+        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*_kernel_cells(row), style="bold" if row.auto else None)
-    table.add_section()
     reference = next((row for row in rows if row.auto), rows[0])
+    table.add_row(f"{reference.strategy} via Python", "python", f"{reference.ns_python:,.0f}")
+    table.add_section()
     for peer in sorted(reference.peers, key=lambda peer: peer.ns_min):
         table.add_row(*_peer_cells(peer, reference))
     if comparison.skipped:
@@ -48,9 +52,11 @@ def comparison_table(comparison: Comparison) -> Table:
 def limits_table(limits: MachineLimits) -> Table:
     """What "of limit" refers to, and what an empty call costs in either timing loop."""
     table = Table(title=f"one core's measured limits, {limits.isa}", title_justify="left")
-    bandwidths = (limits.l1_bytes_per_ns, limits.l2_bytes_per_ns, limits.l3_bytes_per_ns)
     cells = {
-        **{f"L{level} B/ns": f"{rate:.0f}" for level, rate in enumerate(bandwidths, 1)},
+        "L1 B/ns": f"{limits.l1_bytes_per_ns:.0f}",
+        "L2 B/ns": f"{limits.l2_bytes_per_ns:.0f}",
+        "L3 B/ns": f"{limits.l3_bytes_per_ns:.0f}",
+        "memory B/ns": f"{limits.memory_bytes_per_ns:.0f}",
         "FMA GFLOPS": f"{limits.fma_gflops:.0f}",
         "empty native call, ns": f"{empty_native_call().min_ns:.1f}",
         "empty Python call, ns": f"{empty_python_call().min_ns:.1f}",
@@ -69,11 +75,9 @@ def _kernel_cells(row: Row) -> tuple[str, ...]:
         f"{row.effective_gflops:.0f}",
         f"{row.real_gflops:.1f}",
         f"{row.share_of_limit:.0%} {row.limit}",
-        f"{row.code_bytes / 1024:.1f}",
-        f"{row.pool_bytes / 1024:.1f}",
+        f"{row.code_bytes / 1024:,.0f} + {row.pool_bytes / 1024:,.0f}",
         f"{row.compile_ms:.1f}",
         f"{row.max_abs_error:.1e}",
-        "",
     )
 
 
@@ -84,9 +88,10 @@ def _peer_cells(peer: PeerTime, reference: Row) -> tuple[str, ...]:
         *_times(peer.ns_min, peer.ns_median),
         f"{2 * reference.M * reference.N / peer.ns_min:.0f}",
         f"{2 * reference.nnz / peer.ns_min:.1f}",
-        *("", "", "", ""),
+        *("", "", ""),
         f"{peer.max_abs_error:.1e}",
         f"{reference.speed_up(peer.name):.1f}",
+        f"{peer.ns_min / reference.ns_python:.1f}" if peer.call == "python" else "",
     )
 
 
