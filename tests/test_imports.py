@@ -27,7 +27,7 @@ ONLY_IN = {
     "torch": {"prune", "voice", "frontend", "perf"},
 }
 # Speaking needs no torch; only training does.
-VOICE_WITH_TORCH = {"module", "gru", "dataset", "train"}
+VOICE_WITH_TORCH = {"module", "gru", "train"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.
