@@ -57,12 +57,17 @@ def single_threaded() -> Iterator[None]:
 def peers_for(weights: FloatArray, x: FloatArray) -> tuple[list[Peer], dict[str, str]]:
     """Every peer for y = weights x, and why each absent one is skipped."""
     peers, skipped = [], {}
-    for name, make in _MAKERS.items():
+    for name in _MAKERS:
         try:
-            peers.append(make(name, weights, x))
+            peers.append(make_peer(name, weights, x))
         except MissingDependency as problem:
             skipped[name] = str(problem)
     return peers, skipped
+
+
+def make_peer(name: str, weights: FloatArray, x: FloatArray) -> Peer:
+    """The peer of that name for y = weights x; raises MissingDependency where it is absent."""
+    return _MAKERS[name](name, weights, x)
 
 
 def _numpy(name: str, weights: FloatArray, x: FloatArray) -> Peer:
