@@ -2,7 +2,8 @@
 
 sigmoid(x) = 1 / (1 + 2^(-x log2 e)) and tanh(x) = sign(x) (1 - 2 / (1 + 2^(2 |x| log2 e))), with a
 true division. Piecewise these are rational functions; over all floats they are monotone (see
-`exponential`), stay inside [0, 1] and [-1, 1], and reach the ends exactly.
+`exponential`), stay inside [0, 1] and [-1, 1], and reach the ends exactly. Their error is bounded
+in absolute terms, see docs/activations.md; tanh near zero comes in multiples of 2^-24.
 """
 
 import math
