@@ -16,7 +16,6 @@ PeachPy's traps, each dealt with here and tested in tests/test_encoder.py:
   * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper.
 """
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,17 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.operands import VECTOR_BYTES, Literal, Memory, Operand, Register, Relative
+
+# Imported here and not when first needed, so that no kernel's compile time includes it. Without
+# PeachPy the package still imports: `sparsejit doctor` must be able to say what is missing.
+try:
+    from peachpy import x86_64
+    from peachpy.x86_64 import encoding, registers
+    from peachpy.x86_64.operand import MemoryAddress, MemoryOperand, RIPRelativeOffset
+except ImportError as problem:
+    _import_error: ImportError | None = problem
+else:
+    _import_error = None
 
 Bytes2D = npt.NDArray[np.uint8]
 
@@ -264,25 +274,25 @@ def _encode(
 ) -> npt.NDArray[np.uint8]:
     """PeachPy's bytes for a key, with vector registers, immediate and displacement filled in."""
     mnemonic, signatures, displacement_bytes = key
-    peachpy = _peachpy()
+    _require_peachpy()
     values: list[Any] = []
     for position, signature in enumerate(signatures):
         if signature[0] == "immediate":
             values.append(_IMMEDIATES[immediate][which])
         else:
             values.append(
-                _peachpy_operand(peachpy, signature, numbers.get(position), displacement)
+                _peachpy_operand(signature, numbers.get(position), displacement)
             )
     if mnemonic.startswith(_COMPARISONS) and signatures[0][0] == "k":
-        values[0] = values[0](getattr(peachpy, f"k{signatures[0][2]}"))
+        values[0] = values[0](getattr(x86_64, f"k{signatures[0][2]}"))
     if mnemonic in EXTENSIONS:
         return _encode_extension(EXTENSIONS[mnemonic], values, displacement_bytes)
-    return _encode_known(peachpy, key, values)
+    return _encode_known(key, values)
 
 
-def _encode_known(peachpy: Any, key: Key, values: list[Any]) -> npt.NDArray[np.uint8]:
+def _encode_known(key: Key, values: list[Any]) -> npt.NDArray[np.uint8]:
     mnemonic, signatures, displacement_bytes = key
-    instruction = getattr(peachpy, mnemonic.upper(), None)
+    instruction = getattr(x86_64, mnemonic.upper(), None)
     if instruction is None:
         raise CompileError(f"PeachPy has no instruction {mnemonic!r}; add it to EXTENSIONS")
     try:
@@ -290,13 +300,12 @@ def _encode_known(peachpy: Any, key: Key, values: list[Any]) -> npt.NDArray[np.u
         operands = instruction(*values).operands
     except (SyntaxError, ValueError, AssertionError) as problem:
         raise CompileError(f"{mnemonic} does not exist with {signatures}: {problem}") from problem
-    flags_type = importlib.import_module("peachpy.x86_64.encoding").Flags
     choices = []
     for flags, encode in candidates:
         options: dict[str, Any] = {}
-        if flags & flags_type.ModRMSIBDisp:
+        if flags & encoding.Flags.ModRMSIBDisp:
             options["min_disp"] = displacement_bytes
-        if flags & flags_type.VEX2:
+        if flags & encoding.Flags.VEX2:
             options["vex3"] = True
         choices.append(encode(operands, **options))
     return np.frombuffer(bytes(min(choices, key=len)), np.uint8)
@@ -305,7 +314,6 @@ def _encode_known(peachpy: Any, key: Key, values: list[Any]) -> npt.NDArray[np.u
 def _encode_extension(
     row: Extension, values: list[Any], displacement_bytes: int
 ) -> npt.NDArray[np.uint8]:
-    encoding = importlib.import_module("peachpy.x86_64.encoding")
     destination, *first, last = values
     memory = hasattr(last, "address")
     # A narrowing conversion has the vector length of its source.
@@ -331,58 +339,51 @@ def _encode_extension(
     return np.frombuffer(bytes(code), np.uint8)
 
 
-def _peachpy_operand(
-    peachpy: Any, signature: tuple[Any, ...], number: int | None, displacement: int
-) -> Any:
-    operand_module = importlib.import_module("peachpy.x86_64.operand")
+def _peachpy_operand(signature: tuple[Any, ...], number: int | None, displacement: int) -> Any:
     kind = signature[0]
     if kind in VECTOR_BYTES:
         _, upper, mask, zeroing = signature
-        register = getattr(peachpy, f"{kind}{(16 if upper else 0) if number is None else number}")
-        return _with_mask(peachpy, register, mask, zeroing)
+        register = getattr(x86_64, f"{kind}{(16 if upper else 0) if number is None else number}")
+        return _with_mask(register, mask, zeroing)
     if kind == "k":
-        return getattr(peachpy, f"k{signature[1]}")
+        return getattr(x86_64, f"k{signature[1]}")
     if kind in ("r32", "r64"):
         return _general_register(kind, signature[1])
     if kind == "relative":  # never 0, for which PeachPy would choose the 8-bit jump
-        return operand_module.RIPRelativeOffset(displacement or _DISPLACEMENTS[0])
+        return RIPRelativeOffset(displacement or _DISPLACEMENTS[0])
     if kind == "literal":
         copies = signature[1] or None
-        address = operand_module.RIPRelativeOffset(displacement)
-        return operand_module.MemoryOperand(
+        address = RIPRelativeOffset(displacement)
+        return MemoryOperand(
             address, size=4 if copies else None, broadcast=copies
         )
     _, base, index, scale, copies, mask = signature
-    address = operand_module.MemoryAddress(
+    address = MemoryAddress(
         _general_register("r64", base),
         None if index is None else _general_register("r64", index),
         None if index is None else scale,
         displacement,
     )
-    operand = operand_module.MemoryOperand(
+    memory = MemoryOperand(
         address, size=4 if copies else None, broadcast=copies or None
     )
-    return _with_mask(peachpy, operand, mask, False)
+    return _with_mask(memory, mask, False)
 
 
 def _general_register(kind: str, number: int) -> Any:
-    registers = importlib.import_module("peachpy.x86_64.registers")  # rsp is nowhere else
     return getattr(registers, Register(kind, number).text(0))
 
 
-def _with_mask(peachpy: Any, operand: Any, mask: int, zeroing: bool) -> Any:
+def _with_mask(masked: Any, mask: int, zeroing: bool) -> Any:
     if not mask:
-        return operand
-    register = getattr(peachpy, f"k{mask}")
-    return operand(register.z if zeroing else register)
+        return masked
+    register = getattr(x86_64, f"k{mask}")
+    return masked(register.z if zeroing else register)
 
 
-@cache
-def _peachpy() -> Any:
-    try:
-        return importlib.import_module("peachpy.x86_64")
-    except ImportError as problem:
+def _require_peachpy() -> None:
+    if _import_error is not None:
         raise MissingDependency(
             "PeachPy 0.2.0 cannot be imported; run `make setup` in the checkout, "
             "or install the Debian package python3-peachpy (`sparsejit doctor` tells more)"
-        ) from problem
+        ) from _import_error
