@@ -67,7 +67,8 @@ def choose_pattern(pattern: str, block: tuple[int, int] | None) -> BlockPattern:
     """The named pattern, or any block shape; InvalidInput for an unknown name or for both."""
     if pattern not in PATTERNS:
         raise InvalidInput(
-            f"pattern={pattern!r} is unknown: use one of {', '.join(PATTERNS)}, or block=(rows, cols)"
+            f"pattern={pattern!r} is unknown: "
+            f"use one of {', '.join(PATTERNS)}, or block=(rows, cols)"
         )
     if block is None:
         return PATTERNS[pattern]

@@ -106,7 +106,7 @@ class Showcase:
 
 
 def vowels(seed: int, voices: int, samples: int = 1600) -> np.ndarray:
-    """Sustained vowels at 8 kHz, shape (voices, samples), float64, root mean square 1.
+    """Sustained vowels at 8 kHz, shape (voices, samples), float64, mean 0, variance 1.
 
     A pulse train of drifting pitch plus breath noise, through two second-order resonances: the
     source-filter model (Fant 1960) with formants drawn around those of English vowels.
@@ -119,7 +119,7 @@ def vowels(seed: int, voices: int, samples: int = 1600) -> np.ndarray:
     signal = np.diff(np.floor(phase), axis=1, prepend=0) + random.normal(0, 0.03, phase.shape)
     for low, high in ((300, 850), (900, 2300)):
         signal = _resonate(signal, random.uniform(low, high, voices), bandwidth=80.0)
-    return signal / np.sqrt(np.mean(signal**2, axis=1, keepdims=True))
+    return (signal - signal.mean(1, keepdims=True)) / signal.std(1, keepdims=True)
 
 
 def _resonate(signal: np.ndarray, frequency: np.ndarray, bandwidth: float) -> np.ndarray:
