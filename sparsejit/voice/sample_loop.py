@@ -153,14 +153,14 @@ def _layers(weights: VoiceWeights) -> dict[str, tuple[SparseMatrix, MatVec]]:
     hidden = weights.hidden_size
     recurrent_bias = np.zeros(3 * hidden, np.float32)
     recurrent_bias[2 * hidden :] = weights.recurrent_new_bias
-    biases = {
+    layers = {
         "recurrent": (weights.recurrent, recurrent_bias),
         "dense": (weights.dense, None),  # its bias changes with the frame
         "output": (weights.output, weights.output_bias),
     }
     return {
-        name: (SparseMatrix(values), MatVec(*values.shape, bias))
-        for name, (values, bias) in biases.items()
+        name: (SparseMatrix(values), MatVec(values.shape[0], values.shape[1], bias))
+        for name, (values, bias) in layers.items()
     }
 
 
