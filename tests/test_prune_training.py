@@ -144,6 +144,22 @@ def test_resuming_gives_identical_weights(stop):
         assert torch.equal(mine, other)
 
 
+def test_a_pruned_block_never_returns_however_far_it_moved():
+    training = Training()
+    training.run(1, SCHEDULE.start + SCHEDULE.every)
+    pruned = [weight.detach() == 0 for weight in training.weights()]
+    while not SCHEDULE.due(training.pruner.state_dict()["step"] + 1):
+        training.pruner.step()
+    for weight, mask in zip(training.weights(), pruned, strict=True):
+        assert mask.any()
+        weight.data[mask] = 1000.0
+    training.pruner.step()
+    fraction = SCHEDULE.fraction(training.pruner.state_dict()["step"])
+    assert all((w[mask] == 0).all() for w, mask in zip(training.weights(), pruned, strict=True))
+    dense = training.pruner.sparsity_report().layers[1]
+    assert dense.blocks - dense.occupied_blocks == round(0.9 * fraction * dense.blocks)
+
+
 def test_weights_assigned_after_prepare_are_the_ones_pruned():
     training = Training()
     training.run(1, 25)
@@ -158,7 +174,7 @@ def test_finalize_leaves_an_ordinary_module_and_is_idempotent():
     names = list(Net().state_dict())
     training.run(1, 30)
     with torch.no_grad():
-        training.model.fc1.weight += 1e-3
+        training.model.fc1.weight -= 1e-3
     report = training.pruner.finalize()
     weights = [weight.detach().clone() for weight in training.weights()]
     assert report == training.pruner.finalize()
