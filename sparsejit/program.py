@@ -43,7 +43,7 @@ def build(name: str, target: Target, body: Callable[[Assembler], None]) -> Progr
 
 
 def _report(program: Program) -> None:
-    """SPARSEJIT_DEBUG >= 2 names the code for `perf`; SPARSEJIT_DUMP=dir keeps bytes and listing."""
+    """SPARSEJIT_DEBUG >= 2 names the code for `perf`; SPARSEJIT_DUMP=dir keeps code and listing."""
     if debug_level() >= 2:
         write_perf_map(program.pointer, program.image.code_bytes, f"sparsejit:{program.name}")
     directory = os.environ.get("SPARSEJIT_DUMP")
