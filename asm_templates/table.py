@@ -14,17 +14,27 @@ from typing import NamedTuple
 from sparsejit.asm_templates import broadcast, dense, immediate, permute
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import MatVec
+from sparsejit.spec import DType, MatVec
+from sparsejit.target import Target
 
 
 class MatVecTemplate(NamedTuple):
-    """`emit` appends the kernel for a spec and its weights; `isa` is the level it needs."""
+    """`emit` appends the kernel for a spec and its weights.
+
+    `isa` is the level it is written for, `requires` the instruction sets it needs beyond that.
+    """
 
     name: str
     family: str
     isa: str
     emit: Callable[[Assembler, MatVec, SparseMatrix], None]
     source: str
+    dtype: DType = DType.FLOAT32
+    requires: frozenset[str] = frozenset()
+
+    def made_for(self, target: Target) -> bool:
+        """Whether the planner may choose it for `target`."""
+        return self.isa == target.isa and self.requires <= target.instruction_sets
 
 
 MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (

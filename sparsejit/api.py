@@ -12,7 +12,7 @@ from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import Plan, plan
 from sparsejit.program import Program, build, debug_level
-from sparsejit.spec import Activation, MatVec
+from sparsejit.spec import Activation, DType, MatVec
 from sparsejit.target import Target
 
 FloatArray = npt.NDArray[np.float32]
@@ -114,24 +114,24 @@ def compile_matrix(
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
     `weights` and `bias` are arrays or torch tensors; zeros cost nothing. `activation` is none,
-    relu, tanh or sigmoid. `strategy` is auto or a kernel family. `target` is "native", a level
+    relu, tanh or sigmoid. `dtype` is how the weights are stored: float32, bfloat16 or float16;
+    all else is float32. `strategy` is auto or a kernel family. `target` is "native", a level
     such as "avx2", or a Target. Raises InvalidInput for arguments that make no sense and
     UnsupportedTarget for a target this machine cannot run.
     """
     started = time.perf_counter()
     if batch != 1:
         raise InvalidInput(f"batch={batch!r}; only batch=1 is compiled, call the kernel per row")
-    if dtype != "float32":
-        raise InvalidInput(f"dtype={dtype!r}; only dtype='float32' is compiled")
     matrix = SparseMatrix(_to_numpy(weights))
     spec = MatVec(
         matrix.out_features,
         matrix.in_features,
         _checked_bias(bias, matrix.out_features),
         Activation.parse(activation),
+        DType.parse(dtype),
     )
     machine = _resolve_target(target)
-    choice = plan(matrix, machine, strategy)
+    choice = plan(matrix, machine, strategy, spec.dtype)
     template = choice.chosen.template
     program = build(template.name, machine, lambda asm: template.emit(asm, spec, matrix))
     compile_ms = 1e3 * (time.perf_counter() - started)

@@ -11,6 +11,7 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.cost import Cost, predict
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
+from sparsejit.spec import DType
 from sparsejit.target import Target
 
 AUTO = "auto"
@@ -38,25 +39,40 @@ def strategies() -> tuple[str, ...]:
     return (AUTO, *dict.fromkeys(template.family for template in MATVEC_TEMPLATES))
 
 
-def plan(matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
-    """Choose a template for a float32 matrix-vector product.
+def plan(
+    matrix: SparseMatrix,
+    target: Target,
+    strategy: str = AUTO,
+    dtype: DType = DType.FLOAT32,
+) -> Plan:
+    """Choose a template for a matrix-vector product.
 
-    Raises InvalidInput for a strategy that does not exist.
+    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
     if strategy not in strategies():
         raise InvalidInput(
             f"strategy {strategy!r} is unknown; use one of {', '.join(strategies())}"
         )
-    usable = [template for template in MATVEC_TEMPLATES if template.isa == target.isa]
+    usable = [t for t in MATVEC_TEMPLATES if t.dtype is dtype and t.made_for(target)]
     candidates = tuple(
         sorted(
             (Candidate(template, predict(template.family, matrix, target)) for template in usable),
             key=lambda candidate: (candidate.cost.cycles, candidate.cost.code_bytes),
         )
     )
+    if not candidates:
+        raise InvalidInput(
+            f"there is no {dtype.value} kernel for this {target.isa} target; use dtype='float32'"
+        )
     if strategy == AUTO:
         return Plan(candidates[0], candidates, _comparison(candidates))
-    chosen = next(c for c in candidates if c.template.family == strategy)
+    chosen = next((c for c in candidates if c.template.family == strategy), None)
+    if chosen is None:
+        known = ", ".join(dict.fromkeys((AUTO, *(c.template.family for c in candidates))))
+        raise InvalidInput(
+            f"strategy {strategy!r} has no kernel for {dtype.value} on this {target.isa} target; "
+            f"use one of {known}"
+        )
     return Plan(chosen, candidates, f"strategy={strategy!r} was asked for")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import Activation, CategoricalDraw, Elementwise, GruUpdate, MatVec
+from sparsejit.spec import Activation, CategoricalDraw, DType, Elementwise, GruUpdate, MatVec
 
 Float64 = npt.NDArray[np.float64]
 
@@ -25,9 +25,25 @@ ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
 }
 
 
+def stored_weights(matrix: SparseMatrix, dtype: DType) -> Float64:
+    """The weights (out, in) as a kernel stores them: rounded to nearest, ties to even."""
+    if dtype is DType.FLOAT16:
+        return matrix.dense.astype(np.float16).astype(np.float64)
+    if dtype is DType.BFLOAT16:
+        return round_to_bfloat16(matrix.dense).astype(np.float64)
+    return matrix.dense.astype(np.float64)
+
+
+def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Finite float32 values rounded to the upper 16 bits, ties to even."""
+    bits = values.view(np.uint32)
+    halfway = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return ((bits + halfway) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
 def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     """activation(W x + bias); x (in_features,) to (out_features,)."""
-    y = matrix.dense.astype(np.float64) @ x.astype(np.float64)
+    y = stored_weights(matrix, spec.dtype) @ x.astype(np.float64)
     if spec.bias is not None:
         y = y + spec.bias.astype(np.float64)
     return ACTIVATIONS[spec.activation](y)

@@ -27,17 +27,36 @@ class Activation(str, Enum):
             raise InvalidInput(f"activation {name!r} is unknown; use one of {choices}") from None
 
 
+class DType(str, Enum):
+    """How weights are stored. x, y, the bias and all sums are float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @classmethod
+    def parse(cls, name: "str | DType") -> "DType":
+        """The dtype of that name. Raises InvalidInput for another."""
+        try:
+            return cls(name)
+        except ValueError:
+            choices = ", ".join(member.value for member in cls)
+            raise InvalidInput(f"dtype {name!r} is unknown; use one of {choices}") from None
+
+
 @dataclass(frozen=True, eq=False)
 class MatVec:
     """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
 
-    The weights travel beside the spec as a SparseMatrix. `bias` is float32 (out_features,).
+    The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`. `bias` is
+    float32 (out_features,).
     """
 
     out_features: int
     in_features: int
     bias: npt.NDArray[np.float32] | None = None
     activation: Activation = Activation.NONE
+    dtype: DType = DType.FLOAT32
 
 
 @dataclass(frozen=True)
