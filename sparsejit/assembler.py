@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.encoder import Form, form_for, is_vector
+from sparsejit.encoder import form_for, is_vector
 from sparsejit.errors import CompileError
+from sparsejit.form import Form
 from sparsejit.operands import Literal, Memory, Operand, Register, Relative, operand_text, pick
 from sparsejit.target import Target
 
@@ -84,8 +85,8 @@ class _Run:
     """Where the rows of one line went, for the listing."""
 
     line: Line
-    positions: _IntArray
-    rows_taken: _IntArray
+    positions: Sequence[int] | _IntArray
+    rows_taken: Sequence[int] | _IntArray
 
     def rows(self) -> Iterator[tuple[int, str, int | None]]:
         for position, row in zip(self.positions, self.rows_taken, strict=True):
@@ -147,8 +148,15 @@ class Assembler:
         return Literal(self._constants[key], self.target.lanes if broadcast else 0)
 
     def emit(self, mnemonic: str, *operands: Operand) -> None:
-        """Append one instruction."""
-        self.stamp(1, [Line(mnemonic, operands)])
+        """Append one instruction; its operands hold plain numbers, no arrays."""
+        item = Line(mnemonic, operands)
+        form = _form_of(item)
+        start = len(self._code)
+        self._code.extend(form.encode(*_numbers_of(item)))
+        self._trace.append(_Run(item, (start,), (0,)))
+        literal = next((o for o in operands if isinstance(o, Literal)), None)
+        if literal is not None:
+            self._fix(form, np.array([start]), np.array([literal.offset]))
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
         """Append `count` rows, each consisting of `lines` in order, less those masked out."""
@@ -183,11 +191,8 @@ class Assembler:
         form = form_for(mnemonic, item.operands, 4)
         start = len(self._code)
         self._code.extend(form.template.tobytes())
-        hole = form.displacement
-        assert hole is not None
-        fields = np.array([start + hole.at])
-        self._fixups.append(_Fixup(fields, np.array([len(self._code)]), label))
-        self._trace.append(_Run(item, np.array([start]), np.array([0])))
+        self._fix(form, np.array([start]), label)
+        self._trace.append(_Run(item, (start,), (0,)))
 
     def align(self, boundary: int) -> None:
         """Pad with no-operations to a multiple of `boundary` bytes."""
@@ -213,10 +218,13 @@ class Assembler:
         literal = next((o for o in item.operands if isinstance(o, Literal)), None)
         if literal is None:
             return
+        offsets = np.broadcast_to(np.asarray(_column(literal.offset, rows), np.int64), rows.shape)
+        self._fix(form, starts, offsets)
+
+    def _fix(self, form: Form, starts: _IntArray, target: _IntArray | Label) -> None:
         hole = form.displacement
         assert hole is not None
-        offsets = np.broadcast_to(np.asarray(_column(literal.offset, rows), np.int64), rows.shape)
-        self._fixups.append(_Fixup(starts + hole.at, starts + form.length, offsets))
+        self._fixups.append(_Fixup(starts + hole.at, starts + form.length, target))
 
 
 def _form_of(item: Line) -> Form:
@@ -227,9 +235,13 @@ def _form_of(item: Line) -> Form:
         return form_for(item.mnemonic, item.operands, 4 if literal else 0)
     short = form_for(item.mnemonic, item.operands, 1)
     hole = short.displacement
-    if hole is not None and hole.fits(np.atleast_1d(np.asarray(memory.displacement, np.int64))):
-        return short
-    return form_for(item.mnemonic, item.operands, 4)
+    assert hole is not None
+    displacement = memory.displacement
+    if isinstance(displacement, np.ndarray):
+        fits = hole.fits(displacement)
+    else:
+        fits = hole.fits_one(displacement)
+    return short if fits else form_for(item.mnemonic, item.operands, 4)
 
 
 def _memory_of(item: Line) -> Memory | None:
@@ -257,6 +269,20 @@ def _bytes_of(item: Line, form: Form, rows: _IntArray) -> npt.NDArray[np.uint8]:
     immediates = [o for o in item.operands if isinstance(o, int | np.ndarray | np.integer)]
     immediate = _column(immediates[0], rows) if immediates else 0
     return form.stamp(len(rows), registers, displacement, immediate)
+
+
+def _numbers_of(item: Line) -> tuple[list[int], int, int]:
+    """Vector register numbers, displacement and immediate of a line without arrays."""
+    registers, displacement, immediate = [], 0, 0
+    for operand in item.operands:
+        if isinstance(operand, Register):
+            if is_vector(operand):
+                registers.append(int(operand.number))
+        elif isinstance(operand, Memory):
+            displacement = int(operand.displacement)
+        elif isinstance(operand, int | np.integer):
+            immediate = int(operand)
+    return registers, displacement, immediate
 
 
 def _column(number: Any, rows: _IntArray) -> _IntArray | int:

@@ -17,7 +17,6 @@ PeachPy's traps, each dealt with here and tested in tests/test_encoder.py:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import CompileError, MissingDependency
+from sparsejit.form import Form, Hole
 from sparsejit.operands import VECTOR_BYTES, Literal, Memory, Operand, Register, Relative
 
 # Imported here and not when first needed, so that no kernel's compile time includes it. Without
@@ -37,8 +37,6 @@ except ImportError as problem:
     _import_error: ImportError | None = problem
 else:
     _import_error = None
-
-Bytes2D = npt.NDArray[np.uint8]
 
 
 class Extension(NamedTuple):
@@ -66,68 +64,6 @@ EXTENSIONS: dict[str, Extension] = {
 _COMPARISONS = ("vcmp", "vpcmp", "vptest")
 _DISPLACEMENTS = (0x11223344, 0x55667788)
 _IMMEDIATES = {8: (0x1122334455667788, 0x2132435465768798), 4: _DISPLACEMENTS, 1: (0x11, 0x62)}
-
-
-class Hole(NamedTuple):
-    """Where a number goes: byte position, size in bytes, unit it is divided by, signedness.
-
-    An unsigned hole takes a number of either reading: a bit pattern such as a float's.
-    """
-
-    at: int
-    size: int
-    unit: int = 1
-    signed: bool = True
-
-    def fits(self, values: npt.NDArray[np.int64]) -> bool:
-        if self.size == 8:
-            return True
-        bound = 1 << (8 * self.size - 1)
-        scaled = values // self.unit
-        whole = not np.any(values % self.unit)
-        above = bound if self.signed else 2 * bound
-        return whole and bool(np.all((scaled >= -bound) & (scaled < above)))
-
-
-@dataclass(frozen=True)
-class Form:
-    """The bytes of an instruction and the holes in them."""
-
-    template: npt.NDArray[np.uint8]
-    registers: tuple[npt.NDArray[np.uint8], ...]  # per vector register: (32, length) XOR table
-    displacement: Hole | None
-    immediate: Hole | None
-
-    @property
-    def length(self) -> int:
-        return len(self.template)
-
-    def stamp(
-        self,
-        count: int,
-        registers: Sequence[npt.NDArray[np.int64] | int],
-        displacement: npt.NDArray[np.int64] | int = 0,
-        immediate: npt.NDArray[np.int64] | int = 0,
-    ) -> Bytes2D:
-        """`count` instructions as a (count, length) array of bytes."""
-        code = np.tile(self.template, (count, 1))
-        for table, numbers in zip(self.registers, registers, strict=True):
-            code ^= table[numbers]
-        for hole, values in ((self.displacement, displacement), (self.immediate, immediate)):
-            if hole is not None:
-                _fill(code, hole, values)
-        return code
-
-
-def _fill(code: Bytes2D, hole: Hole, values: npt.NDArray[np.int64] | int) -> None:
-    column = np.broadcast_to(np.asarray(values, np.int64), (len(code),))
-    if not hole.fits(column):
-        raise CompileError(
-            f"a displacement or immediate in {column.min()}..{column.max()} does not fit "
-            f"{hole.size} bytes in units of {hole.unit}; split the code or use a nearer base"
-        )
-    raw = np.ascontiguousarray(column // hole.unit).astype("<i8").view(np.uint8).reshape(-1, 8)
-    code[:, hole.at : hole.at + hole.size] = raw[:, : hole.size]
 
 
 # A form's key: mnemonic, one signature per operand, bytes of displacement (0 where no memory).

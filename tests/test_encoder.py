@@ -14,8 +14,9 @@ from sparsejit.asm_templates.categorical import emit_categorical_draw
 from sparsejit.asm_templates.gru import emit_gru_update
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.assembler import Assembler
-from sparsejit.encoder import EXTENSIONS, Form, form_for, is_vector
+from sparsejit.encoder import EXTENSIONS, form_for, is_vector
 from sparsejit.errors import CompileError
+from sparsejit.form import Form
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
     Literal,
