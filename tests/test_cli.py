@@ -108,6 +108,7 @@ def test_a_command_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_train_refuses_a_folder_without_recordings(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     assert run("train", str(tmp_path / "absent")).returncode == 2
     done = run("train", str(tmp_path), "--out", str(tmp_path / "out"))
     assert done.returncode == 1

@@ -66,6 +66,8 @@ def _prune(seed: int, quiet: bool) -> dict[str, float]:
                 live.update(_prune_view(points, showcase))
         if not quiet:
             live.update(_prune_view(points, showcase))
+    if not quiet:
+        console.print()  # the live view ends without a line break where it is not a terminal
     assert showcase.result is not None
     return vars(showcase.result)
 
