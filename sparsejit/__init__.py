@@ -6,6 +6,7 @@
 
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.target import Target
+from sparsejit.voice.wavernn import WaveRNN
 
-__all__ = ["Kernel", "Target", "compile_matrix"]
+__all__ = ["Kernel", "Target", "WaveRNN", "compile_matrix"]
 __version__ = "0.1.0"

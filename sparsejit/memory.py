@@ -76,3 +76,39 @@ def _refused(action: str, size: int) -> CompileError:
         f"{errno.errorcode.get(code, code)} {os.strerror(code)}; "
         "free memory, or allow executable mappings for this process"
     )
+
+
+class _MethodDefinition(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
+
+
+def builtin(name: str, address: int, flags: int, keep: object) -> Callable[..., Any]:
+    """Native code as a built-in function; the function holds `keep` alive.
+
+    `flags` are CPython's METH_ constants and say how the code takes its arguments.
+    """
+    definition = _MethodDefinition(name.encode(), address, flags, None)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    function: Callable[..., Any] = make(ctypes.addressof(definition), (definition, keep), None)
+    return function
+
+
+def python_function(name: str) -> int:
+    """Address of a function of CPython's C API."""
+    address = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def native_field(address: int, size: int) -> int:
+    """The unsigned integer of `size` bytes at an address that is known to be readable."""
+    return int.from_bytes(ctypes.string_at(address, size), "little")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # "sparsejit" is the public surface, sparsejit/__init__.py.
 ORDER = (
     *("errors", "files", "operands", "target", "matrix", "spec", "reference"),
-    *("form", "encoder", "assembler", "asm_templates", "cost", "plan", "memory", "program", "api"),
+    *("form", "encoder", "assembler", "asm_templates", "cost", "plan", "memory", "program", "gate", "api"),
     *("prune", "voice", "frontend", "sparsejit", "perf"),
     *("install_peachpy", "doctor", "commands", "cli"),
 )
