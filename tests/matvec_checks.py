@@ -1,6 +1,7 @@
 """Runs one matrix-vector template on hostile surroundings and holds it to the float64 oracle."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from sparsejit import reference
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.assembler import Assembler, Image
 from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
@@ -34,16 +35,21 @@ def block_weights(
     return weights * np.repeat(kept, block_rows, axis=0)[:out_features]
 
 
+def target_of(row: MatVecTemplate) -> Target:
+    """The least target that a row of the table is made for."""
+    level = Target.named(row.isa)
+    return replace(level, instruction_sets=level.instruction_sets | row.requires)
+
+
 def templates_of(family: str) -> list[Any]:
     """pytest parameters: every row of the table in `family` that this machine can run."""
     machine = Target.detect()
     return [
         pytest.param(
-            row.emit,
-            row.isa,
+            row,
             id=row.name,
             marks=pytest.mark.skipif(
-                not Target.named(row.isa).runs_on(machine), reason=f"needs {row.isa}"
+                not target_of(row).runs_on(machine), reason="needs another processor"
             ),
         )
         for row in MATVEC_TEMPLATES
@@ -59,20 +65,17 @@ def shapes() -> Iterator[tuple[int, int]]:
         yield other, size
 
 
-def compile_kernel(
-    emit: Callable[..., None], isa: str, spec: MatVec, matrix: SparseMatrix
-) -> Image:
+def compile_kernel(row: MatVecTemplate, spec: MatVec, matrix: SparseMatrix) -> Image:
     """The template's code with the return that its caller adds."""
-    asm = Assembler(Target.named(isa))
-    emit(asm, spec, matrix)
+    asm = Assembler(target_of(row))
+    row.emit(asm, spec, matrix)
     asm.emit("vzeroupper")
     asm.emit("ret")
     return asm.finish()
 
 
 def check(
-    emit: Callable[..., None],
-    isa: str,
+    row: MatVecTemplate,
     weights: FloatArray,
     bias: FloatArray | None = None,
     activation: Activation = Activation.NONE,
@@ -83,8 +86,8 @@ def check(
     values that must survive.
     """
     matrix = SparseMatrix(weights)
-    spec = MatVec(*weights.shape, bias, activation)
-    image = compile_kernel(emit, isa, spec, matrix)
+    spec = MatVec(*weights.shape, bias, activation, row.dtype)
+    image = compile_kernel(row, spec, matrix)
     x = np.full(spec.in_features + 2 * _MARGIN, np.nan, np.float32)
     y = np.full(spec.out_features + 2 * _MARGIN, _UNTOUCHED)
     values = np.random.default_rng(1).standard_normal(spec.in_features).astype(np.float32)

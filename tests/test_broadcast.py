@@ -6,36 +6,36 @@ from matvec_checks import block_weights, check, shapes, templates_of
 
 from sparsejit.spec import Activation
 
-pytestmark = pytest.mark.parametrize(("emit", "isa"), templates_of("broadcast"))
+pytestmark = pytest.mark.parametrize("row", templates_of("broadcast"))
 
 
 @pytest.mark.parametrize("density", [0.0, 0.03, 0.2, 1.0])
 @pytest.mark.parametrize("block_rows", [8, 16])
-def test_every_shape(emit, isa, density, block_rows):
+def test_every_shape(row, density, block_rows):
     for shape in shapes():
-        check(emit, isa, block_weights(shape, density, block_rows))
+        check(row, block_weights(shape, density, block_rows))
 
 
 @pytest.mark.parametrize("activation", list(Activation))
-def test_bias_and_activation(emit, isa, activation):
+def test_bias_and_activation(row, activation):
     for shape in ((13, 40), (257, 33), (600, 20)):
         bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
-        check(emit, isa, block_weights(shape, 0.2), bias, activation)
+        check(row, block_weights(shape, 0.2), bias, activation)
 
 
-def test_weights_without_blocks(emit, isa):
-    check(emit, isa, block_weights((100, 70), 0.1, block_rows=1))
+def test_weights_without_blocks(row):
+    check(row, block_weights((100, 70), 0.1, block_rows=1))
 
 
-def test_empty_rows_and_columns(emit, isa):
+def test_empty_rows_and_columns(row):
     weights = block_weights((200, 90), 0.5)
     weights[16:56] = 0
     weights[:, :30] = 0
     weights[:, 77] = 0
-    check(emit, isa, weights)
+    check(row, weights)
 
 
-def test_pool_holds_little_but_weights(emit, isa):
+def test_pool_holds_little_but_weights(row):
     weights = block_weights((256, 256), 0.2)
-    image = check(emit, isa, weights)
+    image = check(row, weights)
     assert image.pool_bytes <= 1.05 * 4 * np.count_nonzero(weights)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from matvec_checks import block_weights, compile_kernel
+from matvec_checks import block_weights, compile_kernel, target_of
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.assembler import Assembler
@@ -38,7 +38,7 @@ UNUSUAL_MXCSR = 0xFFC0
 STATUS_FLAGS = 0x3F
 UPPER_REGISTERS = 16  # vzeroupper clears registers 0-15 above their low 16 bytes
 
-RUNNABLE = [row for row in MATVEC_TEMPLATES if Target.named(row.isa).runs_on(Target.detect())]
+RUNNABLE = [row for row in MATVEC_TEMPLATES if target_of(row).runs_on(Target.detect())]
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def test_a_kernel_keeps_what_it_must(
     row: MatVecTemplate, shape: tuple[int, int], activation: Activation
 ) -> None:
     matrix = SparseMatrix(block_weights(shape, 0.3))
-    spec = MatVec(*shape, None, activation)
-    image = compile_kernel(row.emit, row.isa, spec, matrix)
+    spec = MatVec(*shape, None, activation, row.dtype)
+    image = compile_kernel(row, spec, matrix)
     x, y = np.ones(shape[1], np.float32), np.zeros(shape[0], np.float32)
     found = call_and_report(image.data, row.isa, x, y)
     assert found.registers == PATTERNS

@@ -158,7 +158,7 @@ def emit_everything(isa: str) -> Iterator[None]:
                 weights = block_weights(shape, 0.3, block_rows)
                 bias = np.ones(shape[0], np.float32)
                 activation = list(Activation)[number % len(Activation)]
-                spec = MatVec(*shape, bias, activation)
+                spec = MatVec(*shape, bias, activation, row.dtype)
                 row.emit(Assembler(target), spec, SparseMatrix(weights))
     for size in (1, 16, 100):
         emit_gru_update(Assembler(target), GruUpdate(size))

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
-from matvec_checks import block_weights, compile_kernel
+from matvec_checks import block_weights, compile_kernel, target_of
 
 from sparsejit import reference
 from sparsejit.asm_templates.categorical import emit_categorical_draw, scratch_floats
@@ -29,7 +29,7 @@ SHAPES = (
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 65, 300)
 
 RUNNABLE_ISAS = [isa for isa in ISA_LEVELS if Target.named(isa).runs_on(Target.detect())]
-RUNNABLE_ROWS = [row for row in MATVEC_TEMPLATES if row.isa in RUNNABLE_ISAS]
+RUNNABLE_ROWS = [row for row in MATVEC_TEMPLATES if target_of(row).runs_on(Target.detect())]
 
 
 def test_the_guard_catches_what_it_should() -> None:
@@ -73,8 +73,9 @@ def test_matrix_kernels(row: MatVecTemplate, pattern: Pattern) -> None:
     for number, shape in enumerate(SHAPES):
         matrix = SparseMatrix(block_weights(shape, 0.3, pattern.rows, seed=number))
         bias = np.linspace(-1, 1, shape[0], dtype=np.float32)
-        spec = MatVec(*shape, bias, list(Activation)[number % len(Activation)])
-        kernel = ExecutableMemory(compile_kernel(row.emit, row.isa, spec, matrix).data)
+        activation = list(Activation)[number % len(Activation)]
+        spec = MatVec(*shape, bias, activation, row.dtype)
+        kernel = ExecutableMemory(compile_kernel(row, spec, matrix).data)
         for edge in EDGES:
             check = partial(_check_matvec, kernel, spec, matrix, edge)
             checks.append((f"{shape}, {spec.activation.value}, {edge}", check))

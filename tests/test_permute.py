@@ -21,7 +21,7 @@ from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
 from sparsejit.spec import Activation, MatVec
 
-both_templates = pytest.mark.parametrize(("emit", "isa"), templates_of("permute"))
+both_templates = pytest.mark.parametrize("row", templates_of("permute"))
 both_machines = pytest.mark.parametrize("machine", [AVX512, AVX2], ids=["avx512", "avx2"])
 both_schedules = pytest.mark.parametrize("cover", [one_register_schedule, two_register_schedule])
 
@@ -33,9 +33,9 @@ def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> npt.NDAr
 
 @both_templates
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.5, 1.0])
-def test_every_shape(emit, isa, density):
+def test_every_shape(row, density):
     for shape in shapes():
-        check(emit, isa, scattered(shape, density))
+        check(row, scattered(shape, density))
 
 
 @both_templates
@@ -48,49 +48,49 @@ def test_every_shape(emit, isa, density):
     activation=st.sampled_from(list(Activation)),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_random_layers(emit, isa, out_features, in_features, density, biased, activation, seed):
+def test_random_layers(row, out_features, in_features, density, biased, activation, seed):
     bias = np.random.default_rng(seed).standard_normal(out_features, np.float32)
     weights = scattered((out_features, in_features), density, seed)
-    check(emit, isa, weights, bias if biased else None, activation)
+    check(row, weights, bias if biased else None, activation)
 
 
 @both_templates
 @pytest.mark.parametrize("shape", [(1000, 530), (640, 257), (256, 1040)])
-def test_folded_batches_and_what_is_left_over(emit, isa, shape):
+def test_folded_batches_and_what_is_left_over(row, shape):
     weights = scattered(shape, 0.4)
-    machine = AVX512 if isa == "avx512" else AVX2
+    machine = AVX512 if row.isa == "avx512" else AVX2
     assert machine.fold_for(SparseMatrix(weights)) == machine.fold
     bias = np.linspace(-1, 1, shape[0], dtype=np.float32)
-    check(emit, isa, weights, bias, Activation.TANH)
+    check(row, weights, bias, Activation.TANH)
 
 
 @both_templates
-def test_rows_as_different_as_can_be(emit, isa):
+def test_rows_as_different_as_can_be(row):
     """Row i has i nonzeros, in an order that neighbouring vectors must share out."""
     weights = np.zeros((129, 300), np.float32)
     generator = np.random.default_rng(3)
-    for row, count in enumerate(generator.permutation(129)):
-        weights[row, generator.permutation(300)[:count]] = generator.standard_normal(count)
-    check(emit, isa, weights, np.arange(129, dtype=np.float32))
+    for output, count in enumerate(generator.permutation(129)):
+        weights[output, generator.permutation(300)[:count]] = generator.standard_normal(count)
+    check(row, weights, np.arange(129, dtype=np.float32))
 
 
 @both_templates
-def test_empty_rows_columns_and_windows(emit, isa):
+def test_empty_rows_columns_and_windows(row):
     weights = scattered((200, 1000), 0.2)
     weights[16:56] = 0
     weights[:, 100:900] = 0
-    check(emit, isa, weights, np.ones(200, np.float32))
+    check(row, weights, np.ones(200, np.float32))
 
 
 @both_templates
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_infinite_inputs_spoil_no_more_than_in_the_dense_product(emit, isa, bad):
+def test_infinite_inputs_spoil_no_more_than_in_the_dense_product(row, bad):
     weights = scattered((100, 200), 0.3)
     weights[40:60] = 1.0  # rows without a zero
     x = np.random.default_rng(1).standard_normal(200).astype(np.float32)
     x[[17, 150]] = bad
     matrix = SparseMatrix(weights)
-    image = compile_kernel(emit, isa, MatVec(100, 200), matrix)
+    image = compile_kernel(row, MatVec(100, 200), matrix)
     y = np.empty(100, np.float32)
     ExecutableMemory(image.data).function(2)(x.ctypes.data, y.ctypes.data)
     with np.errstate(invalid="ignore"):
@@ -179,12 +179,12 @@ def unfolded(machine: Machine) -> Machine:
 
 
 @both_templates
-def test_a_step_takes_twenty_bytes_of_code(emit, isa):
+def test_a_step_takes_twenty_bytes_of_code(row):
     weights = scattered((256, 256), 0.1)
-    machine = AVX512 if isa == "avx512" else AVX2
+    machine = AVX512 if row.isa == "avx512" else AVX2
     spec, matrix = MatVec(256, 256), SparseMatrix(weights)
     layout = layout_of(spec, matrix, machine)
-    image = compile_kernel(emit, isa, spec, matrix)
+    image = compile_kernel(row, spec, matrix)
     assert image.code_bytes / steps_in(layout) < 22.5
     vectors = image.pool_bytes / (4 * machine.lanes)
     assert vectors < steps_in(layout) * (1 + 1 / machine.fields) + 64
