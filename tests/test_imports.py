@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 # "sparsejit" is the public surface, sparsejit/__init__.py.
 ORDER = (
     *("errors", "files", "operands", "target", "matrix", "spec", "reference"),
-    *("form", "encoder", "assembler", "asm_templates", "cost", "plan", "memory", "program", "gate", "api"),
+    *("form", "encoder", "assembler", "memory", "measure", "asm_templates", "cost", "calibration"),
+    *("plan", "program", "tuning", "gate", "api"),
     *("prune", "voice", "frontend", "sparsejit", "perf"),
     *("install_peachpy", "doctor", "commands", "cli"),
 )
