@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.rows import vector
+from sparsejit.asm_templates.storage import Storage
 from sparsejit.asm_templates.tiles import (
     BoolArray,
     FloatArray,
@@ -76,16 +77,18 @@ def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
 
 
 def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    storage = Storage(asm, spec.dtype)
     weights = grouped(asm, matrix)
     parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
-    block_bytes = 4 * BLOCK_ROWS * int(matrix.block_mask(BLOCK_ROWS).sum())
+    block_bytes = storage.weight_bytes * BLOCK_ROWS * int(matrix.block_mask(BLOCK_ROWS).sum())
     by_fours = block_bytes <= asm.target.l1d_bytes
-    for tile in tiles(asm, matrix.out_features, SUMS):
+    for tile in tiles(asm, matrix.out_features, SUMS, spare=storage.registers):
         own = parts[tile.first : tile.first + tile.groups]
         steps = _order(own)
         fours = _whole_fours(steps.column, matrix.in_features) & by_fours
         start(asm, spec, tile)
-        _multiply(asm, tile, steps, fours, _pool(asm, own, steps))
+        storage.start()
+        _multiply(storage, tile, steps, fours, storage.literal(_lines_of_weights(own, steps)))
         finish(asm, spec, tile)
 
 
@@ -108,14 +111,14 @@ def _lines(kept: BoolArray) -> IntArray:
     return np.unique(line_of, return_inverse=True)[1]
 
 
-def _pool(asm: Assembler, weights: FloatArray, steps: _Steps) -> int:
+def _lines_of_weights(weights: FloatArray, steps: _Steps) -> FloatArray:
     lines = int(steps.line.max(initial=-1)) + 1
     pool = np.zeros((lines, *weights.shape[1:3]), np.float32)
     for part in range(weights.shape[1]):
         chosen = steps.kept[:, part]
         source = weights[steps.group[chosen], part, :, steps.column[chosen]]
         pool[steps.line[chosen], part] = source
-    return asm.literal(pool)
+    return pool.reshape(lines, weights.shape[1] * BLOCK_ROWS)
 
 
 def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
@@ -127,10 +130,12 @@ def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
     return whole[column // 4]
 
 
-def _multiply(asm: Assembler, tile: Tile, steps: _Steps, fours: BoolArray, pool: int) -> None:
-    evex = asm.target.isa == "avx512"  # its one-byte displacements count in operands
-    vector_bytes = asm.target.vector_bytes
-    weights = windows(steps.line * vector_bytes, vector_bytes if evex else 1)
+def _multiply(
+    storage: Storage, tile: Tile, steps: _Steps, fours: BoolArray, pool: int
+) -> None:
+    asm = storage.asm
+    weights = windows(storage.place(steps.line), storage.displacement_unit)
+    unpack, operand = storage.operand(steps.line, Memory(rcx, weights.displacement))
     new_column = np.diff(steps.column, prepend=-1) != 0
     chain = (np.cumsum(new_column) - 1) % tile.chains
     accumulator = tile.accumulator(asm, steps.group, chain)
@@ -140,7 +145,8 @@ def _multiply(asm: Assembler, tile: Tile, steps: _Steps, fours: BoolArray, pool:
         [
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
             *_inputs(asm, x, steps.column, fours),
-            *_products(steps.kept, accumulator, x, Memory(rcx, weights.displacement)),
+            *unpack,
+            *_products(steps.kept, accumulator, x, operand),
         ],
     )
 
@@ -161,7 +167,9 @@ def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> 
     ]
 
 
-def _products(kept: BoolArray, accumulator: Register, x: Register, weights: Memory) -> list[Line]:
+def _products(
+    kept: BoolArray, accumulator: Register, x: Register, weights: Register | Memory
+) -> list[Line]:
     if kept.shape[1] == 1:
         return [line("vfmadd231ps", accumulator, x, weights)]
     low, high = kept.T

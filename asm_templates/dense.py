@@ -20,7 +20,8 @@ the processor's own prefetching keeps up no longer, 33 bytes a cycle against 50 
 import numpy as np
 
 from sparsejit.asm_templates.rows import vector
-from sparsejit.asm_templates.tiles import Tile, finish, grouped, start, tiles
+from sparsejit.asm_templates.storage import Storage
+from sparsejit.asm_templates.tiles import FloatArray, Tile, finish, grouped, start, tiles
 from sparsejit.assembler import Assembler, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import Literal, Memory, rax, rcx, rdi, rdx
@@ -42,43 +43,61 @@ def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
 
 
 def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    storage = Storage(asm, spec.dtype)
     weights = grouped(asm, matrix)
-    prefetch = weights.nbytes > asm.target.l2_bytes
-    for tile in tiles(asm, matrix.out_features, SUMS, at_most=asm.target.vector_registers // 2):
+    prefetch = weights.size * storage.weight_bytes > asm.target.l2_bytes
+    largest, spare = asm.target.vector_registers // 2, storage.registers
+    for tile in tiles(asm, matrix.out_features, SUMS, largest, spare):
         own = weights[tile.first : tile.first + tile.groups]
-        asm.emit("lea", rcx, Literal(asm.literal(own.transpose(2, 0, 1))))
+        asm.emit("lea", rcx, Literal(storage.literal(_in_turns(storage, tile, own))))
         asm.emit("mov", rdx, rdi)
         start(asm, spec, tile)
-        _columns(asm, tile, matrix.in_features, prefetch)
+        storage.start()
+        _columns(storage, tile, matrix.in_features, prefetch)
         finish(asm, spec, tile)
 
 
-def _columns(asm: Assembler, tile: Tile, in_features: int, prefetch: bool) -> None:
+def _in_turns(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
+    """Vectors in the order of use; each turn of the loop begins with one that stands alone."""
+    vectors = weights.transpose(2, 0, 1).reshape(-1, weights.shape[1])
+    turn = tile.chains * tile.groups
+    whole = len(vectors) // turn * turn
+    padding = np.zeros((whole // turn, -turn % storage.whole, vectors.shape[1]), np.float32)
+    turns = vectors[:whole].reshape(-1, turn, vectors.shape[1])
+    padded = np.concatenate([turns, padding], axis=1).reshape(-1, vectors.shape[1])
+    return np.concatenate([padded, vectors[whole:]])
+
+
+def _columns(storage: Storage, tile: Tile, in_features: int, prefetch: bool) -> None:
+    asm = storage.asm
     turns, rest = divmod(in_features, tile.chains)
     if turns:
         asm.emit("mov", rax, turns)
         again = asm.label("again")
         asm.bind(again)
-        _turn(asm, tile, tile.chains, prefetch)
-        asm.emit("add", rcx, tile.chains * tile.groups * asm.target.vector_bytes)
+        _turn(storage, tile, tile.chains, prefetch)
+        vectors = tile.chains * tile.groups
+        asm.emit("add", rcx, int(storage.place(np.array(vectors + vectors % storage.whole))))
         asm.emit("add", rdx, 4 * tile.chains)
         asm.emit("sub", rax, 1)
         asm.jump("jnz", again)
-    _turn(asm, tile, rest, prefetch=False)
+    _turn(storage, tile, rest, prefetch=False)
 
 
-def _turn(asm: Assembler, tile: Tile, columns: int, prefetch: bool) -> None:
+def _turn(storage: Storage, tile: Tile, columns: int, prefetch: bool) -> None:
     """Multiply `columns` inputs from rdx by their weights from rcx, each in its own chain."""
-    count = columns * tile.groups
-    chain, group = np.divmod(np.arange(count), tile.groups)
-    place = np.arange(count) * asm.target.vector_bytes
-    new_line = place % CACHE_LINE_BYTES == 0
+    asm, number = storage.asm, np.arange(columns * tile.groups)
+    chain, group = np.divmod(number, tile.groups)
+    place = storage.place(number)
+    new_line = np.diff(place // CACHE_LINE_BYTES, prepend=-1) != 0
+    unpack, operand = storage.operand(number, Memory(rcx, place))
     x, accumulator = vector(asm, 0), tile.accumulator(asm, group, chain)
     lines = [
         line("vbroadcastss", x, Memory(rdx, 4 * chain), when=group == 0),
-        line("vfmadd231ps", accumulator, x, Memory(rcx, place)),
+        *unpack,
+        line("vfmadd231ps", accumulator, x, operand),
     ]
     if prefetch:
         ahead = Memory(rcx, place + PREFETCH_BYTES)
         lines.append(line("prefetcht0", ahead, when=new_line))
-    asm.stamp(count, lines)
+    asm.stamp(len(number), lines)

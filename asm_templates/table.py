@@ -44,6 +44,16 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
     MatVecTemplate(
         "f32-broadcast-avx2", "broadcast", "avx2", broadcast.emit_avx2, "DESIGN section 4"
     ),
+    *(
+        MatVecTemplate(f"{short}-{family}-{isa}", family, isa, emit, "DESIGN section 4", dtype)
+        for short, dtype in (("bf16", DType.BFLOAT16), ("f16", DType.FLOAT16))
+        for family, isa, emit in (
+            ("broadcast", "avx512", broadcast.emit_avx512),
+            ("broadcast", "avx2", broadcast.emit_avx2),
+            ("dense", "avx512", dense.emit_avx512),
+            ("dense", "avx2", dense.emit_avx2),
+        )
+    ),
     MatVecTemplate("f32-dense-avx512", "dense", "avx512", dense.emit_avx512, "issue 2"),
     MatVecTemplate("f32-dense-avx2", "dense", "avx2", dense.emit_avx2, "issue 2"),
     MatVecTemplate(

@@ -30,8 +30,9 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
-# Never accumulators: two for inputs, and what an activation needs (SCRATCH_PER_VECTOR).
-RESERVED = 3
+# Never accumulators: registers 0 and 1 for inputs, and what an activation needs at the end
+# (SCRATCH_PER_VECTOR).
+INPUTS, RESERVED = 2, 3
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class Tile:
 
 
 def tiles(
-    asm: Assembler, out_features: int, sums: int, at_most: int | None = None
+    asm: Assembler, out_features: int, sums: int, at_most: int | None = None, spare: int = 0
 ) -> Iterator[Tile]:
     """Tiles over all outputs, as large as fits or `at_most` groups, summed in `sums` registers.
 
-    A tile of fewer groups than `sums` has as many chains as it takes and as fit.
+    A tile of fewer groups than `sums` has as many chains as it takes and as fit. Registers 2 to
+    `spare` + 1 stay free besides the reserved.
     """
-    capacity = asm.target.vector_registers - RESERVED
+    capacity = asm.target.vector_registers - max(RESERVED, INPUTS + spare)
     largest = min(capacity, at_most or capacity)
     groups = group_count(asm, out_features)
     for first in range(0, groups, largest):

@@ -9,6 +9,7 @@ from sparsejit.cost import FAMILY_COSTS, permute_steps, predict
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import plan, strategies
+from sparsejit.spec import DType
 from sparsejit.target import ISA_LEVELS, Target
 
 
@@ -37,7 +38,7 @@ def test_auto_takes_the_family_that_measured_fastest(
 def test_every_family_of_the_target_is_a_candidate_in_order_of_cost(isa: str) -> None:
     matrix = SparseMatrix(block_weights((64, 48), 0.3))
     choice = plan(matrix, Target.named(isa))
-    rows = [template for template in MATVEC_TEMPLATES if template.isa == isa]
+    rows = [t for t in MATVEC_TEMPLATES if t.isa == isa and t.dtype is DType.FLOAT32]
     assert {c.template.name for c in choice.candidates} == {row.name for row in rows}
     cycles = [candidate.cost.cycles for candidate in choice.candidates]
     assert cycles == sorted(cycles) and choice.chosen is choice.candidates[0]
