@@ -14,10 +14,11 @@ from sparsejit.assembler import Image
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.gate import bind, call_gate
 from sparsejit.matrix import SparseMatrix
-from sparsejit.plan import Plan, plan
+from sparsejit.plan import AUTO, Plan, plan
 from sparsejit.program import Program, build, debug_level
 from sparsejit.spec import Activation, DType, MatVec
 from sparsejit.target import Target
+from sparsejit.tuning import tuned
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -101,13 +102,14 @@ class Kernel:
             f"chosen: {self.plan.chosen.template.name}: {self.plan.reason}",
             f"built: {stats['code_bytes']} bytes of code, {stats['pool_bytes']} of literals, "
             f"in {self.compile_ms:.1f} ms",
-            "candidate                  steps     code     data    cycles  bound by",
+            "candidate                  steps     code     data  predicted ns  measured  bound by",
         ]
         for candidate in self.plan.candidates:
-            cost = candidate.cost
+            name, cost = candidate.template.name, candidate.cost
+            measured = self.plan.measured_ns.get(name)
             lines.append(
-                f"{candidate.template.name:24s}{cost.steps:8d}{cost.code_bytes:9d}"
-                f"{cost.data_bytes:9d}{cost.cycles:10.0f}  {cost.bound}"
+                f"{name:24s}{cost.steps:8d}{cost.code_bytes:9d}{cost.data_bytes:9d}{cost.ns:14.0f}"
+                f"{'-' if measured is None else f'{measured:.0f}':>10s}  {cost.bound}"
             )
         return "\n".join(lines)
 
@@ -122,16 +124,18 @@ def compile_matrix(
     activation: str | Activation | None = None,
     batch: int = 1,
     dtype: str = "float32",
-    strategy: str = "auto",
+    strategy: str = AUTO,
     target: str | Target = "native",
+    tune: bool = False,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
     `weights` and `bias` are arrays or torch tensors; zeros cost nothing. `activation` is none,
     relu, tanh or sigmoid. `dtype` is how the weights are stored: float32, bfloat16 or float16;
     all else is float32. `strategy` is auto or a kernel family. `target` is "native", a level
-    such as "avx2", or a Target. Raises InvalidInput for arguments that make no sense and
-    UnsupportedTarget for a target this machine cannot run.
+    such as "avx2", or a Target. `tune` times the most promising kernels here, or recalls earlier
+    times, and takes the fastest (see `tuning.py`). Raises InvalidInput for arguments that make no
+    sense and UnsupportedTarget for a target this machine cannot run.
     """
     started = time.perf_counter()
     if batch != 1:
@@ -146,6 +150,8 @@ def compile_matrix(
     )
     machine = _resolve_target(target)
     choice = plan(matrix, machine, strategy, spec.dtype)
+    if tune and strategy == AUTO:
+        choice = tuned(choice, spec, matrix, machine)
     template = choice.chosen.template
     program = build(template.name, machine, lambda asm: template.emit(asm, spec, matrix))
     compile_ms = 1e3 * (time.perf_counter() - started)

@@ -7,6 +7,7 @@ import typer
 
 from sparsejit import __version__
 from sparsejit.commands.bench import bench
+from sparsejit.commands.calibrate import calibrate
 from sparsejit.commands.console import error_console
 from sparsejit.commands.demo import demo
 from sparsejit.commands.doctor import doctor
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (demo, synth, train, explain, disasm, doctor):
+for command in (demo, synth, train, explain, disasm, calibrate, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -2,10 +2,8 @@
 
 A family's kernel is a sequence of equal steps. The model counts the steps, the cycles the
 execution ports need for them, and the bytes of code and data they pull in; time is the largest of
-execution, code and data, which overlap. Rates per cache level are those of one Zen 5 core (DESIGN
-section 4: "L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code arrives at only 10-14 B
-a cycle from L2 and 7 from L3"). Ratios between families, which is what decides, carry over better
-than the absolute numbers.
+execution, code and data, which overlap. Rates per cache level are those of one Zen 5 core until
+this machine has been calibrated (`calibration.py`).
 """
 
 from collections.abc import Callable
@@ -16,23 +14,40 @@ import numpy as np
 from sparsejit.matrix import SparseMatrix
 from sparsejit.target import Target
 
-# Bytes a cycle by where they come from.
-DATA_RATES = {"L1": 128.0, "L2": 54.0, "L3": 28.0, "memory": 8.0}
-CODE_RATES = {"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0}
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a core is: cycles a nanosecond, and bytes a cycle by where they come from.
+
+    `data` and `code` have the keys L1, L2, L3 and memory.
+    """
+
+    cycles_per_ns: float
+    data: dict[str, float]
+    code: dict[str, float]
+
+
+# One Zen 5 core, DESIGN section 4: "L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code
+# arrives at only 10-14 B a cycle from L2 and 7 from L3".
+ZEN5_RATES = Rates(
+    cycles_per_ns=4.2,
+    data={"L1": 128.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
+    code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
+)
 
 
 @dataclass(frozen=True)
 class Cost:
     """Predicted cost of one call, x and weights warm.
 
-    `steps` are the family's units of work, `cycles` the prediction, `bound` the resource that
-    sets it: "execution", or "code from L2" and the like.
+    `steps` are the family's units of work, `ns` the prediction, `bound` the resource that sets
+    it: "execution", or "code from L2" and the like.
     """
 
     steps: int
     code_bytes: int
     data_bytes: int
-    cycles: float
+    ns: float
     bound: str
 
 
@@ -131,7 +146,9 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
 }
 
 
-def predict(family: str, matrix: SparseMatrix, target: Target) -> Cost:
+def predict(
+    family: str, matrix: SparseMatrix, target: Target, rates: Rates = ZEN5_RATES
+) -> Cost:
     """The cost of a family's kernel for these weights on this target."""
     model = FAMILY_COSTS[family]
     price = model.prices[target.isa]
@@ -142,12 +159,13 @@ def predict(family: str, matrix: SparseMatrix, target: Target) -> Cost:
     code_level = _level(code_bytes, target, target.l1i_bytes)
     data_level = _level(code_bytes + data_bytes, target, target.l1d_bytes)
     transfers = {
-        f"code from {code_level}": code_bytes / CODE_RATES[code_level],
-        f"data from {data_level}": data_bytes / DATA_RATES[data_level],
+        f"code from {code_level}": code_bytes / rates.code[code_level],
+        f"data from {data_level}": data_bytes / rates.data[data_level],
     }
     resources = {"execution": steps * price.cycles, **transfers}
     bound = max(resources, key=lambda name: resources[name])
-    return Cost(steps, code_bytes, data_bytes, resources[bound], bound)
+    ns = resources[bound] / rates.cycles_per_ns
+    return Cost(steps, code_bytes, data_bytes, ns, bound)
 
 
 def _level(total_bytes: int, target: Target, level_one: int) -> str:

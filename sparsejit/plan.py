@@ -5,9 +5,11 @@ and of equals the one with less code.
 A strategy named by the caller overrides the price, not the record of it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.calibration import known_rates
 from sparsejit.cost import Cost, predict
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
@@ -27,11 +29,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen template, all candidates from cheapest to dearest, and the reason in words."""
+    """The chosen template, all candidates from cheapest to dearest, and the reason in words.
+
+    `measured_ns` holds the times of those candidates that were measured, by template name.
+    """
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
     reason: str
+    measured_ns: Mapping[str, float] = field(default_factory=dict)
 
 
 def strategies() -> tuple[str, ...]:
@@ -54,12 +60,9 @@ def plan(
             f"strategy {strategy!r} is unknown; use one of {', '.join(strategies())}"
         )
     usable = [t for t in MATVEC_TEMPLATES if t.dtype is dtype and t.made_for(target)]
-    candidates = tuple(
-        sorted(
-            (Candidate(template, predict(template.family, matrix, target)) for template in usable),
-            key=lambda candidate: (candidate.cost.cycles, candidate.cost.code_bytes),
-        )
-    )
+    rates = known_rates(target)
+    priced = [Candidate(t, predict(t.family, matrix, target, rates)) for t in usable]
+    candidates = tuple(sorted(priced, key=lambda c: (c.cost.ns, c.cost.code_bytes)))
     if not candidates:
         raise InvalidInput(
             f"there is no {dtype.value} kernel for this {target.isa} target; use dtype='float32'"
@@ -80,10 +83,10 @@ def _comparison(candidates: tuple[Candidate, ...]) -> str:
     best = candidates[0]
     reason = (
         f"{best.template.family} is predicted cheapest: {best.cost.steps} steps, "
-        f"{best.cost.cycles:.0f} cycles, bound by {best.cost.bound}"
+        f"{best.cost.ns:.0f} ns, bound by {best.cost.bound}"
     )
     if len(candidates) == 1:
         return reason
     second = candidates[1]
-    ratio = second.cost.cycles / max(best.cost.cycles, 1e-9)
+    ratio = second.cost.ns / max(best.cost.ns, 1e-9)
     return f"{reason}; next is {second.template.family} at {ratio:.2f} times that"

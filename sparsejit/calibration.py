@@ -1,0 +1,117 @@
+"""This core's rates, measured once by short machine-code loops and kept in a file.
+
+Until `sparsejit calibrate` has been run, or where the file is unusable, the planner reckons with
+`cost.ZEN5_RATES`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from platformdirs import user_cache_path
+
+from sparsejit.assembler import Assembler, line
+from sparsejit.cost import ZEN5_RATES, Rates
+from sparsejit.files import atomic_path
+from sparsejit.measure import time_native
+from sparsejit.memory import ExecutableMemory
+from sparsejit.operands import Memory, rax, rcx, rdi, ymm, zmm
+from sparsejit.target import Target
+
+_CHAIN = 4096
+_LOADS = 16
+_BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
+
+
+def cache_file(kind: str, *parts: str) -> Path:
+    """The file in the user's cache directory for what `parts` identify together."""
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return user_cache_path("sparsejit") / f"{kind}-{digest}.json"
+
+
+@cache
+def known_rates(target: Target) -> Rates:
+    """The rates measured on this kind of core earlier, or Zen 5's."""
+    try:
+        stored = json.loads(_file(target).read_text())
+        return Rates(stored["cycles_per_ns"], stored["data"], stored["code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ZEN5_RATES
+
+
+def calibrate(target: Target) -> Rates:
+    """Measure this core's rates (about a second), keep them, and return them."""
+    cycles_per_ns = _CHAIN / _fastest_ns(target, _dependent_additions)
+    sizes = {
+        "L1": target.l1d_bytes // 2,
+        "L2": target.l2_bytes // 2,
+        "L3": _BIG,
+        "memory": 2 * target.l3_bytes,
+    }
+    data = {
+        level: _loaded_bytes_per_ns(target, size) / cycles_per_ns for level, size in sizes.items()
+    }
+    # In L1 the execution ports are the limit, and code from memory would take a second to fault
+    # in for a case that no kernel should be in: for these the table's figures stay.
+    code = {
+        **ZEN5_RATES.code,
+        "L2": _executed_bytes_per_ns(target, sizes["L2"]) / cycles_per_ns,
+        "L3": _executed_bytes_per_ns(target, sizes["L3"]) / cycles_per_ns,
+    }
+    rates = Rates(cycles_per_ns, data, code)
+    with atomic_path(_file(target)) as path:
+        path.write_text(json.dumps(asdict(rates), indent=2))
+    known_rates.cache_clear()
+    return rates
+
+
+def _file(target: Target) -> Path:
+    return cache_file("rates", target.model, target.isa)
+
+
+def _dependent_additions(asm: Assembler) -> None:
+    """Each addition waits for the one before: one cycle each."""
+    asm.stamp(_CHAIN, [line("add", rax, rcx)])
+
+
+def _loaded_bytes_per_ns(target: Target, size: int) -> float:
+    buffer = np.ones(size + 64, np.uint8)
+    start = buffer.ctypes.data + -buffer.ctypes.data % 64
+    register = zmm if target.isa == "avx512" else ymm
+    step = _LOADS * target.vector_bytes
+    offsets = np.arange(_LOADS) * target.vector_bytes
+
+    def body(asm: Assembler) -> None:
+        again = asm.label("again")
+        asm.emit("mov", rax, rdi)
+        asm.emit("mov", rcx, size // step)
+        asm.bind(again)
+        asm.stamp(_LOADS, [line("vmovups", register(np.arange(_LOADS)), Memory(rax, offsets))])
+        asm.emit("add", rax, step)
+        asm.emit("sub", rcx, 1)
+        asm.jump("jnz", again)
+
+    return size // step * step / _fastest_ns(target, body, start)
+
+
+def _executed_bytes_per_ns(target: Target, size: int) -> float:
+    """Straight-line code of independent five-byte VEX instructions, as kernels consist of."""
+
+    def body(asm: Assembler) -> None:
+        count = size // 5
+        asm.stamp(count, [line("vxorps", ymm(np.arange(count) % 8), ymm(8), ymm(9))])
+
+    return size / _fastest_ns(target, body)
+
+
+def _fastest_ns(target: Target, body: Callable[[Assembler], None], argument: int = 0) -> float:
+    asm = Assembler(target)
+    body(asm)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    memory = ExecutableMemory(asm.finish().data)
+    return time_native(memory.address, (argument,), samples=30, budget_ns=200_000_000).min_ns

@@ -1,0 +1,84 @@
+"""Replaces prediction by measurement for the few candidates that matter, and remembers it."""
+
+import hashlib
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from sparsejit import asm_templates
+from sparsejit.calibration import cache_file
+from sparsejit.files import atomic_path
+from sparsejit.matrix import SparseMatrix
+from sparsejit.measure import time_native
+from sparsejit.memory import ExecutableMemory
+from sparsejit.plan import Candidate, Plan
+from sparsejit.program import build
+from sparsejit.spec import MatVec
+from sparsejit.target import Target
+
+MEASURED_CANDIDATES = 3
+# A kernel in L2 varies by up to 1.5x with where its pages lie (DESIGN section 4).
+_PLACES = 3
+
+
+def tuned(choice: Plan, spec: MatVec, matrix: SparseMatrix, target: Target) -> Plan:
+    """The plan with the fastest of the cheapest-looking candidates, timed here or earlier.
+
+    Times are kept in the user's cache directory under a key of weights, spec, instruction sets,
+    processor model and the source of the templates, so that a change to any of them measures anew.
+    """
+    contenders = choice.candidates[:MEASURED_CANDIDATES]
+    file = cache_file("tuning", *_identity(spec, matrix, target))
+    times = _read(file, contenders)
+    if times is None:
+        times = {c.template.name: _time(c, spec, matrix, target) for c in contenders}
+        with atomic_path(file) as path:
+            path.write_text(json.dumps(times, indent=2))
+    measured = {name: times[name] for name in sorted(times, key=lambda name: times[name])}
+    best = next(c for c in contenders if c.template.name == next(iter(measured)))
+    return replace(choice, chosen=best, measured_ns=measured, reason=_comparison(measured))
+
+
+def _time(candidate: Candidate, spec: MatVec, matrix: SparseMatrix, target: Target) -> float:
+    """Median over places in memory of the least nanoseconds a call."""
+    emit = candidate.template.emit
+    program = build(candidate.template.name, target, lambda asm: emit(asm, spec, matrix))
+    copies = [program.memory, *(ExecutableMemory(program.image.data) for _ in range(_PLACES - 1))]
+    x = np.random.default_rng(0).standard_normal(spec.in_features).astype(np.float32)
+    y = np.empty(spec.out_features, np.float32)
+    pointers = (x.ctypes.data, y.ctypes.data)
+    return float(np.median([time_native(m.address, pointers, samples=40).min_ns for m in copies]))
+
+
+def _identity(spec: MatVec, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:
+    return (
+        hashlib.sha256(matrix.dense.tobytes()).hexdigest(),
+        str(matrix.dense.shape),
+        f"{spec.dtype.value} {spec.activation.value} bias={spec.bias is not None}",
+        " ".join(sorted(target.instruction_sets)),
+        target.model,
+        _templates_digest(),
+    )
+
+
+@cache
+def _templates_digest() -> str:
+    (folder,) = map(Path, asm_templates.__path__)
+    sources = sorted(folder.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def _read(file: Path, contenders: tuple[Candidate, ...]) -> dict[str, float] | None:
+    """Earlier times of exactly these candidates; None where there are none or they are damaged."""
+    try:
+        stored = json.loads(file.read_text())
+        return {c.template.name: float(stored[c.template.name]) for c in contenders}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _comparison(measured: dict[str, float]) -> str:
+    return "measured: " + ", ".join(f"{name} {ns:.0f} ns" for name, ns in measured.items())
