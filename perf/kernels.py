@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit import reference
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
+from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import Timing, time_native, time_python
 from sparsejit.plan import AUTO
+from sparsejit.spec import DType
 from sparsejit.target import Target
 
 PLACES = 5
@@ -98,24 +101,45 @@ def run(
     problems: Iterable[MatVecProblem] = tuple(PROBLEMS.values()),
     strategies: Iterable[str] | None = None,
     progress: Callable[[str], None] = lambda step: None,
+    dtypes: Iterable[DType] = tuple(DType),
 ) -> list[Comparison]:
-    """Measure every strategy (default: all that this machine has) on every problem.
+    """Measure kernels of each of `dtypes` and the peers on every problem.
 
-    `progress` is told what is about to be timed. Raises CompileError where an output is wrong.
+    `strategies` are families or "auto"; by default all families for float32, whose dense peers
+    are float32 too, and "auto" for the other dtypes. A strategy without a kernel for a dtype is
+    passed over. `progress` is told what is about to be timed. Raises CompileError where an output
+    is wrong.
     """
     target = Target.detect()
-    families = available_strategies(target) if strategies is None else list(strategies)
+    wanted = [
+        (dtype, family)
+        for dtype in dtypes
+        for family in _families(dtype, target, strategies)
+    ]
     with single_threaded():
-        return [_compare(problem, families, target, progress) for problem in problems]
+        return [_compare(problem, wanted, target, progress) for problem in problems]
 
 
-def available_strategies(target: Target) -> list[str]:
-    """The kernel families that exist for a target."""
-    return list(dict.fromkeys(t.family for t in MATVEC_TEMPLATES if t.isa == target.isa))
+def available_strategies(target: Target, dtype: DType = DType.FLOAT32) -> list[str]:
+    """The kernel families that exist for a target and a dtype."""
+    rows = (t for t in MATVEC_TEMPLATES if t.made_for(target) and t.dtype is dtype)
+    return list(dict.fromkeys(row.family for row in rows))
+
+
+def _families(dtype: DType, target: Target, strategies: Iterable[str] | None) -> list[str]:
+    available = available_strategies(target, dtype)
+    if strategies is not None:
+        return [one for one in strategies if one == AUTO or one in available]
+    if dtype is DType.FLOAT32:
+        return available
+    return [AUTO] if available else []
 
 
 def _compare(
-    problem: MatVecProblem, families: list[str], target: Target, progress: Callable[[str], None]
+    problem: MatVecProblem,
+    wanted: list[tuple[DType, str]],
+    target: Target,
+    progress: Callable[[str], None],
 ) -> Comparison:
     weights, x = problem.weights(), problem.input()
     exact = weights.astype(np.float64) @ x.astype(np.float64)
@@ -124,13 +148,11 @@ def _compare(
     for peer in peers:
         progress(f"{problem.name}: {peer.name}")
         peer_times.append(_time_peer(peer, exact))
-    chosen = compile_matrix(weights, strategy=AUTO).strategy
     rows = []
-    for family in families:
-        progress(f"{problem.name}: {family}")
-        kernel = compile_matrix(weights, strategy=family)
-        row = _measure(problem, kernel, x, exact, target, tuple(peer_times), family == chosen)
-        rows.append(row)
+    for dtype, strategy in wanted:
+        progress(f"{problem.name}: {strategy} {dtype.value}")
+        kernel = compile_matrix(weights, strategy=strategy, dtype=dtype)
+        rows.append(_measure(problem, kernel, x, target, tuple(peer_times)))
     return Comparison(problem, tuple(sorted(rows, key=lambda row: row.ns_min)), skipped)
 
 
@@ -144,11 +166,11 @@ def _measure(
     problem: MatVecProblem,
     kernel: Kernel,
     x: FloatArray,
-    exact: npt.NDArray[np.float64],
     target: Target,
     peers: tuple[PeerTime, ...],
-    auto: bool,
 ) -> Row:
+    matrix = SparseMatrix(problem.weights())
+    exact = reference.matvec(kernel.spec, matrix, x)
     y = np.empty_like(exact, np.float32)
     error = _checked_error(kernel.strategy, kernel(x, out=y), exact)
     places = time_at_places(kernel, x)
@@ -159,7 +181,7 @@ def _measure(
     return Row(
         problem=problem.name,
         strategy=kernel.strategy,
-        dtype="float32",
+        dtype=kernel.spec.dtype.value,
         isa=stats["isa"],
         M=problem.out_features,
         N=problem.in_features,
@@ -173,7 +195,7 @@ def _measure(
         compile_ms=stats["compile_ms"],
         max_abs_error=error,
         relative_error=error / float(np.abs(exact).max()),
-        auto=auto,
+        auto=kernel.plan.chosen is kernel.plan.candidates[0],
         ns_by_place=tuple(timing.min_ns for timing in places),
         ns_python=time_python(lambda: kernel(x, out=y)).min_ns,
         limit=limit,

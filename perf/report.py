@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Kernels, then peers, each compared with what strategy="auto" picks.
+    """Kernels, then peers, each compared with the float32 kernel that strategy="auto" picks.
 
     "times faster" takes the kernel's native time, "both from Python" its time called from Python.
     """
@@ -31,14 +31,16 @@ def comparison_table(comparison: Comparison) -> Table:
     pattern = problem.pattern.name
     table = Table(
         title=f"{problem.name}: {problem.out_features} x {problem.in_features}, "
-        f"{problem.sparsity:.0%} zero, {pattern}; {rows[0].isa}, float32",
+        f"{problem.sparsity:.0%} zero, {pattern}; {rows[0].isa}",
         title_justify="left",
     )
     for number, column in enumerate(_COLUMNS):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*_kernel_cells(row), style="bold" if row.auto else None)
-    reference = next((row for row in rows if row.auto), rows[0])
+    # The peers compute in float32: they are compared with the kernel that does so too.
+    same_type = [row for row in rows if row.dtype == "float32"] or rows
+    reference = next((row for row in same_type if row.auto), same_type[0])
     table.add_row(f"{reference.strategy} via Python", "python", f"{reference.ns_python:,.0f}")
     table.add_section()
     for peer in sorted(reference.peers, key=lambda peer: peer.ns_min):
@@ -69,7 +71,7 @@ def limits_table(limits: MachineLimits) -> Table:
 
 def _kernel_cells(row: Row) -> tuple[str, ...]:
     return (
-        f"{row.strategy} (auto)" if row.auto else row.strategy,
+        f"{row.strategy} {row.dtype}{' (auto)' if row.auto else ''}",
         "native",
         *_times(row.ns_min, row.ns_median),
         f"{row.effective_gflops:.0f}",

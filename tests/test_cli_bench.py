@@ -19,14 +19,17 @@ ROW_KEYS = {
 @pytest.mark.serial
 def test_json_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
+    plot = tmp_path / "roofline.png"
     arguments = ["bench", "kernels", "--problem", "B", "--strategy", "broadcast"]
-    result = CliRunner().invoke(app, [*arguments, "--json", str(file)])
+    arguments += ["--dtype", "float32", "--json", str(file), "--plot", str(plot)]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (row,) = json.loads(file.read_text())
     assert row.keys() >= ROW_KEYS
     assert (row["problem"], row["M"], row["N"]) == ("B", 256, 256)
     assert row["effective_gflops"] == pytest.approx(5 * row["real_gflops"], rel=0.01)
     assert 0 < row["ns_min"] <= row["ns_median"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_unknown_problem_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
