@@ -29,7 +29,8 @@ def draw_roofline(path: Path, rows: Sequence[Row], limits: MachineLimits) -> Non
     for level, rate in slopes.items():
         roof = np.minimum(rate * intensity, limits.fma_gflops)
         axes.plot(intensity, roof, color="grey", linewidth=1)
-        axes.annotate(f"{level} {rate:.0f} B/ns", (intensity[25], roof[25]), fontsize=8, rotation=28)
+        place = (intensity[25], roof[25])
+        axes.annotate(f"{level} {rate:.0f} B/ns", place, fontsize=8, rotation=28)
     axes.axhline(limits.fma_gflops, color="black", linewidth=1)
     axes.annotate(f"FMA rate {limits.fma_gflops:.0f} GFLOPS", (1.2, limits.fma_gflops * 1.04))
     problems = list(dict.fromkeys(row.problem for row in rows))

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from sparsejit.commands.console import console, error_console, require
+from sparsejit.commands.console import (
+    JsonOption,
+    console,
+    error_console,
+    print_json,
+    require,
+)
 from sparsejit.files import atomic_path
 from sparsejit.spec import DType
 from sparsejit.target import Target
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
-
-
-@bench.callback()
-def group() -> None:
-    """Keep `kernels` a command of its own while it is the only one."""
 
 
 @bench.command()
@@ -66,3 +68,31 @@ def kernels(
         draw_roofline(plot, [row for row in rows if row.auto], limits)
     if record:
         console.print(f"recorded in {history.append('kernels', values, limits)}")
+
+
+@bench.command()
+def predictions(
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the planner's predicted times with measured ones over a grid of layers."""
+    require("torch", "scipy", "threadpoolctl")
+    from sparsejit.perf.prediction import WITHIN, compare
+
+    dtypes = tuple(DType.parse(name) for name in dtype or DType)
+    with error_console.status("") as status:
+        found = compare(dtypes, status.update)
+    if as_json:
+        print_json([vars(one) for one in found])
+        return
+    table = Table("layer", "kernel", "predicted ns", "measured ns", "ratio")
+    for one in sorted(found, key=lambda one: one.ratio):
+        if not one.within:
+            layer = f"{one.shape[0]} x {one.shape[1]}, {one.sparsity:.0%} zero, {one.pattern}"
+            times = (f"{one.predicted_ns:.0f}", f"{one.measured_ns:.0f}", f"{one.ratio:.2f}")
+            table.add_row(layer, one.template, *times)
+    console.print(table)
+    share = sum(one.within for one in found) / len(found)
+    console.print(f"{share:.1%} of {len(found)} layers within {WITHIN} times; the others above")
