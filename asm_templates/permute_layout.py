@@ -15,7 +15,7 @@ does. Outputs that fill no folded batch follow in batches that run once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,8 +27,9 @@ from sparsejit.asm_templates.schedule import (
     one_register_schedule,
     two_register_schedule,
 )
+from sparsejit.asm_templates.storage import bfloat16_bits
 from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import MatVec
+from sparsejit.spec import DType, MatVec
 
 ACCUMULATORS = 4
 
@@ -44,6 +45,7 @@ class Machine:
     A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`; `inputs`
     registers hold a window of x. The pool pointer reaches `reach` vectors to either side.
     Matrices of at least `folding_nnz` nonzeros and `folding_density` run their code `fold` times.
+    Weights are stored as `dtype`; short ones are unpacked into registers that x then lacks.
     """
 
     lanes: int
@@ -54,6 +56,19 @@ class Machine:
     fold: int
     folding_nnz: int
     folding_density: float
+    dtype: DType = DType.FLOAT32
+
+    def storing(self, dtype: DType) -> "Machine":
+        """The same machine with weights of another dtype."""
+        spare = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}[dtype]
+        # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
+        reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
+        return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
+
+    @property
+    def steps_a_vector(self) -> int:
+        """Steps whose weights share a vector of the pool."""
+        return 1 if self.dtype is DType.FLOAT32 else 2
 
     @property
     def fields(self) -> int:
@@ -165,13 +180,13 @@ class Piece:
     and `tail`: uint32 (fold, vectors, lanes).
     """
 
+    machine: Machine
     strip: Strip
     batch: int
     window: int
     steps: Steps
     head: _Words
     tail: _Words
-    fields: int
 
     @property
     def count(self) -> int:
@@ -180,11 +195,12 @@ class Piece:
 
     @property
     def blocks(self) -> int:
-        return -(-self.count // self.fields)
+        return -(-self.count // self.machine.fields)
 
     @property
     def tail_start(self) -> int:
-        return self.head.shape[1] + self.count + self.blocks
+        weights = -(-self.count // self.machine.steps_a_vector)
+        return self.head.shape[1] + weights + self.blocks
 
     @property
     def vectors(self) -> int:
@@ -195,26 +211,47 @@ class Piece:
     def weight_places(self) -> _Numbers:
         """The vector that holds each step's weights, counted from the start of a run."""
         step = np.arange(self.count)
-        return self.head.shape[1] + step + step // self.fields + 1
+        weights = step // self.machine.steps_a_vector
+        return self.head.shape[1] + weights + step // self.machine.fields + 1
 
     @cached_property
     def index_places(self) -> _Numbers:
         """The vector that holds each block's packed indices."""
-        return self.head.shape[1] + np.arange(self.blocks) * (self.fields + 1)
+        block_vectors = self.machine.fields // self.machine.steps_a_vector + 1
+        return self.head.shape[1] + np.arange(self.blocks) * block_vectors
 
-    def pool(self, shifts: _Numbers) -> _Words:
+    def pool(self) -> _Words:
         """All that the runs read: uint32 (fold, vectors, lanes)."""
         fold, _, lanes = self.head.shape
+        fields, shifts = self.machine.fields, self.machine.shifts
         pool: _Words = np.empty((fold, self.vectors, lanes), np.uint32)
         pool[:, : self.head.shape[1]] = self.head
         pool[:, self.tail_start :] = self.tail
-        pool[:, self.weight_places] = self.steps.weights.view(np.uint32).swapaxes(0, 1)
-        indices = np.zeros((self.blocks * self.fields, fold, lanes), np.uint32)
+        weights = _stored(self.steps.weights, self.machine.dtype)
+        pool[:, self.weight_places[:: self.machine.steps_a_vector]] = weights.swapaxes(0, 1)
+        indices = np.zeros((self.blocks * fields, fold, lanes), np.uint32)
         indices[: self.count] = self.steps.indices
-        blocks = indices.reshape(self.blocks, self.fields, fold, lanes)
+        blocks = indices.reshape(self.blocks, fields, fold, lanes)
         packed = np.bitwise_or.reduce(blocks << shifts[:, None, None].astype(np.uint32), axis=1)
         pool[:, self.index_places] = packed.swapaxes(0, 1)
         return pool
+
+
+def _stored(weights: _Floats, dtype: DType) -> _Words:
+    """Weights (steps, fold, lanes) as vectors of the pool, two steps a vector where short.
+
+    float16: one step after the other. bfloat16: an even step's weight is the lower half of a
+    lane, an odd step's the upper, so that a shift or a mask makes either a float32.
+    """
+    if dtype is DType.FLOAT32:
+        return weights.view(np.uint32)
+    steps, fold, lanes = weights.shape
+    even: _Floats = np.zeros((steps + steps % 2, fold, lanes), np.float32)
+    even[:steps] = weights
+    in_turn = dtype is DType.FLOAT16
+    halves = even.astype(np.float16).view(np.uint16) if in_turn else bfloat16_bits(even)
+    pairs = halves.reshape(-1, 2, fold, lanes).transpose((0, 2, 1, 3) if in_turn else (0, 2, 3, 1))
+    return np.ascontiguousarray(pairs).view(np.uint32).reshape(-1, fold, lanes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +270,13 @@ class Layout:
 
     def pool(self) -> _Words:
         """The literal pool: every vector in the order in which it is read."""
-        parts = [piece.pool(self.machine.shifts) for piece in self.pieces]
+        parts = [piece.pool() for piece in self.pieces]
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
 
 
 def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     """Order, cut and schedule a matrix."""
+    machine = machine.storing(spec.dtype)
     windows = Windows.of(matrix.in_features, machine)
     cut = _Cut(spec, matrix, machine, windows, _row_order(matrix, machine))
     parts = strips(matrix.out_features, machine.lanes, machine.fold_for(matrix))
@@ -336,7 +374,7 @@ class _Cut:
             pairs = rows[:, : abreast // 2 * 2].reshape(strip.fold, -1, 2 * lanes)
             tail = np.argsort(pairs, axis=2).astype(np.uint32).reshape(strip.fold, -1, lanes)
         region = steps.of_region(window * strip.batches + batch)
-        return Piece(strip, batch, window, region, head, tail, self.machine.fields)
+        return Piece(self.machine, strip, batch, window, region, head, tail)
 
     @cached_property
     def _reordered(self) -> bool:

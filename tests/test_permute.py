@@ -179,12 +179,13 @@ def unfolded(machine: Machine) -> Machine:
 
 
 @both_templates
-def test_a_step_takes_twenty_bytes_of_code(row):
+def test_a_step_takes_twenty_bytes_of_code_and_thirty_where_weights_are_unpacked(row):
     weights = scattered((256, 256), 0.1)
     machine = AVX512 if row.isa == "avx512" else AVX2
-    spec, matrix = MatVec(256, 256), SparseMatrix(weights)
+    spec, matrix = MatVec(256, 256, dtype=row.dtype), SparseMatrix(weights)
     layout = layout_of(spec, matrix, machine)
     image = compile_kernel(row, spec, matrix)
-    assert image.code_bytes / steps_in(layout) < 22.5
+    short = layout.machine.steps_a_vector == 2
+    assert image.code_bytes / steps_in(layout) < (31 if short else 22.5)
     vectors = image.pool_bytes / (4 * machine.lanes)
-    assert vectors < steps_in(layout) * (1 + 1 / machine.fields) + 64
+    assert vectors < steps_in(layout) * (1 / (1 + short) + 1 / machine.fields) + 64
