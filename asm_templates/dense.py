@@ -49,7 +49,7 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     largest, spare = asm.target.vector_registers // 2, storage.registers
     for tile in tiles(asm, matrix.out_features, SUMS, largest, spare):
         own = weights[tile.first : tile.first + tile.groups]
-        asm.emit("lea", rcx, Literal(storage.literal(_in_turns(storage, tile, own))))
+        asm.emit("lea", rcx, Literal(storage.literal(_in_order(storage, tile, own))))
         asm.emit("mov", rdx, rdi)
         start(asm, spec, tile)
         storage.start()
@@ -57,15 +57,13 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
         finish(asm, spec, tile)
 
 
-def _in_turns(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
-    """Vectors in the order of use; each turn of the loop begins with one that stands alone."""
+def _in_order(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
+    """Vectors (any, lanes) of weights (groups, lanes, in_features) as the loop uses them."""
     vectors = weights.transpose(2, 0, 1).reshape(-1, weights.shape[1])
     turn = tile.chains * tile.groups
     whole = len(vectors) // turn * turn
-    padding = np.zeros((whole // turn, -turn % storage.whole, vectors.shape[1]), np.float32)
     turns = vectors[:whole].reshape(-1, turn, vectors.shape[1])
-    padded = np.concatenate([turns, padding], axis=1).reshape(-1, vectors.shape[1])
-    return np.concatenate([padded, vectors[whole:]])
+    return np.concatenate([storage.in_turns(turns), vectors[whole:]])
 
 
 def _columns(storage: Storage, tile: Tile, in_features: int, prefetch: bool) -> None:
@@ -76,8 +74,7 @@ def _columns(storage: Storage, tile: Tile, in_features: int, prefetch: bool) -> 
         again = asm.label("again")
         asm.bind(again)
         _turn(storage, tile, tile.chains, prefetch)
-        vectors = tile.chains * tile.groups
-        asm.emit("add", rcx, int(storage.place(np.array(vectors + vectors % storage.whole))))
+        asm.emit("add", rcx, storage.turn_bytes(tile.chains * tile.groups))
         asm.emit("add", rdx, 4 * tile.chains)
         asm.emit("sub", rax, 1)
         asm.jump("jnz", again)
@@ -90,7 +87,7 @@ def _turn(storage: Storage, tile: Tile, columns: int, prefetch: bool) -> None:
     chain, group = np.divmod(number, tile.groups)
     place = storage.place(number)
     new_line = np.diff(place // CACHE_LINE_BYTES, prepend=-1) != 0
-    unpack, operand = storage.operand(number, Memory(rcx, place))
+    unpack, operand = storage.operand(number, Memory(rcx, place), consecutive=True)
     x, accumulator = vector(asm, 0), tile.accumulator(asm, group, chain)
     lines = [
         line("vbroadcastss", x, Memory(rdx, 4 * chain), when=group == 0),

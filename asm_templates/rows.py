@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.assembler import Assembler
-from sparsejit.operands import Literal, Memory, Register, dword, k, rax, ymm, zmm
+from sparsejit.operands import VECTOR_BYTES, Literal, Memory, Register, dword, k, rax, ymm, zmm
 from sparsejit.spec import MatVec
 
 TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded or stored
@@ -39,8 +39,11 @@ def load(
 def store(
     asm: Assembler, register: Register, base: Register, first: int, length: int, scratch: Register
 ) -> None:
-    """base[first : first + lanes] = register, up to `length`. AVX2 clobbers `scratch`."""
-    lanes = asm.target.lanes
+    """base[first : first + lanes of register] = register, up to `length`.
+
+    AVX2 clobbers `scratch`.
+    """
+    lanes = VECTOR_BYTES[register.kind] // 4
     place = Memory(base, 4 * first)
     missing = first + lanes - length
     if missing <= 0:

@@ -24,8 +24,9 @@ from sparsejit.spec import DType
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
-WEIGHT, UPPER_HALVES = 2, 3  # registers, where weights are short
+LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers, where weights must be unpacked
 
 
 @dataclass(frozen=True)
@@ -75,22 +76,54 @@ class Storage:
                 self.asm.emit("vpcmpeqd", upper, upper, upper)
             self.asm.emit("vpslld", upper, upper, 16)
 
-    def operand(self, number: IntArray, place: Memory) -> tuple[list[Line], Register | Memory]:
-        """Lines that unpack the vectors of those numbers, and the FMA's operand after them."""
+    def in_turns(self, weights: FloatArray) -> FloatArray:
+        """Vectors (turns, any, lanes) in a row, each turn beginning with one that stands alone."""
+        padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % self.whole), (0, 0)))
+        return padded.reshape(-1, weights.shape[2])
+
+    def turn_bytes(self, vectors: int) -> int:
+        """Bytes from one such turn to the next."""
+        return (vectors + -vectors % self.whole) * self.asm.target.lanes * self.weight_bytes
+
+    def operand(
+        self, number: IntArray, place: Memory, consecutive: bool = False
+    ) -> tuple[list[Line], Register | Memory]:
+        """Lines that unpack the vectors of those numbers, and the FMA's operand after them.
+
+        `consecutive` where the two vectors of a line follow each other: see `unpacked`.
+        """
         if self.dtype is DType.FLOAT32:
             return [], place
+        if self.dtype is DType.FLOAT16 or consecutive:
+            return self.unpacked(number, place)
+        weight, first = vector(self.asm, WEIGHT), number % 2 == 0
+        if self.asm.target.isa == "avx512":
+            shift = [line("vpslld", weight, place, 16, when=first)]
+        else:
+            load = line("vmovups", weight, place, when=first)
+            shift = [load, line("vpslld", weight, weight, 16, when=first)]
+        return [*shift, self._clear_lower(weight, place, when=~first)], weight
+
+    def unpacked(self, number: IntArray, place: Memory) -> tuple[list[Line], Register]:
+        """Lines that bring the vectors of those numbers into a register, and that register.
+
+        Consecutive vectors of bfloat16 share one load of their line, in register LINE.
+        """
         weight = vector(self.asm, WEIGHT)
+        if self.dtype is DType.FLOAT32:
+            return [line("vmovups", weight, place)], weight
         if self.dtype is DType.FLOAT16:
             return [line("vcvtph2ps", weight, place)], weight
-        first = number % 2 == 0
-        upper = line("vpandd", weight, vector(self.asm, UPPER_HALVES), place, when=~first)
-        if self.asm.target.isa == "avx512":
-            return [line("vpslld", weight, place, 16, when=first), upper], weight
+        whole, first = vector(self.asm, LINE), number % 2 == 0
         return [
-            line("vmovups", weight, place, when=first),
-            line("vpslld", weight, weight, 16, when=first),
-            line("vpand", *upper.operands, when=~first),
+            line("vmovups", whole, place, when=first),
+            line("vpslld", weight, whole, 16, when=first),
+            self._clear_lower(weight, whole, when=~first),
         ], weight
+
+    def _clear_lower(self, weight: Register, source: Register | Memory, when: BoolArray) -> Line:
+        mnemonic = "vpandd" if self.asm.target.isa == "avx512" else "vpand"
+        return line(mnemonic, weight, vector(self.asm, UPPER_HALVES), source, when=when)
 
 
 def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:

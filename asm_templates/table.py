@@ -11,7 +11,7 @@ writes nothing outside y, and falls through at its end (no `ret`).
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsejit.asm_templates import broadcast, dense, immediate, permute
+from sparsejit.asm_templates import broadcast, broadcast_loop, dense, immediate, permute
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType, MatVec
@@ -37,25 +37,24 @@ class MatVecTemplate(NamedTuple):
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
 
+_SHORT_NAMES = {DType.FLOAT32: "f32", DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
+
+# The emitters that take weights in every dtype.
+_IN_EVERY_DTYPE = (
+    ("broadcast", "avx512", broadcast.emit_avx512),
+    ("broadcast", "avx2", broadcast.emit_avx2),
+    ("broadcast-loop", "avx512", broadcast_loop.emit_avx512),
+    ("broadcast-loop", "avx2", broadcast_loop.emit_avx2),
+    ("dense", "avx512", dense.emit_avx512),
+    ("dense", "avx2", dense.emit_avx2),
+)
+
 MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
-    MatVecTemplate(
-        "f32-broadcast-avx512", "broadcast", "avx512", broadcast.emit_avx512, "DESIGN section 4"
-    ),
-    MatVecTemplate(
-        "f32-broadcast-avx2", "broadcast", "avx2", broadcast.emit_avx2, "DESIGN section 4"
-    ),
     *(
         MatVecTemplate(f"{short}-{family}-{isa}", family, isa, emit, "DESIGN section 4", dtype)
-        for short, dtype in (("bf16", DType.BFLOAT16), ("f16", DType.FLOAT16))
-        for family, isa, emit in (
-            ("broadcast", "avx512", broadcast.emit_avx512),
-            ("broadcast", "avx2", broadcast.emit_avx2),
-            ("dense", "avx512", dense.emit_avx512),
-            ("dense", "avx2", dense.emit_avx2),
-        )
+        for dtype, short in _SHORT_NAMES.items()
+        for family, isa, emit in _IN_EVERY_DTYPE
     ),
-    MatVecTemplate("f32-dense-avx512", "dense", "avx512", dense.emit_avx512, "issue 2"),
-    MatVecTemplate("f32-dense-avx2", "dense", "avx2", dense.emit_avx2, "issue 2"),
     MatVecTemplate(
         "f32-immediate-avx512", "immediate", "avx512", immediate.emit_avx512, "issue 2"
     ),

@@ -48,6 +48,11 @@ class Tile:
         top = asm.target.vector_registers - 1
         return Register(vector(asm, 0).kind, top - (group + self.groups * chain))
 
+    def registers(self, asm: Assembler) -> list[Register]:
+        """Each accumulator, those of the first chain first."""
+        top = asm.target.vector_registers - 1
+        return [vector(asm, top - number) for number in range(self.groups * self.chains)]
+
 
 def tiles(
     asm: Assembler, out_features: int, sums: int, at_most: int | None = None, spare: int = 0
@@ -87,8 +92,8 @@ def start(asm: Assembler, spec: MatVec, tile: Tile) -> None:
             zero(asm, _one(asm, tile, group, chain))
 
 
-def finish(asm: Assembler, spec: MatVec, tile: Tile) -> None:
-    """Add up the chains, apply the activation and store the tile's outputs."""
+def add_chains(asm: Assembler, tile: Tile) -> None:
+    """Add the other chains of each group to its first, in pairs."""
     chains = tile.chains
     while chains > 1:
         half = -(-chains // 2)
@@ -97,7 +102,12 @@ def finish(asm: Assembler, spec: MatVec, tile: Tile) -> None:
                 total = _one(asm, tile, group, chain - half)
                 asm.emit("vaddps", total, total, _one(asm, tile, group, chain))
         chains = half
-    sums = [_one(asm, tile, group, 0) for group in range(tile.groups)]
+
+
+def finish(asm: Assembler, spec: MatVec, tile: Tile) -> None:
+    """Add up the chains, apply the activation and store the tile's outputs."""
+    add_chains(asm, tile)
+    sums = tile.registers(asm)[: tile.groups]
     free = [vector(asm, number) for number in range(asm.target.vector_registers - tile.groups)]
     finish_rows(asm, spec, sums, tile.first * asm.target.lanes, rsi, free)
 

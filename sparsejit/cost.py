@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.broadcast_loop import PRICE_OF_HALVES, strip_rows
 from sparsejit.matrix import SparseMatrix
-from sparsejit.target import Target
+from sparsejit.spec import DType
+from sparsejit.target import ISA_LEVELS, Target
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,19 @@ def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
     return int(matrix.block_mask(target.lanes).sum())
 
 
+def broadcast_loop_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Vectors of blocks, each at its price, and three steps for the end of a vector's strips."""
+    vectors, price = loop_vectors(matrix, target)
+    return int(vectors * price) + 3 * -(-matrix.out_features // target.lanes)
+
+
+def loop_vectors(matrix: SparseMatrix, target: Target) -> tuple[int, float]:
+    """Vectors of weights in the broadcast family's loops, and what one costs of a whole block."""
+    rows = strip_rows(matrix, target.lanes)
+    blocks = int(matrix.block_mask(rows).sum())
+    return blocks * rows // target.lanes, 1.0 if rows == target.lanes else PRICE_OF_HALVES
+
+
 def dense_steps(matrix: SparseMatrix, target: Target) -> int:
     """Vectors of weights, zeros included."""
     return -(-matrix.out_features // target.lanes) * matrix.in_features
@@ -102,60 +117,100 @@ def immediate_steps(matrix: SparseMatrix, target: Target) -> int:
 
 @dataclass(frozen=True)
 class FamilyCost:
-    """How a family counts its steps and its literals' bytes, and what a step costs by ISA."""
+    """How a family counts its steps and its literals' bytes, and what a step costs.
+
+    `pool_bytes` takes the matrix, the target, the steps and the bytes of a weight; `prices` are
+    by instruction set and dtype.
+    """
 
     steps: Callable[[SparseMatrix, Target], int]
-    pool_bytes: Callable[[SparseMatrix, Target, int], int]
-    prices: dict[str, StepPrice]
+    pool_bytes: Callable[[SparseMatrix, Target, int, int], int]
+    prices: dict[tuple[str, DType], StepPrice]
 
+
+F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
+WEIGHT_BYTES = {F32: 4, BF16: 2, F16: 2}
 
 FAMILY_COSTS: dict[str, FamilyCost] = {
     "permute": FamilyCost(
         permute_steps,
         # A vector of weights a step, and a vector of indices every six (ten) steps.
-        lambda matrix, target, steps: steps * target.vector_bytes * 7 // 6,
+        lambda matrix, target, steps, weight: (
+            steps * target.lanes * weight + steps * target.vector_bytes // 6
+        ),
         {
-            "avx512": StepPrice(0.83, 14, "DESIGN section 4; 21 bytes, 10 where folded"),
-            "avx2": StepPrice(1.05, 12, "256x256 and 1024x1024 at 80 to 95 % zero"),
+            ("avx512", F32): StepPrice(0.83, 14, "DESIGN section 4; 21 bytes, 10 where folded"),
+            ("avx2", F32): StepPrice(1.05, 12, "256x256 and 1024x1024 at 80 to 95 % zero"),
+            ("avx512", BF16): StepPrice(0.95, 18, "A in 138 ns; 130 KB of code for C90"),
+            ("avx2", BF16): StepPrice(1.4, 17, "A in 820 ns; 313 KB of code for C90"),
+            ("avx512", F16): StepPrice(1.25, 18, "A in 181 ns; 128 KB of code for C90"),
+            ("avx2", F16): StepPrice(1.3, 15, "A in 747 ns; 283 KB of code for C90"),
         },
     ),
     "broadcast": FamilyCost(
         broadcast_steps,
-        lambda matrix, target, steps: 32 * int(matrix.block_mask(8).sum()),
+        lambda matrix, target, steps, weight: 8 * weight * int(matrix.block_mask(8).sum()),
         {
-            "avx512": StepPrice(0.73, 9, "B: 1475 steps and 13 KB of code in 250 ns at 4.2 GHz"),
-            "avx2": StepPrice(0.75, 9, "1152x384 and 1024x1024 at 50 to 80 % zero"),
+            ("avx512", F32): StepPrice(0.65, 9, "B: 1475 steps, 13 KB of code in 215-260 ns"),
+            ("avx2", F32): StepPrice(0.75, 9, "1152x384 and 1024x1024 at 50 to 80 % zero"),
+            ("avx512", BF16): StepPrice(0.58, 14, "B: 22 KB of code in 200 ns"),
+            ("avx2", BF16): StepPrice(0.7, 15, "256x256 at 80 to 95 % zero"),
+            ("avx512", F16): StepPrice(0.92, 14, "B: 22 KB of code in 320 ns"),
+            ("avx2", F16): StepPrice(0.65, 12, "256x256 at 80 to 95 % zero"),
+        },
+    ),
+    "broadcast-loop": FamilyCost(
+        broadcast_loop_steps,
+        # The column of a block is two bytes; strips that wait for longer ones add a twentieth.
+        lambda matrix, target, steps, weight: int(
+            1.05 * loop_vectors(matrix, target)[0] * (target.lanes * weight + 2)
+        ),
+        {
+            ("avx512", F32): StepPrice(1.15, 1, "64x64; code is that of the strips' ends"),
+            ("avx2", F32): StepPrice(1.03, 1, "1152x384 at 80 to 95 % zero"),
+            ("avx512", BF16): StepPrice(0.92, 1, "1024x1024 at 5 % in 1x16 in 760 ns"),
+            ("avx2", BF16): StepPrice(0.98, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
+            ("avx512", F16): StepPrice(1.05, 1, "1024x1024 at 5 % in 1x16 in 855 ns"),
+            ("avx2", F16): StepPrice(1.0, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
         },
     ),
     "dense": FamilyCost(
         dense_steps,
-        lambda matrix, target, steps: steps * target.vector_bytes,
+        lambda matrix, target, steps, weight: steps * target.lanes * weight,
         {
-            "avx512": StepPrice(1.0, 0.1, "64x64 in 40 ns; a loop, so hardly any code"),
-            "avx2": StepPrice(1.0, 0.1, "as avx512"),
+            ("avx512", F32): StepPrice(0.6, 0.1, "64x64 in 37 ns; a loop, so hardly any code"),
+            ("avx2", F32): StepPrice(0.57, 0.1, "64x64 in 67 ns"),
+            ("avx512", BF16): StepPrice(0.65, 0.1, "256x256 in 640 ns"),
+            ("avx2", BF16): StepPrice(0.6, 0.1, "256x256 and 1024x1024"),
+            ("avx512", F16): StepPrice(0.87, 0.1, "256x256 in 828 ns"),
+            ("avx2", F16): StepPrice(0.58, 0.1, "256x256 and 1024x1024"),
         },
     ),
     "immediate": FamilyCost(
         immediate_steps,
-        lambda matrix, target, steps: 0,
+        lambda matrix, target, steps, weight: 0,
         {
-            "avx512": StepPrice(1.0, 16, "mov, vmovd and scalar FMA a weight"),
-            "avx2": StepPrice(1.0, 16, "mov, vmovd and scalar FMA a weight"),
+            (isa, F32): StepPrice(1.0, 16, "mov, vmovd and scalar FMA a weight")
+            for isa in ISA_LEVELS
         },
     ),
 }
 
 
 def predict(
-    family: str, matrix: SparseMatrix, target: Target, rates: Rates = ZEN5_RATES
+    family: str,
+    matrix: SparseMatrix,
+    target: Target,
+    rates: Rates = ZEN5_RATES,
+    dtype: DType = DType.FLOAT32,
 ) -> Cost:
     """The cost of a family's kernel for these weights on this target."""
     model = FAMILY_COSTS[family]
-    price = model.prices[target.isa]
+    price = model.prices[target.isa, dtype]
     steps = model.steps(matrix, target)
     code_bytes = int(steps * price.code_bytes)
     vectors = 4 * (matrix.in_features + matrix.out_features)
-    data_bytes = model.pool_bytes(matrix, target, steps) + vectors
+    data_bytes = model.pool_bytes(matrix, target, steps, WEIGHT_BYTES[dtype]) + vectors
     code_level = _level(code_bytes, data_bytes, target, target.l1i_bytes)
     data_level = _level(data_bytes, code_bytes, target, target.l1d_bytes)
     transfers = {

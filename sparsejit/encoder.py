@@ -283,7 +283,7 @@ def _peachpy_operand(signature: tuple[Any, ...], number: int | None, displacemen
         return _with_mask(register, mask, zeroing)
     if kind == "k":
         return getattr(x86_64, f"k{signature[1]}")
-    if kind in ("r32", "r64"):
+    if kind in ("r16", "r32", "r64"):
         return _general_register(kind, signature[1])
     if kind == "relative":  # never 0, for which PeachPy would choose the 8-bit jump
         return RIPRelativeOffset(displacement or _DISPLACEMENTS[0])

@@ -17,6 +17,9 @@ VECTOR_BYTES = {"xmm": 16, "ymm": 32, "zmm": 64}
 _GPR64 = (
     "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split()
 )
+_GPR16 = (
+    "ax cx dx bx sp bp si di r8w r9w r10w r11w r12w r13w r14w r15w".split()
+)
 _GPR32 = (
     "eax ecx edx ebx esp ebp esi edi r8d r9d r10d r11d r12d r13d r14d r15d".split()
 )
@@ -26,7 +29,7 @@ _GPR32 = (
 class Register:
     """One register, or an array of vector registers of the same kind.
 
-    `kind` is r32, r64, k, xmm, ymm or zmm. `mask` is the number of the k register that
+    `kind` is r16, r32, r64, k, xmm, ymm or zmm. `mask` is the number of the k register that
     predicates a destination (0: none), `zeroing` clears the lanes it leaves out.
     """
 
@@ -45,6 +48,8 @@ class Register:
             return _GPR64[number]
         if self.kind == "r32":
             return _GPR32[number]
+        if self.kind == "r16":
+            return _GPR16[number]
         suffix = f"{{k{self.mask}}}" if self.mask else ""
         return f"{self.kind}{number}{suffix}" + ("{z}" if self.zeroing else "")
 
@@ -132,6 +137,11 @@ def zmm(number: Number) -> Register:
 
 def k(number: int) -> Register:
     return Register("k", number)
+
+
+def word(register: Register) -> Register:
+    """The low 16 bits of a 64-bit register."""
+    return Register("r16", register.number)
 
 
 def dword(register: Register) -> Register:

@@ -61,7 +61,7 @@ def plan(
         )
     usable = [t for t in MATVEC_TEMPLATES if t.dtype is dtype and t.made_for(target)]
     rates = known_rates(target)
-    priced = [Candidate(t, predict(t.family, matrix, target, rates)) for t in usable]
+    priced = [Candidate(t, predict(t.family, matrix, target, rates, dtype)) for t in usable]
     candidates = tuple(sorted(priced, key=lambda c: (c.cost.ns, c.cost.code_bytes)))
     if not candidates:
         raise InvalidInput(
