@@ -17,6 +17,7 @@ from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import AUTO, Plan, plan
 from sparsejit.program import Program, build, debug_level
 from sparsejit.spec import Activation, DType, MatVec
+from sparsejit.split import Split, parse_threads, split
 from sparsejit.target import Target
 from sparsejit.tuning import tuned
 
@@ -31,10 +32,17 @@ class Kernel:
     """
 
     def __init__(
-        self, spec: MatVec, matrix: SparseMatrix, choice: Plan, program: Program, compile_ms: float
+        self,
+        spec: MatVec,
+        matrix: SparseMatrix,
+        choice: Plan,
+        division: Split,
+        program: Program,
+        compile_ms: float,
     ) -> None:
         self.spec = spec
         self.plan = choice
+        self.split = division
         self.compile_ms = compile_ms
         self._program = program
         self._statistics = matrix.statistics()
@@ -58,11 +66,12 @@ class Kernel:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Shape, nnz, density, block fill, strategy, isa, code_bytes, pool_bytes, compile_ms."""
+        """Shape, nnz, density, block fill, strategy, isa, threads, code and pool bytes, time."""
         return {
             **self._statistics,
             "strategy": self.strategy,
             "isa": self.plan.chosen.template.isa,
+            "threads": len(self.split.parts),
             "code_bytes": self._program.image.code_bytes,
             "pool_bytes": self._program.image.pool_bytes,
             "compile_ms": self.compile_ms,
@@ -102,6 +111,7 @@ class Kernel:
             f"chosen: {self.plan.chosen.template.name}: {self.plan.reason}",
             f"built: {stats['code_bytes']} bytes of code, {stats['pool_bytes']} of literals, "
             f"in {self.compile_ms:.1f} ms",
+            *self.split.lines(),
             "candidate                  steps     code     data  predicted ns  measured  bound by",
         ]
         for candidate in self.plan.candidates:
@@ -127,6 +137,7 @@ def compile_matrix(
     strategy: str = AUTO,
     target: str | Target = "native",
     tune: bool = False,
+    threads: int | str = 1,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
@@ -134,8 +145,9 @@ def compile_matrix(
     relu, tanh or sigmoid. `dtype` is how the weights are stored: float32, bfloat16 or float16;
     all else is float32. `strategy` is auto or a kernel family. `target` is "native", a level
     such as "avx2", or a Target. `tune` times the most promising kernels here, or recalls earlier
-    times, and takes the fastest (see `tuning.py`). Raises InvalidInput for arguments that make no
-    sense and UnsupportedTarget for a target this machine cannot run.
+    times, and takes the fastest (see `tuning.py`). `threads` is how many may share the rows where
+    that pays, or "auto" for one a core (see `split.py`). Raises InvalidInput for arguments that
+    make no sense and UnsupportedTarget for a target this machine cannot run.
     """
     started = time.perf_counter()
     if batch != 1:
@@ -149,13 +161,16 @@ def compile_matrix(
         DType.parse(dtype),
     )
     machine = _resolve_target(target)
-    choice = plan(matrix, machine, strategy, spec.dtype)
-    if tune and strategy == AUTO:
-        choice = tuned(choice, spec, matrix, machine)
-    template = choice.chosen.template
-    program = build(template.name, machine, lambda asm: template.emit(asm, spec, matrix))
+
+    def planned(part: MatVec, rows: SparseMatrix) -> Plan:
+        choice = plan(rows, machine, strategy, part.dtype)
+        return tuned(choice, part, rows, machine) if tune and strategy == AUTO else choice
+
+    choice = planned(spec, matrix)
+    division = split(spec, matrix, choice, machine, parse_threads(threads), planned)
+    program = build(choice.chosen.template.name, machine, division.emit)
     compile_ms = 1e3 * (time.perf_counter() - started)
-    kernel = Kernel(spec, matrix, choice, program, compile_ms)
+    kernel = Kernel(spec, matrix, choice, division, program, compile_ms)
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel

@@ -188,11 +188,12 @@ class Assembler:
     def jump(self, mnemonic: str, label: Label) -> None:
         """Append a jump or call to a label (32-bit relative)."""
         item = Line(mnemonic, (Relative(label.name),))
-        form = form_for(mnemonic, item.operands, 4)
-        start = len(self._code)
-        self._code.extend(form.template.tobytes())
-        self._fix(form, np.array([start]), label)
-        self._trace.append(_Run(item, (start,), (0,)))
+        self._refer(item, form_for(mnemonic, item.operands, 4), label)
+
+    def address(self, register: Register, label: Label) -> None:
+        """Append the `lea` that loads the address of a label."""
+        item = Line("lea", (register, Relative(label.name)))
+        self._refer(item, form_for("lea", (register, Literal(0)), 4), label)
 
     def align(self, boundary: int) -> None:
         """Pad with no-operations to a multiple of `boundary` bytes."""
@@ -212,6 +213,12 @@ class Assembler:
             field_bytes = relative.view(np.uint8).reshape(-1, 4)
             data[fixup.fields[:, None] + np.arange(4)] = field_bytes
         return Image(data.tobytes(), len(self._code), len(self._pool), tuple(self._trace))
+
+    def _refer(self, item: Line, form: Form, label: Label) -> None:
+        start = len(self._code)
+        self._code.extend(form.template.tobytes())
+        self._fix(form, np.array([start]), label)
+        self._trace.append(_Run(item, (start,), (0,)))
 
     def _record(self, item: Line, form: Form, rows: _IntArray, starts: _IntArray) -> None:
         self._trace.append(_Run(item, starts, rows))

@@ -39,6 +39,7 @@ class ExecutableMemory:
         self.size = -(-max(len(data), 1) // PAGE_BYTES) * PAGE_BYTES
         self.address = _map(self.size)
         self._release = weakref.finalize(self, _libc.munmap, self.address, self.size)
+        self._release.atexit = False  # a daemon thread may be in it until the very end
         ctypes.memmove(self.address, data, len(data))
         if _libc.mprotect(self.address, self.size, _PROT_READ | _PROT_EXEC):
             self._release()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = (
     *("errors", "files", "operands", "target", "matrix", "spec", "reference"),
     *("form", "encoder", "assembler", "memory", "measure", "asm_templates", "cost", "calibration"),
-    *("plan", "program", "tuning", "gate", "api"),
+    *("plan", "batch_plan", "program", "tuning", "gate", "workers", "split", "api"),
     *("prune", "voice", "frontend", "sparsejit", "perf"),
     *("install_peachpy", "doctor", "commands", "cli"),
 )

@@ -1,0 +1,348 @@
+"""Parts of a kernel on several cores: native worker threads that spin, then sleep.
+
+A kernel of n parts is called through a dispatcher, emitted in front of its parts. The dispatcher
+leaves a request in the mailbox of n - 1 workers, runs part 0 itself, and waits for the answers. A
+part is run by whoever takes the request out of the mailbox first, with one `xchg`: the worker, or
+the caller where the worker is still asleep or was not given a core. Who runs a part does not change
+what it computes.
+
+One kernel at a time uses the workers. A second thread that calls meanwhile runs all parts itself,
+as does a forked child, whose workers are gone, until it compiles a kernel for several threads.
+
+x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
+mailbox is filled before its state says so, y is written before the worker counts its answer. A
+worker says that it is parked, then asks Linux to sleep unless a request came (futex(2) compares and
+sleeps in one). A dispatcher that just missed this finds its request untaken and runs the part
+itself; the next one wakes the worker.
+"""
+
+import atexit
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsejit.assembler import Assembler, Label
+from sparsejit.memory import ExecutableMemory
+from sparsejit.operands import Memory, dword, r8, r10, rax, rbp, rbx, rdi, rdx, rsi
+from sparsejit.target import Target
+
+MAX_THREADS = 256
+
+# A pause is 40 to 140 cycles on current cores, so a worker looks for work some tens of
+# microseconds long before it sleeps; waking it then costs the caller one or two.
+SPINS_BEFORE_PARKING = 2000
+SPINS_BEFORE_YIELDING = 2000
+
+# Byte offsets. Cores that write apart get pairs of cache lines apart: Intel's L2 prefetches in
+# pairs (Optimization Manual 3.7.3). The lock stands first, then one mailbox a worker.
+_APART = 128
+_STATE, _MXCSR, _FUNCTION, _X, _Y = 0, 4, 8, 16, 24  # the request; state 1: to be taken
+_ANSWERS, _PARKED = _APART, _APART + 4  # written by the worker
+_EXPECTED = 2 * _APART  # answers that the dispatchers have waited for
+_MAILBOX_BYTES = 3 * _APART
+
+# Linux system calls on x86-64 (arch/x86/entry/syscalls, include/uapi/linux/futex.h).
+_SCHED_YIELD, _FUTEX = 24, 202
+_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
+
+# Raised by the code a thread runs; all other signals are for the interpreter's own threads.
+_OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+class NativePart(NamedTuple):
+    """A function f(x, y) at `label`, and the offset in bytes of its share of y."""
+
+    label: Label
+    y_bytes: int
+
+
+class Pool:
+    """The process's workers. They live until it exits, and hold nothing of a kernel when idle."""
+
+    def __init__(self) -> None:
+        size = _mailbox(MAX_THREADS)
+        memory = np.zeros(size + _APART, np.uint8)
+        start = -memory.ctypes.data % _APART
+        self._block = memory[start : start + size].view(np.uint32)
+        self._native = _Routines()
+        self._threads: list[threading.Thread] = []
+        self._size = 0
+        self._changing = threading.Lock()
+        self._stopped = False
+
+    @property
+    def address(self) -> int:
+        """Where the lock is; zero means free."""
+        return int(self._block.ctypes.data)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return len(self._threads)
+
+    def require(self, workers: int) -> None:
+        """Have at least so many workers, and after a fork or `stop` as many as ever."""
+        with self._changing:
+            self._size = max(self._size, workers)
+            while len(self._threads) < self._size:
+                self._start(len(self._threads))
+            if self._stopped:
+                self._stopped = False
+                self._block[0] = 0
+
+    def stop(self) -> None:
+        """End the workers; kernels run on their callers' threads alone until `require`."""
+        with self._changing:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._native.seize(self.address)
+            for number, thread in enumerate(self._threads):
+                mailbox = _mailbox(number)
+                self._block[(mailbox + _FUNCTION) // 4 : (mailbox + _X) // 4] = 0
+                self._block[(mailbox + _STATE) // 4] = 1
+                self._native.wake(self.address + mailbox)
+                thread.join()
+            self._forget_workers()
+
+    def after_fork_in_child(self) -> None:
+        """No worker survives a fork, and whoever held a lock may not be here either."""
+        self._changing = threading.Lock()
+        self._stopped = True
+        self._forget_workers()
+
+    def _forget_workers(self) -> None:
+        self._threads = []
+        self._block[0] = 1
+        self._block[1:] = 0
+
+    def _start(self, number: int) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(number,), name=f"sparsejit-worker-{number}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, number: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OWN_FAULTS)
+        self._native.serve(self.address + _mailbox(number))
+
+    def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart]) -> None:
+        """Append void dispatcher(x, y), which runs `parts`; they must keep rdi and rsi.
+
+        Raises no more than a call does: the workers must be there (`require`).
+        """
+        serial = asm.label("serial")
+        asm.emit("push", rbx)  # also aligns the stack to 16 bytes
+        asm.emit("mov", rbx, self.address)
+        _take(asm, Memory(rbx), 1)
+        asm.jump("jnz", serial)
+        mailboxes = [_mailbox(number) for number in range(len(parts) - 1)]
+        for mailbox, part in zip(mailboxes, parts[1:], strict=True):
+            _post(asm, mailbox, part)
+        for mailbox in mailboxes:
+            self._emit_wake(asm, mailbox)
+        asm.jump("call", parts[0].label)
+        for mailbox in mailboxes:
+            asm.emit("lea", rdi, Memory(rbx, mailbox))
+            asm.emit("mov", rax, self._native.finish)
+            asm.emit("call", rax)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", Memory(rbx), dword(rax))
+        asm.emit("pop", rbx)
+        asm.emit("ret")
+        asm.bind(serial)
+        at = 0
+        for part in parts:
+            asm.emit("add", rsi, part.y_bytes - at)
+            at = part.y_bytes
+            asm.jump("call", part.label)
+        asm.emit("pop", rbx)
+        asm.emit("ret")
+
+    def _emit_wake(self, asm: Assembler, mailbox: int) -> None:
+        awake = asm.label("awake")
+        asm.emit("mov", dword(rax), Memory(rbx, mailbox + _PARKED))
+        asm.emit("test", dword(rax), dword(rax))
+        asm.jump("jz", awake)
+        asm.emit("push", rdi)
+        asm.emit("lea", rdi, Memory(rbx, mailbox))
+        asm.emit("mov", rax, self._native.wake_address)
+        asm.emit("call", rax)
+        asm.emit("pop", rdi)
+        asm.bind(awake)
+
+
+@cache
+def pool() -> Pool:
+    """The one pool of this process."""
+    made = Pool()
+    atexit.register(made.stop)  # before the interpreter frees what they use
+    os.register_at_fork(after_in_child=made.after_fork_in_child)
+    return made
+
+
+class _Routines:
+    """The native code that all kernels share.
+
+    `serve`, `wake` and `seize` are called from Python with the interpreter lock released; `finish`
+    and `wake_address` are addresses for the dispatchers.
+    """
+
+    def __init__(self) -> None:
+        asm = Assembler(Target.detect())
+        offsets = []
+        for emit in (_emit_serve, _emit_finish, _emit_wake, _emit_seize):
+            asm.align(64)
+            offsets.append(asm.position)
+            emit(asm)
+        memory = ExecutableMemory(asm.finish().data)
+        serve, finish, wake, seize = offsets
+        self.serve: Callable[[int], None] = memory.function(1, serve)
+        self.wake: Callable[[int], None] = memory.function(1, wake)
+        self.seize: Callable[[int], None] = memory.function(1, seize)
+        self.finish = memory.address + finish
+        self.wake_address = memory.address + wake
+
+
+def _mailbox(number: int) -> int:
+    return _APART + number * _MAILBOX_BYTES
+
+
+def _take(asm: Assembler, place: Memory, replacement: int) -> None:
+    """Swap a number into memory; eax and the zero flag tell what was there. A full fence."""
+    asm.emit("mov", dword(rax), replacement)
+    asm.emit("xchg", place, dword(rax))
+    asm.emit("test", dword(rax), dword(rax))
+
+
+def _add(asm: Assembler, place: Memory, amount: int) -> None:
+    """Add to memory that no other thread writes."""
+    asm.emit("mov", dword(rax), place)
+    asm.emit("add", dword(rax), amount)
+    asm.emit("mov", place, dword(rax))
+
+
+def _post(asm: Assembler, mailbox: int, part: NativePart) -> None:
+    """Leave the request for a part in a mailbox; rbx is the block, rdi x, rsi y."""
+    _add(asm, Memory(rbx, mailbox + _EXPECTED), 1)
+    asm.address(rax, part.label)
+    asm.emit("mov", Memory(rbx, mailbox + _FUNCTION), rax)
+    asm.emit("mov", Memory(rbx, mailbox + _X), rdi)
+    asm.emit("lea", rax, Memory(rsi, part.y_bytes))
+    asm.emit("mov", Memory(rbx, mailbox + _Y), rax)
+    asm.emit("stmxcsr", Memory(rbx, mailbox + _MXCSR))
+    asm.emit("mov", dword(rax), 1)
+    asm.emit("mov", Memory(rbx, mailbox + _STATE), dword(rax))
+
+
+def _emit_serve(asm: Assembler) -> None:
+    """void serve(mailbox): run requests until one has no function."""
+    spin, look, taken, stop = (asm.label(name) for name in ("spin", "look", "taken", "stop"))
+    asm.emit("push", rbx)
+    asm.emit("push", rbp)
+    asm.emit("push", rax)  # aligns the stack to 16 bytes
+    asm.emit("mov", rbx, rdi)
+    asm.bind(spin)
+    asm.emit("mov", dword(rbp), SPINS_BEFORE_PARKING)
+    asm.bind(look)
+    asm.emit("mov", dword(rax), Memory(rbx, _STATE))
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jnz", taken)
+    asm.emit("pause")
+    asm.emit("sub", dword(rbp), 1)
+    asm.jump("jnz", look)
+    _emit_park(asm)
+    asm.jump("jmp", spin)
+
+    asm.bind(taken)
+    _take(asm, Memory(rbx, _STATE), 0)
+    asm.jump("jz", spin)
+    asm.emit("mov", rax, Memory(rbx, _FUNCTION))
+    asm.emit("test", rax, rax)
+    asm.jump("jz", stop)
+    asm.emit("ldmxcsr", Memory(rbx, _MXCSR))  # rounds and flushes as the caller does
+    asm.emit("mov", rdi, Memory(rbx, _X))
+    asm.emit("mov", rsi, Memory(rbx, _Y))
+    asm.emit("call", rax)
+    _add(asm, Memory(rbx, _ANSWERS), 1)
+    asm.jump("jmp", spin)
+
+    asm.bind(stop)
+    asm.emit("pop", rax)
+    asm.emit("pop", rbp)
+    asm.emit("pop", rbx)
+    asm.emit("ret")
+
+
+def _emit_park(asm: Assembler) -> None:
+    """Sleep until woken, unless there is a request in the mailbox at rbx."""
+    _take(asm, Memory(rbx, _PARKED), 1)
+    asm.emit("lea", rdi, Memory(rbx, _STATE))
+    asm.emit("mov", dword(rsi), _FUTEX_WAIT_PRIVATE)
+    asm.emit("xor", dword(rdx), dword(rdx))
+    asm.emit("xor", dword(r10), dword(r10))  # no time limit
+    asm.emit("mov", dword(rax), _FUTEX)
+    asm.emit("syscall")
+    asm.emit("xor", dword(rax), dword(rax))
+    asm.emit("mov", Memory(rbx, _PARKED), dword(rax))
+
+
+def _emit_finish(asm: Assembler) -> None:
+    """void finish(mailbox): wait for the answer, or run the part if nobody has taken it."""
+    spin, look, take, done = (asm.label(name) for name in ("spin", "look", "take", "done"))
+    asm.emit("push", rbx)
+    asm.emit("mov", rbx, rdi)
+    asm.bind(spin)
+    asm.emit("mov", dword(r8), SPINS_BEFORE_YIELDING)
+    asm.bind(look)
+    asm.emit("mov", dword(rax), Memory(rbx, _ANSWERS))
+    asm.emit("cmp", dword(rax), Memory(rbx, _EXPECTED))
+    asm.jump("je", done)
+    asm.emit("mov", dword(rax), Memory(rbx, _STATE))
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jnz", take)
+    asm.emit("pause")
+    asm.emit("sub", dword(r8), 1)
+    asm.jump("jnz", look)
+    asm.emit("mov", dword(rax), _SCHED_YIELD)  # the worker may need this very core
+    asm.emit("syscall")
+    asm.jump("jmp", spin)
+
+    asm.bind(take)
+    _take(asm, Memory(rbx, _STATE), 0)
+    asm.jump("jz", look)
+    _add(asm, Memory(rbx, _EXPECTED), -1)
+    asm.emit("mov", rdi, Memory(rbx, _X))
+    asm.emit("mov", rsi, Memory(rbx, _Y))
+    asm.emit("mov", rax, Memory(rbx, _FUNCTION))
+    asm.emit("call", rax)
+    asm.bind(done)
+    asm.emit("pop", rbx)
+    asm.emit("ret")
+
+
+def _emit_wake(asm: Assembler) -> None:
+    """void wake(mailbox): end its worker's sleep; keeps rsi."""
+    asm.emit("push", rsi)
+    asm.emit("mov", dword(rsi), _FUTEX_WAKE_PRIVATE)
+    asm.emit("mov", dword(rdx), 1)
+    asm.emit("mov", dword(rax), _FUTEX)
+    asm.emit("syscall")
+    asm.emit("pop", rsi)
+    asm.emit("ret")
+
+
+def _emit_seize(asm: Assembler) -> None:
+    """void seize(lock): wait until it is free and take it."""
+    again = asm.label("again")
+    asm.bind(again)
+    asm.emit("pause")
+    _take(asm, Memory(rdi), 1)
+    asm.jump("jnz", again)
+    asm.emit("ret")
