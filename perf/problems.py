@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.matrix import BLOCK_1X8, UNSTRUCTURED, Pattern, SparseMatrix
+from sparsejit.matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern, SparseMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -89,6 +89,8 @@ PROBLEMS = {
         Problem("C95", 1024, 1024, 0.95, UNSTRUCTURED, seed=400),
         Problem("G95", 3072, 1024, 0.95, UNSTRUCTURED, seed=500),
         Problem("E", 4096, 4096, 0.90, UNSTRUCTURED, seed=600),
+        Problem("1x16", 1024, 1024, 0.95, BLOCK_1X16, seed=700),
+        Problem("deck", 3072, 1024, 0.96, BLOCK_1X16, seed=800),
     )
 }
 
