@@ -39,3 +39,15 @@ def test_an_unknown_problem_is_refused_before_anything_is_timed(tmp_path: Path) 
     assert "use one of A, B" in str(result.exception)
     assert result.output == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.serial
+def test_threads_are_compared_with_one() -> None:
+    arguments = ["bench", "threads", "--problem", "C95", "--dtype", "float32", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (gain,) = found["gains"]
+    assert (gain["problem"], gain["threads"]) == ("C95", 2)
+    assert gain["speed_up"] == pytest.approx(gain["ns_alone"] / gain["ns_shared"])
+    assert found["barrier_ns"] > 0

@@ -16,6 +16,7 @@ from sparsejit.commands.console import (
 )
 from sparsejit.files import atomic_path
 from sparsejit.spec import DType
+from sparsejit.split import parse_threads
 from sparsejit.target import Target
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
@@ -96,3 +97,40 @@ def predictions(
     console.print(table)
     share = sum(one.within for one in found) / len(found)
     console.print(f"{share:.1%} of {len(found)} layers within {WITHIN} times; the others above")
+
+
+@bench.command()
+def threads(
+    count: Annotated[int, typer.Option("--threads", help="At most so many threads a layer.")] = 2,
+    problem: Annotated[
+        list[str] | None, typer.Option(help="A, B, C90, C95, G95 or E; repeatable. Default: all.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time layers on one thread and shared among several, and the barrier between these."""
+    require("torch", "scipy", "threadpoolctl")
+    from sparsejit.perf.problems import PROBLEMS, problems_named
+    from sparsejit.perf.threads import barrier, gains
+
+    chosen = problems_named(problem or PROBLEMS)
+    dtypes = [DType.parse(name) for name in dtype or DType]
+    count = parse_threads(count)
+    with error_console.status("") as status:
+        meeting = barrier(count)
+        found = gains(chosen, count, dtypes, status.update)
+    if as_json:
+        rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
+        print_json({"barrier_ns": meeting.min_ns, "gains": rows})
+        return
+    table = Table("problem", "dtype", "kernel", "threads", "alone ns", "shared ns", "speed-up")
+    for one in found:
+        times = (f"{one.ns_alone:.0f}", f"{one.ns_shared:.0f}", f"{one.speed_up:.2f}")
+        table.add_row(one.problem, one.dtype, one.kernel, str(one.threads), *times)
+    console.print(table)
+    console.print(
+        f"barrier of {count} threads: {meeting.min_ns:.0f} ns at best, "
+        f"{meeting.median_ns:.0f} ns in the median"
+    )
