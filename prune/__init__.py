@@ -14,18 +14,41 @@ except ImportError as error:
         "sparsejit.prune needs torch, which cannot be imported: pip install torch==2.13.0"
     ) from error
 
-from sparsejit.prune.patterns import PATTERNS, BlockPattern
+from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
+from sparsejit.prune.folding import fold
+from sparsejit.prune.patterns import PATTERNS, BlockPattern, LanePattern, NofM, Pattern
 from sparsejit.prune.pruner import Pruner
+from sparsejit.prune.regularisers import ADMM, L1, GroupLasso, Regulariser
 from sparsejit.prune.report import LayerSparsity, SparsityReport
-from sparsejit.prune.schedules import CubicSchedule, OneShot, Schedule
+from sparsejit.prune.schedules import (
+    ConstantRate,
+    CubicSchedule,
+    IterativeSchedule,
+    OneShot,
+    Schedule,
+)
 
 __all__ = [
+    "ADMM",
+    "L1",
     "PATTERNS",
     "BlockPattern",
+    "ConstantRate",
+    "Criterion",
     "CubicSchedule",
+    "GroupLasso",
+    "IterativeSchedule",
+    "LanePattern",
     "LayerSparsity",
+    "Magnitude",
+    "Movement",
+    "NofM",
     "OneShot",
+    "Pattern",
     "Pruner",
+    "Random",
+    "Regulariser",
     "Schedule",
     "SparsityReport",
+    "fold",
 ]

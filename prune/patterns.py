@@ -1,6 +1,8 @@
-"""Which weights live and die together: blocks of `weight[out, in]`."""
+"""Which weights live and die together: blocks of `weight[out, in]`, lanes, N of M."""
 
+import re
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +12,61 @@ from sparsejit.errors import InvalidInput
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """The sets of weights of one matrix that are kept or pruned as one.
+
+    labels: int64, shape (gates, rows, columns), the block of each weight, from 0 in each gate.
+    scores: float64, shape (gates, blocks): what is lost with a block; -inf where nothing is left.
+    """
+
+    labels: Tensor
+    scores: Tensor
+
+    @property
+    def gates(self) -> int:
+        return self.scores.shape[0]
+
+    @property
+    def per_gate(self) -> int:
+        return self.scores.shape[1]
+
+    def spread(self, blocks: Tensor) -> Tensor:
+        """A value for each block (gates, blocks) as one for each weight (gates, rows, columns)."""
+        return blocks.gather(1, self.labels.flatten(1)).view_as(self.labels)
+
+    def choose(self, count: int, gate: int) -> Tensor:
+        """The `count` blocks of least score in one gate: bool, shape (blocks,).
+
+        Of equal scores the first position goes first.
+        """
+        lowest = self.scores[gate].argsort(stable=True)[:count]
+        chosen = torch.zeros(self.per_gate, dtype=torch.bool, device=lowest.device)
+        return chosen.index_fill_(0, lowest, True)
+
+
+class Pattern(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def window(self) -> int:
+        """Inputs that a block may span: blocks never cross a multiple of it."""
+        ...
+
+    def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
+        """Blocks of a matrix by the importance of its weights, both (gates, rows, columns).
+
+        Weights that are not alive count 0; an importance of inf protects its block.
+        """
+        ...
+
+
+@dataclass(frozen=True)
 class BlockPattern:
     """Blocks of `rows` consecutive outputs by `cols` consecutive inputs.
 
     The grid starts afresh at the first row of each gate. Blocks cut off by the lower or right
-    edge are smaller.
+    edge are smaller. A block's score is the mean importance, so that those compete with whole ones.
 
     Raises InvalidInput unless rows and cols are at least 1.
     """
@@ -28,65 +80,132 @@ class BlockPattern:
                 f"block=({self.rows}, {self.cols}) is empty: give (rows, cols) of 1 or more"
             )
 
-    def scores(self, weight: Tensor, gates: int) -> Tensor:
-        """Mean square of each block: float64, shape (gates, block rows, block columns).
+    @property
+    def name(self) -> str:
+        if self.cols > 1:
+            return f"block ({self.rows}, {self.cols})"
+        return f"1x{self.rows}" if self.rows > 1 else "unstructured"
 
-        The mean, not the sum, lets a small edge block compete with whole ones. float64 keeps the
-        order of any two float32 magnitudes, which their float32 squares do not.
-        """
-        squares = weight.detach().reshape(gates, weight.shape[0] // gates, -1).double().square()
-        sizes = self._sum_blocks(torch.ones_like(squares[:1]))
-        return self._sum_blocks(squares) / sizes
+    @property
+    def window(self) -> int:
+        return self.cols
 
-    def occupied(self, weight: Tensor, gates: int) -> Tensor:
-        """Whether a block holds a nonzero: bool, shape (gates, block rows, block columns)."""
-        nonzero = weight.detach().reshape(gates, weight.shape[0] // gates, -1) != 0
-        return self._sum_blocks(nonzero.double()) > 0
-
-    def spread(self, blocks: Tensor, shape: torch.Size) -> Tensor:
-        """Blocks (gates, block rows, block columns) as elements of a weight of `shape`."""
-        gates = blocks.shape[0]
-        rows, cols = shape[0] // gates, shape[1:].numel()
-        elements = blocks.repeat_interleave(self.rows, 1).repeat_interleave(self.cols, 2)
-        return elements[:, :rows, :cols].reshape(shape)
-
-    def _sum_blocks(self, values: Tensor) -> Tensor:
-        rows, cols = values.shape[1:]
-        padded = functional.pad(values, (0, -cols % self.cols, 0, -rows % self.rows))
-        return padded.unflatten(2, (-1, self.cols)).unflatten(1, (-1, self.rows)).sum((2, 4))
+    def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
+        gates, rows, cols = importance.shape
+        across = -(-cols // self.cols)
+        block_row = torch.arange(rows, device=importance.device) // self.rows
+        block_col = torch.arange(cols, device=importance.device) // self.cols
+        labels = (block_row[:, None] * across + block_col).expand(gates, -1, -1)
+        return _mean_scores(labels, -(-rows // self.rows) * across, importance, alive)
 
 
-PATTERNS = {
+@dataclass(frozen=True)
+class LanePattern:
+    """In each group of `rows` outputs every row keeps the same count per window of inputs.
+
+    A block is one slot of a (group, window): slot k takes the weight of rank k of every row.
+    Its score is the mean importance of those weights, which never rises with k. Sixteen rows are
+    then the sixteen lanes of a vector, none of which idles.
+    """
+
+    rows: int = 16
+    window: int = 16
+
+    @property
+    def name(self) -> str:
+        return f"lane{self.rows}"
+
+    def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
+        _, rows, cols = importance.shape
+        group = torch.arange(rows, device=importance.device) // self.rows
+        window_start = torch.arange(cols, device=importance.device) // self.window * self.window
+        rank = _ranks_in_windows(importance, alive, self.window)
+        labels = group[:, None] * cols + window_start + rank
+        return _mean_scores(labels, -(-rows // self.rows) * cols, importance, alive)
+
+
+@dataclass(frozen=True)
+class NofM:
+    """At most `kept` of every `window` consecutive inputs of a row: "2:4" and the like.
+
+    A block is the weight of rank k of every row and window. The last window, where cut off by the
+    edge, counts its missing inputs as pruned.
+
+    Raises InvalidInput unless 1 <= kept < window.
+    """
+
+    kept: int
+    window: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.kept < self.window:
+            raise InvalidInput(
+                f"pattern '{self.kept}:{self.window}' keeps {self.kept} of {self.window}: "
+                "give N:M with 1 <= N < M, for example '2:4'"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{self.kept}:{self.window}"
+
+    @property
+    def amount(self) -> float:
+        return 1 - self.kept / self.window
+
+    def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
+        labels = _ranks_in_windows(importance, alive, self.window)
+        by_rank = -torch.arange(self.window, dtype=torch.float64, device=importance.device)
+        scores = by_rank.repeat(importance.shape[0], 1)
+        return Blocks(labels, _bury_the_empty(scores, labels, alive))
+
+
+def _ranks_in_windows(importance: Tensor, alive: Tensor, window: int) -> Tensor:
+    """Rank from 0, the most important, of each weight among its row's window of inputs.
+
+    Of equal weights the first ranks first; what is not alive ranks last.
+    """
+    key = importance.masked_fill(~alive, -torch.inf)
+    padded = functional.pad(key, (0, -key.shape[2] % window), value=-torch.inf)
+    order = padded.unflatten(2, (-1, window)).argsort(dim=3, descending=True, stable=True)
+    return order.argsort(dim=3).flatten(2)[:, :, : key.shape[2]]
+
+
+def _mean_scores(labels: Tensor, count: int, importance: Tensor, alive: Tensor) -> Blocks:
+    values = importance.double().masked_fill(~alive, 0).flatten(1)
+    sums = values.new_zeros(values.shape[0], count).scatter_add_(1, labels.flatten(1), values)
+    sizes = torch.zeros_like(sums).scatter_add_(1, labels.flatten(1), torch.ones_like(values))
+    return Blocks(labels, _bury_the_empty(sums / sizes, labels, alive))
+
+
+def _bury_the_empty(scores: Tensor, labels: Tensor, alive: Tensor) -> Tensor:
+    left = torch.zeros_like(scores).scatter_add_(1, labels.flatten(1), alive.double().flatten(1))
+    return scores.masked_fill(left == 0, -torch.inf)
+
+
+PATTERNS: dict[str, Pattern] = {
     "unstructured": BlockPattern(1, 1),
     "1x8": BlockPattern(8, 1),
     "1x16": BlockPattern(16, 1),
+    "lane16": LanePattern(),
 }
 
 
-def choose_pattern(pattern: str, block: tuple[int, int] | None) -> BlockPattern:
-    """The named pattern, or any block shape; InvalidInput for an unknown name or for both."""
-    if pattern not in PATTERNS:
+def choose_pattern(pattern: str | Pattern, block: tuple[int, int] | None = None) -> Pattern:
+    """The named pattern, N:M, or any block shape; InvalidInput for an unknown name or for both."""
+    if block is not None:
+        if pattern != "unstructured":
+            raise InvalidInput(f"pattern={pattern!r} and block={block} were both given: drop one")
+        if len(block) != 2:
+            raise InvalidInput(f"block={block} has {len(block)} sizes: give (rows, cols)")
+        return BlockPattern(*block)
+    if not isinstance(pattern, str):
+        return pattern
+    if pattern in PATTERNS:
+        return PATTERNS[pattern]
+    n_of_m = re.fullmatch(r"(\d+):(\d+)", pattern)
+    if n_of_m is None:
         raise InvalidInput(
             f"pattern={pattern!r} is unknown: "
-            f"use one of {', '.join(PATTERNS)}, or block=(rows, cols)"
+            f"use one of {', '.join(PATTERNS)}, N:M such as '2:4', or block=(rows, cols)"
         )
-    if block is None:
-        return PATTERNS[pattern]
-    if pattern != "unstructured":
-        raise InvalidInput(f"pattern={pattern!r} and block={block} were both given: drop one")
-    if len(block) != 2:
-        raise InvalidInput(f"block={block} has {len(block)} sizes: give (rows, cols)")
-    return BlockPattern(*block)
-
-
-def choose_pruned(scores: Tensor, pruned: Tensor, amount: float) -> Tensor:
-    """Blocks to prune, round(amount * blocks) in every gate: the lowest scores.
-
-    `scores` and `pruned` have shape (gates, block rows, block columns). What is pruned stays
-    pruned. Equal scores go in order of position (row by row), first one first.
-    """
-    blocks = scores[0].numel()
-    ranked = scores.masked_fill(pruned, -1.0).flatten(1)
-    # Python's round, half to even, is also torch.nn.utils.prune's rule.
-    lowest = ranked.argsort(dim=1, stable=True)[:, : round(amount * blocks)]
-    return pruned.flatten(1).scatter(1, lowest, True).view_as(pruned)
+    return NofM(int(n_of_m[1]), int(n_of_m[2]))

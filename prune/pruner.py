@@ -1,7 +1,6 @@
-"""Gradual magnitude pruning in place."""
+"""Pruning in place while a model trains."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,87 +8,114 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.patterns import BlockPattern, choose_pattern, choose_pruned
-from sparsejit.prune.report import LayerSparsity, SparsityReport
-from sparsejit.prune.schedules import OneShot, Schedule
-from sparsejit.prune.targets import check_finite, check_globs, count_gates, match_targets
-
-
-@dataclass
-class _Mask:
-    """True where pruned: per block, shape (gates, block rows, block columns), and per element."""
-
-    blocks: Tensor
-    elements: Tensor
-
-    def on(self, device: torch.device) -> "_Mask":
-        if self.blocks.device != device:
-            self.blocks = self.blocks.to(device)
-            self.elements = self.elements.to(device)
-        return self
+from sparsejit.prune.allocation import ALLOCATIONS, choose_pruned
+from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
+from sparsejit.prune.criteria import Criterion, Magnitude
+from sparsejit.prune.patterns import Blocks, NofM, Pattern, choose_pattern
+from sparsejit.prune.regularisers import Regulariser
+from sparsejit.prune.report import SparsityReport, describe_layer
+from sparsejit.prune.rewinding import Rewinder
+from sparsejit.prune.schedules import IterativeSchedule, OneShot, Schedule
+from sparsejit.prune.targets import (
+    Target,
+    check_finite,
+    check_globs,
+    count_gates,
+    match_targets,
+    protect_diagonal,
+)
 
 
 class Pruner:
-    """Zeroes the weights of least magnitude, block by block, while a model trains.
+    """Zeroes the least important weights, block by block, while a model trains.
 
     Weights stay plain parameters: call `prepare` once and `step` after every `optimizer.step`.
     A weight of more than two dimensions counts as (out, product of the rest). Once pruned, a
-    block stays pruned. In every gate of every target round(amount * blocks) blocks go.
+    weight stays pruned. In every gate of every target round(amount * blocks) blocks go.
 
-    amount: share of blocks pruned at the end, 0 <= amount < 1.
-    pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs).
-    targets: globs over `model.named_parameters()` names.
+    amount: share of blocks pruned at the end, 0 <= amount < 1; or globs with a share each, or
+        with one share a gate: {"rnn.*": (0.9, 0.8, 0.9), "fc*": 0.95}; the first match counts.
+    pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "lane16",
+        or N:M such as "2:4".
+    targets: globs over `model.named_parameters()` names, "!glob" for what to leave alone, or
+        functions of a name and a parameter.
     schedule: when and how fast; by default everything at once in `prepare`.
     block: any (rows, cols) of weight[out, in] in place of a pattern.
     per_gate: equal density in each gate of nn.GRU, nn.LSTM and their cells. A mapping such as
         {"cell.weight": 3} says so for other modules as well; False prunes across gates.
+    allocation: "uniform", "global", "lamp" or "erk": how the targets share one amount.
+    criterion: Magnitude() by default, Movement() or Random(seed).
+    regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
+    keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
 
     Raises InvalidInput for a value outside its range.
     """
 
     def __init__(
         self,
-        amount: float,
-        pattern: str = "unstructured",
+        amount: Amount,
+        pattern: str | Pattern = "unstructured",
         *,
-        targets: Sequence[str],
+        targets: Target | Sequence[Target],
         schedule: Schedule | None = None,
         block: tuple[int, int] | None = None,
         per_gate: bool | Mapping[str, int] = True,
+        allocation: str = "uniform",
+        criterion: Criterion | None = None,
+        regulariser: Regulariser | None = None,
+        keep_diagonal: Sequence[str] = (),
     ) -> None:
-        if not 0.0 <= amount < 1.0:
-            raise InvalidInput(
-                f"amount={amount} is outside [0, 1): give the share to prune, 0.9 for 90 %"
-            )
+        self.pattern: Pattern = choose_pattern(pattern, block)
+        check_amount(amount, self.pattern)
         self.amount = amount
-        self.pattern: BlockPattern = choose_pattern(pattern, block)
-        self.targets = [targets] if isinstance(targets, str) else list(targets)
+        self.targets = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
         if not self.targets:
             raise InvalidInput("targets is empty: name weights, for example ['fc*.weight']")
         self.schedule: Schedule = schedule if schedule is not None else OneShot()
         self.per_gate = per_gate
+        self.allocation = allocation
+        self.criterion: Criterion = criterion if criterion is not None else Magnitude()
+        self.regulariser = regulariser
+        self.keep_diagonal = [keep_diagonal] if isinstance(keep_diagonal, str) else keep_diagonal
+        self._check_combination()
         self._step = 0
-        self._masks: dict[str, _Mask] = {}
+        self._gates: dict[str, int] = {}
+        self._masks: dict[str, Tensor] = {}  # True where pruned, in the weight's shape
+        self._protected: list[str] = []
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
+        self._rewinder: Rewinder | None = None
+        if isinstance(self.schedule, IterativeSchedule) and self.schedule.rewind_weights:
+            self._rewinder = Rewinder(self.schedule)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        """Start at step 0 with empty masks on the model's targets.
+    def prepare(
+        self, model: nn.Module, optimizer: Optimizer | None = None, keep_zeros: bool = False
+    ) -> None:
+        """Start at step 0 on the model's targets; with `keep_zeros` their zeros count as pruned.
 
-        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN.
+        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, and where
+        what is protected leaves too little to prune.
         """
+        names = [name for name, _ in model.named_parameters()]
         if isinstance(self.per_gate, Mapping):
-            check_globs([name for name, _ in model.named_parameters()], self.per_gate)
-        masks = {}
-        for name in match_targets(model, self.targets):
-            weight = model.get_parameter(name)
-            check_finite(name, weight)
-            gates = count_gates(model, name, self.per_gate)
-            blocks = torch.zeros_like(self.pattern.scores(weight, gates), dtype=torch.bool)
-            masks[name] = _Mask(blocks, self.pattern.spread(blocks, weight.shape))
-        self._model, self._optimizer, self._masks, self._step = model, optimizer, masks, 0
-        self._update_if_due()
-        self._apply()
+            check_globs(names, self.per_gate)
+        check_globs(names, self.keep_diagonal)
+        weights = {name: model.get_parameter(name) for name in match_targets(model, self.targets)}
+        self._gates = {name: count_gates(model, name, self.per_gate) for name in weights}
+        self._protected = match_targets(model, self.keep_diagonal) if self.keep_diagonal else []
+        self._masks = {
+            name: weight.detach().eq(0)
+            if keep_zeros
+            else torch.zeros_like(weight, dtype=torch.bool)
+            for name, weight in weights.items()
+        }
+        self._model, self._optimizer, self._step = model, optimizer, 0
+        self.criterion.start(weights)
+        # Also tells now, not at the schedule's end, whether the amount can be reached.
+        self._project({name: weight.detach() for name, weight in weights.items()})
+        if self.regulariser is not None:
+            self.regulariser.start(weights, self._project)
+        self._advance(weights)
 
     def step(self) -> None:
         """Prune further where the schedule says so, and zero what is pruned.
@@ -97,18 +123,37 @@ class Pruner:
         Call it after each `optimizer.step`, which moves pruned weights (by their gradients,
         momentum and weight decay). Raises InvalidInput before `prepare` and for NaN weights.
         """
-        self._require_model()
+        weights = self._weights()
         self._step += 1
-        self._update_if_due()
-        self._apply()
+        self.criterion.observe(weights)
+        if self.regulariser is not None and self._step <= self.schedule.end:
+            self.regulariser.observe(self._step, weights, self._project)
+        self._advance(weights)
+
+    @property
+    def training_step(self) -> int:
+        """Step of the training recipe: the calls of `step`, less what IterativeSchedule rewound.
+
+        Set the learning rate by it.
+        """
+        if isinstance(self.schedule, IterativeSchedule):
+            return self.schedule.training_step(self._step)
+        return self._step
+
+    def penalty(self) -> Tensor:
+        """The regulariser's term of the loss, a scalar; 0 once the schedule has ended."""
+        weights = self._weights()
+        if self.regulariser is None:
+            raise InvalidInput("the Pruner has no regulariser: give it one, for example L1(1e-5)")
+        if self._step >= self.schedule.end:
+            return next(iter(weights.values())).new_zeros(())
+        return self.regulariser.penalty(weights, self._gates)
 
     def mask_gradients(self) -> None:
         """Zero the gradients of pruned weights, so that clipping by norm does not count them."""
-        model = self._require_model()
-        for name, mask in self._masks.items():
-            gradient = model.get_parameter(name).grad
-            if gradient is not None:
-                gradient.masked_fill_(mask.on(gradient.device).elements, 0)
+        for name, weight in self._weights().items():
+            if weight.grad is not None:
+                weight.grad.masked_fill_(self._mask(name, weight.grad.device), 0)
 
     def finalize(self) -> SparsityReport:
         """Leave exact zeros and say what is left. It never prunes further, also mid-schedule."""
@@ -117,56 +162,131 @@ class Pruner:
 
     def sparsity_report(self) -> SparsityReport:
         """Nonzero weights and blocks of every target as they are now."""
-        model = self._require_model()
-        return SparsityReport([self._describe(name, model) for name in self._masks])
+        return SparsityReport(
+            [
+                describe_layer(name, weight.detach(), self.pattern, self._gates[name])
+                for name, weight in self._weights().items()
+            ]
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the masks, safe for `torch.save` and `torch.load(weights_only=True)`."""
+        """Everything to go on from, safe for `torch.save` and `torch.load(weights_only=True)`."""
         return {
             "step": self._step,
-            "block": (self.pattern.rows, self.pattern.cols),
-            "masks": {name: mask.blocks.clone() for name, mask in self._masks.items()},
+            "pattern": self.pattern.name,
+            "masks": {name: mask.clone() for name, mask in self._masks.items()},
+            "criterion": self.criterion.state_dict(),
+            "regulariser": {} if self.regulariser is None else self.regulariser.state_dict(),
+            "rewinder": {} if self._rewinder is None else self._rewinder.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; call after `prepare` on a model with the same targets.
 
-        Raises InvalidInput where names, block or shapes differ, and changes nothing then.
+        Raises InvalidInput where names, pattern or shapes differ, and changes nothing then.
         """
-        model = self._require_model()
+        weights = self._weights()
         self._check_state(state)
-        for name, blocks in state["masks"].items():
-            weight = model.get_parameter(name)
-            self._set_mask(name, blocks.to(device=weight.device, dtype=torch.bool), weight)
+        self._masks = {
+            name: mask.to(device=weights[name].device, dtype=torch.bool, copy=True)
+            for name, mask in state["masks"].items()
+        }
         self._step = int(state["step"])
+        self.criterion.load_state_dict(state["criterion"])
+        if self.regulariser is not None:
+            self.regulariser.load_state_dict(state["regulariser"])
+        if self._rewinder is not None:
+            self._rewinder.load_state_dict(state["rewinder"])
         self._apply()
 
-    def _require_model(self) -> nn.Module:
+    def _check_combination(self) -> None:
+        if self.allocation not in ALLOCATIONS:
+            raise InvalidInput(
+                f"allocation={self.allocation!r} is unknown: use one of {', '.join(ALLOCATIONS)}"
+            )
+        if self.allocation != "uniform":
+            if isinstance(self.amount, Mapping):
+                raise InvalidInput(
+                    f"allocation={self.allocation!r} shares one amount, and amount has one for "
+                    "each glob: drop either"
+                )
+            if isinstance(self.pattern, NofM):
+                raise InvalidInput(
+                    f"pattern={self.pattern.name!r} fixes the amount of every layer: "
+                    f"drop allocation={self.allocation!r}"
+                )
+        if self.allocation == "lamp" and not isinstance(self.criterion, Magnitude):
+            raise InvalidInput(
+                "allocation='lamp' is defined for magnitudes: drop the criterion, or use 'global'"
+            )
+        if self.regulariser is not None and self.schedule.end == 0:
+            raise InvalidInput(
+                "the schedule prunes everything in prepare, before the regulariser can act: "
+                "give one that ends later, for example OneShot(at=1000)"
+            )
+
+    def _weights(self) -> dict[str, nn.Parameter]:
         if self._model is None:
             raise InvalidInput("the Pruner has no model yet: call prepare(model, optimizer) first")
-        return self._model
+        return {name: self._model.get_parameter(name) for name in self._masks}
 
-    def _update_if_due(self) -> None:
-        if not self.schedule.due(self._step):
-            return
-        model = self._require_model()
-        amount = self.amount * self.schedule.fraction(self._step)
-        for name, mask in self._masks.items():
-            weight = model.get_parameter(name)
-            check_finite(name, weight)
-            pruned = mask.on(weight.device).blocks
-            scores = self.pattern.scores(weight, gates=pruned.shape[0])
-            self._set_mask(name, choose_pruned(scores, pruned, amount), weight)
+    def _mask(self, name: str, device: torch.device) -> Tensor:
+        self._masks[name] = self._masks[name].to(device)
+        return self._masks[name]
 
-    def _set_mask(self, name: str, blocks: Tensor, weight: Tensor) -> None:
-        self._masks[name] = _Mask(blocks, self.pattern.spread(blocks, weight.shape))
+    def _advance(self, weights: Mapping[str, nn.Parameter]) -> None:
+        due = self.schedule.due(self._step)
+        if due:
+            for name, weight in weights.items():
+                check_finite(name, weight)
+            importance = {n: self.criterion.importance(n, w) for n, w in weights.items()}
+            self._masks = self._select(
+                importance, lambda final: self.schedule.amount(self._step, final)
+            )
+        if self._rewinder is not None and self._model is not None:
+            if due:
+                self._rewinder.rewind(self._model, self._optimizer)
+                self.criterion.start(weights)
+            self._rewinder.record(self._step, self._model, self._optimizer)
+        self._apply()
+
+    def _select(
+        self, importance: Mapping[str, Tensor], share: Callable[[float], float]
+    ) -> dict[str, Tensor]:
+        """The masks, and more: what goes by importance where `share` of a final amount is due."""
+        layers = {name: self._blocks(name, values) for name, values in importance.items()}
+        if isinstance(self.amount, Mapping):
+            counts = {
+                name: [share(final) * layers[name].per_gate for final in amounts]
+                for name, amounts in amounts_by_gate(self.amount, self._gates).items()
+            }
+        else:
+            each = ALLOCATIONS[self.allocation](layers, share(self.amount))
+            counts = {name: [each[name]] * blocks.gates for name, blocks in layers.items()}
+        return {
+            name: pruned.view_as(importance[name]) | self._masks[name]
+            for name, pruned in choose_pruned(layers, counts).items()
+        }
+
+    def _blocks(self, name: str, importance: Tensor) -> Blocks:
+        if name in self._protected:
+            importance = importance.masked_fill(protect_diagonal(name, importance), torch.inf)
+        alive = ~self._mask(name, importance.device)
+        gates = (self._gates[name], importance.shape[0] // self._gates[name], -1)
+        return self.pattern.blocks(importance.reshape(gates), alive.reshape(gates))
+
+    def _project(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The nearest tensors that meet the pattern and the final amount."""
+        for name, tensor in tensors.items():
+            check_finite(name, tensor)
+        squares = {name: tensor.double().square() for name, tensor in tensors.items()}
+        pruned = self._select(squares, lambda final: final)
+        return {name: tensor.masked_fill(pruned[name], 0) for name, tensor in tensors.items()}
 
     @torch.no_grad()
     def _apply(self) -> None:
-        model = self._require_model()
-        for name, mask in self._masks.items():
-            weight = model.get_parameter(name)
-            pruned = mask.on(weight.device).elements
+        for name, weight in self._weights().items():
+            pruned = self._mask(name, weight.device)
             for tensor in [weight, *self._moments(weight)]:
                 tensor.masked_fill_(pruned, 0)
 
@@ -183,36 +303,20 @@ class Pruner:
             and value.device == weight.device
         ]
 
-    def _describe(self, name: str, model: nn.Module) -> LayerSparsity:
-        weight = model.get_parameter(name).detach()
-        gates = self._masks[name].blocks.shape[0]
-        occupied = self.pattern.occupied(weight, gates)
-        return LayerSparsity(
-            name=name,
-            shape=tuple(weight.shape),
-            gates=gates,
-            block=(self.pattern.rows, self.pattern.cols),
-            nnz=int(weight.count_nonzero()),
-            elements=weight.numel(),
-            occupied_blocks=int(occupied.sum()),
-            blocks=occupied.numel(),
-        )
-
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        missing = {"step", "block", "masks"} - state.keys()
+        missing = self.state_dict().keys() - state.keys()
         if missing:
             raise InvalidInput(f"the state lacks {sorted(missing)}: pass Pruner.state_dict()")
-        here = (self.pattern.rows, self.pattern.cols)
-        if tuple(state["block"]) != here:
+        if state["pattern"] != self.pattern.name:
             raise InvalidInput(
-                f"the state has block {tuple(state['block'])}, this Pruner {here}: "
+                f"the state has pattern {state['pattern']!r}, this Pruner {self.pattern.name!r}: "
                 "build it with the pattern it was saved with"
             )
-        found = {name: tuple(blocks.shape) for name, blocks in state["masks"].items()}
-        wanted = {name: tuple(mask.blocks.shape) for name, mask in self._masks.items()}
+        found = {name: tuple(mask.shape) for name, mask in state["masks"].items()}
+        wanted = {name: tuple(mask.shape) for name, mask in self._masks.items()}
         if found != wanted:
             differing = sorted(set(found.items()) ^ set(wanted.items()))
             raise InvalidInput(
                 f"the state does not fit this model's targets, which differ in {differing[:4]}: "
-                "use the same model, targets and per_gate"
+                "use the same model and targets"
             )

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from torch import Tensor
+
+from sparsejit.prune.patterns import Pattern
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,7 @@ class LayerSparsity:
     name: str
     shape: tuple[int, ...]
     gates: int
-    block: tuple[int, int]
+    pattern: str
     nnz: int
     elements: int
     occupied_blocks: int
@@ -26,6 +29,22 @@ class LayerSparsity:
     @property
     def block_density(self) -> float:
         return self.occupied_blocks / self.blocks
+
+
+def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> LayerSparsity:
+    """Count what is left of one weight."""
+    nonzero = weight.reshape(gates, weight.shape[0] // gates, -1) != 0
+    scores = pattern.blocks(nonzero.double(), nonzero).scores
+    return LayerSparsity(
+        name=name,
+        shape=tuple(weight.shape),
+        gates=gates,
+        pattern=pattern.name,
+        nnz=int(weight.count_nonzero()),
+        elements=weight.numel(),
+        occupied_blocks=int(scores.isfinite().sum()),
+        blocks=scores.numel(),
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class SparsityReport:
         table.add_column("weight", footer="all")
         table.add_column("shape", justify="right")
         table.add_column("gates", justify="right")
-        table.add_column("block", justify="right")
+        table.add_column("pattern", justify="right")
         table.add_column("nnz", justify="right", footer=f"{nnz:,}")
         table.add_column("density", justify="right", footer=f"{self.density:.2%}")
         table.add_column("block density", justify="right")
@@ -55,7 +74,7 @@ class SparsityReport:
                 layer.name,
                 " x ".join(map(str, layer.shape)),
                 str(layer.gates),
-                f"{layer.block[0]} x {layer.block[1]}",
+                layer.pattern,
                 f"{layer.nnz:,}",
                 f"{layer.density:.2%}",
                 f"{layer.block_density:.2%}",

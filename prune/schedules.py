@@ -1,4 +1,4 @@
-"""When the masks are recomputed, and how much of the final amount is pruned by then."""
+"""When the masks are recomputed, and how much is pruned by then."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,12 +9,17 @@ from sparsejit.errors import InvalidInput
 class Schedule(Protocol):
     """Step 0 is `Pruner.prepare`; step k is the k-th call of `Pruner.step`."""
 
+    @property
+    def end(self) -> int:
+        """The last step that recomputes the masks; from there on the whole amount is pruned."""
+        ...
+
     def due(self, step: int) -> bool:
         """Whether the masks are recomputed at this step."""
         ...
 
-    def fraction(self, step: int) -> float:
-        """Share of the pruner's amount reached at this step, 0 to 1, never falling."""
+    def amount(self, step: int, final: float) -> float:
+        """Share pruned at this step on the way from 0 to `final`, never falling."""
         ...
 
 
@@ -24,19 +29,20 @@ class OneShot:
 
     at: int = 0
 
+    @property
+    def end(self) -> int:
+        return self.at
+
     def due(self, step: int) -> bool:
         return step == self.at
 
-    def fraction(self, step: int) -> float:
-        return float(step >= self.at)
+    def amount(self, step: int, final: float) -> float:
+        return final if step >= self.at else 0.0
 
 
 @dataclass(frozen=True)
-class CubicSchedule:
-    """1 - (1 - t)^3 from step `start` (0) to step `end` (1), recomputed each `every` steps.
-
-    Zhu & Gupta 2017, "To prune, or not to prune", equation 1. `end` always recomputes, so the
-    final amount is exact also where `every` does not divide `end - start`.
+class _Gradual:
+    """From step `start` to step `end`, recomputed each `every` steps and at `end`.
 
     Raises InvalidInput unless 0 <= start < end and every >= 1.
     """
@@ -48,16 +54,97 @@ class CubicSchedule:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise InvalidInput(
-                f"CubicSchedule got start={self.start}, end={self.end}: choose 0 <= start < end"
+                f"{type(self).__name__} got start={self.start}, end={self.end}: "
+                "choose 0 <= start < end"
             )
         if self.every < 1:
-            raise InvalidInput(f"CubicSchedule got every={self.every}: use 1 step or more")
+            raise InvalidInput(f"{type(self).__name__} got every={self.every}: use 1 step or more")
 
     def due(self, step: int) -> bool:
         if not self.start <= step <= self.end:
             return False
         return (step - self.start) % self.every == 0 or step == self.end
 
-    def fraction(self, step: int) -> float:
-        progress = (step - self.start) / (self.end - self.start)
-        return 1.0 - (1.0 - min(max(progress, 0.0), 1.0)) ** 3
+    def _progress(self, step: int) -> float:
+        return min(max((step - self.start) / (self.end - self.start), 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class CubicSchedule(_Gradual):
+    """final * (1 - (1 - t)^3) with t from 0 at step `start` to 1 at step `end`.
+
+    Zhu & Gupta 2017, "To prune, or not to prune", equation 1. `end` always recomputes, so the
+    final amount is exact also where `every` does not divide `end - start`.
+
+    Raises InvalidInput unless 0 <= start < end and every >= 1.
+    """
+
+    def amount(self, step: int, final: float) -> float:
+        return final * (1.0 - (1.0 - self._progress(step)) ** 3)
+
+
+@dataclass(frozen=True)
+class ConstantRate(_Gradual):
+    """The same share at every update: final * t, with t from 0 at `start` to 1 at `end`.
+
+    Raises InvalidInput unless 0 <= start < end and every >= 1.
+    """
+
+    def amount(self, step: int, final: float) -> float:
+        return final * self._progress(step)
+
+
+@dataclass(frozen=True)
+class IterativeSchedule:
+    """Train, prune, rewind, again: each round prunes the same share of what is left.
+
+    The recipe of training has `length` steps. Its end prunes, then training goes on from the
+    recipe's step `rewind_to`; after the last of `rounds` prunings it runs to its end once more,
+    `total` steps in all. `Pruner.training_step` is the recipe's step: set the learning rate by it
+    (learning-rate rewinding, Renda et al. 2020, "Comparing rewinding and fine-tuning"). With
+    `rewind_weights` the model and the optimizer also go back to what they were at `rewind_to`
+    (weight rewinding; the lottery ticket of Frankle & Carbin 2019 where it is 0).
+
+    Raises InvalidInput unless rounds >= 1 and 0 <= rewind_to < length.
+    """
+
+    rounds: int
+    length: int
+    rewind_to: int = 0
+    rewind_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 <= self.rewind_to < self.length:
+            raise InvalidInput(
+                f"IterativeSchedule got rounds={self.rounds}, length={self.length}, "
+                f"rewind_to={self.rewind_to}: choose rounds >= 1 and 0 <= rewind_to < length"
+            )
+
+    @property
+    def end(self) -> int:
+        return self.length + (self.rounds - 1) * self._round
+
+    @property
+    def total(self) -> int:
+        return self.end + self._round
+
+    def due(self, step: int) -> bool:
+        return self.length <= step <= self.end and (step - self.length) % self._round == 0
+
+    def amount(self, step: int, final: float) -> float:
+        done = self._prunings(step)
+        # Exact at the last: a power of a rounded exponent is not.
+        return final if done == self.rounds else 1 - (1 - final) ** (done / self.rounds)
+
+    def training_step(self, step: int) -> int:
+        """The recipe's step: `rewind_to` right after a pruning."""
+        return step - self._prunings(step) * self._round
+
+    @property
+    def _round(self) -> int:
+        return self.length - self.rewind_to
+
+    def _prunings(self, step: int) -> int:
+        if step < self.length:
+            return 0
+        return min((step - self.length) // self._round + 1, self.rounds)

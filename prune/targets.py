@@ -1,26 +1,61 @@
 """Finding the weights that a pruner is told to prune."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
+from sparsejit.prune.folding import computed_weights
 
 GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
 
-def match_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Names of the parameters that any glob in `targets` matches, in the model's order.
+# A glob over parameter names, "!" before one that leaves matches out, or a question to ask of each.
+Target = str | Callable[[str, nn.Parameter], bool]
 
-    Raises InvalidInput for a glob without a match and for a match that is no weight matrix.
+
+def match_targets(model: nn.Module, targets: Sequence[Target]) -> list[str]:
+    """Names of the parameters that any target selects and no "!glob" leaves out, in order.
+
+    Raises InvalidInput for a glob without a match, for a selection that is empty, and for a match
+    that is no weight matrix.
     """
     parameters = dict(model.named_parameters())
-    check_globs(parameters, targets)
-    matched = [name for name in parameters if any(fnmatchcase(name, glob) for glob in targets)]
+    globs = [target for target in targets if isinstance(target, str)]
+    _check_not_computed(model, globs)
+    check_globs(parameters, [glob.removeprefix("!") for glob in globs])
+    matched = [
+        name
+        for name, weight in parameters.items()
+        if any(_selects(target, name, weight) for target in targets)
+        and not any(glob[0] == "!" and fnmatchcase(name, glob[1:]) for glob in globs)
+    ]
+    if not matched:
+        raise InvalidInput(f"the targets select none of {_abbreviate(list(parameters))}")
     for name in matched:
         _check_matrix(name, parameters[name])
     return matched
+
+
+def _selects(target: Target, name: str, weight: nn.Parameter) -> bool:
+    return fnmatchcase(name, target) if isinstance(target, str) else target(name, weight)
+
+
+def protect_diagonal(name: str, weight: Tensor) -> Tensor:
+    """True on the diagonal of every square gate: bool, in the weight's shape.
+
+    Raises InvalidInput unless the rows are one or more squares.
+    """
+    rows, cols = weight.shape[0], weight.shape[1:].numel()
+    if rows % cols:
+        raise InvalidInput(
+            f"{name} of shape {tuple(weight.shape)} is no stack of squares: "
+            "keep_diagonal is for recurrent matrices such as 'rnn.weight_hh_l0'"
+        )
+    diagonal = torch.eye(cols, dtype=torch.bool, device=weight.device)
+    return diagonal.repeat(rows // cols, 1).view(weight.shape)
 
 
 def count_gates(model: nn.Module, name: str, per_gate: bool | Mapping[str, int]) -> int:
@@ -65,6 +100,17 @@ def check_finite(name: str, weight: Tensor) -> None:
             f"{name} has {wrong} NaN or infinite of {weight.numel()} weights: "
             "magnitudes mean nothing here; go back to a sound checkpoint"
         )
+
+
+def _check_not_computed(model: nn.Module, globs: Sequence[str]) -> None:
+    """Raise InvalidInput for a glob that names a weight which hooks compute from others."""
+    parameters = dict(model.named_parameters())
+    for name in computed_weights(model):
+        if name not in parameters and any(fnmatchcase(name, glob) for glob in globs):
+            raise InvalidInput(
+                f"{name} is computed from other parameters (weight_norm, torch.nn.utils.prune or "
+                "another parametrization): call sparsejit.prune.fold(model) first"
+            )
 
 
 def _check_matrix(name: str, weight: Tensor) -> None:

@@ -34,7 +34,10 @@ def test_amount_outside_range(amount):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pattern": "8x1"}, r"pattern='8x1' is unknown.*unstructured, 1x8, 1x16.*block="),
+        (
+            {"pattern": "8x1"},
+            r"pattern='8x1' is unknown.*unstructured, 1x8, 1x16, lane16, N:M.*block=",
+        ),
         ({"pattern": "1x8", "block": (8, 1)}, r"'1x8' and block=\(8, 1\).*drop one"),
         ({"block": (0, 4)}, r"block=\(0, 4\) is empty"),
         ({"block": (4,)}, r"block=\(4,\) has 1 sizes"),
@@ -104,8 +107,8 @@ def test_states_of_another_pruner_change_nothing():
     masks = before["masks"]
     other_shape = {**masks, "0.weight": torch.zeros(1, 2, 2, dtype=torch.bool)}
     for state, message in [
-        ({}, r"lacks \['block', 'masks', 'step'\]"),
-        ({**before, "block": (8, 1)}, r"block \(8, 1\), this Pruner \(1, 1\)"),
+        ({}, r"lacks \['criterion', 'masks'.*'step'\]"),
+        ({**before, "pattern": "1x8"}, r"pattern '1x8', this Pruner 'unstructured'"),
         ({**before, "masks": {"0.weight": masks["0.weight"]}}, r"1\.weight_ih_l0"),
         ({**before, "masks": other_shape}, r"0\.weight.*\(1, 2, 2\)"),
     ]:

@@ -70,11 +70,11 @@ def test_cubic_schedule(start, length, every):
     schedule = CubicSchedule(start, start + length, every)
     due = [step for step in range(start + length + 80) if schedule.due(step)]
     assert due == sorted({*range(start, start + length, every), start + length})
-    fractions = [schedule.fraction(step) for step in range(start + length + 80)]
-    assert fractions == sorted(fractions)
-    assert fractions[start] == 0 and schedule.fraction(start + length) == 1
-    middle = schedule.fraction(start + length / 2)  # type: ignore[arg-type]
-    assert middle == pytest.approx(7 / 8)
+    amounts = [schedule.amount(step, 0.9) for step in range(start + length + 80)]
+    assert amounts == sorted(amounts)
+    assert amounts[start] == 0 and amounts[start + length] == amounts[-1] == 0.9
+    middle = schedule.amount(start + length / 2, 0.9)  # type: ignore[arg-type]
+    assert middle == pytest.approx(0.9 * 7 / 8)
 
 
 def test_density_follows_the_schedule_and_ends_exactly():
@@ -84,7 +84,7 @@ def test_density_follows_the_schedule_and_ends_exactly():
         last_update = max((s for s in range(step + 1) if SCHEDULE.due(s)), default=0)
         for layer in training.pruner.sparsity_report().layers:
             per_gate = layer.blocks // layer.gates
-            pruned = round(0.9 * SCHEDULE.fraction(last_update) * per_gate) * layer.gates
+            pruned = round(SCHEDULE.amount(last_update, 0.9) * per_gate) * layer.gates
             assert layer.occupied_blocks == layer.blocks - pruned
     gru, dense = training.pruner.sparsity_report().layers
     # 20 hidden rows a gate in blocks of 8: 3 block rows by 20 inputs; 11 outputs: 2 by 20.
@@ -154,10 +154,10 @@ def test_a_pruned_block_never_returns_however_far_it_moved():
         assert mask.any()
         weight.data[mask] = 1000.0
     training.pruner.step()
-    fraction = SCHEDULE.fraction(training.pruner.state_dict()["step"])
+    amount = SCHEDULE.amount(training.pruner.state_dict()["step"], 0.9)
     assert all((w[mask] == 0).all() for w, mask in zip(training.weights(), pruned, strict=True))
     dense = training.pruner.sparsity_report().layers[1]
-    assert dense.blocks - dense.occupied_blocks == round(0.9 * fraction * dense.blocks)
+    assert dense.blocks - dense.occupied_blocks == round(amount * dense.blocks)
 
 
 def test_weights_assigned_after_prepare_are_the_ones_pruned():

@@ -1,0 +1,110 @@
+"""How many blocks each layer gives up, for one amount over all of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsejit.errors import InvalidInput
+from sparsejit.prune.patterns import Blocks
+
+# Each returns, for every layer, the blocks to prune in each of its gates, not yet rounded.
+Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
+
+
+def uniform(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
+    """The same share of every layer."""
+    return {name: amount * blocks.per_gate for name, blocks in layers.items()}
+
+
+def global_magnitude(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
+    """What a ranking of all layers' blocks together leaves each of them."""
+    return _rank_together(layers, {name: b.scores.flatten() for name, b in layers.items()}, amount)
+
+
+def lamp(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
+    """A ranking of all blocks by their score over the sum of their layer's scores from there up.
+
+    Lee et al. 2021, "Layer-adaptive sparsity for the magnitude-based pruning", equation 2.
+    """
+    scores = {name: lamp_scores(blocks.scores.flatten()) for name, blocks in layers.items()}
+    return _rank_together(layers, scores, amount)
+
+
+def lamp_scores(scores: Tensor) -> Tensor:
+    """Each score over the sum of those that are not smaller, infinities as they are."""
+    ascending, order = scores.sort(stable=True)
+    finite = ascending.where(ascending.isfinite(), 0.0)
+    from_there_up = finite.flip(0).cumsum(0).flip(0)
+    ratio = torch.where(from_there_up > 0, finite / from_there_up, 0.0)
+    return torch.empty_like(scores).scatter_(0, order, ratio.where(ascending.isfinite(), ascending))
+
+
+def erdos_renyi_kernel(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
+    """Density in proportion to (inputs + outputs) / (inputs * outputs), none above 1.
+
+    Evci et al. 2020, "Rigging the lottery"; every gate is a matrix of its own, and a convolution
+    counts as (out, everything else). The density of all blocks together is 1 - amount.
+    """
+    rows_and_cols = {name: blocks.labels.shape[1:] for name, blocks in layers.items()}
+    raw = {name: (m + n) / (m * n) for name, (m, n) in rows_and_cols.items()}
+    total = {name: float(blocks.scores.numel()) for name, blocks in layers.items()}
+    left = (1 - amount) * sum(total.values())
+    dense: set[str] = set()
+    while True:
+        sparse = [name for name in layers if name not in dense]
+        scale = (left - sum(total[name] for name in dense)) / sum(
+            raw[name] * total[name] for name in sparse
+        )
+        too_dense = {name for name in sparse if scale * raw[name] > 1}
+        if not too_dense:
+            break
+        dense |= too_dense
+    density = {name: 1.0 if name in dense else scale * raw[name] for name in layers}
+    return {name: (1 - density[name]) * blocks.per_gate for name, blocks in layers.items()}
+
+
+def _rank_together(
+    layers: Mapping[str, Blocks], scores: Mapping[str, Tensor], amount: float
+) -> dict[str, float]:
+    together = torch.cat([scores[name].cpu() for name in layers])
+    lowest = together.argsort(stable=True)[: round(amount * together.numel())]
+    owner = torch.repeat_interleave(torch.tensor([scores[name].numel() for name in layers]))
+    counts = owner[lowest].bincount(minlength=len(layers)).tolist()
+    return {
+        name: count / blocks.gates
+        for (name, blocks), count in zip(layers.items(), counts, strict=True)
+    }
+
+
+ALLOCATIONS: dict[str, Allocation] = {
+    "uniform": uniform,
+    "global": global_magnitude,
+    "lamp": lamp,
+    "erk": erdos_renyi_kernel,
+}
+
+
+def choose_pruned(
+    layers: Mapping[str, Blocks], counts: Mapping[str, Sequence[float]]
+) -> dict[str, Tensor]:
+    """Weights to prune in every layer: bool, (gates, rows, columns); counts are for each gate.
+
+    Counts are rounded, a half to the even neighbour: also torch.nn.utils.prune's rule.
+    Raises InvalidInput where protected blocks would have to go.
+    """
+    pruned = {}
+    for name, blocks in layers.items():
+        # A count may lag behind what is gone already; that stays gone.
+        gone = blocks.scores == -torch.inf
+        chosen = torch.stack(
+            [blocks.choose(round(count), gate) for gate, count in enumerate(counts[name])]
+        )
+        if (blocks.scores[chosen] == torch.inf).any():
+            protected = int((blocks.scores == torch.inf).sum())
+            raise InvalidInput(
+                f"{name} is to keep {int((~chosen).sum())} of {chosen.numel()} blocks, but "
+                f"keep_diagonal protects {protected}: lower the amount or leave it out"
+            )
+        pruned[name] = blocks.spread(chosen | gone)
+    return pruned
