@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, check, shapes, templates_of
 
-from sparsejit.spec import Activation
+from sparsejit.spec import Activation, DType
 
 pytestmark = pytest.mark.parametrize("row", templates_of("broadcast"))
 
@@ -38,4 +38,13 @@ def test_empty_rows_and_columns(row):
 def test_pool_holds_little_but_weights(row):
     weights = block_weights((256, 256), 0.2)
     image = check(row, weights)
-    assert image.pool_bytes <= 1.05 * 4 * np.count_nonzero(weights)
+    weight_bytes = 4 if row.dtype is DType.FLOAT32 else 2
+    assert image.pool_bytes <= 1.05 * weight_bytes * np.count_nonzero(weights)
+
+
+@pytest.mark.parametrize("scale", [3e-5, 1e30])
+def test_weights_at_the_ends_of_a_dtype(row, scale):
+    """Subnormal float16, and the largest values of any."""
+    largest = 65504 if row.dtype is DType.FLOAT16 else 3.3e38
+    weights = block_weights((40, 30), 0.5) * np.float32(scale)
+    check(row, np.clip(weights, -largest, largest))
