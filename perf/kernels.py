@@ -170,7 +170,7 @@ def _measure(
     peers: tuple[PeerTime, ...],
 ) -> Row:
     matrix = SparseMatrix(problem.weights())
-    exact = reference.matvec(kernel.spec, matrix, x)
+    exact = reference.product(kernel.spec, matrix, x)
     y = np.empty_like(exact, np.float32)
     error = _checked_error(kernel.strategy, kernel(x, out=y), exact)
     places = time_at_places(kernel, x)

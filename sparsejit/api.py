@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.assembler import Image
+from sparsejit.batch_plan import plan_batch
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.gate import bind, call_gate
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import AUTO, Plan, plan
 from sparsejit.program import Program, build, debug_level
-from sparsejit.spec import Activation, DType, MatVec
-from sparsejit.split import Split, parse_threads, split
+from sparsejit.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.split import Split, parse_threads, split, undivided
 from sparsejit.target import Target
 from sparsejit.tuning import tuned
 
@@ -28,12 +29,13 @@ class Kernel:
     """y = activation(W x + bias) as machine code with the weights inside. Thread-safe.
 
     `pointer` is the address of a System V function `void kernel(const float *x, float *y)`,
-    valid while this object lives. x is float32 (in_features,), y float32 (out_features,).
+    valid while this object lives. x is float32 (in_features,) and y float32 (out_features,), or
+    those of a batch (see `MatMul`).
     """
 
     def __init__(
         self,
-        spec: MatVec,
+        spec: Layer,
         matrix: SparseMatrix,
         choice: Plan,
         division: Split,
@@ -46,9 +48,7 @@ class Kernel:
         self.compile_ms = compile_ms
         self._program = program
         self._statistics = matrix.statistics()
-        self._checked_call = _CheckedCall(
-            program.memory.function(2), spec.in_features, spec.out_features
-        )
+        self._checked_call = _CheckedCall(program.memory.function(2), spec.x_shape, spec.y_shape)
 
     @property
     def pointer(self) -> int:
@@ -80,18 +80,18 @@ class Kernel:
     def __call__(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
         """Compute into `out` (made if absent) and return it.
 
-        Raises InvalidInput unless x and out are C-contiguous float32 vectors of the right length
+        Raises InvalidInput unless x and out are C-contiguous float32 arrays of the right shape
         that do not overlap.
         """
         if out is None:
-            out = np.empty(self.spec.out_features, np.float32)
+            out = np.empty(self.spec.y_shape, np.float32)
         result: FloatArray = self._gate(x, out)
         return result
 
     @cached_property
     def _gate(self) -> Callable[[Any, Any], Any]:
         spec, memory = self.spec, self._program.memory
-        return call_gate(memory, spec.in_features, spec.out_features, self._checked_call)
+        return call_gate(memory, spec.x_shape, spec.y_shape, self._checked_call)
 
     def bind(self, x: FloatArray, y: FloatArray) -> Callable[[], None]:
         """A function without arguments that computes y from x, as they are when it is called.
@@ -106,7 +106,8 @@ class Kernel:
         """Why this kernel: every candidate with its predicted cost, then what was built."""
         stats = self.stats
         lines = [
-            f"{self.spec.out_features} x {self.spec.in_features}, {stats['nnz']} nonzeros "
+            f"{self.spec.out_features} x {self.spec.in_features}, {self.spec.case}, "
+            f"{stats['nnz']} nonzeros "
             f"({stats['density']:.2%}), 1x8 blocks {stats['fill_1x8']:.0%} full",
             f"chosen: {self.plan.chosen.template.name}: {self.plan.reason}",
             f"built: {stats['code_bytes']} bytes of code, {stats['pool_bytes']} of literals, "
@@ -138,6 +139,7 @@ def compile_matrix(
     target: str | Target = "native",
     tune: bool = False,
     threads: int | str = 1,
+    layout: str | Layout = Layout.BATCH_MAJOR,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
@@ -146,28 +148,37 @@ def compile_matrix(
     all else is float32. `strategy` is auto or a kernel family. `target` is "native", a level
     such as "avx2", or a Target. `tune` times the most promising kernels here, or recalls earlier
     times, and takes the fastest (see `tuning.py`). `threads` is how many may share the rows where
-    that pays, or "auto" for one a core (see `split.py`). Raises InvalidInput for arguments that
-    make no sense and UnsupportedTarget for a target this machine cannot run.
+    that pays, or "auto" for one a core (see `split.py`). With `batch` above 1, x is (batch,
+    in_features) and y (batch, out_features), or (in_features, batch) and (out_features, batch)
+    where `layout` is feature-major, which is faster; a batch runs on one thread. Raises
+    InvalidInput for arguments that make no sense and UnsupportedTarget for a target this machine
+    cannot run.
     """
     started = time.perf_counter()
-    if batch != 1:
-        raise InvalidInput(f"batch={batch!r}; only batch=1 is compiled, call the kernel per row")
+    columns, order = _checked_batch(batch), Layout.parse(layout)
     matrix = SparseMatrix(_to_numpy(weights))
-    spec = MatVec(
+    each = MatVec(
         matrix.out_features,
         matrix.in_features,
         _checked_bias(bias, matrix.out_features),
         Activation.parse(activation),
         DType.parse(dtype),
     )
-    machine = _resolve_target(target)
+    machine, most_threads = _resolve_target(target), parse_threads(threads)
 
-    def planned(part: MatVec, rows: SparseMatrix) -> Plan:
-        choice = plan(rows, machine, strategy, part.dtype)
-        return tuned(choice, part, rows, machine) if tune and strategy == AUTO else choice
+    def planned(layer: Layer, rows: SparseMatrix) -> Plan:
+        if isinstance(layer, MatMul):
+            choice = plan_batch(layer, rows, machine, strategy)
+        else:
+            choice = plan(rows, machine, strategy, layer.dtype)
+        return tuned(choice, layer, rows, machine) if tune and strategy == AUTO else choice
 
+    spec = each if columns == 1 else MatMul(each, columns, order)
     choice = planned(spec, matrix)
-    division = split(spec, matrix, choice, machine, parse_threads(threads), planned)
+    if isinstance(spec, MatMul):
+        division = undivided(spec, matrix, choice, "a batch runs on one")
+    else:
+        division = split(spec, matrix, choice, machine, most_threads, planned)
     program = build(choice.chosen.template.name, machine, division.emit)
     compile_ms = 1e3 * (time.perf_counter() - started)
     kernel = Kernel(spec, matrix, choice, division, program, compile_ms)
@@ -181,8 +192,8 @@ class _CheckedCall:
     """`call(x, out)` through ctypes: for arguments that the gate does not take as they are."""
 
     native: Callable[..., None]
-    in_features: int
-    out_features: int
+    x_shape: tuple[int, ...]
+    y_shape: tuple[int, ...]
 
     def __call__(self, x: FloatArray, out: FloatArray) -> FloatArray:
         self.native(*self.addresses(x, out))
@@ -190,8 +201,8 @@ class _CheckedCall:
 
     def addresses(self, x: FloatArray, out: FloatArray) -> tuple[int, int]:
         """Where x and out lie; raises InvalidInput where the kernel cannot use them."""
-        source = _address(x, "x", self.in_features)
-        destination = _address(out, "out", self.out_features)
+        source = _address(x, "x", self.x_shape)
+        destination = _address(out, "out", self.y_shape)
         if not out.flags.writeable:
             raise InvalidInput("out is read-only; give a writable array")
         if source < destination + out.nbytes and destination < source + x.nbytes:
@@ -202,6 +213,12 @@ class _CheckedCall:
 def _to_numpy(values: Any) -> Any:
     """A torch tensor's values as numpy; anything else as it is."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _checked_batch(batch: int) -> int:
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+        raise InvalidInput(f"batch={batch!r}; give a whole number of at least 1")
+    return int(batch)
 
 
 def _checked_bias(bias: Any, out_features: int) -> FloatArray | None:
@@ -229,13 +246,13 @@ def _resolve_target(target: str | Target) -> Target:
     return wanted
 
 
-def _address(array: FloatArray, name: str, length: int) -> int:
+def _address(array: FloatArray, name: str, shape: tuple[int, ...]) -> int:
     if not isinstance(array, np.ndarray):
         raise InvalidInput(f"{name} is a {type(array).__name__}; give a numpy float32 array")
     if array.dtype != np.float32:
         raise InvalidInput(f"{name} has dtype {array.dtype}; convert it with astype(np.float32)")
-    if array.shape != (length,):
-        raise InvalidInput(f"{name} has shape {array.shape}; give ({length},)")
+    if array.shape != shape:
+        raise InvalidInput(f"{name} has shape {array.shape}; give {shape}")
     if not array.flags.c_contiguous:
         raise InvalidInput(f"{name} is not contiguous; pass np.ascontiguousarray({name})")
     return int(array.ctypes.data)

@@ -211,8 +211,8 @@ def predict(
     code_bytes = int(steps * price.code_bytes)
     vectors = 4 * (matrix.in_features + matrix.out_features)
     data_bytes = model.pool_bytes(matrix, target, steps, WEIGHT_BYTES[dtype]) + vectors
-    code_level = _level(code_bytes, data_bytes, target, target.l1i_bytes)
-    data_level = _level(data_bytes, code_bytes, target, target.l1d_bytes)
+    code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
+    data_level = cache_level(data_bytes, code_bytes, target, target.l1d_bytes)
     transfers = {
         f"code from {code_level}": code_bytes / rates.code[code_level],
         f"data from {data_level}": data_bytes / rates.data[data_level],
@@ -223,7 +223,7 @@ def predict(
     return Cost(steps, code_bytes, data_bytes, ns, bound)
 
 
-def _level(own_bytes: int, other_bytes: int, target: Target, level_one: int) -> str:
+def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int) -> str:
     """The nearest cache that holds code or data: L1 is its own, the rest it shares."""
     if own_bytes <= level_one:
         return "L1"

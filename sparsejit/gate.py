@@ -10,7 +10,8 @@ whatever is unusual goes to a Python fallback, which accepts it or says what is 
 import sys
 import sysconfig
 from collections.abc import Callable
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,8 @@ from sparsejit.operands import (
 )
 from sparsejit.target import Target
 
+Shape: TypeAlias = tuple[int, ...]
+
 METH_NOARGS, METH_FASTCALL = 0x0004, 0x0080
 
 # PyObject and PyArrayObject_fields: byte offsets (Include/object.h, numpy/ndarraytypes.h).
@@ -48,11 +51,11 @@ _NONE_IS_COUNTED = sys.version_info < (3, 12)
 
 def call_gate(
     kernel: ExecutableMemory,
-    in_features: int,
-    out_features: int,
+    x_shape: Shape,
+    y_shape: Shape,
     fallback: Callable[[Any, Any], Any],
 ) -> Callable[[Any, Any], Any]:
-    """A built-in `gate(x, out) -> out` for exact float32 vectors that do not overlap.
+    """A built-in `gate(x, out) -> out` for float32 arrays of these shapes that do not overlap.
 
     Any other pair of arguments is handed to `fallback(x, out)`, whose result is returned. The
     interpreter lock is released while the kernel runs.
@@ -63,11 +66,11 @@ def call_gate(
     unusual = asm.label("unusual")
     asm.emit("mov", rax, Memory(rsi))
     asm.emit("mov", rcx, Memory(rsi, 8))
-    _check_vector(asm, rax, in_features, _C_CONTIGUOUS | _ALIGNED, unusual)
-    _check_vector(asm, rcx, out_features, _C_CONTIGUOUS | _ALIGNED | _WRITEABLE, unusual)
+    _check_array(asm, rax, x_shape, _C_CONTIGUOUS | _ALIGNED, unusual)
+    _check_array(asm, rcx, y_shape, _C_CONTIGUOUS | _ALIGNED | _WRITEABLE, unusual)
     asm.emit("mov", r9, Memory(rax, _DATA))
     asm.emit("mov", r10, Memory(rcx, _DATA))
-    _check_apart(asm, 4 * in_features, 4 * out_features, unusual)
+    _check_apart(asm, 4 * prod(x_shape), 4 * prod(y_shape), unusual)
     _run_unlocked(asm, kernel.address)
     asm.emit("ret")
     asm.bind(unusual)
@@ -104,19 +107,20 @@ def bind(
     return builtin("run", memory.address, METH_NOARGS, (memory, kernel, x, y))
 
 
-def _check_vector(asm: Assembler, array: Register, length: int, flags: int, unusual: Label) -> None:
-    """Jump to `unusual` unless `array` is a numpy float32 vector of that length and flags."""
+def _check_array(asm: Assembler, array: Register, shape: Shape, flags: int, unusual: Label) -> None:
+    """Jump to `unusual` unless `array` is a numpy float32 array of that shape and flags."""
     for field, expected in ((_TYPE, id(np.ndarray)), (_DTYPE, id(np.dtype(np.float32)))):
         asm.emit("mov", r8, expected)
         asm.emit("cmp", r8, Memory(array, field))
         asm.jump("jne", unusual)
     asm.emit("mov", dword(r8), Memory(array, _DIMENSIONS_COUNT))
-    asm.emit("cmp", dword(r8), 1)
+    asm.emit("cmp", dword(r8), len(shape))
     asm.jump("jne", unusual)
-    asm.emit("mov", r8, Memory(array, _DIMENSIONS))
-    asm.emit("mov", r8, Memory(r8))
-    asm.emit("cmp", r8, length)
-    asm.jump("jne", unusual)
+    for dimension, length in enumerate(shape):
+        asm.emit("mov", r8, Memory(array, _DIMENSIONS))
+        asm.emit("mov", r8, Memory(r8, 8 * dimension))
+        asm.emit("cmp", r8, length)
+        asm.jump("jne", unusual)
     asm.emit("mov", dword(r8), Memory(array, _FLAGS))
     asm.emit("and", dword(r8), flags)
     asm.emit("cmp", dword(r8), flags)

@@ -5,10 +5,12 @@ and of equals the one with less code.
 A strategy named by the caller overrides the price, not the record of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.assembler import Assembler
 from sparsejit.calibration import known_rates
 from sparsejit.cost import Cost, predict
 from sparsejit.errors import InvalidInput
@@ -19,11 +21,27 @@ from sparsejit.target import Target
 AUTO = "auto"
 
 
+class Template(Protocol):
+    """A row of a table of kernels."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def isa(self) -> str: ...
+
+    @property
+    def emit(self) -> Callable[[Assembler, Any, SparseMatrix], None]: ...
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A template and its predicted cost."""
+    """A template, of whichever table, and its predicted cost."""
 
-    template: MatVecTemplate
+    template: Template
     cost: Cost
 
 
@@ -55,17 +73,26 @@ def plan(
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    if strategy not in strategies():
-        raise InvalidInput(
-            f"strategy {strategy!r} is unknown; use one of {', '.join(strategies())}"
-        )
     usable = [t for t in MATVEC_TEMPLATES if t.dtype is dtype and t.made_for(target)]
     rates = known_rates(target)
     priced = [Candidate(t, predict(t.family, matrix, target, rates, dtype)) for t in usable]
+    return choose(priced, strategy, strategies(), f"{dtype.value} on this {target.isa} target")
+
+
+def choose(
+    priced: Iterable[Candidate], strategy: str, strategies: tuple[str, ...], case: str
+) -> Plan:
+    """The cheapest candidate, or the one of the family that `strategy` names.
+
+    Raises InvalidInput for a strategy that is not among `strategies`, or has no candidate; `case`
+    says in words what the candidates are for.
+    """
+    if strategy not in strategies:
+        raise InvalidInput(f"strategy {strategy!r} is unknown; use one of {', '.join(strategies)}")
     candidates = tuple(sorted(priced, key=lambda c: (c.cost.ns, c.cost.code_bytes)))
     if not candidates:
         raise InvalidInput(
-            f"there is no {dtype.value} kernel for this {target.isa} target; use dtype='float32'"
+            f"there is no kernel for {case}; use dtype='float32'"
         )
     if strategy == AUTO:
         return Plan(candidates[0], candidates, _comparison(candidates))
@@ -73,8 +100,7 @@ def plan(
     if chosen is None:
         known = ", ".join(dict.fromkeys((AUTO, *(c.template.family for c in candidates))))
         raise InvalidInput(
-            f"strategy {strategy!r} has no kernel for {dtype.value} on this {target.isa} target; "
-            f"use one of {known}"
+            f"strategy {strategy!r} has no kernel for {case}; use one of {known}"
         )
     return Plan(chosen, candidates, f"strategy={strategy!r} was asked for")
 

@@ -7,7 +7,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import Activation, CategoricalDraw, DType, Elementwise, GruUpdate, MatVec
+from sparsejit.spec import (
+    Activation,
+    CategoricalDraw,
+    DType,
+    Elementwise,
+    GruUpdate,
+    Layer,
+    Layout,
+    MatMul,
+    MatVec,
+)
 
 Float64 = npt.NDArray[np.float64]
 
@@ -47,6 +57,33 @@ def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     if spec.bias is not None:
         y = y + spec.bias.astype(np.float64)
     return ACTIVATIONS[spec.activation](y)
+
+
+def matmul(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """`matvec` for every column of the batch; x and the result in the layout of the spec."""
+    return _for_each(matvec, spec, matrix, x)
+
+
+def product(spec: Layer, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """`matmul` or `matvec`."""
+    return matmul(spec, matrix, x) if isinstance(spec, MatMul) else matvec(spec, matrix, x)
+
+
+def _for_each(
+    function: Callable[[MatVec, SparseMatrix, npt.NDArray[Any]], Float64],
+    spec: MatMul,
+    matrix: SparseMatrix,
+    x: npt.NDArray[Any],
+) -> Float64:
+    feature_major = spec.layout is Layout.FEATURE_MAJOR
+    batch = x.T if feature_major else x
+    y = np.stack([function(spec.each, matrix, one) for one in batch])
+    return y.T if feature_major else y
+
+
+def batch_error_scale(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """`error_scale` for every column of the batch."""
+    return _for_each(error_scale, spec, matrix, x)
 
 
 def error_scale(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,80 @@ class MatVec:
     bias: npt.NDArray[np.float32] | None = None
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return (self.in_features,)
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return (self.out_features,)
+
+    @property
+    def case(self) -> str:
+        """All but the sizes, in words."""
+        return f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
+
+
+class Layout(str, Enum):
+    """Which index of a batch's x and y runs slowest: x (batch, in) or x (in, batch)."""
+
+    BATCH_MAJOR = "batch-major"
+    FEATURE_MAJOR = "feature-major"
+
+    @classmethod
+    def parse(cls, name: "str | Layout") -> "Layout":
+        """The layout of that name. Raises InvalidInput for another."""
+        try:
+            return cls(name)
+        except ValueError:
+            choices = ", ".join(member.value for member in cls)
+            raise InvalidInput(f"layout {name!r} is unknown; use one of {choices}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul:
+    """`each` applied to every column of a batch of at least two; x and y are C-contiguous.
+
+    x is float32 (batch, in_features) and y (batch, out_features), or, feature-major,
+    (in_features, batch) and (out_features, batch).
+    """
+
+    each: MatVec
+    batch: int
+    layout: Layout = Layout.BATCH_MAJOR
+
+    @property
+    def out_features(self) -> int:
+        return self.each.out_features
+
+    @property
+    def in_features(self) -> int:
+        return self.each.in_features
+
+    @property
+    def dtype(self) -> DType:
+        return self.each.dtype
+
+    @property
+    def case(self) -> str:
+        """All but the sizes of the matrix, in words."""
+        return f"{self.each.case} batch={self.batch} {self.layout.value}"
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return self._shape(self.each.in_features)
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return self._shape(self.each.out_features)
+
+    def _shape(self, features: int) -> tuple[int, ...]:
+        feature_major = self.layout is Layout.FEATURE_MAJOR
+        return (features, self.batch) if feature_major else (self.batch, features)
+
+
+Layer: TypeAlias = MatVec | MatMul
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from sparsejit.cost import FAMILY_COSTS
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import AUTO, Plan
-from sparsejit.spec import MatVec
+from sparsejit.spec import Layer, MatVec
 from sparsejit.target import Target
 from sparsejit.workers import MAX_THREADS, NativePart, pool
 
@@ -38,7 +38,7 @@ class Part:
     """The outputs `first_row` up to `end_row`, as a layer of their own."""
 
     first_row: int
-    spec: MatVec
+    spec: Layer
     matrix: SparseMatrix
     plan: Plan
 
@@ -108,6 +108,11 @@ def parse_threads(threads: int | str) -> int:
     return int(threads)
 
 
+def undivided(spec: Layer, matrix: SparseMatrix, plan: Plan, reason: str) -> Split:
+    """A layer in one part."""
+    return Split((Part(0, spec, matrix, plan),), reason)
+
+
 def split(
     spec: MatVec,
     matrix: SparseMatrix,
@@ -120,12 +125,11 @@ def split(
 
     The parts have about equal predicted cost and begin at multiples of `ROW_STEP` rows.
     """
-    alone = Part(0, spec, matrix, whole)
     steps = -(-spec.out_features // ROW_STEP)
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     count = worthwhile_threads(ns, min(threads, steps))
     if count == 1:
-        return Split((alone,), _why_alone(ns, threads))
+        return undivided(spec, matrix, whole, _why_alone(ns, threads))
     bounds = _balanced_bounds(matrix, whole, target, count)
     parts = []
     for first, end in pairwise(bounds):

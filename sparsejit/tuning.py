@@ -16,7 +16,7 @@ from sparsejit.measure import time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.plan import Candidate, Plan
 from sparsejit.program import build
-from sparsejit.spec import MatVec
+from sparsejit.spec import Layer
 from sparsejit.target import Target
 
 MEASURED_CANDIDATES = 3
@@ -24,7 +24,7 @@ MEASURED_CANDIDATES = 3
 _PLACES = 3
 
 
-def tuned(choice: Plan, spec: MatVec, matrix: SparseMatrix, target: Target) -> Plan:
+def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Plan:
     """The plan with the fastest of the cheapest-looking candidates, timed here or earlier.
 
     Times are kept in the user's cache directory under a key of weights, spec, instruction sets,
@@ -42,22 +42,22 @@ def tuned(choice: Plan, spec: MatVec, matrix: SparseMatrix, target: Target) -> P
     return replace(choice, chosen=best, measured_ns=measured, reason=_comparison(measured))
 
 
-def _time(candidate: Candidate, spec: MatVec, matrix: SparseMatrix, target: Target) -> float:
+def _time(candidate: Candidate, spec: Layer, matrix: SparseMatrix, target: Target) -> float:
     """Median over places in memory of the least nanoseconds a call."""
     emit = candidate.template.emit
     program = build(candidate.template.name, target, lambda asm: emit(asm, spec, matrix))
     copies = [program.memory, *(ExecutableMemory(program.image.data) for _ in range(_PLACES - 1))]
-    x = np.random.default_rng(0).standard_normal(spec.in_features).astype(np.float32)
-    y = np.empty(spec.out_features, np.float32)
+    x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
+    y = np.empty(spec.y_shape, np.float32)
     pointers = (x.ctypes.data, y.ctypes.data)
     return float(np.median([time_native(m.address, pointers, samples=40).min_ns for m in copies]))
 
 
-def _identity(spec: MatVec, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:
+def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:
     return (
         hashlib.sha256(matrix.dense.tobytes()).hexdigest(),
         str(matrix.dense.shape),
-        f"{spec.dtype.value} {spec.activation.value} bias={spec.bias is not None}",
+        spec.case,
         " ".join(sorted(target.instruction_sets)),
         target.model,
         _templates_digest(),

@@ -135,7 +135,7 @@ INFINITE[5, 6] = 1e300
         ({"weights": W, "bias": np.full(20, np.inf)}, r"bias\[0\] is inf"),
         ({"weights": W, "activation": "gelu"}, r"'gelu' is unknown; use one of none, relu"),
         ({"weights": W, "strategy": "magic"}, r"'magic' is unknown; use one of auto"),
-        ({"weights": W, "batch": 2}, r"batch=2"),
+        ({"weights": W, "batch": 0}, r"batch=0; give a whole number"),
         ({"weights": W, "dtype": "int8"}, r"dtype 'int8' is unknown; use one of float32"),
         ({"weights": W, "target": "sse2"}, r"'sse2'"),
     ],

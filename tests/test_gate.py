@@ -44,7 +44,7 @@ def spy() -> Spy:
 
 @pytest.fixture
 def spied(kernel: sparsejit.Kernel, spy: Spy) -> Callable[..., object]:
-    return gate.call_gate(kernel._program.memory, SIZE, SIZE, spy)
+    return gate.call_gate(kernel._program.memory, (SIZE,), (SIZE,), spy)
 
 
 def test_plain_arrays_never_reach_the_fallback(spied: Callable[..., object], spy: Spy) -> None:
@@ -160,7 +160,7 @@ def test_an_unknown_object_layout_falls_back(
     kernel: sparsejit.Kernel, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "_layout_is_known", lambda: False)
-    assert gate.call_gate(kernel._program.memory, SIZE, SIZE, spy) is spy
+    assert gate.call_gate(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
 
 
 def test_the_interpreter_lock_is_released_while_a_kernel_runs() -> None:

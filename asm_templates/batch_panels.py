@@ -1,0 +1,196 @@
+"""A panel: as many columns of a batch as a vector has lanes, multiplied by the whole matrix.
+
+x lies feature-major, so that one input of all columns is a vector. A tile of rows has its sums
+in registers, the columns of W are taken in turn, and every weight is broadcast:
+
+    vmovups      zmm0, [r8+64*d]                x[column], 16 of the batch    7 bytes, 1 load
+    vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x                 7 bytes, 1 load
+
+Zen 5 starts two loads a cycle: 1.3 loads a weight and 16 columns leave 1.5 multiplications a
+cycle of the two it could do. Therefore some weights come without a load of their own:
+
+    vbroadcastf32x4 zmm2, [r10+16*d]            four weights                  7 bytes, 1 load
+    vpermilps    zmm1, zmm2, 0x55               one of them in all lanes      7 bytes
+    vfmadd231ps  zmm31, zmm1, [r8+64*d]         the only use of x[column]     7 bytes, 1 load
+    vfmadd231ps  zmm31, zmm0, zmm1              or one of several             6 bytes
+
+It pays for every input that a tile uses once, and for as many of the others as the code can bear,
+which arrives from L2 at 16 bytes a cycle (`SHARED_LOADS`). Several panels follow each other within
+a tile, so that its code stays in L1 (in the cache of decoded instructions even).
+"""
+
+import numpy as np
+
+from sparsejit.asm_templates.activation import apply_activation
+from sparsejit.asm_templates.batch_tiles import BoolArray, IntArray, Products, products
+from sparsejit.asm_templates.rows import vector, zero
+from sparsejit.asm_templates.tiles import windows
+from sparsejit.assembler import Assembler, Line, line
+from sparsejit.matrix import SparseMatrix
+from sparsejit.operands import (
+    Literal,
+    Memory,
+    Register,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+from sparsejit.spec import Activation, MatVec
+
+PANEL_X, PANEL_Y, PANELS = rdx, r9, r11  # what the subroutine is called with
+PANEL_MASK = k(1)  # AVX-512: which columns of y to store
+
+RESERVED = 3  # x, a weight, four weights
+
+# Share of the weights of shared inputs that come by fours: by instruction set, for one panel and
+# for several. 256x256 at 90 % zero, batch 16: 0.06 1000 ns, 0 1035, 0.1 1036; batch 64: 0.15 4040,
+# 0 4140.
+SHARED_LOADS = {"avx512": (0.06, 0.15), "avx2": (0.5, 0.5)}
+
+
+def emit_panels(
+    asm: Assembler,
+    spec: MatVec,
+    matrix: SparseMatrix,
+    x_pitch: int,
+    y_pitch: int,
+    panels: int,
+    masked: bool,
+) -> None:
+    """Append a subroutine that multiplies PANELS panels, at most `panels`, from PANEL_X to PANEL_Y.
+
+    A row of x and of y (one feature) takes `x_pitch` and `y_pitch` bytes, in which panels follow
+    each other. `masked` stores only the columns in PANEL_MASK. Clobbers what templates may, rdi
+    and rsi.
+    """
+    for tile in products(matrix, asm.target.vector_registers - RESERVED):
+        asm.emit("mov", rdi, PANEL_X)
+        asm.emit("mov", rsi, PANEL_Y)
+        asm.emit("mov", rax, PANELS)
+        again = asm.label("again")
+        asm.bind(again)
+        _start(asm, spec, tile)
+        _multiply(asm, tile, x_pitch, SHARED_LOADS[asm.target.isa][panels > 1])
+        _finish(asm, spec, tile, y_pitch, masked)
+        asm.emit("add", rdi, asm.target.vector_bytes)
+        asm.emit("add", rsi, asm.target.vector_bytes)
+        asm.emit("sub", rax, 1)
+        asm.jump("jnz", again)
+    asm.emit("ret")
+
+
+def _sums(asm: Assembler, accumulator: IntArray) -> Register:
+    return Register(vector(asm, 0).kind, asm.target.vector_registers - 1 - accumulator)
+
+
+def _sum(asm: Assembler, accumulator: int) -> Register:
+    return vector(asm, asm.target.vector_registers - 1 - accumulator)
+
+
+def _start(asm: Assembler, spec: MatVec, tile: Products) -> None:
+    everyone = np.arange(len(tile.rows))
+    if spec.bias is None:
+        for accumulator in everyone:
+            zero(asm, _sum(asm, int(accumulator)))
+        return
+    biases = asm.literal(spec.bias[tile.rows]) + 4 * everyone
+    lines = [line("vbroadcastss", _sums(asm, everyone), Literal(biases))]
+    asm.stamp(len(tile.rows), lines)
+
+
+def _multiply(asm: Assembler, tile: Products, x_pitch: int, shared: float) -> None:
+    wide = asm.target.isa == "avx512"
+    by_four = _come_by_four(tile, shared, wide)
+    in_register = by_four if wide else np.ones(len(tile), bool)
+    x_from_memory = tile.alone & in_register
+    x, weight = vector(asm, 0), vector(asm, 1)
+    accumulator = _sums(asm, tile.accumulator)
+    move_x, x_place = _inputs(tile, x_pitch, wide)
+    fours = _weights_by_four(asm, tile, by_four)
+    move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
+    load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
+    asm.stamp(
+        len(tile),
+        [
+            *move_x,
+            line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
+            *fours,
+            *move_weights,
+            *([] if wide else [load]),
+            line("vfmadd231ps", accumulator, weight, x_place, when=x_from_memory),
+            line("vfmadd231ps", accumulator, x, weight, when=in_register & ~x_from_memory),
+            *([line("vfmadd231ps", accumulator, x, weight_place, when=~by_four)] if wide else []),
+        ],
+    )
+
+
+def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
+    """Which weights share a load with three others; AVX2 needs none for its lone inputs."""
+    rank = np.cumsum(~tile.alone)
+    chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
+    return chosen | tile.alone if wide else chosen
+
+
+def _inputs(tile: Products, x_pitch: int, wide: bool) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where the inputs are then."""
+    if not wide:
+        return [], Memory(rdi, tile.column * x_pitch)
+    places = windows(tile.column * x_pitch, 64)
+    move = line("lea", r8, Memory(rdi, places.base), when=places.moves)
+    return [move], Memory(r8, places.displacement)
+
+
+def _weights_by_four(asm: Assembler, tile: Products, by_four: BoolArray) -> list[Line]:
+    """Bring such weights into register 1."""
+    wide = asm.target.isa == "avx512"
+    rank: IntArray = np.cumsum(by_four) - by_four
+    pool = asm.literal(np.append(tile.weight[by_four], np.zeros(4, np.float32)))
+    places = windows(rank // 4 * 16, 16 if wide else 1)
+    weight, four = vector(asm, 1), vector(asm, 2)
+    load = "vbroadcastf32x4" if wide else "vbroadcastf128"
+    begins = by_four & (rank % 4 == 0)
+    return [
+        line("lea", r10, Literal(pool + places.base), when=places.moves),
+        line(load, four, Memory(r10, places.displacement), when=begins),
+        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four),
+    ]
+
+
+def _weights_one_by_one(
+    asm: Assembler, tile: Products, own: BoolArray
+) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where the weights are then, AVX-512 broadcasting as it reads."""
+    wide = asm.target.isa == "avx512"
+    rank: IntArray = np.cumsum(own) - own
+    pool = asm.literal(tile.weight[own])
+    places = windows(4 * rank, 4 if wide else 1)
+    move = line("lea", rcx, Literal(pool + places.base), when=places.moves)
+    return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
+
+
+def _finish(asm: Assembler, spec: MatVec, tile: Products, y_pitch: int, masked: bool) -> None:
+    """Store the sums; those of a costly activation in two halves, the later with more scratch."""
+    sums = [_sum(asm, number) for number in range(len(tile.rows))]
+    places = [Memory(rsi, int(row) * y_pitch) for row in tile.rows]
+    stores = [place.masked(PANEL_MASK) if masked else place for place in places]
+    halves = 1 if spec.activation in (Activation.NONE, Activation.RELU) else 2
+    half = -(-len(sums) // halves)
+    for register, place in zip(sums[half:], stores[half:], strict=True):
+        asm.emit("vmovups", place, register)
+    for first in range(0, len(sums), half):
+        own = sums[: len(sums[first : first + half])]
+        for register, place in zip(own, places[first:], strict=False):
+            if first:
+                load = register.masked(PANEL_MASK, zeroing=True) if masked else register
+                asm.emit("vmovups", load, place)
+        free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
+        apply_activation(asm, spec.activation, own, free)
+        for register, place in zip(own, stores[first:], strict=False):
+            asm.emit("vmovups", place, register)

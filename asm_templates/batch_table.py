@@ -1,0 +1,57 @@
+"""Every kernel for a batch; `table` has those for one vector, and the naming law.
+
+A batch template is called with the address of x in rdi and of y in rsi, in the layout of its
+spec, under the same terms as a matrix-vector template.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from sparsejit.asm_templates import batch
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.assembler import Assembler
+from sparsejit.matrix import SparseMatrix
+from sparsejit.spec import DType, MatMul
+from sparsejit.target import Target
+
+
+class MatMulTemplate(NamedTuple):
+    """`emit` appends the kernel; `each` is the matrix-vector kernel that it repeats, if any."""
+
+    name: str
+    family: str
+    isa: str
+    emit: Callable[[Assembler, MatMul, SparseMatrix], None]
+    source: str
+    dtype: DType = DType.FLOAT32
+    requires: frozenset[str] = frozenset()
+    each: MatVecTemplate | None = None
+
+    def made_for(self, target: Target) -> bool:
+        """Whether the planner may choose it for `target`."""
+        return self.isa == target.isa and self.requires <= target.instruction_sets
+
+
+def _repeating(each: MatVecTemplate) -> Iterator[MatMulTemplate]:
+    """The batch kernels that repeat a matrix-vector kernel; panels are float32 only."""
+    families = {"rows": batch.rows, "mixed": batch.mixed}
+    for family, emit in families.items():
+        if family == "rows" or each.dtype is DType.FLOAT32:
+            yield MatMulTemplate(
+                each.name.replace("-", f"-{family}-", 1),
+                family,
+                each.isa,
+                partial(emit, each=each.emit),
+                "issue 3",
+                each.dtype,
+                each.requires,
+                each,
+            )
+
+
+MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
+    MatMulTemplate("f32-panels-avx512", "panels", "avx512", batch.panels, "DESIGN section 4"),
+    MatMulTemplate("f32-panels-avx2", "panels", "avx2", batch.panels, "DESIGN section 4"),
+    *(template for each in MATVEC_TEMPLATES for template in _repeating(each)),
+)

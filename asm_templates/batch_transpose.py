@@ -1,0 +1,184 @@
+"""Copies between a matrix in memory and the panels of a batch kernel: transposed or as it is.
+
+A transposition takes squares of `lanes` by `lanes` elements, held in registers, in three (AVX2)
+or four (AVX-512) rounds in which every pair of registers trades halves. One spare register is
+enough: the first result goes there, the second over the first input, the second input is spare.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.rows import vector, zero
+from sparsejit.assembler import Assembler
+from sparsejit.operands import Literal, Memory, Register, dword, k, r8, r9, r10, rax
+
+_LOAD_MASK, _STORE_MASK = k(5), k(6)
+_SOURCE, _DESTINATION, _LEFT = r8, r9, r10
+_ROWS_A_TURN = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """A matrix in memory: the address of its first element and the bytes from row to row.
+
+    `padded` rows may be written up to a whole number of vectors.
+    """
+
+    base: Register
+    pitch: int
+    offset: int = 0
+    padded: bool = False
+
+
+def transpose(
+    asm: Assembler, source: Place, destination: Place, rows: int, columns: int
+) -> None:
+    """destination (columns, rows) = source (rows, columns), one of which is at most `lanes`.
+
+    A padded destination gets zeros after `rows`. Clobbers rax, r8-r10 and all vectors.
+    """
+    lanes = asm.target.lanes
+    tall = rows > lanes
+    step = (source.pitch * lanes, 4 * lanes) if tall else (4 * lanes, destination.pitch * lanes)
+
+    def square(count: int) -> None:
+        height, width = (count, columns) if tall else (rows, count)
+        _square(asm, source, destination, height, width)
+
+    _point(asm, source, destination)
+    squares, rest = divmod(rows if tall else columns, lanes)
+    _repeat(asm, squares, lambda: square(lanes), step)
+    if rest:
+        square(rest)
+
+
+def copy(asm: Assembler, source: Place, destination: Place, rows: int, columns: int) -> None:
+    """destination (rows, columns) = source. A padded destination gets zeros after `columns`.
+
+    Clobbers rax, r8-r10 and some vectors.
+    """
+    masks = _Masks(asm, columns % asm.target.lanes, columns % asm.target.lanes)
+
+    def turn(count: int) -> None:
+        for row in range(count):
+            for first in range(0, columns, asm.target.lanes):
+                whole = first + asm.target.lanes <= columns
+                register = vector(asm, (row + first) % 8)
+                from_place = Memory(_SOURCE, row * source.pitch + 4 * first)
+                to_place = Memory(_DESTINATION, row * destination.pitch + 4 * first)
+                masks.load(register, from_place, whole)
+                masks.store(to_place, register, whole or destination.padded)
+
+    _point(asm, source, destination)
+    turns, rest = divmod(rows, _ROWS_A_TURN)
+    step = (_ROWS_A_TURN * source.pitch, _ROWS_A_TURN * destination.pitch)
+    _repeat(asm, turns, lambda: turn(_ROWS_A_TURN), step)
+    turn(rest)
+
+
+class _Masks:
+    """Loads and stores of whole vectors, or of the first few lanes."""
+
+    def __init__(self, asm: Assembler, load_lanes: int, store_lanes: int) -> None:
+        self.asm = asm
+        self.wide = asm.target.isa == "avx512"
+        if self.wide:
+            for lanes, mask in ((load_lanes, _LOAD_MASK), (store_lanes, _STORE_MASK)):
+                asm.emit("mov", dword(rax), (1 << lanes) - 1)
+                asm.emit("kmovw", mask, dword(rax))
+        else:
+            bits = np.arange(8) < np.array([[load_lanes], [store_lanes]])
+            self.bits = asm.literal(np.where(bits, -1, 0).astype(np.int32))
+
+    def load(self, register: Register, place: Memory, whole: bool) -> None:
+        if whole:
+            self.asm.emit("vmovups", register, place)
+        elif self.wide:
+            self.asm.emit("vmovups", register.masked(_LOAD_MASK, zeroing=True), place)
+        else:
+            self.asm.emit("vmaskmovps", register, self._mask(0), place)
+
+    def store(self, place: Memory, register: Register, whole: bool) -> None:
+        if whole:
+            self.asm.emit("vmovups", place, register)
+        elif self.wide:
+            self.asm.emit("vmovups", place.masked(_STORE_MASK), register)
+        else:
+            self.asm.emit("vmaskmovps", place, self._mask(1), register)
+
+    def _mask(self, which: int) -> Register:
+        """AVX2: the mask of loads (0) or stores (1), in the last register."""
+        register = vector(self.asm, self.asm.target.vector_registers - 1)
+        self.asm.emit("vmovups", register, Literal(self.bits + 32 * which))
+        return register
+
+
+def _point(asm: Assembler, source: Place, destination: Place) -> None:
+    asm.emit("lea", _SOURCE, Memory(source.base, source.offset))
+    asm.emit("lea", _DESTINATION, Memory(destination.base, destination.offset))
+
+
+def _repeat(
+    asm: Assembler, times: int, body: Callable[[], None], step: tuple[int, int]
+) -> None:
+    """Run `body` so many times, moving the source and the destination on by `step` bytes."""
+    if times == 0:
+        return
+    again = asm.label("again")
+    asm.emit("mov", dword(_LEFT), times)
+    asm.bind(again)
+    body()
+    asm.emit("add", _SOURCE, step[0])
+    asm.emit("add", _DESTINATION, step[1])
+    asm.emit("sub", dword(_LEFT), 1)
+    asm.jump("jnz", again)
+
+
+def _square(
+    asm: Assembler, source: Place, destination: Place, height: int, width: int
+) -> None:
+    """Transpose `height` rows of `width` elements, each at most `lanes`."""
+    lanes = asm.target.lanes
+    masks = _Masks(asm, width % lanes, height % lanes)
+    registers = [vector(asm, number) for number in range(lanes)]
+    for row, register in enumerate(registers):
+        if row < height:
+            masks.load(register, Memory(_SOURCE, row * source.pitch), width == lanes)
+        else:
+            zero(asm, register)
+    columns = _transposed(asm, registers, vector(asm, lanes))
+    for column in range(width):
+        place = Memory(_DESTINATION, column * destination.pitch)
+        masks.store(place, columns[column], height == lanes or destination.padded)
+
+
+def _transposed(asm: Assembler, rows: list[Register], spare: Register) -> list[Register]:
+    """The registers that hold the columns."""
+    lanes = len(rows)
+    held = list(rows)
+
+    def trade(first: int, second: int, low: tuple[str, int], high: tuple[str, int]) -> None:
+        nonlocal spare
+        a, b = held[first], held[second]
+        for target, (mnemonic, control) in ((spare, low), (a, high)):
+            asm.emit(mnemonic, target, a, b, *([control] if control else []))
+        held[first], held[second], spare = spare, a, b
+
+    for row in range(0, lanes, 2):
+        trade(row, row + 1, ("vunpcklps", 0), ("vunpckhps", 0))
+    for row in range(0, lanes, 4):
+        trade(row, row + 2, ("vunpcklpd", 0), ("vunpckhpd", 0))
+        trade(row + 1, row + 3, ("vunpcklpd", 0), ("vunpckhpd", 0))
+    # Now register 4 g + s holds, in its 128-bit part p, rows 4 g .. 4 g + 3 of column
+    # 4 p + (0, 2, 1, 3)[s].
+    if lanes == 8:
+        for low in range(4):
+            trade(low, low + 4, ("vperm2f128", 0x20), ("vperm2f128", 0x31))
+        return [held[4 * part + slot] for part in range(2) for slot in (0, 2, 1, 3)]
+    for distance, starts in ((4, (0, 8)), (8, (0, 4))):
+        for start in starts:
+            for slot in range(start, start + 4):
+                trade(slot, slot + distance, ("vshuff32x4", 0x88), ("vshuff32x4", 0xDD))
+    return [held[4 * part + slot] for part in range(4) for slot in (0, 2, 1, 3)]

@@ -1,0 +1,133 @@
+"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, or both.
+
+A panel costs the same however few of its columns are used, a repeated kernel by the column:
+256x256 at 90 % zero takes 1.0 us a panel of 16 columns, and 0.11 us a column. Prices in cycles are
+of Zen 5, measured with 256x256 and 1024x1024 at 80 to 95 % zero.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.batch import chunk_columns
+from sparsejit.asm_templates.batch_panels import RESERVED
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.asm_templates.batch_tiles import tile_rows
+from sparsejit.calibration import known_rates
+from sparsejit.cost import Cost, Rates, cache_level, predict
+from sparsejit.matrix import SparseMatrix
+from sparsejit.plan import AUTO, Candidate, Plan, choose
+from sparsejit.spec import Layout, MatMul
+from sparsejit.target import Target
+
+LOADS_A_CYCLE = 2.0
+# Long instructions in straight line arrive faster than what `Rates` says of short ones: 16 bytes
+# a cycle from L2.
+LONG_CODE = 1.35
+SQUARE_CYCLES = {"avx512": 50, "avx2": 12}  # to transpose lanes by lanes elements
+COPY_CYCLES = 1.5  # to copy a vector
+
+
+@dataclass(frozen=True)
+class _PanelPrice:
+    """Loads a weight of its own (the input's come on top), and bytes of code of either."""
+
+    loads: float
+    weight_bytes: float
+    input_bytes: float
+
+
+_PANEL_PRICES = {"avx512": _PanelPrice(0.9, 7.6, 7), "avx2": _PanelPrice(0.9, 12, 8)}
+
+
+def batch_strategies() -> tuple[str, ...]:
+    """The names `strategy=` accepts for a batch."""
+    return (AUTO, *dict.fromkeys(template.family for template in MATMUL_TEMPLATES))
+
+
+def plan_batch(spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
+    """Choose a template for a batch.
+
+    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
+    """
+    rates = known_rates(target)
+    priced = [
+        Candidate(template, _predict(template, spec, matrix, target, rates))
+        for template in MATMUL_TEMPLATES
+        if template.dtype is spec.dtype
+        and template.made_for(target)
+        and _is_possible(template, spec, target)
+    ]
+    case = f"{spec.dtype.value} and batch {spec.batch} on this {target.isa} target"
+    return choose(priced, strategy, batch_strategies(), case)
+
+
+def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
+    """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
+    if template.family == "rows" and spec.layout is Layout.BATCH_MAJOR:
+        return True
+    both = spec.batch > target.lanes and spec.batch % target.lanes != 0
+    return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
+
+
+def _predict(
+    template: MatMulTemplate, spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates
+) -> Cost:
+    """The sum of what panels, repeated kernels and transpositions cost."""
+    lanes = target.lanes
+    in_panels = {"panels": spec.batch, "rows": 0}.get(
+        template.family, spec.batch - spec.batch % lanes
+    )
+    repeats = spec.batch - in_panels
+    parts: list[tuple[float, Cost]] = []
+    if in_panels:
+        parts.append((1, _panels(spec, matrix, target, rates, in_panels)))
+    if repeats:
+        assert template.each is not None
+        each = predict(template.each.family, matrix, target, rates, template.dtype)
+        parts.append((repeats, each))
+    squares = _squares(spec, target, in_panels, repeats)
+    moving = squares * SQUARE_CYCLES[target.isa] / rates.cycles_per_ns
+    _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
+    return Cost(
+        sum(int(times * cost.steps) for times, cost in parts),
+        sum(cost.code_bytes for _, cost in parts),
+        sum(cost.data_bytes for _, cost in parts),
+        sum(times * cost.ns for times, cost in parts) + moving,
+        dearest.bound,
+    )
+
+
+def _squares(spec: MatMul, target: Target, in_panels: int, repeats: int) -> int:
+    """Squares of lanes by lanes elements that are transposed between layouts."""
+    columns = repeats if spec.layout is Layout.FEATURE_MAJOR else in_panels
+    sizes = (spec.each.in_features, spec.each.out_features)
+    return -(-columns // target.lanes) * sum(-(-size // target.lanes) for size in sizes)
+
+
+def _panels(
+    spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates, columns: int
+) -> Cost:
+    """The first panel of a chunk waits for its code, the others for loads."""
+    price = _PANEL_PRICES[target.isa]
+    panels = -(-columns // target.lanes)
+    chunks = -(-columns // chunk_columns(spec, target.lanes))
+    inputs = _inputs_loaded(matrix, target)
+    code_bytes = int(matrix.nnz * price.weight_bytes + inputs * price.input_bytes)
+    data_bytes = 4 * matrix.nnz + panels * target.vector_bytes * sum(matrix.dense.shape)
+    code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
+    loads = (matrix.nnz * price.loads + inputs) / LOADS_A_CYCLE
+    code = code_bytes / (LONG_CODE * rates.code[code_level])
+    copied = 0 if columns % target.lanes == 0 else matrix.in_features * panels * COPY_CYCLES
+    cycles = chunks * max(code, loads) + (panels - chunks) * loads + copied
+    bound = f"code from {code_level}" if code > loads and panels < 2 * chunks else "execution"
+    steps = panels * matrix.nnz
+    return Cost(steps, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
+
+
+def _inputs_loaded(matrix: SparseMatrix, target: Target) -> int:
+    """Inputs that some row of a tile uses, summed over tiles of consecutive rows."""
+    tiles = tile_rows(matrix.out_features, target.vector_registers - RESERVED)
+    starts = [int(rows[0]) for rows in tiles]
+    used = np.logical_or.reduceat(matrix.dense != 0, starts, axis=0)
+    return int(np.count_nonzero(used))
