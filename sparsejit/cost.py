@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.broadcast_loop import PRICE_OF_HALVES, strip_rows
+from sparsejit.asm_templates.tiles import RESERVED
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType
 from sparsejit.target import ISA_LEVELS, Target
@@ -88,8 +89,13 @@ def _counts_by_lane_and_vector(matrix: SparseMatrix, lanes: int) -> np.ndarray:
 
 
 def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
-    """Blocks of one input by an accumulator's rows that hold a nonzero."""
-    return int(matrix.block_mask(target.lanes).sum())
+    """Blocks of one input by an accumulator's rows that hold a nonzero, and a share for inputs.
+
+    Each tile of accumulators (`tiles`) broadcasts its inputs anew, at a third of a step's price.
+    """
+    tile_rows = target.lanes * (target.vector_registers - RESERVED)
+    inputs = int(matrix.block_mask(tile_rows).sum())
+    return int(matrix.block_mask(target.lanes).sum()) + inputs // 3
 
 
 def broadcast_loop_steps(matrix: SparseMatrix, target: Target) -> int:
@@ -151,12 +157,12 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         broadcast_steps,
         lambda matrix, target, steps, weight: 8 * weight * int(matrix.block_mask(8).sum()),
         {
-            ("avx512", F32): StepPrice(0.65, 9, "B: 1475 steps, 13 KB of code in 215-260 ns"),
-            ("avx2", F32): StepPrice(0.75, 9, "1152x384 and 1024x1024 at 50 to 80 % zero"),
-            ("avx512", BF16): StepPrice(0.58, 14, "B: 22 KB of code in 200 ns"),
-            ("avx2", BF16): StepPrice(0.7, 15, "256x256 at 80 to 95 % zero"),
-            ("avx512", F16): StepPrice(0.92, 14, "B: 22 KB of code in 320 ns"),
-            ("avx2", F16): StepPrice(0.65, 12, "256x256 at 80 to 95 % zero"),
+            ("avx512", F32): StepPrice(0.62, 8.5, "B: 1560 steps, 13 KB of code in 215-260 ns"),
+            ("avx2", F32): StepPrice(0.72, 8.5, "1152x384 and 1024x1024 at 50 to 80 % zero"),
+            ("avx512", BF16): StepPrice(0.55, 14, "B: 22 KB of code in 200 ns"),
+            ("avx2", BF16): StepPrice(0.66, 15, "256x256 at 80 to 95 % zero"),
+            ("avx512", F16): StepPrice(0.87, 14, "B: 22 KB of code in 320 ns"),
+            ("avx2", F16): StepPrice(0.61, 12, "256x256 at 80 to 95 % zero"),
         },
     ),
     "broadcast-loop": FamilyCost(
