@@ -18,16 +18,18 @@ import numpy.typing as npt
 
 from sparsejit import reference
 from sparsejit.api import Kernel, compile_matrix
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
+from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import Timing, time_native, time_python
 from sparsejit.plan import AUTO
-from sparsejit.spec import DType
+from sparsejit.spec import DType, Layout
 from sparsejit.target import Target
 
 PLACES = 5
@@ -77,6 +79,8 @@ class Row:
     limit: str
     share_of_limit: float
     peers: tuple[PeerTime, ...]
+    batch: int = 1
+    layout: str = Layout.BATCH_MAJOR.value
 
     def speed_up(self, peer: str) -> float:
         """How many times faster than a peer, however that was called; KeyError if it is absent."""
@@ -110,24 +114,33 @@ def run(
     passed over. `progress` is told what is about to be timed. Raises CompileError where an output
     is wrong.
     """
-    target = Target.detect()
-    wanted = [
-        (dtype, family)
-        for dtype in dtypes
-        for family in _families(dtype, target, strategies)
-    ]
+    target, dtypes = Target.detect(), tuple(dtypes)
+    strategies = None if strategies is None else tuple(strategies)
     with single_threaded():
-        return [_compare(problem, wanted, target, progress) for problem in problems]
+        return [
+            _compare(
+                problem,
+                [(dtype, one) for dtype in dtypes for one in _families(dtype, problem, strategies)],
+                target,
+                progress,
+            )
+            for problem in problems
+        ]
 
 
-def available_strategies(target: Target, dtype: DType = DType.FLOAT32) -> list[str]:
+def available_strategies(target: Target, dtype: DType = DType.FLOAT32, batch: int = 1) -> list[str]:
     """The kernel families that exist for a target and a dtype."""
-    rows = (t for t in MATVEC_TEMPLATES if t.made_for(target) and t.dtype is dtype)
+    table = MATVEC_TEMPLATES if batch == 1 else MATMUL_TEMPLATES
+    rows = (t for t in table if t.made_for(target) and t.dtype is dtype)
     return list(dict.fromkeys(row.family for row in rows))
 
 
-def _families(dtype: DType, target: Target, strategies: Iterable[str] | None) -> list[str]:
-    available = available_strategies(target, dtype)
+def _families(
+    dtype: DType, problem: MatVecProblem, strategies: Iterable[str] | None
+) -> list[str]:
+    available = available_strategies(Target.detect(), dtype, problem.batch)
+    if problem.batch > 1 and problem.batch % Target.detect().lanes == 0 and "mixed" in available:
+        available.remove("mixed")  # the same code as "panels"
     if strategies is not None:
         return [one for one in strategies if one == AUTO or one in available]
     if dtype is DType.FLOAT32:
@@ -141,9 +154,12 @@ def _compare(
     target: Target,
     progress: Callable[[str], None],
 ) -> Comparison:
-    weights, x = problem.weights(), problem.input()
-    exact = weights.astype(np.float64) @ x.astype(np.float64)
-    peers, skipped = peers_for(weights, x)
+    weights, x = problem.weights(), aligned(problem.input())
+    exact = exact_product(weights, x, problem.layout)
+    if problem.batch == 1:
+        peers, skipped = peers_for(weights, x)
+    else:
+        peers, skipped = batch_peers_for(weights, x, problem.layout)
     peer_times = []
     for peer in peers:
         progress(f"{problem.name}: {peer.name}")
@@ -151,7 +167,9 @@ def _compare(
     rows = []
     for dtype, strategy in wanted:
         progress(f"{problem.name}: {strategy} {dtype.value}")
-        kernel = compile_matrix(weights, strategy=strategy, dtype=dtype)
+        kernel = compile_matrix(
+            weights, strategy=strategy, dtype=dtype, batch=problem.batch, layout=problem.layout
+        )
         rows.append(_measure(problem, kernel, x, target, tuple(peer_times)))
     return Comparison(problem, tuple(sorted(rows, key=lambda row: row.ns_min)), skipped)
 
@@ -171,13 +189,14 @@ def _measure(
 ) -> Row:
     matrix = SparseMatrix(problem.weights())
     exact = reference.product(kernel.spec, matrix, x)
-    y = np.empty_like(exact, np.float32)
+    y = aligned(np.empty_like(exact, np.float32))
     error = _checked_error(kernel.strategy, kernel(x, out=y), exact)
     places = time_at_places(kernel, x)
     ns_min = statistics.median(timing.min_ns for timing in places)
     stats = kernel.stats
     data_bytes = stats["pool_bytes"] + x.nbytes + y.nbytes
-    least_ns, limit = machine_limits(target).least_ns(2 * stats["nnz"], data_bytes, target)
+    flops = 2 * stats["nnz"] * problem.batch
+    least_ns, limit = machine_limits(target).least_ns(flops, data_bytes, target)
     return Row(
         problem=problem.name,
         strategy=kernel.strategy,
@@ -188,8 +207,8 @@ def _measure(
         nnz=stats["nnz"],
         ns_min=ns_min,
         ns_median=statistics.median(timing.median_ns for timing in places),
-        effective_gflops=2 * problem.out_features * problem.in_features / ns_min,
-        real_gflops=2 * stats["nnz"] / ns_min,
+        effective_gflops=2 * matrix.dense.size * problem.batch / ns_min,
+        real_gflops=flops / ns_min,
         code_bytes=stats["code_bytes"],
         pool_bytes=stats["pool_bytes"],
         compile_ms=stats["compile_ms"],
@@ -201,6 +220,8 @@ def _measure(
         limit=limit,
         share_of_limit=least_ns / ns_min,
         peers=peers,
+        batch=problem.batch,
+        layout=problem.layout.value,
     )
 
 
@@ -209,13 +230,32 @@ def time_at_places(kernel: Kernel, x: FloatArray, places: int = PLACES) -> list[
     data = kernel.image.data
     # All are held until the end, or the next would be given the same pages again.
     held = [
-        (ExecutableMemory(data), x.copy(), np.empty(kernel.spec.out_features, np.float32))
+        (ExecutableMemory(data), aligned(x), aligned(np.empty(kernel.spec.y_shape, np.float32)))
         for _ in range(places)
     ]
     return [
         time_native(memory.address, (source.ctypes.data, destination.ctypes.data), samples=100)
         for memory, source, destination in held
     ]
+
+
+def exact_product(
+    weights: FloatArray, x: FloatArray, layout: Layout
+) -> npt.NDArray[np.float64]:
+    """y in float64 for a vector x, or for a batch in its layout."""
+    matrix, values = weights.astype(np.float64), x.astype(np.float64)
+    if x.ndim == 1 or layout is Layout.FEATURE_MAJOR:
+        return np.asarray(matrix @ values)
+    return np.asarray(values @ matrix.T)
+
+
+def aligned(values: FloatArray) -> FloatArray:
+    """A copy that begins with a cache line, as allocators for numerics make them, numpy's not."""
+    room = np.empty(values.size + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    copy = room[start : start + values.size].reshape(values.shape)
+    copy[...] = values
+    return copy
 
 
 def _checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:

@@ -72,18 +72,18 @@ def make_peer(name: str, weights: FloatArray, x: FloatArray) -> Peer:
 
 def _numpy(name: str, weights: FloatArray, x: FloatArray) -> Peer:
     y = np.empty(len(weights), np.float32)
-    return _python_peer(name, lambda: np.dot(weights, x, out=y))
+    return python_peer(name, lambda: np.dot(weights, x, out=y))
 
 
 def _torch_linear(name: str, weights: FloatArray, x: FloatArray) -> Peer:
     matrix, vector = torch.from_numpy(weights), torch.from_numpy(x)
-    return _torch_peer(name, lambda: linear(vector, matrix))
+    return torch_peer(name, lambda: linear(vector, matrix))
 
 
 def _torch_mv(name: str, weights: FloatArray, x: FloatArray) -> Peer:
     matrix, vector = torch.from_numpy(weights), torch.from_numpy(x)
     y = torch.empty(len(weights))
-    return _torch_peer(name, lambda: torch.mv(matrix, vector, out=y))
+    return torch_peer(name, lambda: torch.mv(matrix, vector, out=y))
 
 
 def _torch_csr(name: str, weights: FloatArray, x: FloatArray) -> Peer:
@@ -91,31 +91,31 @@ def _torch_csr(name: str, weights: FloatArray, x: FloatArray) -> Peer:
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         matrix = torch.from_numpy(weights).to_sparse_csr()
     vector = torch.from_numpy(x)
-    return _torch_peer(name, lambda: torch.mv(matrix, vector))
+    return torch_peer(name, lambda: torch.mv(matrix, vector))
 
 
 def _scipy_csr(name: str, weights: FloatArray, x: FloatArray) -> Peer:
     matrix = scipy.sparse.csr_matrix(weights)
-    return _python_peer(name, lambda: matrix @ x)
+    return python_peer(name, lambda: matrix @ x)
 
 
 def _openblas(name: str, weights: FloatArray, x: FloatArray) -> Peer:
-    return _sgemv_peer(name, _openblas_sgemv(), weights, x)
+    return _sgemv_peer(name, openblas("sgemv"), weights, x)
 
 
 def _mkl_dense(name: str, weights: FloatArray, x: FloatArray) -> Peer:
-    return _sgemv_peer(name, _address(_mkl().cblas_sgemv), weights, x)
+    return _sgemv_peer(name, address_of(mkl().cblas_sgemv), weights, x)
 
 
 def _mkl_csr(name: str, weights: FloatArray, x: FloatArray) -> Peer:
-    matrix = _MklMatrix(weights)
+    matrix = MklMatrix(weights)
     y = np.empty(len(weights), np.float32)
     # status mkl_sparse_s_mv(operation, alpha, A, descr, x, beta, y); descr is 12 bytes by value.
     arguments = (
-        *(_NO_TRANSPOSE, 1.0, matrix.handle, *_GENERAL_MATRIX_WORDS),
+        *(NO_TRANSPOSE, 1.0, matrix.handle, *GENERAL_MATRIX_WORDS),
         *(x.ctypes.data, 0.0, y.ctypes.data),
     )
-    return _native_peer(name, _address(_mkl().mkl_sparse_s_mv), arguments, y, (matrix, x))
+    return native_peer(name, address_of(mkl().mkl_sparse_s_mv), arguments, y, (matrix, x))
 
 
 _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray], Peer]] = {
@@ -131,11 +131,11 @@ _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray], Peer]] = {
 DENSE_PEERS = ("numpy (OpenBLAS)", "OpenBLAS sgemv", "MKL sgemv", "torch F.linear", "torch.mv")
 
 
-def _python_peer(name: str, compute: Callable[[], FloatArray]) -> Peer:
+def python_peer(name: str, compute: Callable[[], FloatArray]) -> Peer:
     return Peer(name, "python", compute, lambda: time_python(compute))
 
 
-def _torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
+def torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
     def timing() -> Timing:
         with torch.inference_mode():
             return time_python(compute)
@@ -143,7 +143,7 @@ def _torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
     return Peer(name, "python", lambda: compute().numpy(), timing)
 
 
-def _native_peer(
+def native_peer(
     name: str, address: int, arguments: tuple[int | float, ...], y: FloatArray, keep: Any
 ) -> Peer:
     """A C function that writes `y`; `keep` owns what the arguments point to."""
@@ -163,18 +163,17 @@ def _sgemv_peer(name: str, address: int, weights: FloatArray, x: FloatArray) -> 
     rows, columns = weights.shape
     y = np.empty(rows, np.float32)
     arguments = (
-        *(_ROW_MAJOR, _CBLAS_NO_TRANSPOSE, rows, columns, 1.0, weights.ctypes.data, columns),
+        *(ROW_MAJOR, CBLAS_NO_TRANSPOSE, rows, columns, 1.0, weights.ctypes.data, columns),
         *(x.ctypes.data, 1, 0.0, y.ctypes.data, 1),
     )
-    return _native_peer(name, address, arguments, y, (weights, x))
+    return native_peer(name, address, arguments, y, (weights, x))
 
 
-_ROW_MAJOR, _CBLAS_NO_TRANSPOSE = 101, 111
-_SGEMV_NAMES = ("scipy_cblas_sgemv64_", "cblas_sgemv64_", "scipy_cblas_sgemv", "cblas_sgemv")
+ROW_MAJOR, COLUMN_MAJOR, CBLAS_NO_TRANSPOSE, CBLAS_TRANSPOSE = 101, 102, 111, 112
 
 # mkl_spblas.h. struct matrix_descr is {type, mode, diag}; only the type matters if it is general.
-_NO_TRANSPOSE, _INDEX_BASE_ZERO, _GENERAL = 10, 0, 20
-_GENERAL_MATRIX_WORDS = (_GENERAL, 0)
+NO_TRANSPOSE, _INDEX_BASE_ZERO, _GENERAL = 10, 0, 20
+GENERAL_MATRIX_WORDS = (_GENERAL, 0)
 _EXPECTED_CALLS = 1_000_000
 _SEQUENTIAL, _LP64 = 1, 0
 
@@ -183,11 +182,14 @@ class _MatrixDescription(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("type", "mode", "diag")]
 
 
-class _MklMatrix:
-    """A CSR matrix inside MKL, optimised for many products with a vector."""
+class MklMatrix:
+    """A CSR matrix inside MKL, optimised for many products with a vector, or with a matrix.
 
-    def __init__(self, weights: FloatArray) -> None:
-        mkl, handle = _mkl(), ctypes.c_void_p()
+    `batch` is the number of columns of that matrix, `order` how it lies.
+    """
+
+    def __init__(self, weights: FloatArray, batch: int = 1, order: int = ROW_MAJOR) -> None:
+        library, handle = mkl(), ctypes.c_void_p()
         csr = scipy.sparse.csr_matrix(weights)
         self._arrays = starts, columns, values = (
             csr.indptr.astype(np.int32),
@@ -196,15 +198,24 @@ class _MklMatrix:
         )
         description = _MatrixDescription(_GENERAL, 0, 0)
         _require_success(
-            mkl.mkl_sparse_s_create_csr(
+            library.mkl_sparse_s_create_csr(
                 *(ctypes.byref(handle), _INDEX_BASE_ZERO, *map(ctypes.c_int, weights.shape)),
                 *(_pointer(starts), _pointer(starts[1:]), _pointer(columns), _pointer(values)),
             ),
-            mkl.mkl_sparse_set_mv_hint(handle, _NO_TRANSPOSE, description, _EXPECTED_CALLS),
-            mkl.mkl_sparse_optimize(handle),
+            self._hint(handle, description, batch, order),
+            library.mkl_sparse_optimize(handle),
         )
         self.handle = int(handle.value or 0)
-        weakref.finalize(self, mkl.mkl_sparse_destroy, handle)
+        weakref.finalize(self, library.mkl_sparse_destroy, handle)
+
+    @staticmethod
+    def _hint(
+        handle: ctypes.c_void_p, description: _MatrixDescription, batch: int, order: int
+    ) -> int:
+        library, matrix = mkl(), (handle, NO_TRANSPOSE, description)
+        if batch == 1:
+            return int(library.mkl_sparse_set_mv_hint(*matrix, _EXPECTED_CALLS))
+        return int(library.mkl_sparse_set_mm_hint(*matrix, order, batch, _EXPECTED_CALLS))
 
 
 def _require_success(*statuses: int) -> None:
@@ -216,12 +227,12 @@ def _pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def _address(function: Any) -> int:
+def address_of(function: Any) -> int:
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @cache
-def _mkl() -> Any:
+def mkl() -> Any:
     try:
         files = metadata.files("mkl") or []
     except metadata.PackageNotFoundError:
@@ -236,8 +247,8 @@ def _mkl() -> Any:
 
 
 @cache
-def _openblas_sgemv() -> int:
-    """The address of cblas_sgemv in the OpenBLAS that numpy loaded.
+def openblas(function: str) -> int:
+    """The address of a function of cblas in the OpenBLAS that numpy loaded.
 
     Its integers may be 32 or 64 bits wide: an argument register serves both.
     """
@@ -246,7 +257,8 @@ def _openblas_sgemv() -> int:
         if pool["internal_api"] != "openblas" or "numpy" not in path.parent.name:
             continue
         library = ctypes.CDLL(str(path))
-        for symbol in _SGEMV_NAMES:
-            if hasattr(library, symbol):
-                return _address(getattr(library, symbol))
-    raise MissingDependency("numpy's OpenBLAS has no cblas_sgemv under a known name")
+        for end in ("64_", ""):
+            for start in ("scipy_cblas_", "cblas_"):
+                if hasattr(library, f"{start}{function}{end}"):
+                    return address_of(getattr(library, f"{start}{function}{end}"))
+    raise MissingDependency(f"numpy's OpenBLAS has no cblas_{function} under a known name")

@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern, SparseMatrix
+from sparsejit.spec import Layout
 
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix-vector product of (out_features, in_features) weights, `sparsity` of them zero.
+    """A product with (out_features, in_features) weights, `sparsity` of them zero.
 
     Exactly the stated share of the pattern's blocks is zero, at random places; surviving weights
     and inputs are standard normal.
@@ -27,6 +28,8 @@ class Problem:
     sparsity: float
     pattern: Pattern
     seed: int
+    batch: int = 1
+    layout: Layout = Layout.BATCH_MAJOR
 
     def weights(self) -> FloatArray:
         """float32 (out_features, in_features), the same on every call."""
@@ -42,8 +45,13 @@ class Problem:
         return np.where(mask, values, np.float32(0))
 
     def input(self) -> FloatArray:
-        """float32 (in_features,), the same on every call."""
-        return np.random.default_rng(self.seed + 1).standard_normal(self.in_features, np.float32)
+        """float32 (in_features,), or that of a batch in its layout; the same on every call."""
+        shape = {
+            Layout.BATCH_MAJOR: (self.batch, self.in_features),
+            Layout.FEATURE_MAJOR: (self.in_features, self.batch),
+        }[self.layout]
+        values = np.random.default_rng(self.seed + 1).standard_normal(shape, np.float32)
+        return values[0] if self.batch == 1 else values
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +60,8 @@ class GivenMatrix:
 
     name: str
     values: FloatArray
+    batch: int = 1
+    layout: Layout = Layout.BATCH_MAJOR
 
     @property
     def out_features(self) -> int:
@@ -93,12 +103,21 @@ PROBLEMS = {
         Problem("deck", 3072, 1024, 0.96, BLOCK_1X16, seed=800),
     )
 }
+# A, as a batch.
+BATCH_PROBLEMS = {
+    f"D{batch}": Problem(
+        f"D{batch}", 256, 256, 0.90, UNSTRUCTURED, 100, batch, Layout.FEATURE_MAJOR
+    )
+    for batch in (16, 64)
+}
+ALL_PROBLEMS = {**PROBLEMS, **BATCH_PROBLEMS}
 
 
 def problems_named(names: Iterable[str]) -> list[Problem]:
     """The problems of those names; raises InvalidInput for one that does not exist."""
     names = list(names)
     for name in names:
-        if name not in PROBLEMS:
-            raise InvalidInput(f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}")
-    return [PROBLEMS[name] for name in names]
+        if name not in ALL_PROBLEMS:
+            known = ", ".join(ALL_PROBLEMS)
+            raise InvalidInput(f"problem {name!r} is unknown; use one of {known}")
+    return [ALL_PROBLEMS[name] for name in names]

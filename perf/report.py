@@ -4,6 +4,7 @@ from rich.table import Table
 
 from sparsejit.perf.kernels import Comparison, PeerTime, Row
 from sparsejit.perf.machine import MachineLimits
+from sparsejit.perf.problems import MatVecProblem
 from sparsejit.perf.timing import empty_native_call, empty_python_call
 
 _COLUMNS = (
@@ -31,7 +32,7 @@ def comparison_table(comparison: Comparison) -> Table:
     pattern = problem.pattern.name
     table = Table(
         title=f"{problem.name}: {problem.out_features} x {problem.in_features}, "
-        f"{problem.sparsity:.0%} zero, {pattern}; {rows[0].isa}",
+        f"{problem.sparsity:.0%} zero, {pattern}{_batch(problem)}; {rows[0].isa}",
         title_justify="left",
     )
     for number, column in enumerate(_COLUMNS):
@@ -49,6 +50,10 @@ def comparison_table(comparison: Comparison) -> Table:
         reasons = (f"{name} skipped: {why}" for name, why in comparison.skipped.items())
         table.caption = "; ".join(reasons)
     return table
+
+
+def _batch(problem: MatVecProblem) -> str:
+    return "" if problem.batch == 1 else f", batch {problem.batch} {problem.layout.value}"
 
 
 def limits_table(limits: MachineLimits) -> Table:
@@ -88,8 +93,8 @@ def _peer_cells(peer: PeerTime, reference: Row) -> tuple[str, ...]:
         peer.name,
         peer.call,
         *_times(peer.ns_min, peer.ns_median),
-        f"{2 * reference.M * reference.N / peer.ns_min:.0f}",
-        f"{2 * reference.nnz / peer.ns_min:.1f}",
+        f"{2 * reference.M * reference.N * reference.batch / peer.ns_min:.0f}",
+        f"{2 * reference.nnz * reference.batch / peer.ns_min:.1f}",
         *("", "", ""),
         f"{peer.max_abs_error:.1e}",
         f"{reference.speed_up(peer.name):.1f}",

@@ -136,12 +136,12 @@ def test_mkl_is_skipped_with_a_word_where_it_is_absent(monkeypatch: pytest.Monke
     def absent(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
-    peers._mkl.cache_clear()
+    peers.mkl.cache_clear()
     monkeypatch.setattr(peers.metadata, "files", absent)
     try:
         found, skipped = peers_for(np.eye(8, dtype=np.float32), np.ones(8, np.float32))
     finally:
-        peers._mkl.cache_clear()
+        peers.mkl.cache_clear()
     assert set(skipped) == {"MKL CSR", "MKL sgemv"}
     assert "pip install 'sparsejit[bench]'" in skipped["MKL CSR"]
     assert "scipy CSR" in {peer.name for peer in found}

@@ -25,7 +25,7 @@ bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same
 @bench.command()
 def kernels(
     problem: Annotated[
-        list[str] | None, typer.Option(help="A, B, C90, C95, G95 or E; repeatable. Default: all.")
+        list[str] | None, typer.Option(help="A, B, C90, ... or D16; repeatable. Default: all.")
     ] = None,
     strategy: Annotated[
         list[str] | None, typer.Option(help="A kernel family; repeatable. Default: all.")
@@ -43,15 +43,15 @@ def kernels(
         bool, typer.Option("--record", help="Append the rows to perf/results/kernels.jsonl.")
     ] = False,
 ) -> None:
-    """Time matrix-vector kernels and every library that does the same, on one core."""
+    """Time kernels for a vector or a batch and every library that does the same, on one core."""
     require("torch", "scipy", "threadpoolctl", "matplotlib")
     from sparsejit.perf import history, report
     from sparsejit.perf.kernels import Row, run
     from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.problems import PROBLEMS, problems_named
+    from sparsejit.perf.problems import ALL_PROBLEMS, problems_named
     from sparsejit.perf.roofline import draw_roofline
 
-    chosen = problems_named(problem or PROBLEMS)
+    chosen = problems_named(problem or ALL_PROBLEMS)
     limits = machine_limits(Target.detect())
     console.print(report.limits_table(limits))
     dtypes = [DType.parse(name) for name in dtype or DType]
