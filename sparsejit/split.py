@@ -26,7 +26,7 @@ from sparsejit.workers import MAX_THREADS, NativePart, pool
 ROW_STEP = 16
 
 # What a call costs beyond its longest part: handing one part to a worker and hearing of its end.
-# Measured by `sparsejit bench barrier` on two Zen 5 cores of one complex.
+# Measured by `sparsejit bench threads` on two Zen 5 cores of one complex.
 BARRIER_NS = 200.0
 
 # A second core is taken only for so much: the prediction may be half as wrong (issue 3, point 6).

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.assembler import Assembler, Label
+from sparsejit.errors import CompileError
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, dword, r8, r10, rax, rbp, rbx, rdi, rdx, rsi
 from sparsejit.target import Target
@@ -86,11 +87,14 @@ class Pool:
         return len(self._threads)
 
     def require(self, workers: int) -> None:
-        """Have at least so many workers, and after a fork or `stop` as many as ever."""
+        """Have at least so many workers, and after a fork or `stop` as many as ever.
+
+        Raises CompileError where the system refuses another thread.
+        """
         with self._changing:
-            self._size = max(self._size, workers)
-            while len(self._threads) < self._size:
+            while len(self._threads) < max(self._size, workers):
                 self._start(len(self._threads))
+            self._size = len(self._threads)
             if self._stopped:
                 self._stopped = False
                 self._block[0] = 0
@@ -125,8 +129,14 @@ class Pool:
         thread = threading.Thread(
             target=self._serve, args=(number,), name=f"sparsejit-worker-{number}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            raise CompileError(
+                f"the system refused worker thread {number + 1}: {problem}; compile with "
+                f"threads={number + 1}, or raise the limit (ulimit -u)"
+            ) from problem
         self._threads.append(thread)
-        thread.start()
 
     def _serve(self, number: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OWN_FAULTS)
@@ -135,7 +145,7 @@ class Pool:
     def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart]) -> None:
         """Append void dispatcher(x, y), which runs `parts`; they must keep rdi and rsi.
 
-        Raises no more than a call does: the workers must be there (`require`).
+        The workers must be there before it is called (`require`).
         """
         serial = asm.label("serial")
         asm.emit("push", rbx)  # also aligns the stack to 16 bytes

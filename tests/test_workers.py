@@ -19,6 +19,7 @@ from test_calling_convention import PATTERNS, STATUS_FLAGS, UNUSUAL_MXCSR, call_
 import sparsejit
 from sparsejit import split, workers
 from sparsejit.assembler import Assembler
+from sparsejit.errors import CompileError
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, dword, rax, rcx, rdi, rsi
 from sparsejit.target import Target
@@ -209,6 +210,24 @@ def test_the_pool_grows_and_old_kernels_go_on() -> None:
     make(threads=8)
     assert pool().workers >= 7
     np.testing.assert_array_equal(kernel(x), expected)
+
+
+def test_a_refused_thread_is_an_error_and_the_pool_stays_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel, x, expected = make()
+    there = pool().workers
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(CompileError, match=f"threads={there + 1}"):
+            pool().require(there + 2)
+    assert pool().workers == there
+    np.testing.assert_array_equal(kernel(x), expected)
+    pool().require(there)
 
 
 def test_a_stopped_pool_computes_on_the_caller_and_starts_anew() -> None:
