@@ -39,6 +39,11 @@ ZEN5_RATES = Rates(
 )
 
 
+# What code adds to data that comes from the same cache, or data to code: predictions for 45 layers
+# of 768 to 3072 outputs, permute and broadcast, were 0.84 of the measured times without, 0.99 with.
+SHARED_WAY = 0.25
+
+
 @dataclass(frozen=True)
 class Cost:
     """Predicted cost of one call, x and weights warm.
@@ -223,6 +228,9 @@ def predict(
         f"code from {code_level}": code_bytes / rates.code[code_level],
         f"data from {data_level}": data_bytes / rates.data[data_level],
     }
+    if code_level == data_level != "L1":
+        lesser = min(transfers.values())
+        transfers = {name: cycles + SHARED_WAY * lesser for name, cycles in transfers.items()}
     resources = {"execution": steps * price.cycles, **transfers}
     bound = max(resources, key=lambda name: resources[name])
     ns = resources[bound] / rates.cycles_per_ns
