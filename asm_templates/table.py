@@ -11,7 +11,7 @@ writes nothing outside y, and falls through at its end (no `ret`).
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsejit.asm_templates import broadcast, broadcast_loop, dense, immediate, permute
+from sparsejit.asm_templates import broadcast, broadcast_loop, dense, immediate, lookup, permute
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType, MatVec
@@ -47,6 +47,8 @@ _IN_EVERY_DTYPE = (
     ("broadcast-loop", "avx2", broadcast_loop.emit_avx2),
     ("dense", "avx512", dense.emit_avx512),
     ("dense", "avx2", dense.emit_avx2),
+    ("permute", "avx512", permute.emit_avx512),
+    ("permute", "avx2", permute.emit_avx2),
 )
 
 MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
@@ -59,8 +61,16 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
         "f32-immediate-avx512", "immediate", "avx512", immediate.emit_avx512, "issue 2"
     ),
     MatVecTemplate("f32-immediate-avx2", "immediate", "avx2", immediate.emit_avx2, "issue 2"),
-    MatVecTemplate(
-        "f32-permute-avx512", "permute", "avx512", permute.emit_avx512, "DESIGN section 4"
+    *(
+        MatVecTemplate(
+            f"{short}-lookup-avx512",
+            "lookup",
+            "avx512",
+            lookup.emit_avx512,
+            "issue 3",
+            dtype,
+            frozenset({"avx512vbmi"}),
+        )
+        for dtype, short in _SHORT_NAMES.items()
     ),
-    MatVecTemplate("f32-permute-avx2", "permute", "avx2", permute.emit_avx2, "DESIGN section 4"),
 )

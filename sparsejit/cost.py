@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.broadcast_loop import PRICE_OF_HALVES, strip_rows
+from sparsejit.asm_templates.lookup_layout import STEPS, chunk_count
 from sparsejit.asm_templates.tiles import RESERVED
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType
@@ -93,6 +94,11 @@ def _counts_by_lane_and_vector(matrix: SparseMatrix, lanes: int) -> np.ndarray:
     return filled.reshape(rows // lanes, lanes, columns // lanes, lanes).sum(axis=3)
 
 
+def lookup_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Vectors of weights in the chunks that the look-up loop runs over."""
+    return STEPS * chunk_count(matrix)
+
+
 def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
     """Blocks of one input by an accumulator's rows that hold a nonzero, and a share for inputs.
 
@@ -156,6 +162,16 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx2", BF16): StepPrice(1.4, 17, "A in 820 ns; 313 KB of code for C90"),
             ("avx512", F16): StepPrice(1.25, 18, "A in 181 ns; 128 KB of code for C90"),
             ("avx2", F16): StepPrice(1.3, 15, "A in 747 ns; 283 KB of code for C90"),
+        },
+    ),
+    "lookup": FamilyCost(
+        lookup_steps,
+        # A byte of index a weight, and four bytes a chunk that say which sums it adds to.
+        lambda matrix, target, steps, weight: steps * (target.lanes * (weight + 1) + 1),
+        {
+            ("avx512", F32): StepPrice(1.95, 0.5, "C90 and C95 in 3640 and 2220 ns"),
+            ("avx512", BF16): StepPrice(1.7, 0.5, "C90 and C95 in 3100 and 1880 ns"),
+            ("avx512", F16): StepPrice(1.86, 0.5, "C90 and C95 in 3430 and 2080 ns"),
         },
     ),
     "broadcast": FamilyCost(

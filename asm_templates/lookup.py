@@ -1,0 +1,259 @@
+"""Unstructured sparsity in large layers: a loop over data that looks x up in byte tables.
+
+Straight-line code is longer than the weights it serves once they are short, and beyond L1 it
+arrives more slowly than data. Here all that differs from matrix to matrix is data, and one
+`vpermi2b` looks up 64 bytes among 128. So x is split into four tables, one of each float's first
+bytes and so on, of the 128 inputs that a window holds; a chunk of four steps needs four look-ups,
+each with the chunk's 64 indices of 7 bits, and eight `vpunpck` put the bytes together again:
+
+    vpermi2b    byte b of lane l: byte j of x[index b of lane l], from table j
+    vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
+                step s, whole; so the index lies there
+
+The window slides over x (see `lookup_layout`), while the sums of all rows wait on the stack.
+
+Infinite and NaN inputs: as in `permute`, an idle lane multiplies zero by an input that its row
+has no weight for, if there is one among 32.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates import rows
+from sparsejit.asm_templates.lookup_layout import (
+    LANES,
+    SLIDE,
+    STEPS,
+    WINDOW,
+    Chunks,
+    chunks_of,
+    paired_order,
+)
+from sparsejit.asm_templates.storage import bfloat16_bits
+from sparsejit.assembler import Assembler, Label
+from sparsejit.matrix import SparseMatrix
+from sparsejit.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+    zmm,
+)
+from sparsejit.spec import DType, MatVec
+
+IntArray = npt.NDArray[np.integer]
+
+_LINE = 64
+_CHUNKS, _PLACES, _LEFT, _OLD_STACK = rdx, r8, rcx, r9
+_SUM, _WEIGHTS, _PAIR, _UPPER_HALVES = zmm(0), zmm(9), zmm(10), zmm(11)
+_LOOKED_UP = [zmm(number) for number in range(1, 5)]
+_INTERLEAVED = [zmm(number) for number in range(5, 9)]
+_TABLES = [(zmm(16 + 2 * byte), zmm(17 + 2 * byte)) for byte in range(4)]
+_BYTE_PICKS = [zmm(24 + byte) for byte in range(4)]
+_NEW_INPUTS = (zmm(28), zmm(29))
+_FREE_AT_END = [zmm(number) for number in range(9, 32)]
+_HALVES = (k(1), k(2))
+
+# The sums of a strip take 16 KB of stack, so that they stay in L1.
+_STRIP_ROWS = 4096
+# Measured on 4096x4096 at 90 %.
+_PREFETCH_BYTES = 2048
+
+
+def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """Needs AVX512-VBMI."""
+    order = paired_order(matrix)
+    asm.emit("mov", _OLD_STACK, rsp)
+    asm.emit("sub", rsp, 4 * min(len(order), _STRIP_ROWS))
+    asm.emit("and", rsp, -_LINE)
+    strips = [
+        _Strip(asm, spec, first, order[first : first + _STRIP_ROWS], matrix)
+        for first in range(0, len(order), _STRIP_ROWS)
+    ]
+    far = sum(strip.data.nbytes for strip in strips) > asm.target.l2_bytes
+    start, loop = asm.label("start"), asm.label("loop")
+    asm.jump("jmp", start)
+    _emit_loop(asm, spec.dtype, loop, far)
+    asm.bind(start)
+    _emit_constants(asm, spec.dtype)
+    for strip in strips:
+        strip.emit(loop)
+    asm.emit("mov", rsp, _OLD_STACK)
+
+
+def _emit_constants(asm: Assembler, dtype: DType) -> None:
+    for mask, lanes in zip(_HALVES, (0x00FF, 0xFF00), strict=True):
+        asm.emit("mov", dword(rax), lanes)
+        asm.emit("kmovw", mask, dword(rax))
+    if dtype is DType.BFLOAT16:
+        asm.emit("vpternlogd", _UPPER_HALVES, _UPPER_HALVES, _UPPER_HALVES, 0xFF)
+        asm.emit("vpslld", _UPPER_HALVES, _UPPER_HALVES, 16)
+    for byte, register in enumerate(_BYTE_PICKS):
+        places = np.arange(SLIDE) * 4 + byte
+        picks = asm.literal(np.concatenate([places, places]).astype(np.uint8))
+        asm.emit("vmovups", register, Literal(picks))
+
+
+def _emit_loop(asm: Assembler, dtype: DType, label: Label, far: bool) -> None:
+    """A subroutine that adds rcx chunks to the sums."""
+    sums = Memory(rsp, 8, index=rax)  # above the return address
+    chunk_bytes = _LINE + STEPS * LANES * (4 if dtype is DType.FLOAT32 else 2)
+    asm.bind(label)
+    asm.emit("mov", dword(rax), Memory(_PLACES))
+    asm.emit("vmovups", _SUM, sums)
+    if far:
+        for line in range(0, chunk_bytes, _LINE):
+            asm.emit("prefetcht0", Memory(_CHUNKS, _PREFETCH_BYTES + line))
+    for step, inputs in enumerate(_look_up(asm)):
+        asm.emit("vfmadd231ps", _SUM, inputs, _weights_of(asm, dtype, step))
+    asm.emit("vmovups", sums, _SUM)
+    asm.emit("add", _PLACES, 4)
+    asm.emit("add", _CHUNKS, chunk_bytes)
+    asm.emit("sub", dword(_LEFT), 1)
+    asm.jump("jnz", label)
+    asm.emit("ret")
+
+
+def _look_up(asm: Assembler) -> list[Register]:
+    """The inputs of each step of a chunk."""
+    asm.emit("vmovups", _LOOKED_UP[0], Memory(_CHUNKS))
+    for register in _LOOKED_UP[1:]:
+        asm.emit("vmovaps", register, _LOOKED_UP[0])
+    for register, table in zip(_LOOKED_UP, _TABLES, strict=True):
+        asm.emit("vpermi2b", register, *table)
+    low = _unpack(asm, "bw", _LOOKED_UP[0], _LOOKED_UP[1], _INTERLEAVED[:2])
+    high = _unpack(asm, "bw", _LOOKED_UP[2], _LOOKED_UP[3], _INTERLEAVED[2:])
+    for part in (0, 1):
+        _unpack(asm, "wd", low[part], high[part], _LOOKED_UP[2 * part : 2 * part + 2])
+    return _LOOKED_UP
+
+
+def _unpack(
+    asm: Assembler, kind: str, even: Register, odd: Register, results: list[Register]
+) -> list[Register]:
+    """Interleave the lower and the upper halves of each 16 bytes."""
+    for half, register in zip("lh", results, strict=True):
+        asm.emit(f"vpunpck{half}{kind}", register, even, odd)
+    return results
+
+
+def _weights_of(asm: Assembler, dtype: DType, step: int) -> Register | Memory:
+    """The operand that holds a step's weights, unpacked where they are short."""
+    if dtype is DType.FLOAT32:
+        return Memory(_CHUNKS, _LINE * (1 + step))
+    if dtype is DType.FLOAT16:
+        asm.emit("vcvtph2ps", _WEIGHTS, Memory(_CHUNKS, _LINE + step * _LINE // 2))
+        return _WEIGHTS
+    if step % 2:
+        asm.emit("vpandd", _WEIGHTS, _UPPER_HALVES, _PAIR)
+    else:
+        asm.emit("vmovups", _PAIR, Memory(_CHUNKS, _LINE * (1 + step // 2)))
+        asm.emit("vpslld", _WEIGHTS, _PAIR, 16)
+    return _WEIGHTS
+
+
+class _Strip:
+    """Appends the code for the rows from `first` on, which lie in lanes as `order` says."""
+
+    def __init__(
+        self, asm: Assembler, spec: MatVec, first: int, order: IntArray, matrix: SparseMatrix
+    ) -> None:
+        self.asm = asm
+        self.spec = spec
+        self.first = first
+        self.order = order
+        self.chunks = chunks_of(matrix, order)
+        self.data = _packed(self.chunks, spec.dtype)
+        self.vectors = len(order) // LANES
+
+    def emit(self, loop: Label) -> None:
+        asm, places = self.asm, (self.chunks.group * _LINE).astype(np.uint32)
+        self._start_sums()
+        asm.emit("lea", _CHUNKS, Literal(asm.literal(self.data)))
+        asm.emit("lea", _PLACES, Literal(asm.literal(places)))
+        positions = -(-self.spec.in_features // SLIDE)
+        counts = np.bincount(self.chunks.position, minlength=positions)
+        for position in range(positions):
+            self._slide(position)
+            if counts[position]:
+                asm.emit("mov", dword(_LEFT), int(counts[position]))
+                asm.jump("call", loop)
+        self._finish()
+
+    def _slide(self, position: int) -> None:
+        """Put the next inputs into the tables in place of the oldest."""
+        asm, scratch = self.asm, zmm(1)
+        for part, register in enumerate(_NEW_INPUTS):
+            first = position * SLIDE + part * LANES
+            if first < self.spec.in_features:
+                rows.load(asm, register, rdi, first, self.spec.in_features, scratch)
+            else:
+                rows.zero(asm, register)
+        table, half = divmod(position % (WINDOW // SLIDE), 2)
+        for byte in range(4):
+            asm.emit("vmovaps", scratch, _BYTE_PICKS[byte])
+            asm.emit("vpermi2b", scratch, *_NEW_INPUTS)
+            asm.emit("vmovaps", _TABLES[byte][table].masked(_HALVES[half]), scratch)
+
+    def _start_sums(self) -> None:
+        """The bias, in the order of the lanes, or zero."""
+        bias = np.zeros(self.first + len(self.order), np.float32)
+        if self.spec.bias is not None:
+            bias[: self.spec.out_features] = self.spec.bias[: len(bias)]
+            literal = self.asm.literal(bias[self.order])
+        rows.zero(self.asm, _SUM)
+        for vector in range(self.vectors):
+            if self.spec.bias is not None:
+                self.asm.emit("vmovups", _SUM, Literal(literal + vector * _LINE))
+            self.asm.emit("vmovups", Memory(rsp, vector * _LINE), _SUM)
+
+    def _finish(self) -> None:
+        """Put the outputs in order, apply the activation and store them."""
+        pairs = self.order[: self.vectors // 2 * 2 * LANES].reshape(-1, 2 * LANES)
+        if len(pairs):
+            places = np.argsort(pairs, axis=1).astype(np.uint32)
+            self.asm.emit("lea", _CHUNKS, Literal(self.asm.literal(places)))
+        for vector in range(0, self.vectors, 2):
+            count = min(2, self.vectors - vector)
+            registers = _INTERLEAVED[:count]
+            for part, register in enumerate(registers):
+                self.asm.emit("vmovups", _LOOKED_UP[part], Memory(rsp, (vector + part) * _LINE))
+                if count == 2:
+                    place = Memory(_CHUNKS, (vector + part) * _LINE)
+                    self.asm.emit("vmovups", register, place)
+            if count == 2:
+                for register in registers:
+                    self.asm.emit("vpermi2ps", register, *_LOOKED_UP[:2])
+            else:
+                registers = _LOOKED_UP[:1]
+            first = self.first + vector * LANES
+            rows.finish_rows(self.asm, self.spec, registers, first, rsi, _FREE_AT_END)
+
+
+def _packed(chunks: Chunks, dtype: DType) -> npt.NDArray[np.uint32]:
+    """The chunks as they lie in the pool: uint32 (chunks, lines, LANES).
+
+    A line of indices, then the weights: a line a step, or two steps a line where they are short.
+    """
+    in_window = (chunks.inputs % WINDOW).astype(np.uint8)
+    # Unpacking brings byte b of lane 4q + s to lane 4q + b of step s.
+    quads = in_window.reshape(-1, STEPS, LANES // 4, 4).transpose(0, 2, 1, 3)
+    indices = np.ascontiguousarray(quads).reshape(-1, 1, _LINE).view(np.uint32)
+    weights, steps_a_line = chunks.weights, 1 if dtype is DType.FLOAT32 else 2
+    if dtype is DType.FLOAT16:
+        weights = weights.astype(np.float16)
+    if dtype is DType.BFLOAT16:
+        halves = bfloat16_bits(weights).reshape(-1, STEPS // 2, 2, LANES)
+        weights = np.ascontiguousarray(halves.transpose(0, 1, 3, 2))
+    words = weights.view(np.uint32).reshape(-1, STEPS // steps_a_line, LANES)
+    packed: npt.NDArray[np.uint32] = np.concatenate([indices, words], axis=1)
+    return packed

@@ -1,0 +1,117 @@
+"""The look-up loop against the float64 oracle, its schedule, and what it promises."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matvec_checks import block_weights, check, compile_kernel, shapes, templates_of
+
+from sparsejit.asm_templates.lookup_layout import (
+    LANES,
+    SLIDE,
+    STEPS,
+    WINDOW,
+    chunks_of,
+    paired_order,
+)
+from sparsejit.matrix import SparseMatrix
+from sparsejit.memory import ExecutableMemory
+from sparsejit.spec import Activation, MatVec
+
+every_template = pytest.mark.parametrize("row", templates_of("lookup"))
+
+
+def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> np.ndarray:
+    return block_weights(shape, density, block_rows=1, seed=seed)
+
+
+@every_template
+@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
+def test_every_shape(row, density):
+    for shape in shapes():
+        check(row, scattered(shape, density))
+
+
+@every_template
+@settings(max_examples=25, deadline=None)
+@given(
+    out_features=st.integers(1, 300),
+    in_features=st.integers(1, 900),
+    density=st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0]),
+    biased=st.booleans(),
+    activation=st.sampled_from(list(Activation)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_random_layers(row, out_features, in_features, density, biased, activation, seed):
+    bias = np.random.default_rng(seed).standard_normal(out_features, np.float32)
+    weights = scattered((out_features, in_features), density, seed)
+    check(row, weights, bias if biased else None, activation)
+
+
+@every_template
+def test_more_rows_than_sums_fit_the_stack(row):
+    bias = np.linspace(-1, 1, 8200, dtype=np.float32)
+    check(row, scattered((8200, 70), 0.2), bias, Activation.RELU)
+
+
+@every_template
+def test_weights_beyond_the_second_cache_are_prefetched_and_right(row):
+    check(row, scattered((2000, 1500), 0.25))
+
+
+@every_template
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_infinite_inputs_spoil_no_more_than_in_the_dense_product(row, bad):
+    weights = scattered((100, 200), 0.3)
+    x = np.random.default_rng(1).standard_normal(200).astype(np.float32)
+    x[[17, 150]] = bad
+    image = compile_kernel(row, MatVec(100, 200, dtype=row.dtype), SparseMatrix(weights))
+    y = np.empty(100, np.float32)
+    ExecutableMemory(image.data).function(2)(x.ctypes.data, y.ctypes.data)
+    touched = weights[:, [17, 150]].any(axis=1)
+    assert not np.any(np.isfinite(y[touched]))
+    with np.errstate(invalid="ignore"):
+        dense = weights.astype(np.float64) @ x.astype(np.float64)
+    assert not np.any(np.isnan(y) & ~np.isnan(dense))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    out_features=st.integers(1, 100),
+    in_features=st.integers(1, 600),
+    density=st.floats(0, 1),
+    seed=st.integers(0, 1000),
+)
+def test_chunks_hold_every_weight_once_within_the_window(
+    out_features, in_features, density, seed
+):
+    matrix = SparseMatrix(scattered((out_features, in_features), density, seed))
+    order = paired_order(matrix)
+    chunks = chunks_of(matrix, order)
+    end = (chunks.position[:, None, None] + 1) * SLIDE
+    first_window_end = min(WINDOW, -(-in_features // SLIDE) * SLIDE)
+    assert np.all((chunks.inputs < end) & (chunks.inputs >= end - WINDOW))
+    assert np.all(end >= first_window_end) and np.all(np.diff(chunks.position) >= 0)
+    rebuilt = np.zeros((len(order), -(-in_features // SLIDE) * SLIDE), np.float32)
+    lanes = order.reshape(-1, LANES)[chunks.group][:, None, :]
+    lanes, inputs = np.broadcast_arrays(lanes, chunks.inputs)
+    np.add.at(rebuilt, (lanes, inputs), chunks.weights)
+    np.testing.assert_array_equal(rebuilt[:out_features, :in_features], matrix.dense)
+    assert np.count_nonzero(chunks.weights) == matrix.nnz
+
+
+@pytest.mark.parametrize(("density", "least_busy"), [(0.05, 0.69), (0.1, 0.82), (0.2, 0.88)])
+def test_most_lanes_are_busy(density, least_busy):
+    matrix = SparseMatrix(scattered((512, 1024), density))
+    chunks = chunks_of(matrix, paired_order(matrix))
+    assert matrix.nnz / (LANES * STEPS * len(chunks.group)) > least_busy
+
+
+@every_template
+def test_code_does_not_grow_with_the_weights(row):
+    sparse, dense = (
+        compile_kernel(row, MatVec(256, 512, dtype=row.dtype), SparseMatrix(weights))
+        for weights in (scattered((256, 512), 0.05), scattered((256, 512), 0.5))
+    )
+    assert dense.code_bytes - sparse.code_bytes < 64
+    assert dense.pool_bytes > 5 * sparse.pool_bytes
