@@ -11,7 +11,16 @@ writes nothing outside y, and falls through at its end (no `ret`).
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsejit.asm_templates import broadcast, broadcast_loop, dense, immediate, lookup, permute
+from sparsejit.asm_templates import (
+    broadcast,
+    broadcast_loop,
+    dense,
+    immediate,
+    int8_pairs,
+    int8_permute,
+    lookup,
+    permute,
+)
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType, MatVec
@@ -72,5 +81,18 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
             frozenset({"avx512vbmi"}),
         )
         for dtype, short in _SHORT_NAMES.items()
+    ),
+    MatVecTemplate(
+        "int8-permute-avx512",
+        "int8-permute",
+        "avx512",
+        int8_permute.emit_avx512,
+        "DESIGN section 4",
+        DType.INT8,
+        frozenset({"avx512_vnni", "avx512vbmi"}),
+    ),
+    *(
+        MatVecTemplate(f"int8-pairs-{isa}", "int8-pairs", isa, emit, "issue 3", DType.INT8)
+        for isa, emit in (("avx512", int8_pairs.emit_avx512), ("avx2", int8_pairs.emit_avx2))
     ),
 )

@@ -140,19 +140,21 @@ def compile_matrix(
     tune: bool = False,
     threads: int | str = 1,
     layout: str | Layout = Layout.BATCH_MAJOR,
+    input_scale: float | None = None,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
     `weights` and `bias` are arrays or torch tensors; zeros cost nothing. `activation` is none,
-    relu, tanh or sigmoid. `dtype` is how the weights are stored: float32, bfloat16 or float16;
-    all else is float32. `strategy` is auto or a kernel family. `target` is "native", a level
-    such as "avx2", or a Target. `tune` times the most promising kernels here, or recalls earlier
-    times, and takes the fastest (see `tuning.py`). `threads` is how many may share the rows where
-    that pays, or "auto" for one a core (see `split.py`). With `batch` above 1, x is (batch,
-    in_features) and y (batch, out_features), or (in_features, batch) and (out_features, batch)
-    where `layout` is feature-major, which is faster; a batch runs on one thread. Raises
-    InvalidInput for arguments that make no sense and UnsupportedTarget for a target this machine
-    cannot run.
+    relu, tanh or sigmoid. `dtype` is how the weights are stored: float32, bfloat16 or float16,
+    all else being float32; or int8, which also quantises x, in steps of `input_scale` or else of
+    its largest magnitude / 127, and sums integers. `strategy` is auto or a kernel family. `target`
+    is "native", a level such as "avx2", or a Target. `tune` times the most promising kernels here,
+    or recalls earlier times, and takes the fastest (see `tuning.py`). `threads` is how many may
+    share the rows where that pays, or "auto" for one a core (see `split.py`). With `batch` above
+    1, x is (batch, in_features) and y (batch, out_features), or (in_features, batch) and
+    (out_features, batch) where `layout` is feature-major, which is faster; a batch runs on one
+    thread. Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target
+    this machine cannot run.
     """
     started = time.perf_counter()
     columns, order = _checked_batch(batch), Layout.parse(layout)
@@ -163,6 +165,7 @@ def compile_matrix(
         _checked_bias(bias, matrix.out_features),
         Activation.parse(activation),
         DType.parse(dtype),
+        input_scale,
     )
     machine, most_threads = _resolve_target(target), parse_threads(threads)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.broadcast_loop import PRICE_OF_HALVES, strip_rows
+from sparsejit.asm_templates.int8_pairs import pairs_of
+from sparsejit.asm_templates.int8_permute import granule_of, sampled_steps
 from sparsejit.asm_templates.lookup_layout import STEPS, chunk_count
 from sparsejit.asm_templates.tiles import RESERVED
 from sparsejit.matrix import SparseMatrix
@@ -127,6 +129,17 @@ def dense_steps(matrix: SparseMatrix, target: Target) -> int:
     return -(-matrix.out_features // target.lanes) * matrix.in_features
 
 
+def int8_permute_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Steps, and four a vector of outputs for start, dequantising and order."""
+    return sampled_steps(matrix) + 4 * -(-matrix.out_features // 16) + matrix.in_features // 16
+
+
+def int8_pairs_steps(matrix: SparseMatrix, target: Target) -> int:
+    """Pairs of inputs by vectors of outputs that hold a nonzero, and two for a vector's end."""
+    vectors = -(-matrix.out_features // target.lanes)
+    return pairs_of(matrix, target.lanes) + 2 * vectors
+
+
 def immediate_steps(matrix: SparseMatrix, target: Target) -> int:
     """Nonzero weights."""
     return matrix.nnz
@@ -145,8 +158,8 @@ class FamilyCost:
     prices: dict[tuple[str, DType], StepPrice]
 
 
-F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
-WEIGHT_BYTES = {F32: 4, BF16: 2, F16: 2}
+F32, BF16, F16, INT8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8
+WEIGHT_BYTES = {F32: 4, BF16: 2, F16: 2, INT8: 1}
 
 FAMILY_COSTS: dict[str, FamilyCost] = {
     "permute": FamilyCost(
@@ -211,6 +224,21 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx2", BF16): StepPrice(0.6, 0.1, "256x256 and 1024x1024"),
             ("avx512", F16): StepPrice(0.87, 0.1, "256x256 in 828 ns"),
             ("avx2", F16): StepPrice(0.58, 0.1, "256x256 and 1024x1024"),
+        },
+    ),
+    "int8-permute": FamilyCost(
+        int8_permute_steps,
+        # A vector of weights a step, and four bytes of indices a granule.
+        lambda matrix, target, steps, weight: steps * (64 + 64 // granule_of(matrix)),
+        {("avx512", INT8): StepPrice(1.0, 10, "A")},
+    ),
+    "int8-pairs": FamilyCost(
+        int8_pairs_steps,
+        # Two weights a lane, and the place of their inputs.
+        lambda matrix, target, steps, weight: steps * (2 * target.lanes + 4),
+        {
+            ("avx512", INT8): StepPrice(1.3, 1, "C90"),
+            ("avx2", INT8): StepPrice(1.3, 1, "C90"),
         },
     ),
     "immediate": FamilyCost(

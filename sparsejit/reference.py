@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import (
+    LARGEST_INT8,
+    SMALLEST_SCALE,
     Activation,
     CategoricalDraw,
     DType,
@@ -37,6 +39,9 @@ ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
 
 def stored_weights(matrix: SparseMatrix, dtype: DType) -> Float64:
     """The weights (out, in) as a kernel stores them: rounded to nearest, ties to even."""
+    if dtype is DType.INT8:
+        integers, scales = quantised_weights(matrix)
+        return integers.astype(np.float64) * scales[:, None]
     if dtype is DType.FLOAT16:
         return matrix.dense.astype(np.float16).astype(np.float64)
     if dtype is DType.BFLOAT16:
@@ -51,9 +56,48 @@ def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
     return ((bits + halfway) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def quantised_weights(
+    matrix: SparseMatrix,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Weights (out, in) as integers in -127 .. 127, and the step of each row, float32 (out,).
+
+    All in float32: step = max(largest magnitude / 127, 2^-100), integer = weight / step to
+    nearest, ties to even.
+    """
+    largest = np.abs(matrix.dense).max(axis=1)
+    scales = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+    integers = np.rint(matrix.dense / scales[:, None])
+    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scales
+
+
+def quantised_input(
+    spec: MatVec, x: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.int64], np.float32]:
+    """x (in_features,) as integers in -127 .. 127, and their step; x must be finite.
+
+    All in float32: integer = x * reciprocal to nearest, ties to even. Fixed step: reciprocal =
+    1 / input_scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
+    the step is m * (1 / 127).
+    """
+    if spec.input_scale is not None:
+        scale = np.float32(spec.input_scale)
+        reciprocal = np.float32(1) / scale
+    else:
+        largest = np.maximum(np.abs(x).max(), np.float32(SMALLEST_SCALE))
+        reciprocal = np.float32(LARGEST_INT8) / largest
+        scale = largest * np.float32(1 / LARGEST_INT8)
+    with np.errstate(over="ignore"):
+        integers = np.rint(x * reciprocal)
+    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scale
+
+
 def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     """activation(W x + bias); x (in_features,) to (out_features,)."""
-    y = stored_weights(matrix, spec.dtype) @ x.astype(np.float64)
+    values = x.astype(np.float64)
+    if spec.dtype is DType.INT8:
+        integers, scale = quantised_input(spec, x.astype(np.float32))
+        values = integers * np.float64(scale)
+    y = stored_weights(matrix, spec.dtype) @ values
     if spec.bias is not None:
         y = y + spec.bias.astype(np.float64)
     return ACTIVATIONS[spec.activation](y)

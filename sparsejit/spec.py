@@ -29,11 +29,15 @@ class Activation(str, Enum):
 
 
 class DType(str, Enum):
-    """How weights are stored. x, y, the bias and all sums are float32."""
+    """How weights are stored. x, y and the bias are float32.
+
+    So are all sums, except with int8: there x is quantised too, and sums are int32.
+    """
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    INT8 = "int8"
 
     @classmethod
     def parse(cls, name: "str | DType") -> "DType":
@@ -45,12 +49,20 @@ class DType(str, Enum):
             raise InvalidInput(f"dtype {name!r} is unknown; use one of {choices}") from None
 
 
+# int8: the largest quantised magnitude, so that -128 never occurs; and the least step, so that its
+# reciprocal is finite where all values are zero.
+LARGEST_INT8 = 127
+SMALLEST_SCALE = 2.0**-100
+
+
 @dataclass(frozen=True, eq=False)
 class MatVec:
     """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
 
     The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`. `bias` is
-    float32 (out_features,).
+    float32 (out_features,). With int8, x is quantised in steps of `input_scale`, or where that
+    is None in steps of its largest magnitude / 127; `reference.quantised_input` says exactly how.
+    Raises InvalidInput for an input_scale that is no usable step or belongs to another dtype.
     """
 
     out_features: int
@@ -58,6 +70,21 @@ class MatVec:
     bias: npt.NDArray[np.float32] | None = None
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
+    input_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.input_scale is None:
+            return
+        if self.dtype is not DType.INT8:
+            raise InvalidInput(
+                f"input_scale={self.input_scale!r} with dtype={self.dtype.value!r}; "
+                "only dtype='int8' quantises x, leave it out"
+            )
+        if not SMALLEST_SCALE <= self.input_scale <= 1 / SMALLEST_SCALE:
+            raise InvalidInput(
+                f"input_scale={self.input_scale!r}; give the step of x as a positive number, "
+                "such as 1/127 where x lies in [-1, 1]"
+            )
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -70,7 +97,8 @@ class MatVec:
     @property
     def case(self) -> str:
         """All but the sizes, in words."""
-        return f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
+        words = f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
+        return words if self.input_scale is None else f"{words} input_scale={self.input_scale}"
 
 
 class Layout(str, Enum):

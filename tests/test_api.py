@@ -62,7 +62,8 @@ def test_weights_are_copied() -> None:
 
 @pytest.mark.parametrize("strategy", strategies())
 def test_each_strategy_is_built_and_named(strategy: str) -> None:
-    kernel = sparsejit.compile_matrix(sparse_weights(), strategy=strategy)
+    dtype = "int8" if strategy.startswith("int8") else "float32"
+    kernel = sparsejit.compile_matrix(sparse_weights(), strategy=strategy, dtype=dtype)
     assert strategy in ("auto", kernel.strategy)
     assert kernel.stats["strategy"] == kernel.strategy
     reason = "predicted cheapest" if strategy == "auto" else f"strategy='{strategy}'"
@@ -136,7 +137,7 @@ INFINITE[5, 6] = 1e300
         ({"weights": W, "activation": "gelu"}, r"'gelu' is unknown; use one of none, relu"),
         ({"weights": W, "strategy": "magic"}, r"'magic' is unknown; use one of auto"),
         ({"weights": W, "batch": 0}, r"batch=0; give a whole number"),
-        ({"weights": W, "dtype": "int8"}, r"dtype 'int8' is unknown; use one of float32"),
+        ({"weights": W, "dtype": "int4"}, r"dtype 'int4' is unknown; use one of float32"),
         ({"weights": W, "target": "sse2"}, r"'sse2'"),
     ],
 )

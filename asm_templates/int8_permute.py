@@ -1,0 +1,283 @@
+"""int8 for any sparsity: x in registers as bytes, and every lane picks four of its inputs.
+
+Sixteen outputs are the 32-bit lanes of an accumulator, and 64 inputs the bytes of a register. One
+step multiplies up to four weights of each of the sixteen rows, wherever in two registers of x
+their inputs lie:
+
+    vmovups  zmm4, [r8+64*7]           64 indices, seven bits each           7 bytes
+    vpermi2b zmm4, zmm9, zmm22         64 inputs, out of these two registers 6 bytes
+    vpdpbusd zmm0, zmm4, [rdx+64*8]    lane += its four products             7 bytes
+
+Which two registers is part of the instruction. Blocks of 1x8 and 1x16 need no 64 indices but
+eight or four, which `vpbroadcastq` and `vpbroadcastd` repeat as they load them.
+
+`vpdpbusd` takes unsigned inputs, so 128 is added to each, and a sum starts at -128 times the sum
+of its row's weights. That start, or an intermediate sum, may wrap around; the final sum cannot
+(`int8_weights`), so it is right. At the end a sum becomes a float, is multiplied by the steps of
+its row and of x, and goes where its row is in y. Inputs beyond one window of registers are taken
+window by window, with int32 sums in y meanwhile. So x and y must not overlap.
+"""
+
+import itertools
+
+import numpy as np
+
+from sparsejit.asm_templates import rows
+from sparsejit.asm_templates.activation import apply_activation
+from sparsejit.asm_templates.int8_boundary import (
+    STEP_SCRATCH,
+    emit_integers,
+    emit_output,
+    emit_step,
+)
+from sparsejit.asm_templates.int8_layout import (
+    ACCUMULATORS,
+    LANES,
+    OFFSET,
+    REGISTER_INPUTS,
+    RUN_ROWS,
+    Layout,
+    Piece,
+    layout_of,
+)
+from sparsejit.assembler import Assembler, Line, line
+from sparsejit.matrix import SparseMatrix
+from sparsejit.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    rcx,
+    rdx,
+    rsi,
+    zmm,
+)
+from sparsejit.spec import LARGEST_INT8, DType, MatVec
+
+# Vector registers: 0 to 3 the sums, then these, and x at the end.
+_PICKED, _OTHER, _RECIPROCAL, _STEP = (zmm(ACCUMULATORS + number) for number in range(4))
+_FIRST_FREE = ACCUMULATORS + 4
+_SUMS = [zmm(number) for number in range(ACCUMULATORS)]
+_FROM_UPPER = k(1)
+_WEIGHTS, _INDICES, _FOLDED_Y, _RUNS_LEFT = rdx, r8, r9, rcx
+_VECTOR_BYTES = 64
+_REACH = 128  # operands to either side that a one-byte displacement reaches
+
+_INDEX_LOADS = {1: "vpbroadcastd", 2: "vpbroadcastq", 16: "vmovups"}
+
+# Blocks count as granules while the zeros in them are fewer than what their indices would be.
+_GRANULES = {16: 1.25, 8: 1.25}
+_SAMPLED_RUNS = 8  # for an estimate of the steps
+FOLD = 4
+FOLDING_NNZ = 200_000
+
+
+def granule_of(matrix: SparseMatrix) -> int:
+    """Rows that share their indices: 16, 8 or 1."""
+    for rows_of_block, most_zeros in _GRANULES.items():
+        if int(matrix.block_mask(rows_of_block).sum()) * rows_of_block <= most_zeros * matrix.nnz:
+            return rows_of_block
+    return 1
+
+
+def fold_of(matrix: SparseMatrix) -> int:
+    """How often the code of a batch runs."""
+    return FOLD if matrix.nnz >= FOLDING_NNZ else 1
+
+
+def sampled_steps(matrix: SparseMatrix) -> int:
+    """About how many steps the kernel has: those of every n-th run, times n."""
+    runs = matrix.out_features // RUN_ROWS
+    every = max(1, runs // _SAMPLED_RUNS)
+    rows_of_runs = np.arange(runs * RUN_ROWS).reshape(runs, RUN_ROWS)[::every].ravel()
+    sample = SparseMatrix(matrix.dense[rows_of_runs]) if every > 1 else matrix
+    spec = MatVec(sample.out_features, sample.in_features, dtype=DType.INT8)
+    pieces = layout_of(spec, sample, fold_of(matrix), granule_of(matrix)).pieces
+    return every * sum(piece.count * piece.strip.fold for piece in pieces)
+
+
+def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
+    layout = layout_of(spec, matrix, fold_of(matrix), granule_of(matrix))
+    _Kernel(asm, spec, layout).emit()
+
+
+class _Stream:
+    """Operands of equal size that a run reads one after the other through a base register."""
+
+    def __init__(self, asm: Assembler, base: Register, unit: int) -> None:
+        self.asm, self.base, self.unit = asm, base, unit
+        self.span = 2 * _REACH
+
+    def start(self, pool: int) -> None:
+        """Point at the operands of the first run."""
+        self.asm.emit("lea", self.base, Literal(pool + _REACH * self.unit))
+
+    def lines(self, first: int, count: int) -> tuple[Line, Memory]:
+        """For operands `first` and following of the run, one a row: what moves the base, places."""
+        number = first + np.arange(count)
+        moves = (number > 0) & (number % self.span == 0)
+        place = Memory(self.base, (number % self.span - _REACH) * self.unit)
+        return line("add", self.base, self.span * self.unit, when=moves), place
+
+    def at(self, number: int) -> Memory:
+        """One operand of the run; call in order."""
+        if number and number % self.span == 0:
+            self.asm.emit("add", self.base, self.span * self.unit)
+        return Memory(self.base, (number % self.span - _REACH) * self.unit)
+
+    def leave(self, count: int) -> None:
+        """After `count` operands, point at those of the next run."""
+        moved = max(count - 1, 0) // self.span * self.span
+        if count > moved:
+            self.asm.emit("add", self.base, (count - moved) * self.unit)
+
+
+class _Kernel:
+    """Appends the code of a layout."""
+
+    def __init__(self, asm: Assembler, spec: MatVec, layout: Layout) -> None:
+        self.asm = asm
+        self.spec = spec
+        self.layout = layout
+        self.first_input = 32 - layout.windows.width
+
+    def emit(self) -> None:
+        scratch = [*_SUMS, _PICKED, _OTHER, zmm(_FIRST_FREE)]
+        emit_step(self.asm, self.spec, _RECIPROCAL, _STEP, scratch[:STEP_SCRATCH])
+        for window in range(self.layout.windows.number):
+            self._load_inputs(window)
+            for piece in self.layout.pieces_of(window):
+                self._piece(piece)
+
+    def _load_inputs(self, window: int) -> None:
+        """x of a window as unsigned bytes, 64 a register, in the order of `byte_of_input`."""
+        asm = self.asm
+        sign = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
+        lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET - LARGEST_INT8, np.uint8))
+        for position, number in enumerate(self.layout.windows.registers_of(window)):
+            target = zmm(self.first_input + position)
+            parts = [target, *_SUMS[:3]]
+            for part, register in enumerate(parts):
+                first = number * REGISTER_INPUTS + part * LANES
+                emit_integers(asm, self.spec, register, first, _RECIPROCAL)
+            asm.emit("vpackssdw", parts[0], parts[0], parts[1])
+            asm.emit("vpackssdw", parts[2], parts[2], parts[3])
+            asm.emit("vpacksswb", target, parts[0], parts[2])
+            asm.emit("vpxord", target, target, sign)
+            if self.spec.input_scale is not None:
+                asm.emit("vpmaxub", target, target, Literal(lowest))
+
+    def _piece(self, piece: Piece) -> None:
+        """Run a piece's code once, or `fold` times with y and the streams moving on."""
+        asm, strip = self.asm, piece.strip
+        first = (strip.first + piece.batch * strip.fold * strip.abreast) * LANES
+        weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES)
+        weights.start(asm.literal(piece.pool()))
+        indices = _Stream(asm, _INDICES, 4 * strip.indices)
+        indices.start(asm.literal(piece.indices()))
+        if strip.fold == 1:
+            _Run(self, piece, weights, indices, rsi, first, self.spec.out_features).emit()
+            return
+        again = asm.label("again")
+        asm.emit("lea", _FOLDED_Y, Memory(rsi, 4 * first))
+        asm.emit("mov", dword(_RUNS_LEFT), strip.fold)
+        asm.bind(again)
+        _Run(self, piece, weights, indices, _FOLDED_Y, 0, RUN_ROWS).emit()
+        weights.leave(piece.vectors)
+        indices.leave(piece.count)
+        asm.emit("add", _FOLDED_Y, 4 * RUN_ROWS)
+        asm.emit("sub", dword(_RUNS_LEFT), 1)
+        asm.jump("jnz", again)
+
+
+class _Run:
+    """Appends the code of one run: the sums of a piece, to `length` outputs of y from `first`."""
+
+    def __init__(
+        self,
+        kernel: _Kernel,
+        piece: Piece,
+        weights: _Stream,
+        indices: _Stream,
+        y: Register,
+        first: int,
+        length: int,
+    ) -> None:
+        self.kernel, self.asm, self.spec = kernel, kernel.asm, kernel.spec
+        self.piece, self.weights, self.indices = piece, weights, indices
+        self.y, self.length = y, length
+        ways = piece.strip.ways
+        self.sums = [zmm(position * ways) for position in range(piece.strip.abreast)]
+        self.places = [first + position * LANES for position in range(piece.strip.abreast)]
+
+    def emit(self) -> None:
+        self._start()
+        self.asm.stamp(self.piece.count, self._steps())
+        for register, other in self._partial_sums():
+            self.asm.emit("vpaddd", register, register, other)
+        if self.piece.scales.shape[1]:
+            self._finish()
+        else:
+            for register, place in zip(self.sums, self.places, strict=True):
+                self._store(register, place)
+
+    def _partial_sums(self) -> list[tuple[Register, Register]]:
+        """Each sum with each other accumulator of its vector."""
+        ways = self.piece.strip.ways
+        return [(s, zmm(int(s.number) + way)) for s in self.sums for way in range(1, ways)]
+
+    def _start(self) -> None:
+        for position, (register, place) in enumerate(zip(self.sums, self.places, strict=True)):
+            if self.piece.window == 0:
+                self.asm.emit("vmovups", register, self.weights.at(position))
+            else:
+                rows.load(self.asm, register, self.y, place, self.length, _PICKED)
+        for _, other in self._partial_sums():
+            rows.zero(self.asm, other)
+
+    def _steps(self) -> list[Line]:
+        """The stamped body: one step a row."""
+        piece, steps, x = self.piece, self.piece.steps, self.kernel.first_input
+        index_move, index = self.indices.lines(0, piece.count)
+        weight_move, weight = self.weights.lines(piece.head.shape[1], piece.count)
+        return [
+            index_move,
+            line(_INDEX_LOADS[piece.strip.indices], _PICKED, index),
+            line("vpermi2b", _PICKED, zmm(x + steps.first), zmm(x + steps.second)),
+            weight_move,
+            line("vpdpbusd", zmm(steps.accumulator), _PICKED, weight),
+        ]
+
+    def _finish(self) -> None:
+        """Sums to outputs: floats, activation, order of y."""
+        piece, at = self.piece, self.piece.head.shape[1] + self.piece.count
+        numbers = itertools.count(at)
+        vectors = (self.weights.at(number) for number in numbers)
+        for register in self.sums:
+            emit_output(self.asm, self.spec, register, vectors, _STEP, _PICKED)
+        free = [zmm(number) for number in range(_FIRST_FREE, self.kernel.first_input)]
+        scratch = [_PICKED, _OTHER, _RECIPROCAL, *free]
+        apply_activation(self.asm, self.spec.activation, self.sums, scratch)
+        for register, place in zip(self.sums, self.places, strict=True):
+            if piece.order.shape[1]:
+                self._store(self._in_order(next(numbers)), place)
+            else:
+                self._store(register, place)
+
+    def _in_order(self, at: int) -> Register:
+        """Sixteen outputs of the run, picked by `order`: from the first two sums or the others."""
+        asm = self.asm
+        asm.emit("vmovups", _PICKED, self.weights.at(at))
+        asm.emit("vmovaps", _OTHER, _PICKED)
+        asm.emit("vpmovd2m", _FROM_UPPER, _PICKED)
+        asm.emit("vpermi2ps", _PICKED, *self.sums[:2])
+        asm.emit("vpermi2ps", _OTHER, *self.sums[2:])
+        asm.emit("vmovaps", _PICKED.masked(_FROM_UPPER), _OTHER)
+        return _PICKED
+
+    def _store(self, register: Register, place: int) -> None:
+        rows.store(self.asm, register, self.y, place, self.length, _OTHER)

@@ -1,0 +1,114 @@
+"""Which weights are multiplied in which step where a lane takes up to four products at once.
+
+As in `schedule`, a problem is one set of lanes in one window of x, and a step names two registers
+of x. Here every lane may use four nonzeros a step, from either register. All problems advance
+together; a step takes the pair of registers with the largest sum, over lanes, of the products it
+allows times the square of what the lane has left, because the lane with most left bounds what is
+to come. On 256x256 at 90 %, rows sorted in sets of 64, that needs 125 steps; four products in
+every lane would be 103.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.schedule import Demand
+
+PRODUCTS = 4  # of a lane in one step: bytes of a 32-bit lane
+# Problems advanced together: more amortises numpy's call overhead, fewer stay in the cache.
+_PROBLEMS_AT_ONCE = 64
+
+_IntArray = npt.NDArray[np.int32]
+_Counts = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QuadSchedule:
+    """Steps in order of problem, then of time.
+
+    `problem`, `first`, `second`: shape (steps,); registers are counted within the window.
+    `taken`: (steps, lanes, 4), the numbers of the nonzeros that a lane uses, -1 for none.
+    """
+
+    problem: _IntArray
+    first: _IntArray
+    second: _IntArray
+    taken: _IntArray
+
+
+def quad_schedule(demand: Demand) -> QuadSchedule:
+    """A greedy covering; see the top of this file."""
+    problems, lanes, _ = demand.count.shape
+    nothing = np.zeros(0, np.int32)
+    parts = [QuadSchedule(nothing, nothing, nothing, np.zeros((0, lanes, PRODUCTS), np.int32))]
+    for begin in range(0, problems, _PROBLEMS_AT_ONCE):
+        end = min(begin + _PROBLEMS_AT_ONCE, problems)
+        parts += _cover(demand, np.arange(begin, end, dtype=np.int32))
+    order = np.argsort(np.concatenate([part.problem for part in parts]), kind="stable")
+    return QuadSchedule(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])[order]
+            for field in fields(QuadSchedule)
+        )
+    )
+
+
+def _cover(demand: Demand, problems: _IntArray) -> list[QuadSchedule]:
+    """The steps of all problems together, one part per point in time."""
+    left = demand.count[problems].astype(np.float32)
+    following = demand.start[problems]
+    parts: list[QuadSchedule] = []
+    while True:
+        unfinished = left.any(axis=(1, 2))
+        if not unfinished.all():
+            left, following = left[unfinished], following[unfinished]
+            problems = problems[unfinished]
+        if not len(problems):
+            return parts
+        first, second = _best_pair(left)
+        parts.append(QuadSchedule(problems, first, second, _take(left, following, first, second)))
+
+
+def _best_pair(left: _Counts) -> tuple[_IntArray, _IntArray]:
+    """Per problem, the two registers that allow the products worth most.
+
+    Any two registers that both hold four allow as many as one does, so that counts above four
+    need not be told apart. A pair of registers stands for one alone where only one is left.
+    """
+    first, second = (part.astype(np.int32) for part in np.triu_indices(left.shape[2], 1))
+    if not len(first):
+        alone = np.zeros(len(left), np.int32)
+        return alone, alone
+    allowed = np.minimum(left, PRODUCTS)
+    products = np.minimum(allowed[:, :, first] + allowed[:, :, second], PRODUCTS)
+    worth = np.square(left.sum(axis=2))[:, None, :]
+    best = np.matmul(worth, products)[:, 0].argmax(axis=1)
+    return first[best], second[best]
+
+
+def _take(
+    left: _Counts, following: _IntArray, first: _IntArray, second: _IntArray
+) -> _IntArray:
+    """Serve every lane from either register, more from where it lags more; -1: idle."""
+    row = np.arange(len(left))
+    in_first, in_second = left[row, :, first], left[row, :, second]
+    in_second = np.where((first == second)[:, None], 0, in_second)
+    lag_first = in_first - in_first.mean(axis=1, keepdims=True)
+    lag_second = in_second - in_second.mean(axis=1, keepdims=True)
+    wanted = np.rint((PRODUCTS + lag_first - lag_second) / 2)
+    lowest = np.maximum(PRODUCTS - in_second, 0)
+    from_first = np.minimum(np.clip(wanted, np.minimum(lowest, PRODUCTS), PRODUCTS), in_first)
+    from_second = np.minimum(PRODUCTS - from_first, in_second)
+    lanes = np.arange(left.shape[1])[None, :]
+    here, there = (row[:, None], lanes, first[:, None]), (row[:, None], lanes, second[:, None])
+    slot = np.arange(PRODUCTS, dtype=np.int32)
+    taken_first = following[here][..., None] + slot
+    taken_second = following[there][..., None] + slot - from_first[..., None].astype(np.int32)
+    ends = from_first[..., None], (from_first + from_second)[..., None]
+    taken = np.where(slot < ends[0], taken_first, np.where(slot < ends[1], taken_second, -1))
+    left[here] -= from_first
+    following[here] += from_first.astype(np.int32)
+    left[there] -= from_second
+    following[there] += from_second.astype(np.int32)
+    return taken.astype(np.int32)
