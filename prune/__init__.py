@@ -14,9 +14,11 @@ except ImportError as error:
         "sparsejit.prune needs torch, which cannot be imported: pip install torch==2.13.0"
     ) from error
 
+from sparsejit.prune.calibration import Calibration, LayerCalibration, calibrate
 from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
 from sparsejit.prune.folding import fold
 from sparsejit.prune.patterns import PATTERNS, BlockPattern, LanePattern, NofM, Pattern
+from sparsejit.prune.post_training import prune_second_order, prune_wanda, refit
 from sparsejit.prune.pruner import Pruner
 from sparsejit.prune.regularisers import ADMM, L1, GroupLasso, Regulariser
 from sparsejit.prune.report import LayerSparsity, SparsityReport
@@ -33,12 +35,14 @@ __all__ = [
     "L1",
     "PATTERNS",
     "BlockPattern",
+    "Calibration",
     "ConstantRate",
     "Criterion",
     "CubicSchedule",
     "GroupLasso",
     "IterativeSchedule",
     "LanePattern",
+    "LayerCalibration",
     "LayerSparsity",
     "Magnitude",
     "Movement",
@@ -50,5 +54,9 @@ __all__ = [
     "Regulariser",
     "Schedule",
     "SparsityReport",
+    "calibrate",
     "fold",
+    "prune_second_order",
+    "prune_wanda",
+    "refit",
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.patterns import Blocks
+from sparsejit.prune.patterns import Blocks, Pattern
 
 # Each returns, for every layer, the blocks to prune in each of its gates, not yet rounded.
 Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
@@ -108,3 +108,18 @@ def choose_pruned(
             )
         pruned[name] = blocks.spread(chosen | gone)
     return pruned
+
+
+def choose_least(
+    importance: Tensor, pattern: Pattern, gates: int, amount: float, alive: Tensor | None = None
+) -> Tensor:
+    """Weights to prune in one matrix: bool, (out_features, in_features) like `importance`.
+
+    round(amount * blocks) blocks of least mean importance in every gate, those that are not
+    `alive` among them.
+    """
+    by_gate = (gates, importance.shape[0] // gates, -1)
+    left = torch.ones_like(importance, dtype=torch.bool) if alive is None else alive
+    blocks = pattern.blocks(importance.reshape(by_gate), left.reshape(by_gate))
+    counts = {"": [amount * blocks.per_gate] * gates}
+    return choose_pruned({"": blocks}, counts)[""].view_as(importance)

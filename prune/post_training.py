@@ -1,0 +1,123 @@
+"""Pruning a trained model without training and without labels, layer by layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sparsejit.errors import InvalidInput
+from sparsejit.prune.allocation import choose_least
+from sparsejit.prune.amounts import check_amount
+from sparsejit.prune.calibration import Calibration, LayerCalibration
+from sparsejit.prune.patterns import BlockPattern, Pattern, choose_pattern
+from sparsejit.prune.report import SparsityReport, describe_layer
+from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
+from sparsejit.prune.targets import count_gates
+
+# Pruned weights of a layer with so many gates: (layer, gates) -> float64 (out, in).
+_Method = Callable[[LayerCalibration, int], Tensor]
+
+
+def prune_wanda(
+    model: nn.Module,
+    calibration: Calibration,
+    amount: float,
+    pattern: str | Pattern = "unstructured",
+    per_gate: bool = True,
+) -> SparsityReport:
+    """Zero the weights of least |w| * norm of the input; the others stay as they are.
+
+    Sun et al. 2024, "A simple and effective pruning approach for large language models".
+    Unstructured, every output gives up round(amount * in_features) weights, as in the paper;
+    in blocks and lanes every gate gives up round(amount * blocks).
+    """
+    chosen = choose_pattern(pattern)
+
+    def method(layer: LayerCalibration, gates: int) -> Tensor:
+        alone = len(layer.weight) if chosen == BlockPattern(1, 1) else gates
+        importance = layer.weight.square() * layer.gram.diagonal()
+        pruned = choose_least(importance, chosen, alone, amount)
+        return layer.weight.masked_fill(pruned, 0)
+
+    return _prune(model, calibration, amount, chosen, per_gate, method)
+
+
+def prune_second_order(
+    model: nn.Module,
+    calibration: Calibration,
+    amount: float,
+    pattern: str | Pattern = "unstructured",
+    per_gate: bool = True,
+    damping: float = 0.01,
+) -> SparsityReport:
+    """Zero weights by what their loss does to the outputs, and refit the others to make up for it.
+
+    The weights that go are chosen by optimal brain surgery (see `second_order.py`), unless those
+    of least magnitude do better after the same refit; so the error on the calibration inputs is
+    never above that of magnitude pruning. Every gate gives up round(amount * blocks). Weights that
+    are zero already compete like others.
+
+    damping: share of the inputs' mean square that is added to each, for inputs that are few or
+        linearly dependent.
+    """
+    chosen = choose_pattern(pattern)
+
+    def method(layer: LayerCalibration, gates: int) -> Tensor:
+        hessian = _hessian(layer, damping)
+        # What no input reaches costs nothing, though damping says otherwise.
+        heard = layer.weight.masked_fill(layer.gram.diagonal() == 0, 0)
+        candidates = [
+            choose_by_second_order(heard, hessian, chosen, gates, amount),
+            choose_least(layer.weight.square(), chosen, gates, amount),
+        ]
+        refitted = [refit_survivors(layer.weight, hessian, pruned) for pruned in candidates]
+        return min(refitted, key=layer.error)
+
+    return _prune(model, calibration, amount, chosen, per_gate, method)
+
+
+@torch.no_grad()
+def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> None:
+    """Set the weights that are not zero to the least squares fit of the calibrated outputs.
+
+    For any mask: calibrate the dense model, prune it in any way, then call this. The error on the
+    calibration inputs is the least that these zeros allow, but for `damping`.
+    """
+    for name, layer in calibration.items():
+        weight = model.get_parameter(name)
+        pruned = weight.flatten(1) == 0
+        refitted = refit_survivors(layer.weight, _hessian(layer, damping), pruned)
+        _assign(weight, refitted)
+
+
+def _prune(
+    model: nn.Module,
+    calibration: Calibration,
+    amount: float,
+    pattern: Pattern,
+    per_gate: bool,
+    method: _Method,
+) -> SparsityReport:
+    check_amount(amount, pattern)
+    layers = []
+    for name, layer in calibration.items():
+        weight = model.get_parameter(name)
+        gates = count_gates(model, name, per_gate)
+        _assign(weight, method(layer, gates))
+        layers.append(describe_layer(name, weight.detach(), pattern, gates))
+    return SparsityReport(layers)
+
+
+def _hessian(layer: LayerCalibration, damping: float) -> Tensor:
+    hessian = damped(layer.gram, damping)
+    if torch.linalg.cholesky_ex(hessian).info != 0:
+        raise InvalidInput(
+            f"{layer.count} inputs do not determine {len(hessian)} weights with "
+            f"damping={damping}: calibrate with more, or use damping=0.01"
+        )
+    return hessian
+
+
+@torch.no_grad()
+def _assign(weight: nn.Parameter, values: Tensor) -> None:
+    weight.copy_(values.view(weight.shape))

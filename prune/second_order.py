@@ -1,0 +1,92 @@
+"""Optimal brain surgery on one matrix: which weights go, and how the others make up for it."""
+
+import torch
+from torch import Tensor
+
+from sparsejit.prune.allocation import choose_least
+from sparsejit.prune.patterns import Pattern
+
+# Columns decided at once. Fewer is finer: with 16 the error was up to 3 % less than with 32 (256
+# inputs, 50 and 90 %), for twice the ranking.
+COLUMNS = 16
+# Elements of the linear systems solved together: 64 MiB of float64.
+SYSTEM_ELEMENTS = 1 << 23
+
+
+def damped(gram: Tensor, damping: float) -> Tensor:
+    """The Hessian: the Gram matrix plus `damping` times its mean diagonal, 1 where that is 0."""
+    mean = gram.diagonal().mean().item() or 1.0
+    return gram + damping * mean * torch.eye(len(gram)).to(gram)
+
+
+def choose_by_second_order(
+    weight: Tensor, hessian: Tensor, pattern: Pattern, gates: int, amount: float
+) -> Tensor:
+    """Weights to prune, bool (out_features, in_features): round(amount * blocks) in every gate.
+
+    Hassibi & Stork 1993, "Second order derivatives for network pruning": removing w costs
+    w^2 / [H^-1] and shifts the other weights of its row. As in Frantar & Alistarh 2023,
+    "SparseGPT", columns are decided one batch after another, those before stay as they are, and
+    those after make up for the loss. Unlike there, all columns still open compete, so that no
+    batch has a quota, and inputs of least energy are decided first: on correlated inputs of
+    unlike energy that left up to 6 % less error after the refit.
+    """
+    order = _columns_by_energy(hessian, pattern.window)
+    work = weight[:, order].clone()
+    # The rows of this factor hold the inverse Hessians of the columns still open.
+    upper = torch.linalg.cholesky(torch.linalg.inv(hessian[order][:, order]), upper=True)
+    pruned = torch.zeros_like(work, dtype=torch.bool)
+    batch = -(-COLUMNS // pattern.window) * pattern.window
+    for start in range(0, work.shape[1], batch):
+        columns = slice(start, start + batch)
+        cost = work.square() / upper[start:].square().sum(0)
+        cost[:, :start] = torch.inf  # decided: pruned, or never to be
+        pruned[:, columns] = choose_least(cost, pattern, gates, amount, alive=~pruned)[:, columns]
+        _compensate(work, pruned, upper, columns)
+    return torch.empty_like(pruned).index_copy_(1, order, pruned)
+
+
+def _columns_by_energy(hessian: Tensor, window: int) -> Tensor:
+    """Columns by their windows' mean diagonal, the least first; a cut-off window stays last."""
+    whole = len(hessian) // window * window
+    energy = hessian.diagonal()[:whole].view(-1, window).sum(1)
+    columns = torch.arange(len(hessian), device=hessian.device)
+    first = columns[:whole].view(-1, window)[energy.argsort(stable=True)].flatten()
+    return torch.cat([first, columns[whole:]])
+
+
+def _compensate(work: Tensor, pruned: Tensor, upper: Tensor, columns: slice) -> None:
+    """Zero the pruned weights of these columns and shift all later columns accordingly."""
+    stop = min(columns.stop, work.shape[1])
+    errors = work.new_zeros(work.shape[0], stop - columns.start)
+    for column in range(columns.start, stop):
+        error = work[:, column] * pruned[:, column] / upper[column, column]
+        work[:, column:stop] -= error[:, None] * upper[column, column:stop]
+        errors[:, column - columns.start] = error
+    work[:, stop:] -= errors @ upper[columns.start : stop, stop:]
+    work[:, columns.start : stop].masked_fill_(pruned[:, columns.start : stop], 0)
+
+
+def refit_survivors(weight: Tensor, hessian: Tensor, pruned: Tensor) -> Tensor:
+    """The weights with these zeros whose outputs are nearest to those of `weight`.
+
+    For every row, H[s, s] w[s] = (H weight)[s] over its survivors s: exact least squares.
+    """
+    target = weight @ hessian
+    # Survivors first, so that rows of unlike counts stack; the rest becomes an identity.
+    places = pruned.to(torch.int8).argsort(dim=1, stable=True)
+    places = places[:, : int((~pruned).sum(1).max())]
+    unused = pruned.gather(1, places)
+    rows = max(1, SYSTEM_ELEMENTS // max(1, places.shape[1] ** 2))
+    refitted = torch.zeros_like(weight)
+    for at, idle, goal, out in zip(
+        *(t.split(rows) for t in (places, unused, target.gather(1, places), refitted)), strict=True
+    ):
+        systems = hessian[at[:, :, None], at[:, None, :]]
+        systems.masked_fill_(idle[:, :, None] | idle[:, None, :], 0)
+        systems.diagonal(dim1=1, dim2=2).masked_fill_(idle, 1)
+        solved = torch.cholesky_solve(
+            goal.masked_fill(idle, 0)[:, :, None], torch.linalg.cholesky(systems)
+        )
+        out.scatter_(1, at, solved[:, :, 0])
+    return refitted
