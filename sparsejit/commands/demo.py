@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sparsejit.commands.console import JsonOption, console, print_json, require
 from sparsejit.commands.synth import write_wav
+from sparsejit.spec import DType
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.wavernn import WaveRNN
 
@@ -113,7 +114,7 @@ def _measure(voice: WaveRNN, mel: Any) -> "tuple[list[Comparison], SynthesisTime
         layers = []
         for matrix in layer_matrices(voice.weights):
             family = voice.loop.plans[matrix.name].chosen.template.family
-            layers += run([matrix], [family], progress=status.update)
+            layers += run([matrix], [family], status.update, [DType.FLOAT32])
         status.update("synthesis")
         return layers, time_synthesis(voice, mel)
 
