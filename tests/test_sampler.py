@@ -126,7 +126,7 @@ def test_from_torch_gives_the_samples_of_the_same_weights() -> None:
 
 def test_from_torch_names_what_is_not_a_voice() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(InvalidInput, match=r"Linear has mel_mean of shape None.*WaveRNNModule"):
+    with pytest.raises(InvalidInput, match=r"Linear is not a voice; give .*WaveRNNModule"):
         WaveRNN.from_torch(torch.nn.Linear(2, 2))
 
 

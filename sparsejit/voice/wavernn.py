@@ -14,7 +14,7 @@ from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.weights import CONTEXT_FRAMES, VoiceWeights, tensor_shapes
+from sparsejit.voice.weights import CONTEXT_FRAMES, VoiceWeights
 
 
 class WaveRNN:
@@ -44,21 +44,15 @@ class WaveRNN:
     def from_torch(cls, module: Any, temperature: float = 1.0) -> "WaveRNN":
         """Compile a `sparsejit.voice.module.WaveRNNModule`, pruned or not.
 
-        Raises InvalidInput where a tensor of the module is missing or has another shape.
+        Classes are drawn from softmax(logits / temperature). Raises InvalidInput for another
+        module.
         """
-        tensors = {
-            name: value.detach().cpu().numpy().astype(np.float32)
-            for name, value in module.state_dict().items()
-        }
-        recurrent = tensors.get("rnn.weight_hh_l0", np.empty((0, 0)))
-        for name, shape in tensor_shapes(recurrent.shape[1]).items():
-            found = tensors[name].shape if name in tensors else None
-            if found != shape:
-                raise InvalidInput(
-                    f"{type(module).__name__} has {name} of shape {found}, expected {shape}; "
-                    "give a sparsejit.voice.module.WaveRNNModule"
-                )
-        return cls(VoiceWeights(tensors, temperature))
+        if type(module).__name__ != "WaveRNNModule":
+            raise InvalidInput(
+                f"{type(module).__name__} is not a voice; "
+                "give a sparsejit.voice.module.WaveRNNModule"
+            )
+        return cls(module.weights(temperature))
 
     def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
         """Log-mel (80, frames) of mono audio at any sample rate, for `generate`."""
