@@ -101,6 +101,14 @@ def lookup_steps(matrix: SparseMatrix, target: Target) -> int:
     return STEPS * chunk_count(matrix)
 
 
+def lookup_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
+    """A byte of index a weight, unless it lies in the weight; a chunk's place among the sums."""
+    weights = steps * target.lanes * weight
+    indices = steps * target.lanes
+    far = weights + indices > target.l2_bytes
+    return weights + (0 if far and weight == WEIGHT_BYTES[F32] else indices) + steps
+
+
 def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
     """Blocks of one input by an accumulator's rows that hold a nonzero, and a share for inputs.
 
@@ -179,8 +187,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
     ),
     "lookup": FamilyCost(
         lookup_steps,
-        # A byte of index a weight, and four bytes a chunk that say which sums it adds to.
-        lambda matrix, target, steps, weight: steps * (target.lanes * (weight + 1) + 1),
+        lookup_bytes,
         {
             ("avx512", F32): StepPrice(1.95, 0.5, "C90 and C95 in 3640 and 2220 ns"),
             ("avx512", BF16): StepPrice(1.7, 0.5, "C90 and C95 in 3100 and 1880 ns"),

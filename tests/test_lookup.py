@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights, check, compile_kernel, shapes, templates_of
 
+from sparsejit.asm_templates.lookup import _with_index
 from sparsejit.asm_templates.lookup_layout import (
     LANES,
     SLIDE,
@@ -105,6 +106,18 @@ def test_most_lanes_are_busy(density, least_busy):
     matrix = SparseMatrix(scattered((512, 1024), density))
     chunks = chunks_of(matrix, paired_order(matrix))
     assert matrix.nnz / (LANES * STEPS * len(chunks.group)) > least_busy
+
+
+def test_the_index_in_a_weight_changes_it_by_half_a_window_of_last_places():
+    random = np.random.default_rng(0)
+    weights = random.standard_normal(10_000).astype(np.float32)
+    weights[:4] = 0, np.finfo(np.float32).max, -np.finfo(np.float32).max, 1e-39
+    index = random.integers(0, WINDOW, len(weights)).astype(np.uint8)
+    words = _with_index(weights, index)
+    stored = words.view(np.float32)
+    assert stored[0] == stored[3] == 0 and np.all(np.isfinite(stored))
+    assert np.array_equal(words[4:] % WINDOW, index[4:])
+    np.testing.assert_allclose(stored[4:], weights[4:], rtol=WINDOW / 2 * 2.0**-23)
 
 
 @every_template
