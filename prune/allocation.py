@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.patterns import Blocks, Pattern
+from sparsejit.prune.patterns import Blocks, Pattern, least
 
 # Each returns, for every layer, the blocks to prune in each of its gates, not yet rounded.
 Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
@@ -68,12 +68,11 @@ def _rank_together(
     layers: Mapping[str, Blocks], scores: Mapping[str, Tensor], amount: float
 ) -> dict[str, float]:
     together = torch.cat([scores[name].cpu() for name in layers])
-    lowest = together.argsort(stable=True)[: round(amount * together.numel())]
-    owner = torch.repeat_interleave(torch.tensor([scores[name].numel() for name in layers]))
-    counts = owner[lowest].bincount(minlength=len(layers)).tolist()
+    lowest = least(together, round(amount * len(together)))
+    owned = lowest.split([scores[name].numel() for name in layers])
     return {
-        name: count / blocks.gates
-        for (name, blocks), count in zip(layers.items(), counts, strict=True)
+        name: int(chosen.sum()) / layers[name].gates
+        for name, chosen in zip(layers, owned, strict=True)
     }
 
 
@@ -98,7 +97,7 @@ def choose_pruned(
         # A count may lag behind what is gone already; that stays gone.
         gone = blocks.scores == -torch.inf
         chosen = torch.stack(
-            [blocks.choose(round(count), gate) for gate, count in enumerate(counts[name])]
+            [least(blocks.scores[gate], round(count)) for gate, count in enumerate(counts[name])]
         )
         if (blocks.scores[chosen] == torch.inf).any():
             protected = int((blocks.scores == torch.inf).sum())

@@ -34,14 +34,15 @@ class Blocks:
         """A value for each block (gates, blocks) as one for each weight (gates, rows, columns)."""
         return blocks.gather(1, self.labels.flatten(1)).view_as(self.labels)
 
-    def choose(self, count: int, gate: int) -> Tensor:
-        """The `count` blocks of least score in one gate: bool, shape (blocks,).
 
-        Of equal scores the first position goes first.
-        """
-        lowest = self.scores[gate].argsort(stable=True)[:count]
-        chosen = torch.zeros(self.per_gate, dtype=torch.bool, device=lowest.device)
-        return chosen.index_fill_(0, lowest, True)
+def least(scores: Tensor, count: int) -> Tensor:
+    """Which are the `count` least of the scores (n,): bool. Of equal ones the first go first."""
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    highest = scores.kthvalue(count).values  # sorting all of them takes several times as long
+    chosen = scores < highest
+    ties = (scores == highest).nonzero().flatten()
+    return chosen.index_fill_(0, ties[: count - int(chosen.sum())], True)
 
 
 class Pattern(Protocol):
