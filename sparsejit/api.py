@@ -113,13 +113,13 @@ class Kernel:
             f"built: {stats['code_bytes']} bytes of code, {stats['pool_bytes']} of literals, "
             f"in {self.compile_ms:.1f} ms",
             *self.split.lines(),
-            "candidate                  steps     code     data  predicted ns  measured  bound by",
+            f"{'candidate':28s}   steps     code     data  predicted ns  measured  bound by",
         ]
         for candidate in self.plan.candidates:
             name, cost = candidate.template.name, candidate.cost
             measured = self.plan.measured_ns.get(name)
             lines.append(
-                f"{name:24s}{cost.steps:8d}{cost.code_bytes:9d}{cost.data_bytes:9d}{cost.ns:14.0f}"
+                f"{name:28s}{cost.steps:8d}{cost.code_bytes:9d}{cost.data_bytes:9d}{cost.ns:14.0f}"
                 f"{'-' if measured is None else f'{measured:.0f}':>10s}  {cost.bound}"
             )
         return "\n".join(lines)
