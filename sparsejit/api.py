@@ -23,6 +23,7 @@ from sparsejit.target import Target
 from sparsejit.tuning import tuned
 
 FloatArray = npt.NDArray[np.float32]
+Progress = Callable[[str, float], None]
 
 
 class Kernel:
@@ -141,6 +142,7 @@ def compile_matrix(
     threads: int | str = 1,
     layout: str | Layout = Layout.BATCH_MAJOR,
     input_scale: float | None = None,
+    progress: Progress = lambda stage, share: None,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
@@ -153,10 +155,12 @@ def compile_matrix(
     share the rows where that pays, or "auto" for one a core (see `split.py`). With `batch` above
     1, x is (batch, in_features) and y (batch, out_features), or (in_features, batch) and
     (out_features, batch) where `layout` is feature-major, which is faster; a batch runs on one
-    thread. Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target
+    thread. `progress` is told each stage as it begins and the share of the work done by then, 0
+    to 1. Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target
     this machine cannot run.
     """
     started = time.perf_counter()
+    progress("reading the weights", 0.0)
     columns, order = _checked_batch(batch), Layout.parse(layout)
     matrix = SparseMatrix(_to_numpy(weights))
     each = MatVec(
@@ -177,12 +181,15 @@ def compile_matrix(
         return tuned(choice, layer, rows, machine) if tune and strategy == AUTO else choice
 
     spec = each if columns == 1 else MatMul(each, columns, order)
+    progress("choosing a kernel", 0.1)
     choice = planned(spec, matrix)
     if isinstance(spec, MatMul):
         division = undivided(spec, matrix, choice, "a batch runs on one")
     else:
         division = split(spec, matrix, choice, machine, most_threads, planned)
+    progress("writing the code", 0.3)
     program = build(choice.chosen.template.name, machine, division.emit)
+    progress("done", 1.0)
     compile_ms = 1e3 * (time.perf_counter() - started)
     kernel = Kernel(spec, matrix, choice, division, program, compile_ms)
     if debug_level() >= 1:

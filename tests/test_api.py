@@ -191,3 +191,11 @@ def test_debug_prints_the_plan(
     monkeypatch.setenv("SPARSEJIT_DEBUG", "1")
     sparsejit.compile_matrix(sparse_weights())
     assert "chosen:" in capsys.readouterr().err
+
+
+def test_progress_names_stages_in_order() -> None:
+    stages: list[tuple[str, float]] = []
+    sparsejit.compile_matrix(W, progress=lambda stage, share: stages.append((stage, share)))
+    shares = [share for _, share in stages]
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == 1.0
+    assert stages[-1][0] == "done"
