@@ -5,9 +5,12 @@ and of equals the one with less code.
 A strategy named by the caller overrides the price, not the record of it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.assembler import Assembler
@@ -19,6 +22,9 @@ from sparsejit.spec import DType
 from sparsejit.target import Target
 
 AUTO = "auto"
+
+# From here on a weight would round to infinity: halfway from a dtype's largest value to the next.
+OVERFLOWS_AT = {DType.FLOAT16: 65520.0, DType.BFLOAT16: 2.0**128 - 2.0**119}
 
 
 class Template(Protocol):
@@ -71,12 +77,23 @@ def plan(
 ) -> Plan:
     """Choose a template for a matrix-vector product.
 
-    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
+    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target, and
+    for weights that the dtype cannot hold.
     """
+    _check_range(matrix, dtype)
     usable = [t for t in MATVEC_TEMPLATES if t.dtype is dtype and t.made_for(target)]
     rates = known_rates(target)
     priced = [Candidate(t, predict(t.family, matrix, target, rates, dtype)) for t in usable]
     return choose(priced, strategy, strategies(), f"{dtype.value} on this {target.isa} target")
+
+
+def _check_range(matrix: SparseMatrix, dtype: DType) -> None:
+    largest = float(np.abs(matrix.dense).max())
+    if largest >= OVERFLOWS_AT.get(dtype, math.inf):
+        raise InvalidInput(
+            f"a weight of magnitude {largest:.4g} is more than {dtype.value} can hold; "
+            "use dtype='float32'"
+        )
 
 
 def choose(

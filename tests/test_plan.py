@@ -8,7 +8,8 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.cost import permute_steps, predict
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
-from sparsejit.plan import plan, strategies
+from sparsejit.plan import OVERFLOWS_AT, plan, strategies
+from sparsejit.reference import stored_weights
 from sparsejit.spec import DType
 from sparsejit.target import ISA_LEVELS, Target
 
@@ -51,6 +52,17 @@ def test_a_named_strategy_overrides_the_price_but_not_the_record() -> None:
     assert choice.chosen.template.family == "immediate"
     assert len(choice.candidates) == len(plan(matrix, Target.named("avx2")).candidates) > 1
     assert "asked for" in choice.reason
+
+
+@pytest.mark.parametrize("dtype", OVERFLOWS_AT)
+def test_weights_beyond_a_dtype_are_refused(dtype: DType) -> None:
+    limit = np.float32(OVERFLOWS_AT[dtype])
+    target = Target.named("avx512")
+    below = SparseMatrix(np.full((2, 2), -np.nextafter(limit, np.float32(0))))
+    assert np.isfinite(stored_weights(below, dtype)).all()
+    plan(below, target, dtype=dtype)
+    with pytest.raises(InvalidInput, match=f"more than {dtype.value} can hold"):
+        plan(SparseMatrix(np.full((2, 2), -limit)), target, dtype=dtype)
 
 
 def test_an_unknown_strategy_is_named_with_the_known() -> None:
