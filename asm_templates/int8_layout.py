@@ -107,9 +107,9 @@ def strips(out_features: int, fold: int, granule: int) -> list[Strip]:
     return [part for part in parts if part.runs]
 
 
-def byte_of_input(number: _Numbers) -> _Numbers:
+def byte_of_input() -> _Numbers:
     """Where inputs 0..63 of a register lie after `vpackssdw` and `vpacksswb` of four vectors."""
-    vector, lane = np.divmod(number, LANES)
+    vector, lane = np.divmod(np.arange(REGISTER_INPUTS), LANES)
     return lane // 4 * 16 + vector * 4 + lane % 4
 
 
@@ -185,11 +185,13 @@ class Layout:
         return [piece for piece in pieces if piece.count or window in ends]
 
 
-def layout_of(spec: MatVec, matrix: SparseMatrix, fold: int, granule: int) -> Layout:
-    """Quantise, order, cut and schedule a matrix."""
+def layout_of(
+    spec: MatVec, matrix: SparseMatrix, fold: int, granule: int, tries: int
+) -> Layout:
+    """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`."""
     windows = Windows.of(matrix.in_features)
     weights, scales = quantised_rows(matrix)
-    cut = _Cut(spec, weights, output_scales(spec, scales), windows)
+    cut = _Cut(spec, weights, output_scales(spec, scales), windows, tries)
     pieces: list[Piece] = []
     for strip in strips(matrix.out_features, fold, granule):
         pieces += cut.pieces(strip)
@@ -204,6 +206,7 @@ class _Cut:
     weights: npt.NDArray[np.int8]
     scales: npt.NDArray[np.float32]
     windows: Windows
+    tries: int
 
     @cached_property
     def counts(self) -> _Numbers:
@@ -236,10 +239,10 @@ class _Cut:
         batches = rows.reshape(strip.batches, strip.fold, strip.abreast, LANES).swapaxes(1, 2)
         shape = (strip.teams, strip.fold, strip.granule, strip.indices, -1)
         weights = self._padded(batches.ravel()).reshape(shape)
-        used = np.any(weights, axis=2).reshape(-1, weights.shape[-1])
+        used = np.bitwise_or.reduce(weights, axis=2).reshape(-1, weights.shape[-1]) != 0
         lanes = strip.fold * strip.indices
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
-        schedule = quad_schedule(demand)
+        schedule = quad_schedule(demand, self.tries)
         window, team = np.divmod(schedule.problem, strip.teams)
         turn = np.arange(len(team)) - np.searchsorted(schedule.problem, schedule.problem)
         batch, position = np.divmod(team, strip.abreast)
@@ -247,7 +250,7 @@ class _Cut:
         column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
         taken = schedule.taken >= 0
         left = (window * self.windows.width + schedule.first)[:, None, None]
-        index = byte_of_input(column % REGISTER_INPUTS)
+        index = byte_of_input()[column % REGISTER_INPUTS]
         index += REGISTER_INPUTS * (column // REGISTER_INPUTS != left)
         execution = np.lexsort((team, turn, region))
         return Steps(

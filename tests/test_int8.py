@@ -7,12 +7,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import block_weights, check, compile_kernel, shapes, templates_of
+from matvec_checks import block_weights, check, compile_kernel, shapes, target_of, templates_of
 
 from sparsejit import reference
 from sparsejit.api import compile_matrix
 from sparsejit.asm_templates.int8_layout import strips
-from sparsejit.asm_templates.int8_permute import FOLD, fold_of, granule_of, sampled_steps
+from sparsejit.asm_templates.int8_permute import MOST_FOLD, fold_of, granule_of, sampled_steps
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, QuadSchedule, quad_schedule
 from sparsejit.asm_templates.schedule import Demand
 from sparsejit.asm_templates.table import MatVecTemplate
@@ -20,6 +20,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
 from sparsejit.spec import Activation, DType, MatVec
+from sparsejit.target import Target
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -27,6 +28,7 @@ every_template = pytest.mark.parametrize(
     "row", [*templates_of("int8-permute"), *templates_of("int8-pairs")]
 )
 PERMUTE = templates_of("int8-permute")
+VNNI = Target.named("avx512")  # as far as counting steps goes
 
 
 def outputs(row: MatVecTemplate, spec: MatVec, weights: FloatArray, x: FloatArray) -> FloatArray:
@@ -138,9 +140,9 @@ def test_the_largest_sum_that_fits(row):
 @pytest.mark.parametrize("row", PERMUTE)
 @pytest.mark.parametrize("block_rows", [1, 8, 16])
 def test_folded_batches_and_what_is_left_over(row, block_rows):
-    weights = block_weights((64 * (2 * FOLD + 1) + 30, 1700), 0.3, block_rows)
-    assert fold_of(SparseMatrix(weights)) == FOLD
-    assert len(strips(len(weights), FOLD, 1)) == 3
+    weights = block_weights((64 * (2 * MOST_FOLD + 1) + 30, 1700), 0.3, block_rows)
+    assert fold_of(SparseMatrix(weights), target_of(row)) == MOST_FOLD
+    assert len(strips(len(weights), MOST_FOLD, 1)) == 3
     bias = np.linspace(-1, 1, len(weights), dtype=np.float32)
     check(row, weights, bias, Activation.TANH)
 
@@ -151,7 +153,7 @@ def test_blocks_share_indices(row, block_rows, index_bytes):
     weights = block_weights((256, 256), 0.2, block_rows)
     matrix = SparseMatrix(weights)
     assert granule_of(matrix) == block_rows
-    steps = sampled_steps(matrix)
+    steps = sampled_steps(matrix, VNNI)
     pool_bytes = compile_kernel(row, int8_spec(weights, 1.0), matrix).pool_bytes
     assert 0 < pool_bytes - steps * (64 + index_bytes) < 256 * 20
 
@@ -162,11 +164,12 @@ def test_blocks_share_indices(row, block_rows, index_bytes):
     lanes=st.sampled_from([1, 2, 16, 64]),
     window=st.integers(1, 5),
     density=st.floats(0, 1),
+    tries=st.sampled_from([1, 3]),
     seed=st.integers(0, 1000),
 )
-def test_a_schedule_takes_every_nonzero_once(sets, lanes, window, density, seed):
+def test_a_schedule_takes_every_nonzero_once(sets, lanes, window, density, tries, seed):
     used = np.random.default_rng(seed).random((sets * lanes, window * 8)) < density
-    schedule = quad_schedule(Demand.of(used, lanes, 8, window))
+    schedule = quad_schedule(Demand.of(used, lanes, 8, window), tries)
     _, columns = np.nonzero(used)
     rows = np.nonzero(used)[0]
     numbers = schedule.taken[schedule.taken >= 0]
@@ -185,7 +188,7 @@ def _taken(schedule: QuadSchedule) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize(("density", "least_use"), [(0.05, 0.6), (0.1, 0.75), (0.3, 0.8)])
 def test_lanes_are_mostly_busy(density, least_use):
     matrix = SparseMatrix(block_weights((256, 512), density, block_rows=1))
-    assert matrix.nnz > least_use * sampled_steps(matrix) * 16 * PRODUCTS
+    assert matrix.nnz > least_use * sampled_steps(matrix, VNNI) * 16 * PRODUCTS
 
 
 def relative_error(weights: FloatArray, x: FloatArray, input_scale: float | None) -> float:
