@@ -27,7 +27,7 @@ ROW_STEP = 16
 
 # What a call costs beyond its longest part: handing one part to a worker and hearing of its end.
 # Measured by `sparsejit bench threads` on two Zen 5 cores of one complex.
-BARRIER_NS = 200.0
+BARRIER_NS = 100.0
 
 # A second core is taken only for so much: the prediction may be half as wrong (issue 3, point 6).
 LEAST_GAIN = 1.25
@@ -130,7 +130,7 @@ def split(
     count = worthwhile_threads(ns, min(threads, steps))
     if count == 1:
         return undivided(spec, matrix, whole, _why_alone(ns, threads))
-    bounds = _balanced_bounds(matrix, whole, target, count)
+    bounds = _balanced_bounds(matrix, whole, target, count, BARRIER_NS / ns)
     parts = []
     for first, end in pairwise(bounds):
         bias = None if spec.bias is None else spec.bias[first:end]
@@ -158,15 +158,22 @@ def _why_alone(ns: float, threads: int) -> str:
     return f"{ns:.0f} ns is too little to share: a worker costs {BARRIER_NS:.0f} ns"
 
 
-def _balanced_bounds(matrix: SparseMatrix, whole: Plan, target: Target, count: int) -> list[int]:
-    """The first row of each part, and the end, so that the chosen family's steps are even."""
+def _balanced_bounds(
+    matrix: SparseMatrix, whole: Plan, target: Target, count: int, head_start: float
+) -> list[int]:
+    """The first row of each part, and the end, so that all parts end at about the same time.
+
+    The caller's part, the first, has `head_start` more of the chosen family's steps, as a share of
+    all: the caller begins before its workers and waits for their answers.
+    """
     count_steps = FAMILY_COSTS[whole.chosen.template.family].steps
     starts = range(0, matrix.out_features, ROW_STEP)
     groups = [SparseMatrix(matrix.dense[start : start + ROW_STEP]) for start in starts]
     reached = np.cumsum([count_steps(group, target) for group in groups])
     inner: list[int] = []
     for part in range(1, count):
-        nearest = int(np.abs(reached - reached[-1] * part / count).argmin()) + 1
+        wanted = reached[-1] * (head_start + (1 - head_start) * part / count)
+        nearest = int(np.abs(reached - wanted).argmin()) + 1
         least = inner[-1] + 1 if inner else 1
         inner.append(min(max(nearest, least), len(groups) - (count - part)))
     return [0, *(ROW_STEP * number for number in inner), matrix.out_features]

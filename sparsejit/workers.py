@@ -11,9 +11,9 @@ as does a forked child, whose workers are gone, until it compiles a kernel for s
 
 x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
 mailbox is filled before its state says so, y is written before the worker counts its answer. A
-worker says that it is parked, then asks Linux to sleep unless a request came (futex(2) compares and
-sleeps in one). A dispatcher that just missed this finds its request untaken and runs the part
-itself; the next one wakes the worker.
+worker without work says that it is parked, looks a last time, and sleeps until it is called
+(futex(2) compares and sleeps in one). A dispatcher that just missed this finds its request untaken
+and runs the part itself; the next one calls the worker, once, however long Linux lets that wait.
 """
 
 import atexit
@@ -43,9 +43,12 @@ SPINS_BEFORE_YIELDING = 2000
 # pairs (Optimization Manual 3.7.3). The lock stands first, then one mailbox a worker.
 _APART = 128
 _STATE, _MXCSR, _FUNCTION, _X, _Y = 0, 4, 8, 16, 24  # the request; state 1: to be taken
-_ANSWERS, _PARKED = _APART, _APART + 4  # written by the worker
+_ANSWERS, _SLEEP = _APART, _APART + 4  # mostly written by the worker
 _EXPECTED = 2 * _APART  # answers that the dispatchers have waited for
 _MAILBOX_BYTES = 3 * _APART
+
+# Values of _SLEEP.
+_AWAKE, _PARKED, _CALLED = 0, 1, 2
 
 # Linux system calls on x86-64 (arch/x86/entry/syscalls, include/uapi/linux/futex.h).
 _SCHED_YIELD, _FUTEX = 24, 202
@@ -177,9 +180,9 @@ class Pool:
 
     def _emit_wake(self, asm: Assembler, mailbox: int) -> None:
         awake = asm.label("awake")
-        asm.emit("mov", dword(rax), Memory(rbx, mailbox + _PARKED))
-        asm.emit("test", dword(rax), dword(rax))
-        asm.jump("jz", awake)
+        asm.emit("mov", dword(rax), Memory(rbx, mailbox + _SLEEP))
+        asm.emit("cmp", dword(rax), _PARKED)
+        asm.jump("jne", awake)
         asm.emit("push", rdi)
         asm.emit("lea", rdi, Memory(rbx, mailbox))
         asm.emit("mov", rax, self._native.wake_address)
@@ -291,16 +294,21 @@ def _emit_serve(asm: Assembler) -> None:
 
 
 def _emit_park(asm: Assembler) -> None:
-    """Sleep until woken, unless there is a request in the mailbox at rbx."""
-    _take(asm, Memory(rbx, _PARKED), 1)
-    asm.emit("lea", rdi, Memory(rbx, _STATE))
+    """Sleep until called, unless there is a request in the mailbox at rbx."""
+    stay = asm.label("stay awake")
+    _take(asm, Memory(rbx, _SLEEP), _PARKED)  # for its fence
+    asm.emit("mov", dword(rax), Memory(rbx, _STATE))
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jnz", stay)
+    asm.emit("lea", rdi, Memory(rbx, _SLEEP))
     asm.emit("mov", dword(rsi), _FUTEX_WAIT_PRIVATE)
-    asm.emit("xor", dword(rdx), dword(rdx))
+    asm.emit("mov", dword(rdx), _PARKED)
     asm.emit("xor", dword(r10), dword(r10))  # no time limit
     asm.emit("mov", dword(rax), _FUTEX)
     asm.emit("syscall")
-    asm.emit("xor", dword(rax), dword(rax))
-    asm.emit("mov", Memory(rbx, _PARKED), dword(rax))
+    asm.bind(stay)
+    asm.emit("mov", dword(rax), _AWAKE)
+    asm.emit("mov", Memory(rbx, _SLEEP), dword(rax))
 
 
 def _emit_finish(asm: Assembler) -> None:
@@ -340,6 +348,9 @@ def _emit_finish(asm: Assembler) -> None:
 def _emit_wake(asm: Assembler) -> None:
     """void wake(mailbox): end its worker's sleep; keeps rsi."""
     asm.emit("push", rsi)
+    asm.emit("mov", dword(rax), _CALLED)
+    asm.emit("mov", Memory(rdi, _SLEEP), dword(rax))
+    asm.emit("add", rdi, _SLEEP)
     asm.emit("mov", dword(rsi), _FUTEX_WAKE_PRIVATE)
     asm.emit("mov", dword(rdx), 1)
     asm.emit("mov", dword(rax), _FUTEX)

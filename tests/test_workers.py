@@ -178,7 +178,7 @@ def _write_one(asm: Assembler) -> None:
 
 
 def parked(worker: int) -> bool:
-    return bool(pool()._block[(workers._mailbox(worker) + workers._PARKED) // 4])
+    return bool(pool()._block[(workers._mailbox(worker) + workers._SLEEP) // 4] == workers._PARKED)
 
 
 def test_sleeping_workers_use_no_processor_time() -> None:
