@@ -16,8 +16,14 @@ cycle of the two it could do. Therefore some weights come without a load of thei
 
 It pays for every input that a tile uses once, and for as many of the others as the code can bear,
 which arrives from L2 at 16 bytes a cycle (`SHARED_LOADS`). Several panels follow each other within
-a tile, so that its code stays in L1 (in the cache of decoded instructions even).
+a tile, so that its code stays in L1 (in the cache of decoded instructions even); then the limit
+is that a shuffle takes the place of a multiplication.
+
+An x whose rows are no whole cache lines is brought into line by the first tile, whose
+multiplications overlap with the loads and stores: 0.11 us a panel of 256x256, which takes 1.0.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +31,7 @@ from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.batch_tiles import BoolArray, IntArray, Products, products
 from sparsejit.asm_templates.rows import vector, zero
 from sparsejit.asm_templates.tiles import windows
-from sparsejit.assembler import Assembler, Line, line
+from sparsejit.assembler import Assembler, Label, Line, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
     Literal,
@@ -36,6 +42,8 @@ from sparsejit.operands import (
     r9,
     r10,
     r11,
+    r14,
+    r15,
     rax,
     rcx,
     rdi,
@@ -44,46 +52,92 @@ from sparsejit.operands import (
 )
 from sparsejit.spec import Activation, MatVec
 
-PANEL_X, PANEL_Y, PANELS = rdx, r9, r11  # what the subroutine is called with
-PANEL_MASK = k(1)  # AVX-512: which columns of y to store
+# What the subroutine is called with; in AVX-512 besides, which columns exist.
+PANEL_X, PANEL_Y, PANELS, PANEL_SOURCE = rdx, r9, r11, r15
+PANEL_MASK = k(1)
+_SOURCE = r14
 
 RESERVED = 3  # x, a weight, four weights
 
 # Share of the weights of shared inputs that come by fours: by instruction set, for one panel and
-# for several. 256x256 at 90 % zero, batch 16: 0.06 1000 ns, 0 1035, 0.1 1036; batch 64: 0.15 4040,
-# 0 4140.
-SHARED_LOADS = {"avx512": (0.06, 0.15), "avx2": (0.5, 0.5)}
+# for several. 256x256 at 90 % zero, AVX-512: batch 16 takes 966 ns without, 946 with 0.06, 961 with
+# 0.09; batch 64 4092 ns without, 3901 with 0.1, 3973 with 0.3. AVX2: batch 8 takes 1460 ns without,
+# 1600 with all; batch 64 10,500 and 8700 ns.
+SHARED_LOADS = {"avx512": (0.05, 0.1), "avx2": (0.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class Panels:
+    """How x and y lie: bytes from one feature to the next (`pitch`) and from panel to panel.
+
+    `several` says whether more than one panel is computed at once, `masked` whether only the
+    columns in PANEL_MASK exist. `source_pitch` is that of an x to be brought to where it is used.
+    """
+
+    x_pitch: int
+    x_step: int
+    y_pitch: int
+    several: bool
+    masked: bool
+    source_pitch: int = 0
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Where the subroutine begins: with x in place, or with x still to be brought there.
+
+    An entry that is None is left out.
+    """
+
+    in_place: Label | None
+    bringing: Label | None
 
 
 def emit_panels(
-    asm: Assembler,
-    spec: MatVec,
-    matrix: SparseMatrix,
-    x_pitch: int,
-    y_pitch: int,
-    panels: int,
-    masked: bool,
+    asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Panels, entries: Entries
 ) -> None:
-    """Append a subroutine that multiplies PANELS panels, at most `panels`, from PANEL_X to PANEL_Y.
+    """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y.
 
-    A row of x and of y (one feature) takes `x_pitch` and `y_pitch` bytes, in which panels follow
-    each other. `masked` stores only the columns in PANEL_MASK. Clobbers what templates may, rdi
-    and rsi.
+    Entered at `bringing`, it copies x from PANEL_SOURCE to PANEL_X on the way. Clobbers what
+    templates may, rdi, rsi and r14.
     """
-    for tile in products(matrix, asm.target.vector_registers - RESERVED):
-        asm.emit("mov", rdi, PANEL_X)
-        asm.emit("mov", rsi, PANEL_Y)
-        asm.emit("mov", rax, PANELS)
-        again = asm.label("again")
-        asm.bind(again)
-        _start(asm, spec, tile)
-        _multiply(asm, tile, x_pitch, SHARED_LOADS[asm.target.isa][panels > 1])
-        _finish(asm, spec, tile, y_pitch, masked)
-        asm.emit("add", rdi, asm.target.vector_bytes)
-        asm.emit("add", rsi, asm.target.vector_bytes)
-        asm.emit("sub", rax, 1)
-        asm.jump("jnz", again)
+    first, *others = products(matrix, asm.target.vector_registers - RESERVED)
+    rest = asm.label("rest")
+    if entries.bringing:
+        asm.bind(entries.bringing)
+        _tile(asm, spec, first, panels, bringing=True)
+        if entries.in_place:
+            asm.jump("jmp", rest)
+    if entries.in_place:
+        asm.bind(entries.in_place)
+        _tile(asm, spec, first, panels, bringing=False)
+    asm.bind(rest)
+    for tile in others:
+        _tile(asm, spec, tile, panels, bringing=False)
     asm.emit("ret")
+
+
+def _tile(
+    asm: Assembler, spec: MatVec, tile: Products, panels: Panels, bringing: bool
+) -> None:
+    vector_bytes = asm.target.vector_bytes
+    moving = [(rdi, PANEL_X, panels.x_step), (rsi, PANEL_Y, vector_bytes)]
+    if bringing:
+        moving.append((_SOURCE, PANEL_SOURCE, vector_bytes))
+    for register, base, _ in moving:
+        asm.emit("mov", register, base)
+    asm.emit("mov", rax, PANELS)
+    again = asm.label("again")
+    asm.bind(again)
+    _start(asm, spec, tile)
+    _multiply(asm, tile, panels, bringing)
+    if bringing:
+        _bring_others(asm, tile, spec.in_features, panels)
+    _finish(asm, spec, tile, panels)
+    for register, _, step in moving:
+        asm.emit("add", register, step)
+    asm.emit("sub", rax, 1)
+    asm.jump("jnz", again)
 
 
 def _sums(asm: Assembler, accumulator: IntArray) -> Register:
@@ -105,14 +159,17 @@ def _start(asm: Assembler, spec: MatVec, tile: Products) -> None:
     asm.stamp(len(tile.rows), lines)
 
 
-def _multiply(asm: Assembler, tile: Products, x_pitch: int, shared: float) -> None:
+def _multiply(asm: Assembler, tile: Products, panels: Panels, bringing: bool) -> None:
     wide = asm.target.isa == "avx512"
-    by_four = _come_by_four(tile, shared, wide)
+    by_four = _come_by_four(tile, SHARED_LOADS[asm.target.isa][panels.several], wide)
     in_register = by_four if wide else np.ones(len(tile), bool)
-    x_from_memory = tile.alone & in_register
+    x_from_memory = tile.alone & in_register & (not bringing)
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
-    move_x, x_place = _inputs(tile, x_pitch, wide)
+    move_x, x_place = _inputs(tile.column, panels.x_pitch, wide)
+    load_x = [line("vmovups", x, x_place, when=tile.first & ~x_from_memory)]
+    if bringing:
+        load_x = _bring(asm, panels, tile.column, x_place, when=tile.first)
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
@@ -120,7 +177,7 @@ def _multiply(asm: Assembler, tile: Products, x_pitch: int, shared: float) -> No
         len(tile),
         [
             *move_x,
-            line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
+            *load_x,
             *fours,
             *move_weights,
             *([] if wide else [load]),
@@ -138,11 +195,28 @@ def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
     return chosen | tile.alone if wide else chosen
 
 
-def _inputs(tile: Products, x_pitch: int, wide: bool) -> tuple[list[Line], Memory]:
+def _bring(
+    asm: Assembler, panels: Panels, column: IntArray, place: Memory, when: BoolArray | None = None
+) -> list[Line]:
+    """Load inputs from their source and store them where they are used."""
+    x = vector(asm, 0)
+    loaded = x.masked(PANEL_MASK, zeroing=True) if panels.masked else x
+    source = Memory(_SOURCE, column * panels.source_pitch)
+    return [line("vmovups", loaded, source, when=when), line("vmovups", place, x, when=when)]
+
+
+def _bring_others(asm: Assembler, tile: Products, in_features: int, panels: Panels) -> None:
+    """Bring the inputs that the first tile does not use."""
+    column = np.setdiff1d(np.arange(in_features), tile.column)
+    place = Memory(rdi, column * panels.x_pitch)
+    asm.stamp(len(column), _bring(asm, panels, column, place))
+
+
+def _inputs(column: IntArray, x_pitch: int, wide: bool) -> tuple[list[Line], Memory]:
     """Lines to come first, and where the inputs are then."""
     if not wide:
-        return [], Memory(rdi, tile.column * x_pitch)
-    places = windows(tile.column * x_pitch, 64)
+        return [], Memory(rdi, column * x_pitch)
+    places = windows(column * x_pitch, 64)
     move = line("lea", r8, Memory(rdi, places.base), when=places.moves)
     return [move], Memory(r8, places.displacement)
 
@@ -175,11 +249,11 @@ def _weights_one_by_one(
     return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
 
 
-def _finish(asm: Assembler, spec: MatVec, tile: Products, y_pitch: int, masked: bool) -> None:
+def _finish(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> None:
     """Store the sums; those of a costly activation in two halves, the later with more scratch."""
     sums = [_sum(asm, number) for number in range(len(tile.rows))]
-    places = [Memory(rsi, int(row) * y_pitch) for row in tile.rows]
-    stores = [place.masked(PANEL_MASK) if masked else place for place in places]
+    places = [Memory(rsi, int(row) * panels.y_pitch) for row in tile.rows]
+    stores = [place.masked(PANEL_MASK) if panels.masked else place for place in places]
     halves = 1 if spec.activation in (Activation.NONE, Activation.RELU) else 2
     half = -(-len(sums) // halves)
     for register, place in zip(sums[half:], stores[half:], strict=True):
@@ -188,7 +262,7 @@ def _finish(asm: Assembler, spec: MatVec, tile: Products, y_pitch: int, masked: 
         own = sums[: len(sums[first : first + half])]
         for register, place in zip(own, places[first:], strict=False):
             if first:
-                load = register.masked(PANEL_MASK, zeroing=True) if masked else register
+                load = register.masked(PANEL_MASK, zeroing=True) if panels.masked else register
                 asm.emit("vmovups", load, place)
         free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
         apply_activation(asm, spec.activation, own, free)

@@ -25,7 +25,7 @@ LOADS_A_CYCLE = 2.0
 # a cycle from L2.
 LONG_CODE = 1.35
 SQUARE_CYCLES = {"avx512": 50, "avx2": 12}  # to transpose lanes by lanes elements
-COPY_CYCLES = 1.5  # to copy a vector
+COPY_CYCLES = 1.5  # to bring a vector of x into line
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ def _panels(
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     loads = (matrix.nnz * price.loads + inputs) / LOADS_A_CYCLE
     code = code_bytes / (LONG_CODE * rates.code[code_level])
-    copied = 0 if columns % target.lanes == 0 else matrix.in_features * panels * COPY_CYCLES
-    cycles = chunks * max(code, loads) + (panels - chunks) * loads + copied
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
+    copying = matrix.in_features * panels * COPY_CYCLES if is_copied else 0.0
+    cycles = chunks * max(code, loads) + (panels - chunks) * loads + copying
     bound = f"code from {code_level}" if code > loads and panels < 2 * chunks else "execution"
     steps = panels * matrix.nnz
     return Cost(steps, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
