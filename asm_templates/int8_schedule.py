@@ -65,7 +65,7 @@ def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[QuadSched
     """The steps of these problems, of the try that needed fewest for each."""
     random = np.random.default_rng(0)
     covers = [_cover(demand, problems, random) for _ in range(tries)]
-    if tries == 1:
+    if tries == 1 or not covers[0]:
         return covers[0]
     attempt = np.repeat(np.arange(tries), [sum(len(p.problem) for p in c) for c in covers])
     parts = [part for cover in covers for part in cover]

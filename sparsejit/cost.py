@@ -139,7 +139,8 @@ def dense_steps(matrix: SparseMatrix, target: Target) -> int:
 
 def int8_permute_steps(matrix: SparseMatrix, target: Target) -> int:
     """Steps, and four a vector of outputs for start, dequantising and order."""
-    return sampled_steps(matrix) + 4 * -(-matrix.out_features // 16) + matrix.in_features // 16
+    ends = 4 * -(-matrix.out_features // target.lanes)
+    return sampled_steps(matrix, target) + ends + matrix.in_features // target.lanes
 
 
 def int8_pairs_steps(matrix: SparseMatrix, target: Target) -> int:

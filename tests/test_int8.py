@@ -21,6 +21,7 @@ from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
 from sparsejit.spec import Activation, DType, MatVec
 from sparsejit.target import Target
+from sparsejit.voice.wavernn import WaveRNN
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -124,14 +125,20 @@ def test_nan_spoils_every_output_with_a_dynamic_step(row):
     assert not np.isfinite(outputs(row, int8_spec(weights), weights, x)).any()
 
 
-@every_template
+# 133,144 times 127 * 127 is the most that int32 holds.
+MOST_ONES = (2**31 - 1) // 127**2
+
+
+@pytest.mark.parametrize("row", PERMUTE)
 def test_the_largest_sum_that_fits(row):
-    """133,144 times 127 * 127 is the most that int32 holds; one more is refused."""
-    most = (2**31 - 1) // 127**2
-    ones = np.ones((1, most), np.float32)
+    ones = np.ones((1, MOST_ONES), np.float32)
     y = outputs(row, int8_spec(ones, 1 / 127), ones, ones[0])
-    np.testing.assert_allclose(y, most, rtol=1e-6)
-    too_many = np.zeros((3, most + 1), np.float32)
+    np.testing.assert_allclose(y, MOST_ONES, rtol=1e-6)
+
+
+@every_template
+def test_a_row_whose_sum_may_overflow_is_named(row):
+    too_many = np.zeros((3, MOST_ONES + 1), np.float32)
     too_many[1] = -1
     with pytest.raises(InvalidInput, match=r"weights\[1\] has 133145 nonzeros"):
         compile_kernel(row, int8_spec(too_many), SparseMatrix(too_many))
@@ -207,6 +214,20 @@ def test_layers_like_trained_ones_lose_less_than_one_percent(density, input_scal
     weights[np.abs(weights) < np.quantile(np.abs(weights), 1 - density)] = 0
     state = np.tanh(generator.standard_normal(256, np.float32))
     assert relative_error(weights, state, input_scale) < 0.01
+
+
+def test_the_bundled_voice_loses_less_than_one_percent():
+    """Its layers on states like those of its GRU: most units near -1 or 1."""
+    weights = WaveRNN.from_pretrained().weights
+    generator = np.random.default_rng(5)
+    state = np.tanh(1.5 * generator.standard_normal(weights.hidden_size, np.float32))
+    hidden = np.maximum(weights.dense @ state, 0)
+    for layer, x, input_scale in (
+        (weights.recurrent, state, 1 / 127),
+        (weights.dense, state, 1 / 127),
+        (weights.output, hidden, None),
+    ):
+        assert relative_error(layer, x, input_scale) < 0.01
 
 
 def test_an_unusable_step_is_refused():
