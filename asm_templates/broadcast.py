@@ -23,10 +23,12 @@ nothing, and short weights or AVX2, whose code is longer, lose by it.
 
 A 1x8 block is half a zmm. Where both halves of an accumulator have weights, one step does both;
 where one has, the step is masked, and two such steps share the 64 bytes of one pool line: no
-byte is read that is not a weight, and no load crosses a cache line.
+byte is read that is not a weight, and no load crosses a cache line. Mates of one column follow
+each other, so that short weights are unpacked once for both (256x256 at 20 % in bfloat16: 173 ns
+instead of 200).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,18 +108,32 @@ def _order(weights: FloatArray) -> _Steps:
     kept = np.any(weights != 0, axis=2)
     column, group = np.nonzero(kept.any(axis=1).T)
     parts = kept[group, :, column]
-    return _Steps(column, group, parts, _lines(parts))
+    order = _mates_together(column, parts)
+    column, parts = column[order], parts[order]
+    return _Steps(column, group[order], parts, _lines(column, parts))
 
 
-def _lines(kept: BoolArray) -> IntArray:
-    """Pool line of each step: the n-th low and the n-th high half share the earlier one's."""
+def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
+    """Order of the steps in which the n-th low half of a column precedes its n-th high half."""
+    high = ~kept[:, 0]
+    rank = np.zeros(len(kept), np.int64)
+    for half in (high, ~kept[:, -1]):
+        before = np.cumsum(half) - half
+        rank[half] = (before - before[np.searchsorted(column, column)])[half]
+    return np.lexsort((high, rank, column))
+
+
+def _lines(column: IntArray, kept: BoolArray) -> IntArray:
+    """Pool line of each step: mates share one, then the n-th low and n-th high half left over."""
     line_of = np.arange(len(kept))
-    if kept.shape[1] == 2:
-        low = np.flatnonzero(kept[:, 0] & ~kept[:, 1])
-        high = np.flatnonzero(kept[:, 1] & ~kept[:, 0])
-        pairs = min(len(low), len(high))
-        low, high = low[:pairs], high[:pairs]
-        line_of[low] = line_of[high] = np.minimum(low, high)
+    low, high = ~kept[:, -1], ~kept[:, 0]
+    mate = high & np.roll(low, 1) & (np.diff(column, prepend=-1) == 0)
+    line_of[mate] -= 1
+    single = ~(mate | np.roll(mate, -1))
+    lows, highs = np.flatnonzero(low & single), np.flatnonzero(high & single)
+    pairs = min(len(lows), len(highs))
+    lows, highs = lows[:pairs], highs[:pairs]
+    line_of[lows] = line_of[highs] = np.minimum(lows, highs)
     return np.unique(line_of, return_inverse=True)[1]
 
 
@@ -167,6 +183,7 @@ def _multiply(
     asm = storage.asm
     weights = windows(storage.place(steps.line), storage.displacement_unit)
     unpack, operand = storage.operand(steps.line, Memory(rcx, weights.displacement))
+    new_line = np.diff(steps.line, prepend=-1) != 0
     new_column = np.diff(steps.column, prepend=-1) != 0
     chain = (np.cumsum(new_column) - 1) % tile.chains
     accumulator = tile.accumulator(asm, steps.group, chain)
@@ -176,11 +193,16 @@ def _multiply(
         [
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
             *_inputs(asm, x, steps.column, fours),
-            *unpack,
+            *(_only(each, new_line) for each in unpack),
             *_products(steps.kept, accumulator, x, operand),
             *ahead,
         ],
     )
+
+
+def _only(item: Line, when: BoolArray) -> Line:
+    """The line, left out of further rows."""
+    return replace(item, when=when if item.when is None else item.when & when)
 
 
 def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> list[Line]:
