@@ -167,7 +167,7 @@ def compile_matrix(
         matrix.out_features,
         matrix.in_features,
         _checked_bias(bias, matrix.out_features),
-        Activation.parse(activation),
+        Activation.parse(Activation.NONE if activation is None else activation),
         DType.parse(dtype),
         input_scale,
     )

@@ -2,15 +2,32 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 
+_Choice = TypeVar("_Choice", bound="Choice")
 
-class Activation(str, Enum):
+
+class Choice(str, Enum):
+    """An argument that is one of a few names."""
+
+    @classmethod
+    def parse(cls: type[_Choice], name: str) -> _Choice:
+        """The member of that name. Raises InvalidInput for another."""
+        try:
+            return cls(name)
+        except ValueError:
+            choices = ", ".join(member.value for member in cls)
+            raise InvalidInput(
+                f"{cls.__name__.lower()} {name!r} is unknown; use one of {choices}"
+            ) from None
+
+
+class Activation(Choice):
     """The function fused behind a matrix product."""
 
     NONE = "none"
@@ -18,17 +35,8 @@ class Activation(str, Enum):
     TANH = "tanh"
     SIGMOID = "sigmoid"
 
-    @classmethod
-    def parse(cls, name: "str | Activation | None") -> "Activation":
-        """The activation of that name; None means NONE. Raises InvalidInput for another."""
-        try:
-            return cls.NONE if name is None else cls(name)
-        except ValueError:
-            choices = ", ".join(member.value for member in cls)
-            raise InvalidInput(f"activation {name!r} is unknown; use one of {choices}") from None
 
-
-class DType(str, Enum):
+class DType(Choice):
     """How weights are stored. x, y and the bias are float32.
 
     So are all sums, except with int8: there x is quantised too, and sums are int32.
@@ -38,15 +46,6 @@ class DType(str, Enum):
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     INT8 = "int8"
-
-    @classmethod
-    def parse(cls, name: "str | DType") -> "DType":
-        """The dtype of that name. Raises InvalidInput for another."""
-        try:
-            return cls(name)
-        except ValueError:
-            choices = ", ".join(member.value for member in cls)
-            raise InvalidInput(f"dtype {name!r} is unknown; use one of {choices}") from None
 
 
 # int8: the largest quantised magnitude, so that -128 never occurs; and the least step, so that its
@@ -101,20 +100,11 @@ class MatVec:
         return words if self.input_scale is None else f"{words} input_scale={self.input_scale}"
 
 
-class Layout(str, Enum):
+class Layout(Choice):
     """Which index of a batch's x and y runs slowest: x (batch, in) or x (in, batch)."""
 
     BATCH_MAJOR = "batch-major"
     FEATURE_MAJOR = "feature-major"
-
-    @classmethod
-    def parse(cls, name: "str | Layout") -> "Layout":
-        """The layout of that name. Raises InvalidInput for another."""
-        try:
-            return cls(name)
-        except ValueError:
-            choices = ", ".join(member.value for member in cls)
-            raise InvalidInput(f"layout {name!r} is unknown; use one of {choices}") from None
 
 
 @dataclass(frozen=True, eq=False)
