@@ -110,15 +110,14 @@ def choose_pruned(
 
 
 def choose_least(
-    importance: Tensor, pattern: Pattern, gates: int, amount: float, alive: Tensor | None = None
+    importance: Tensor, pattern: Pattern, counts: Sequence[int], alive: Tensor | None = None
 ) -> Tensor:
     """Weights to prune in one matrix: bool, (out_features, in_features) like `importance`.
 
-    round(amount * blocks) blocks of least mean importance in every gate, those that are not
-    `alive` among them.
+    counts: blocks of least mean importance to prune in each of `len(counts)` equal parts of the
+        rows, those that are not `alive` among them.
     """
-    by_gate = (gates, importance.shape[0] // gates, -1)
+    by_part = (len(counts), importance.shape[0] // len(counts), -1)
     left = torch.ones_like(importance, dtype=torch.bool) if alive is None else alive
-    blocks = pattern.blocks(importance.reshape(by_gate), left.reshape(by_gate))
-    counts = {"": [amount * blocks.per_gate] * gates}
-    return choose_pruned({"": blocks}, counts)[""].view_as(importance)
+    blocks = pattern.blocks(importance.reshape(by_part), left.reshape(by_part))
+    return choose_pruned({"": blocks}, {"": counts})[""].view_as(importance)

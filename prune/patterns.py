@@ -54,6 +54,15 @@ class Pattern(Protocol):
         """Inputs that a block may span: blocks never cross a multiple of it."""
         ...
 
+    @property
+    def rows(self) -> int:
+        """Outputs that a block may span: blocks never cross a multiple of it."""
+        ...
+
+    def count(self, rows: int, cols: int) -> int:
+        """Number of blocks of a matrix."""
+        ...
+
     def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
         """Blocks of a matrix by the importance of its weights, both (gates, rows, columns).
 
@@ -91,13 +100,16 @@ class BlockPattern:
     def window(self) -> int:
         return self.cols
 
+    def count(self, rows: int, cols: int) -> int:
+        return -(-rows // self.rows) * -(-cols // self.cols)
+
     def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
         gates, rows, cols = importance.shape
         across = -(-cols // self.cols)
         block_row = torch.arange(rows, device=importance.device) // self.rows
         block_col = torch.arange(cols, device=importance.device) // self.cols
         labels = (block_row[:, None] * across + block_col).expand(gates, -1, -1)
-        return _mean_scores(labels, -(-rows // self.rows) * across, importance, alive)
+        return _mean_scores(labels, self.count(rows, cols), importance, alive)
 
 
 @dataclass(frozen=True)
@@ -116,13 +128,16 @@ class LanePattern:
     def name(self) -> str:
         return f"lane{self.rows}"
 
+    def count(self, rows: int, cols: int) -> int:
+        return -(-rows // self.rows) * cols
+
     def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
         _, rows, cols = importance.shape
         group = torch.arange(rows, device=importance.device) // self.rows
         window_start = torch.arange(cols, device=importance.device) // self.window * self.window
         rank = _ranks_in_windows(importance, alive, self.window)
         labels = group[:, None] * cols + window_start + rank
-        return _mean_scores(labels, -(-rows // self.rows) * cols, importance, alive)
+        return _mean_scores(labels, self.count(rows, cols), importance, alive)
 
 
 @dataclass(frozen=True)
@@ -152,6 +167,13 @@ class NofM:
     @property
     def amount(self) -> float:
         return 1 - self.kept / self.window
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    def count(self, rows: int, cols: int) -> int:
+        return self.window
 
     def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
         labels = _ranks_in_windows(importance, alive, self.window)

@@ -9,7 +9,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.amounts import check_amount
 from sparsejit.prune.calibration import Calibration, LayerCalibration
-from sparsejit.prune.patterns import BlockPattern, Pattern, choose_pattern
+from sparsejit.prune.patterns import BlockPattern, NofM, Pattern, choose_pattern
 from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
 from sparsejit.prune.targets import count_gates
@@ -36,8 +36,8 @@ def prune_wanda(
     def method(layer: LayerCalibration, gates: int) -> Tensor:
         alone = len(layer.weight) if chosen == BlockPattern(1, 1) else gates
         importance = layer.weight.square() * layer.gram.diagonal()
-        pruned = choose_least(importance, chosen, alone, amount)
-        return layer.weight.masked_fill(pruned, 0)
+        counts = _counts(layer.weight, chosen, alone, amount)
+        return layer.weight.masked_fill(choose_least(importance, chosen, counts), 0)
 
     return _prune(model, calibration, amount, chosen, per_gate, method)
 
@@ -52,9 +52,10 @@ def prune_second_order(
 ) -> SparsityReport:
     """Zero weights by what their loss does to the outputs, and refit the others to make up for it.
 
-    The weights that go are chosen by optimal brain surgery (see `second_order.py`), unless those
-    of least magnitude do better after the same refit; so the error on the calibration inputs is
-    never above that of magnitude pruning. Every gate gives up round(amount * blocks). Weights that
+    Every gate gives up round(amount * blocks). Of three choices, each refitted, the one of least
+    error on the calibration inputs is taken: by optimal brain surgery (see `second_order.py`) over
+    the whole gate, by the same with an even share for every output (or group of outputs that share
+    blocks), and by magnitude; so the error is never above that of magnitude pruning. Weights that
     are zero already compete like others.
 
     damping: share of the inputs' mean square that is added to each, for inputs that are few or
@@ -66,9 +67,12 @@ def prune_second_order(
         hessian = _hessian(layer, damping)
         # What no input reaches costs nothing, though damping says otherwise.
         heard = layer.weight.masked_fill(layer.gram.diagonal() == 0, 0)
+        counts = _counts(layer.weight, chosen, gates, amount)
+        even = _even_counts(layer.weight, chosen, counts)
         candidates = [
-            choose_by_second_order(heard, hessian, chosen, gates, amount),
-            choose_least(layer.weight.square(), chosen, gates, amount),
+            choose_by_second_order(heard, hessian, chosen, counts),
+            choose_by_second_order(heard, hessian, chosen, even),
+            choose_least(layer.weight.square(), chosen, counts),
         ]
         refitted = [refit_survivors(layer.weight, hessian, pruned) for pruned in candidates]
         return min(refitted, key=layer.error)
@@ -106,6 +110,23 @@ def _prune(
         _assign(weight, method(layer, gates))
         layers.append(describe_layer(name, weight.detach(), pattern, gates))
     return SparsityReport(layers)
+
+
+def _counts(weight: Tensor, pattern: Pattern, parts: int, amount: float) -> list[int]:
+    return [round(amount * pattern.count(len(weight) // parts, weight.shape[1]))] * parts
+
+
+def _even_counts(weight: Tensor, pattern: Pattern, counts: list[int]) -> list[int]:
+    """The gates' counts spread over their groups of `pattern.rows` outputs, where these divide."""
+    rows = len(weight) // len(counts)
+    groups = rows // pattern.rows
+    if isinstance(pattern, NofM) or rows % pattern.rows:
+        return counts
+    return [
+        (group + 1) * count // groups - group * count // groups
+        for count in counts
+        for group in range(groups)
+    ]
 
 
 def _hessian(layer: LayerCalibration, damping: float) -> Tensor:

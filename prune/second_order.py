@@ -1,5 +1,7 @@
 """Optimal brain surgery on one matrix: which weights go, and how the others make up for it."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,9 @@ def damped(gram: Tensor, damping: float) -> Tensor:
 
 
 def choose_by_second_order(
-    weight: Tensor, hessian: Tensor, pattern: Pattern, gates: int, amount: float
+    weight: Tensor, hessian: Tensor, pattern: Pattern, counts: Sequence[int]
 ) -> Tensor:
-    """Weights to prune, bool (out_features, in_features): round(amount * blocks) in every gate.
+    """Weights to prune, bool (out_features, in_features), as `choose_least` has it.
 
     Hassibi & Stork 1993, "Second order derivatives for network pruning": removing w costs
     w^2 / [H^-1] and shifts the other weights of its row. As in Frantar & Alistarh 2023,
@@ -41,7 +43,7 @@ def choose_by_second_order(
         columns = slice(start, start + batch)
         cost = work.square() / upper[start:].square().sum(0)
         cost[:, :start] = torch.inf  # decided: pruned, or never to be
-        pruned[:, columns] = choose_least(cost, pattern, gates, amount, alive=~pruned)[:, columns]
+        pruned[:, columns] = choose_least(cost, pattern, counts, alive=~pruned)[:, columns]
         _compensate(work, pruned, upper, columns)
     return torch.empty_like(pruned).index_copy_(1, order, pruned)
 

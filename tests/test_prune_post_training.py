@@ -89,6 +89,20 @@ def test_second_order_chooses_better_than_magnitude_and_wanda_do_even_refitted(p
     assert errors["second order"] < 0.98 * min(errors["wanda"], errors["magnitude"])
 
 
+def test_few_independent_inputs_need_only_as_many_weights_in_every_row():
+    generator = torch.Generator().manual_seed(0)
+    dense, _ = layer_and_inputs(48, 32, seed=0)
+    dense.weight.data *= torch.logspace(-1, 1, 48)[:, None]
+    x = torch.randn(300, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
+    calibration = calibrate(dense, "weight", [x + 1e-3 * torch.randn(x.shape)])
+    by_magnitude = magnitude(dense, 0.84, "unstructured")
+    refit(by_magnitude, calibration, damping=1e-6)
+    mine = copy.deepcopy(dense)
+    prune_second_order(mine, calibration, 0.84, damping=1e-6)
+    assert mine.weight.count_nonzero() == 48 * 32 - round(0.84 * 48 * 32)
+    assert output_error(mine, dense, x) < 1e-4 < output_error(by_magnitude, dense, x)
+
+
 @given(inputs=st.integers(2, 16), seed=st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_one_weight_of_one_row_goes_where_brute_force_finds_it_costs_least(inputs, seed):
