@@ -118,7 +118,7 @@ def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
     high = ~kept[:, 0]
     rank = np.zeros(len(kept), np.int64)
     for half in (high, ~kept[:, -1]):
-        before = np.cumsum(half) - half
+        before: IntArray = np.cumsum(half) - half
         rank[half] = (before - before[np.searchsorted(column, column)])[half]
     return np.lexsort((high, rank, column))
 

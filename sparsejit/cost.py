@@ -201,9 +201,9 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         {
             ("avx512", F32): StepPrice(0.62, 8.5, "B: 1560 steps, 13 KB of code in 215-260 ns"),
             ("avx2", F32): StepPrice(0.72, 8.5, "1152x384 and 1024x1024 at 50 to 80 % zero"),
-            ("avx512", BF16): StepPrice(0.55, 14, "B: 22 KB of code in 200 ns"),
+            ("avx512", BF16): StepPrice(0.51, 13, "B: 20 KB of code in 173 ns; 1x16 0.62"),
             ("avx2", BF16): StepPrice(0.66, 15, "256x256 at 80 to 95 % zero"),
-            ("avx512", F16): StepPrice(0.87, 14, "B: 22 KB of code in 320 ns"),
+            ("avx512", F16): StepPrice(0.77, 13, "B: 19 KB of code in 266 ns; 1x16 0.86"),
             ("avx2", F16): StepPrice(0.61, 12, "256x256 at 80 to 95 % zero"),
         },
     ),
