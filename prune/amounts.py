@@ -28,8 +28,14 @@ def amounts_by_gate(
 ) -> dict[str, tuple[float, ...]]:
     """The shares of every target's gates: those of the first glob that matches its name.
 
-    Raises InvalidInput for a target without a glob and for a wrong number of gates.
+    Raises InvalidInput for a target without a glob, a glob without a target, and a wrong number
+    of gates.
     """
+    for glob in amount:
+        if not any(fnmatchcase(name, glob) for name in gates):
+            raise InvalidInput(
+                f"amount has a glob {glob!r} that matches no target: drop it, or add the target"
+            )
     chosen = {}
     for name, count in gates.items():
         share = next((s for glob, s in amount.items() if fnmatchcase(name, glob)), None)

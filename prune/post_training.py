@@ -1,6 +1,6 @@
 """Pruning a trained model without training and without labels, layer by layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def prune_wanda(
     calibration: Calibration,
     amount: float,
     pattern: str | Pattern = "unstructured",
-    per_gate: bool = True,
+    per_gate: bool | Mapping[str, int] = True,
 ) -> SparsityReport:
     """Zero the weights of least |w| * norm of the input; the others stay as they are.
 
@@ -47,7 +47,7 @@ def prune_second_order(
     calibration: Calibration,
     amount: float,
     pattern: str | Pattern = "unstructured",
-    per_gate: bool = True,
+    per_gate: bool | Mapping[str, int] = True,
     damping: float = 0.01,
 ) -> SparsityReport:
     """Zero weights by what their loss does to the outputs, and refit the others to make up for it.
@@ -99,7 +99,7 @@ def _prune(
     calibration: Calibration,
     amount: float,
     pattern: Pattern,
-    per_gate: bool,
+    per_gate: bool | Mapping[str, int],
     method: _Method,
 ) -> SparsityReport:
     check_amount(amount, pattern)

@@ -130,6 +130,7 @@ def test_amounts_by_glob_and_by_gate():
     ("options", "message"),
     [
         ({"amount": {"0.*": 0.5}}, r"no glob for the target 1\.weight"),
+        ({"amount": {"*": 0.5, "rnn*": 0.9}}, r"glob 'rnn\*' that matches no target"),
         ({"amount": {"*": (0.5, 0.5)}}, r"gives 2 shares to 0\.weight, which has 1 gates"),
         ({"amount": {"*": (0.5, 1.5)}}, r"amount=1\.5 is outside"),
         ({"amount": {"*": 0.5}, "allocation": "erk"}, r"'erk' shares one amount"),
