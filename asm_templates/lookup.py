@@ -40,6 +40,7 @@ from sparsejit.asm_templates.lookup_layout import (
     chunks_of,
     paired_order,
 )
+from sparsejit.asm_templates.permute_storage import with_index
 from sparsejit.asm_templates.storage import bfloat16_bits
 from sparsejit.assembler import Assembler, Label
 from sparsejit.matrix import SparseMatrix
@@ -300,7 +301,7 @@ def _packed(chunks: Chunks, form: _Format) -> npt.NDArray[np.uint32]:
     """
     in_window = (chunks.inputs % WINDOW).astype(np.uint8)
     if form.index_in_weight:
-        return _with_index(chunks.weights, in_window)
+        return with_index(chunks.weights, in_window, WINDOW.bit_length() - 1)
     # Unpacking brings byte b of lane 4q + s to lane 4q + b of step s.
     quads = in_window.reshape(-1, STEPS, LANES // 4, 4).transpose(0, 2, 1, 3)
     indices = np.ascontiguousarray(quads).reshape(-1, 1, _LINE).view(np.uint32)
@@ -320,12 +321,3 @@ def _stored(weights: FloatArray, dtype: DType) -> npt.NDArray[np.uint32]:
         pairs = bfloat16_bits(weights).reshape(-1, STEPS // 2, 2, LANES)
         halves = np.ascontiguousarray(pairs.transpose(0, 1, 3, 2))
     return halves.view(np.uint32).reshape(-1, STEPS // 2, LANES)
-
-
-def _with_index(weights: FloatArray, index: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """The floats nearest to the weights whose lowest bits are the index; zeros stay zeros."""
-    bits = weights.view(np.uint32).astype(np.int64)
-    nearest = (bits - index + WINDOW // 2) // WINDOW * WINDOW + index
-    finite = np.where(nearest & 0x7F800000 == 0x7F800000, nearest - WINDOW, nearest)
-    normal = np.abs(weights) >= 2 * np.finfo(np.float32).tiny
-    return np.where(normal, finite, 0).astype(np.uint32)

@@ -27,7 +27,7 @@ one window of registers are taken window by window, with partial sums in y. So x
 overlap.
 
 Short weights halve the pool's larger part and cost an instruction a step to unpack: 256x256 at
-90 % in 138 ns (bfloat16) and 181 ns (float16) against 117 ns, 1024x1024 at 90 % in 3600 ns
+90 % in 134 ns (bfloat16) and 178 ns (float16) against 104 ns, 1024x1024 at 90 % in 3600 ns
 against 4500 ns.
 
 Infinite and NaN inputs: an idle lane multiplies zero by an input that its row has no weight for,
@@ -43,7 +43,6 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates import rows
 from sparsejit.asm_templates.permute_layout import (
-    ACCUMULATORS,
     Layout,
     Machine,
     Piece,
@@ -67,37 +66,31 @@ from sparsejit.operands import (
 )
 from sparsejit.spec import Activation, DType, MatVec
 
-# Vector registers: the window of x, and from 0 on the sums, a vector of packed indices, what was
-# picked; where weights are short, those of a step, and in bfloat16 0xFFFF0000 in every lane.
-_INDEX = ACCUMULATORS
-_PICKED = ACCUMULATORS + 1
-_WEIGHTS = ACCUMULATORS + 2
-_UPPER_HALVES = ACCUMULATORS + 3
 _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
 # Folding measured on Zen 5: 768x256 at 90 % 650 -> 530 ns, 1024x1024 at 80 % 10500 -> 9300 ns
 # (AVX2: 29500 -> 24200 ns), while 256x256 at 90 % and 1024x1024 at 95 % lose 4 to 13 %.
 AVX512 = Machine(
-    lanes=16, sources=2, index_bits=5, inputs=26, reach=128,
+    lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128,
     fold=2, folding_nnz=19_000, folding_density=0.06,
 )  # fmt: skip
 AVX2 = Machine(
-    lanes=8, sources=1, index_bits=3, inputs=10, reach=4,
+    lanes=8, sources=1, index_bits=3, inputs=10, accumulators=4, reach=4,
     fold=4, folding_nnz=50_000, folding_density=0.09,
 )  # fmt: skip
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Two registers a step, sixteen lanes. x and y must not overlap."""
-    _Kernel(asm, spec, layout_of(spec, matrix, AVX512)).emit()
+    PermuteKernel(asm, spec, layout_of(spec, matrix, AVX512)).emit()
 
 
 def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """One register a step, eight lanes. x and y must not overlap."""
-    _Kernel(asm, spec, layout_of(spec, matrix, AVX2)).emit()
+    PermuteKernel(asm, spec, layout_of(spec, matrix, AVX2)).emit()
 
 
-class _Kernel:
+class PermuteKernel:
     """Appends the code of a layout."""
 
     def __init__(self, asm: Assembler, spec: MatVec, layout: Layout) -> None:
@@ -108,12 +101,18 @@ class _Kernel:
         self.vector = zmm if layout.machine.lanes == 16 else ymm
         self.vector_bytes = 4 * layout.machine.lanes
         self.span = 2 * layout.machine.reach  # vectors that one value of the pool pointer reaches
-        self.first_input = (32 if self.vector is zmm else 16) - layout.machine.inputs
+        # The sums, a vector of packed indices, what was picked; where weights are short, those of
+        # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
+        self.registers = 32 if self.vector is zmm else 16
+        self.first_input = self.registers - layout.machine.inputs
+        self.index, self.picked, self.weights, self.upper_halves = (
+            self.vector(layout.machine.accumulators + number) for number in range(4)
+        )
 
     def emit(self) -> None:
         pool = self.asm.literal(self.layout.pool())
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
-        if self.machine.dtype is DType.BFLOAT16:
+        if self.machine.dtype is DType.BFLOAT16 and not self.machine.index_in_weight:
             self._set_upper_halves()
         for window in range(self.layout.windows.number):
             self._load_inputs(window)
@@ -123,7 +122,7 @@ class _Kernel:
             self._activate()
 
     def _set_upper_halves(self) -> None:
-        upper = self.vector(_UPPER_HALVES)
+        upper = self.upper_halves
         if self.vector is zmm:
             self.asm.emit("vpternlogd", upper, upper, upper, 0xFF)
         else:
@@ -146,8 +145,8 @@ class _Kernel:
         asm.emit("lea", _FOLDED_Y, Memory(rsi, first * self.vector_bytes))
         asm.emit("mov", dword(_RUNS_LEFT), fold)
         asm.bind(again)
-        self._run(piece, _FOLDED_Y, 0, ACCUMULATORS * self.machine.lanes)
-        asm.emit("add", _FOLDED_Y, ACCUMULATORS * self.vector_bytes)
+        self._run(piece, _FOLDED_Y, 0, self.machine.accumulators * self.machine.lanes)
+        asm.emit("add", _FOLDED_Y, self.machine.accumulators * self.vector_bytes)
         asm.emit("sub", dword(_RUNS_LEFT), 1)
         asm.jump("jnz", again)
 
@@ -169,7 +168,7 @@ class _Kernel:
             other = self.vector(int(register.number) + way)
             self.asm.emit("vaddps", register, register, other)
         for register, place in zip(self._in_order(piece, sums), places, strict=True):
-            rows.store(self.asm, register, y, place, length, self.vector(_PICKED))
+            rows.store(self.asm, register, y, place, length, self.picked)
         self._leave(piece)
 
     def _start(self, piece: Piece, sums: list[Register]) -> None:
@@ -182,12 +181,14 @@ class _Kernel:
 
     def _steps(self, piece: Piece) -> list[Line]:
         """The stamped body: one step a row."""
+        if self.machine.index_in_weight:
+            return self._steps_with_index_in_weight(piece)
         machine, steps = self.machine, piece.steps
         block, field = np.divmod(np.arange(piece.count), machine.fields)
         last = field == machine.fields - 1
         indices, weights = piece.index_places[block], piece.weight_places
-        index, shifted = self.vector(_INDEX), self.vector(_PICKED)
-        picked = self.vector(np.where(last, _INDEX, _PICKED))
+        index, shifted = self.index, self.picked
+        picked = self.vector(np.where(last, self.index.number, self.picked.number))
         pair = (steps.first, steps.second)
         first, second = (self.vector(self.first_input + part) for part in pair)
         pick = (
@@ -208,6 +209,22 @@ class _Kernel:
             line("vfmadd231ps", self.vector(steps.accumulator), picked, weight),
         ]
 
+    def _steps_with_index_in_weight(self, piece: Piece) -> list[Line]:
+        steps, places, picked = piece.steps, piece.weight_places, self.picked
+        first, second = (self.vector(self.first_input + p) for p in (steps.first, steps.second))
+        pick = (
+            [line("vmovaps", picked, self.index), line("vpermi2ps", picked, first, second)]
+            if self.machine.sources == 2
+            else [line("vpermps", picked, self.index, first)]
+        )
+        forward = self.span * self.vector_bytes
+        return [
+            line("add", _POOL, forward, when=self._out_of_reach(places)),
+            line("vmovups", self.index, self._at(places)),
+            *pick,
+            line("vfmadd231ps", self.vector(steps.accumulator), picked, self.index),
+        ]
+
     def _unpacked(
         self, places: npt.NDArray[np.integer], odd: npt.NDArray[np.bool_]
     ) -> tuple[list[Line], Register | Memory]:
@@ -215,13 +232,13 @@ class _Kernel:
 
         `odd`: the step shares its vector with the one before.
         """
-        place, weight = self._at(places), self.vector(_WEIGHTS)
+        place, weight = self._at(places), self.weights
         if self.machine.dtype is DType.FLOAT32:
             return [], place
         if self.machine.dtype is DType.FLOAT16:
             half = Memory(_POOL, place.displacement + odd * (self.vector_bytes // 2))
             return [line("vcvtph2ps", weight, half)], weight
-        upper = self.vector(_UPPER_HALVES)
+        upper = self.upper_halves
         if self.vector is zmm:
             return [
                 line("vpslld", weight, place, 16, when=~odd),
@@ -235,7 +252,7 @@ class _Kernel:
 
     def _in_order(self, piece: Piece, sums: list[Register]) -> list[Register]:
         """Undo the layout's order of rows between each two neighbouring vectors."""
-        result, free = list(sums), [self.vector(_INDEX), self.vector(_PICKED)]
+        result, free = list(sums), [self.index, self.picked]
         for position in range(0, piece.tail.shape[1], 2):
             pair = result[position : position + 2]
             for part, register in enumerate(free):
@@ -264,14 +281,15 @@ class _Kernel:
             self.asm.emit("add", _POOL, (piece.vectors - moved) * self.vector_bytes)
 
     def _load(self, register: Register, base: Register, first: int, length: int) -> None:
-        rows.load(self.asm, register, base, first, length, self.vector(_PICKED))
+        rows.load(self.asm, register, base, first, length, self.picked)
 
     def _activate(self) -> None:
         """The activation over y, by when x may leave its registers."""
         lanes, length = self.machine.lanes, self.spec.out_features
-        scratch = [self.vector(number) for number in range(ACCUMULATORS, 16)]
-        for begin in range(0, length, ACCUMULATORS * lanes):
-            places = range(begin, min(begin + ACCUMULATORS * lanes, length), lanes)
+        abreast = self.machine.accumulators
+        scratch = [self.vector(number) for number in range(abreast, self.registers)]
+        for begin in range(0, length, abreast * lanes):
+            places = range(begin, min(begin + abreast * lanes, length), lanes)
             registers = [self.vector(number) for number in range(len(places))]
             for register, place in zip(registers, places, strict=True):
                 self._load(register, rsi, place, length)

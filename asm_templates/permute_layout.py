@@ -1,7 +1,7 @@
 """Where every row and weight of a permute kernel goes: from a matrix to the vectors it streams.
 
 The outputs, a vector of them at a time, are cut into batches; a batch is one piece of code. It
-has `ACCUMULATORS` vectors of outputs under way and runs `fold` times, moving on through y and
+has four or eight vectors of outputs under way and runs `fold` times, moving on through y and
 through the pool:
 
     y        v0  v1  v2  v3   v4  v5  v6  v7   v8 ...       vectors of 8 or 16 outputs
@@ -21,17 +21,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import (
     Demand,
     Schedule,
     one_register_schedule,
     two_register_schedule,
 )
-from sparsejit.asm_templates.storage import bfloat16_bits
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType, MatVec
-
-ACCUMULATORS = 4
 
 _Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
@@ -42,24 +40,30 @@ _Numbers = npt.NDArray[np.integer]
 class Machine:
     """What an instruction set makes of a step, and when folding pays on it.
 
-    A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`; `inputs`
-    registers hold a window of x. The pool pointer reaches `reach` vectors to either side.
-    Matrices of at least `folding_nnz` nonzeros and `folding_density` run their code `fold` times.
-    Weights are stored as `dtype`; short ones are unpacked into registers that x then lacks.
+    A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`. `inputs`
+    registers hold a window of x, `accumulators` the sums of as many vectors of outputs: with four,
+    the four cycles that an FMA takes allow one step a cycle. The pool pointer reaches `reach`
+    vectors to either side. Matrices of at least `folding_nnz` nonzeros and `folding_density` run
+    their code `fold` times. Weights are stored as `dtype`; short ones are unpacked into registers
+    that x then lacks. With `index_in_weight` each is a float32 whose lowest bits are its index.
     """
 
     lanes: int
     sources: int
     index_bits: int
     inputs: int
+    accumulators: int
     reach: int
     fold: int
     folding_nnz: int
     folding_density: float
     dtype: DType = DType.FLOAT32
+    index_in_weight: bool = False
 
     def storing(self, dtype: DType) -> "Machine":
         """The same machine with weights of another dtype."""
+        if self.index_in_weight:
+            return replace(self, dtype=dtype)
         spare = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}[dtype]
         # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
@@ -68,7 +72,7 @@ class Machine:
     @property
     def steps_a_vector(self) -> int:
         """Steps whose weights share a vector of the pool."""
-        return 1 if self.dtype is DType.FLOAT32 else 2
+        return 1 if self.dtype is DType.FLOAT32 or self.index_in_weight else 2
 
     @property
     def fields(self) -> int:
@@ -78,7 +82,7 @@ class Machine:
     @property
     def shifts(self) -> _Numbers:
         """Where each field lies; the last needs no shift, so that it may use up the register."""
-        return np.roll(np.arange(self.fields) * self.index_bits, -1)
+        return np.roll(np.arange(self.fields, dtype=np.uint32) * self.index_bits, -1)
 
     @property
     def schedule(self) -> Callable[[Demand], Schedule]:
@@ -113,16 +117,17 @@ class Windows:
 class Strip:
     """`vectors` vectors of outputs from number `first` on, in batches of the same fold.
 
-    Where `fold` is above 1, `vectors` is a multiple of `ACCUMULATORS * fold`.
+    A batch sums at most `accumulators` vectors at a time; where `fold` is above 1, exactly so many.
     """
 
     first: int
     vectors: int
     fold: int
+    accumulators: int
 
     @property
     def batches(self) -> int:
-        return -(-self.vectors // (ACCUMULATORS * self.fold))
+        return -(-self.vectors // (self.accumulators * self.fold))
 
     @property
     def teams(self) -> int:
@@ -130,23 +135,24 @@ class Strip:
 
     def abreast(self, batch: int) -> int:
         """Vectors of outputs that a batch sums at a time."""
-        return min(ACCUMULATORS, self.teams - batch * ACCUMULATORS)
+        return min(self.accumulators, self.teams - batch * self.accumulators)
 
     def ways(self, batch: int) -> int:
         """Accumulators that share the steps of one vector, to hide the latency of FMA."""
-        return ACCUMULATORS // self.abreast(batch)
+        return self.accumulators // self.abreast(batch)
 
     def first_of(self, batch: int) -> int:
         """The first vector of a batch."""
-        return self.first + batch * ACCUMULATORS * self.fold
+        return self.first + batch * self.accumulators * self.fold
 
 
-def strips(out_features: int, lanes: int, fold: int) -> list[Strip]:
+def strips(out_features: int, machine: Machine, fold: int) -> list[Strip]:
     """As many whole vectors as fill folded batches, then the rest unfolded."""
-    vectors = -(-out_features // lanes)
-    whole = out_features // lanes
-    folded = whole - whole % (ACCUMULATORS * fold) if fold > 1 else 0
-    parts = [Strip(0, folded, fold), Strip(folded, vectors - folded, 1)]
+    vectors, accumulators = -(-out_features // machine.lanes), machine.accumulators
+    whole = out_features // machine.lanes
+    folded = whole - whole % (accumulators * fold) if fold > 1 else 0
+    parts = [Strip(0, folded, fold, accumulators)]
+    parts.append(Strip(folded, vectors - folded, 1, accumulators))
     return [part for part in parts if part.vectors]
 
 
@@ -195,7 +201,8 @@ class Piece:
 
     @property
     def blocks(self) -> int:
-        return -(-self.count // self.machine.fields)
+        """Vectors of packed indices."""
+        return 0 if self.machine.index_in_weight else -(-self.count // self.machine.fields)
 
     @property
     def tail_start(self) -> int:
@@ -212,7 +219,8 @@ class Piece:
         """The vector that holds each step's weights, counted from the start of a run."""
         step = np.arange(self.count)
         weights = step // self.machine.steps_a_vector
-        return self.head.shape[1] + weights + step // self.machine.fields + 1
+        indices = 0 if self.machine.index_in_weight else step // self.machine.fields + 1
+        return self.head.shape[1] + weights + indices
 
     @cached_property
     def index_places(self) -> _Numbers:
@@ -227,31 +235,23 @@ class Piece:
         pool: _Words = np.empty((fold, self.vectors, lanes), np.uint32)
         pool[:, : self.head.shape[1]] = self.head
         pool[:, self.tail_start :] = self.tail
-        weights = _stored(self.steps.weights, self.machine.dtype)
+        weights = self._stored_weights()
         pool[:, self.weight_places[:: self.machine.steps_a_vector]] = weights.swapaxes(0, 1)
-        indices = np.zeros((self.blocks * fields, fold, lanes), np.uint32)
-        indices[: self.count] = self.steps.indices
-        blocks = indices.reshape(self.blocks, fields, fold, lanes)
-        packed = np.bitwise_or.reduce(blocks << shifts[:, None, None].astype(np.uint32), axis=1)
-        pool[:, self.index_places] = packed.swapaxes(0, 1)
+        if self.blocks:
+            indices = np.zeros((self.blocks * fields, fold, lanes), np.uint32)
+            indices[: self.count] = self.steps.indices
+            blocks = indices.reshape(self.blocks, fields, fold, lanes) << shifts[:, None, None]
+            pool[:, self.index_places] = np.bitwise_or.reduce(blocks, axis=1).swapaxes(0, 1)
         return pool
 
-
-def _stored(weights: _Floats, dtype: DType) -> _Words:
-    """Weights (steps, fold, lanes) as vectors of the pool, two steps a vector where short.
-
-    float16: one step after the other. bfloat16: an even step's weight is the lower half of a
-    lane, an odd step's the upper, so that a shift or a mask makes either a float32.
-    """
-    if dtype is DType.FLOAT32:
-        return weights.view(np.uint32)
-    steps, fold, lanes = weights.shape
-    even: _Floats = np.zeros((steps + steps % 2, fold, lanes), np.float32)
-    even[:steps] = weights
-    in_turn = dtype is DType.FLOAT16
-    halves = even.astype(np.float16).view(np.uint16) if in_turn else bfloat16_bits(even)
-    pairs = halves.reshape(-1, 2, fold, lanes).transpose((0, 2, 1, 3) if in_turn else (0, 2, 3, 1))
-    return np.ascontiguousarray(pairs).view(np.uint32).reshape(-1, fold, lanes)
+    def _stored_weights(self) -> _Words:
+        """Vectors of weights: (vectors, fold, lanes)."""
+        machine, weights = self.machine, self.steps.weights
+        if not machine.index_in_weight:
+            return stored(weights, machine.dtype)
+        if machine.dtype is DType.BFLOAT16:
+            weights = rounded(weights)
+        return with_index(weights, self.steps.indices, machine.index_bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +279,7 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     machine = machine.storing(spec.dtype)
     windows = Windows.of(matrix.in_features, machine)
     cut = _Cut(spec, matrix, machine, windows, _row_order(matrix, machine))
-    parts = strips(matrix.out_features, machine.lanes, machine.fold_for(matrix))
+    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
     scheduled = [(strip, cut.schedule(strip)) for strip in parts]
     pieces = [
         cut.piece(strip, steps, window, batch)
@@ -326,7 +326,7 @@ class _Cut:
         schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
         window, team = schedule.problem // strip.teams, schedule.problem % strip.teams
         turn = np.arange(len(team)) - np.searchsorted(schedule.problem, schedule.problem)
-        batch, position = team // ACCUMULATORS, team % ACCUMULATORS
+        batch, position = np.divmod(team, strip.accumulators)
         ways = np.array([strip.ways(number) for number in range(strip.batches)])[batch]
         region = window * strip.batches + batch
         accumulator = position * ways + turn % ways
@@ -351,7 +351,7 @@ class _Cut:
         lanes = self.machine.lanes
         rows = self.order[strip.first * lanes :][: strip.vectors * lanes]
         if strip.fold > 1:
-            shape = (strip.batches, strip.fold, ACCUMULATORS, lanes)
+            shape = (strip.batches, strip.fold, strip.accumulators, lanes)
             rows = rows.reshape(shape).swapaxes(1, 2).ravel()
         dense = np.zeros((len(rows), self.windows.number * self.windows.width * lanes), np.float32)
         real = rows < self.matrix.out_features

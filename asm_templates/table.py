@@ -18,6 +18,7 @@ from sparsejit.asm_templates import (
     immediate,
     int8_pairs,
     int8_permute,
+    lane16,
     lookup,
     permute,
 )
@@ -70,6 +71,12 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
         "f32-immediate-avx512", "immediate", "avx512", immediate.emit_avx512, "issue 2"
     ),
     MatVecTemplate("f32-immediate-avx2", "immediate", "avx2", immediate.emit_avx2, "issue 2"),
+    *(
+        MatVecTemplate(
+            f"{short}-lane16-avx512", "lane16", "avx512", lane16.emit_avx512, "issue 3", dtype
+        )
+        for short, dtype in (("f32", DType.FLOAT32), ("bf16", DType.BFLOAT16))
+    ),
     *(
         MatVecTemplate(
             f"{short}-lookup-avx512",

@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern, SparseMatrix
+from sparsejit.matrix import (
+    BLOCK_1X8,
+    BLOCK_1X16,
+    LANE16,
+    UNSTRUCTURED,
+    Pattern,
+    SparseMatrix,
+)
 from sparsejit.spec import Layout
 
 FloatArray = npt.NDArray[np.float32]
@@ -41,6 +48,9 @@ class Problem:
         kept = np.zeros(blocks, bool)
         kept[np.argpartition(random.random(blocks, np.float32), dropped)[dropped:]] = True
         mask = kept.reshape(shape).repeat(block_rows, 0).repeat(block_columns, 1)
+        if self.pattern is LANE16:
+            windows = mask.reshape(self.out_features, -1, 16)
+            mask = random.permuted(windows, axis=2).reshape(mask.shape)
         values = random.standard_normal(mask.shape, np.float32)
         return np.where(mask, values, np.float32(0))
 
@@ -101,6 +111,7 @@ PROBLEMS = {
         Problem("E", 4096, 4096, 0.90, UNSTRUCTURED, seed=600),
         Problem("1x16", 1024, 1024, 0.95, BLOCK_1X16, seed=700),
         Problem("deck", 3072, 1024, 0.96, BLOCK_1X16, seed=800),
+        Problem("A-lane", 256, 256, 0.90, LANE16, seed=900),
     )
 }
 # A, as a batch.

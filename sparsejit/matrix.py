@@ -25,6 +25,8 @@ UNSTRUCTURED = Pattern("unstructured", 1, 1)
 # One input, eight (sixteen) consecutive outputs of weight[out, in]; see DESIGN section 2.
 BLOCK_1X8 = Pattern("1x8", 8, 1)
 BLOCK_1X16 = Pattern("1x16", 16, 1)
+# As 1x16, but in every row the input may be any other of the same sixteen; DESIGN section 4.
+LANE16 = Pattern("lane16", 16, 1)
 
 
 class SparseMatrix:

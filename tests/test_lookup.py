@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights, check, compile_kernel, shapes, templates_of
 
-from sparsejit.asm_templates.lookup import _with_index
 from sparsejit.asm_templates.lookup_layout import (
     LANES,
     SLIDE,
@@ -15,6 +14,7 @@ from sparsejit.asm_templates.lookup_layout import (
     chunks_of,
     paired_order,
 )
+from sparsejit.asm_templates.permute_storage import with_index
 from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
 from sparsejit.spec import Activation, MatVec
@@ -113,7 +113,7 @@ def test_the_index_in_a_weight_changes_it_by_half_a_window_of_last_places():
     weights = random.standard_normal(10_000).astype(np.float32)
     weights[:4] = 0, np.finfo(np.float32).max, -np.finfo(np.float32).max, 1e-39
     index = random.integers(0, WINDOW, len(weights)).astype(np.uint8)
-    words = _with_index(weights, index)
+    words = with_index(weights, index, 7)
     stored = words.view(np.float32)
     assert stored[0] == stored[3] == 0 and np.all(np.isfinite(stored))
     assert np.array_equal(words[4:] % WINDOW, index[4:])

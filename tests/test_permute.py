@@ -39,7 +39,7 @@ def test_every_shape(row, density):
 
 
 @both_templates
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     out_features=st.integers(1, 300),
     in_features=st.integers(1, 900),
