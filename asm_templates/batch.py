@@ -11,9 +11,7 @@ chunk is transposed to and from a workspace on the stack:
                       workspace -> y
 
 A feature-major x of whole panels is used where it lies if that is aligned: otherwise each load
-would touch two cache lines, which costs 30 % (batch 16), so it is brought to the workspace. A
-batch-major x is transposed panel by panel, while it is in L1: 5.5 us for 64 columns of 256x256,
-6.0 us where all are transposed first.
+would touch two cache lines, which costs 30 % (batch 16), so it is brought to the workspace.
 """
 
 from collections.abc import Callable
@@ -52,7 +50,15 @@ from sparsejit.spec import Layout, MatMul, MatVec
 
 EmitMatVec = Callable[[Assembler, MatVec, SparseMatrix], None]
 
-CHUNK_COLUMNS = 64  # 256 bytes of every feature: 1024 features take 256 KiB, a share of L2
+# Columns at once, by layout and lanes: 64 take 256 KiB for 1024 features, a share of L2. AVX-512
+# transposes one panel at a time, while it is in L1: 5.5 us for 64 columns of 256x256, not 6.0. AVX2
+# has more code to fetch: 11.4 us for four panels or more at a time, 13.4 for one.
+CHUNK_COLUMNS = {
+    (Layout.FEATURE_MAJOR, 16): 64,
+    (Layout.BATCH_MAJOR, 16): 16,
+    (Layout.FEATURE_MAJOR, 8): 64,
+    (Layout.BATCH_MAJOR, 8): 64,
+}
 LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
 _PAGE = 4096
 _X, _Y, _TURNS, _COLUMNS_LEFT = r12, r13, rbx, r14
@@ -77,9 +83,8 @@ def mixed(asm: Assembler, spec: MatMul, matrix: SparseMatrix, each: EmitMatVec) 
 
 def chunk_columns(spec: MatMul, lanes: int) -> int:
     """Columns that are computed together in panels; 0 where the workspace cannot hold one panel."""
-    most = CHUNK_COLUMNS if spec.layout is Layout.FEATURE_MAJOR else lanes
     fitting = LARGEST_WORKSPACE // _bytes_a_column(spec)
-    return min(most, fitting // lanes * lanes)
+    return min(CHUNK_COLUMNS[spec.layout, lanes], fitting // lanes * lanes)
 
 
 def _bytes_a_column(spec: MatMul) -> int:
@@ -119,11 +124,17 @@ class _Kernel:
         self.lanes = asm.target.lanes
         self.in_panels = in_panels
         self.feature_major = spec.layout is Layout.FEATURE_MAJOR
-        full = in_panels - in_panels % self.lanes
-        chunk = min(full or self.lanes, self._chunk_columns)
-        self.panel_chunks = _chunks(in_panels, [chunk, full % chunk]) if in_panels else []
+        self.panel_chunks = _chunks(in_panels, self._panel_chunk_sizes()) if in_panels else []
         step = self.lanes if self.feature_major else spec.batch - in_panels
         self.row_chunks = _chunks(spec.batch - in_panels, [step])
+
+    def _panel_chunk_sizes(self) -> list[int]:
+        """Full chunks, then what is left; AVX-512 has one mask for all columns of a chunk."""
+        if self.asm.target.isa != "avx512":
+            return [self._chunk_columns]
+        full = self.in_panels - self.in_panels % self.lanes
+        chunk = min(full or self.lanes, self._chunk_columns)
+        return [chunk, full % chunk]
 
     @cached_property
     def _chunk_columns(self) -> int:
@@ -171,11 +182,8 @@ class _Kernel:
     def _append_panels(self) -> None:
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
-        vector_bytes = self.asm.target.vector_bytes
-        in_rows = self.entries.in_place is not None
         panels = Panels(
-            self.panel_pitch if in_rows else vector_bytes,
-            vector_bytes if in_rows else vector_bytes * self.spec.each.in_features,
+            self.panel_pitch,
             self._feature_pitch if self.y_lies else self.panel_pitch,
             several=self.panel_chunks[0].columns > self.lanes,
             masked=self.y_lies and self.in_panels % self.lanes != 0,
@@ -246,10 +254,17 @@ class _Kernel:
     def _transposed_panels(self, columns: int) -> None:
         asm, each = self.asm, self.spec.each
         x, y = Place(_X, 4 * each.in_features), Place(_Y, 4 * each.out_features)
-        transpose(asm, x, self._x_work, columns, each.in_features)
+        x_work, y_work = self._x_work, self._y_work
+        for panel, width in self._panels_of(columns):
+            transpose(asm, x.row(panel), x_work.column(panel), width, each.in_features)
         asm.emit("mov", PANEL_X, rsp)
         self._call(columns, self.entries.in_place)
-        transpose(asm, self._y_work, y, each.out_features, columns)
+        for panel, width in self._panels_of(columns):
+            transpose(asm, y_work.column(panel), y.row(panel), each.out_features, width)
+
+    def _panels_of(self, columns: int) -> list[tuple[int, int]]:
+        """The first column of each panel, and how many there are."""
+        return [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
 
     def _brought_panels(self, columns: int) -> None:
         """Leave x where it lies if it can be used there, else let the subroutine bring it."""

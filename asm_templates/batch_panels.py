@@ -68,14 +68,13 @@ SHARED_LOADS = {"avx512": (0.05, 0.1), "avx2": (0.0, 1.0)}
 
 @dataclass(frozen=True)
 class Panels:
-    """How x and y lie: bytes from one feature to the next (`pitch`) and from panel to panel.
+    """How x and y lie: bytes from one feature to the next, in which panels follow each other.
 
     `several` says whether more than one panel is computed at once, `masked` whether only the
     columns in PANEL_MASK exist. `source_pitch` is that of an x to be brought to where it is used.
     """
 
     x_pitch: int
-    x_step: int
     y_pitch: int
     several: bool
     masked: bool
@@ -120,11 +119,10 @@ def emit_panels(
 def _tile(
     asm: Assembler, spec: MatVec, tile: Products, panels: Panels, bringing: bool
 ) -> None:
-    vector_bytes = asm.target.vector_bytes
-    moving = [(rdi, PANEL_X, panels.x_step), (rsi, PANEL_Y, vector_bytes)]
+    moving = [(rdi, PANEL_X), (rsi, PANEL_Y)]
     if bringing:
-        moving.append((_SOURCE, PANEL_SOURCE, vector_bytes))
-    for register, base, _ in moving:
+        moving.append((_SOURCE, PANEL_SOURCE))
+    for register, base in moving:
         asm.emit("mov", register, base)
     asm.emit("mov", rax, PANELS)
     again = asm.label("again")
@@ -134,8 +132,8 @@ def _tile(
     if bringing:
         _bring_others(asm, tile, spec.in_features, panels)
     _finish(asm, spec, tile, panels)
-    for register, _, step in moving:
-        asm.emit("add", register, step)
+    for register, _ in moving:
+        asm.emit("add", register, asm.target.vector_bytes)
     asm.emit("sub", rax, 1)
     asm.jump("jnz", again)
 
