@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sparsejit.api import compile_matrix
 from sparsejit.files import atomic_path
+from sparsejit.perf.kernels import time_at_places
+from sparsejit.perf.timing import pinned
 from sparsejit.prune import (
     ADMM,
     CubicSchedule,
@@ -301,6 +305,22 @@ CUTS: dict[str, Callable[[nn.Module, Calibration, float, str], object]] = {
 }
 
 
+def kernel_times(amounts: Iterable[float]) -> str:
+    """A table of compiled times of the perceptron's 256 x 256 matrix, cut by magnitude."""
+    run = Run("images", seed=0)
+    x = np.random.default_rng(0).normal(size=256).astype(np.float32)
+    lines = ["| pattern | amount | kernel | ns |", "|---|---|---|---|"]
+    for pattern in PATTERNS:
+        for amount in amounts:
+            weight = one_shot(run, amount, pattern).get_parameter("3.weight").detach().numpy()
+            kernel = compile_matrix(weight)
+            with pinned():
+                times = [timing.min_ns for timing in time_at_places(kernel, x)]
+            nanoseconds = statistics.median(times)
+            lines.append(f"| {pattern} | {amount:.0%} | {kernel.strategy} | {nanoseconds:.0f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the study and print its tables; results also go to a JSON file as they come."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -308,11 +328,15 @@ def main() -> None:
     parser.add_argument("--amounts", nargs="+", type=float, default=AMOUNTS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--reconstruction", action="store_true", help="Only the layers' errors.")
+    parser.add_argument("--kernels", action="store_true", help="Only the compiled times.")
     parser.add_argument("--out", type=Path, default=Path("perf/results/pruning_study.json"))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.reconstruction:
         print(reconstruction(chosen.tasks))
+        return
+    if chosen.kernels:
+        print(kernel_times(chosen.amounts))
         return
     results = []
     for result in study(chosen.tasks, chosen.amounts, range(chosen.seeds)):
