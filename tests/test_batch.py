@@ -58,7 +58,7 @@ def check(kernel: ExecutableMemory, spec: MatMul, matrix: SparseMatrix, edge: Ed
 def test_any_shape_and_batch_inside_guard_pages(row: MatMulTemplate) -> None:
     checks = []
 
-    @settings(max_examples=40, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=30, deadline=None, database=None, derandomize=True)
     @given(
         shape=st.tuples(st.integers(1, 90), st.integers(1, 90)),
         batch=st.integers(2, 70),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, compile_kernel, target_of
 
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
@@ -28,7 +29,7 @@ from sparsejit.operands import (
     ymm,
     zmm,
 )
-from sparsejit.spec import Activation, MatVec
+from sparsejit.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.target import Target
 
 CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
@@ -39,6 +40,7 @@ STATUS_FLAGS = 0x3F
 UPPER_REGISTERS = 16  # vzeroupper clears registers 0-15 above their low 16 bytes
 
 RUNNABLE = [row for row in MATVEC_TEMPLATES if target_of(row).runs_on(Target.detect())]
+RUNNABLE_BATCH = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,22 @@ def test_a_kernel_keeps_what_it_must(
     image = compile_kernel(row, spec, matrix)
     x, y = np.ones(shape[1], np.float32), np.zeros(shape[0], np.float32)
     found = call_and_report(image.data, row.isa, x, y)
+    assert found.registers == PATTERNS
+    assert found.mxcsr & ~STATUS_FLAGS == UNUSUAL_MXCSR
+    assert not found.upper_bytes.any(), "upper vector halves are dirty: vzeroupper is missing"
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("row", RUNNABLE_BATCH, ids=lambda row: row.name)
+def test_a_batch_kernel_keeps_what_it_must(row: MatMulTemplate, layout: Layout) -> None:
+    matrix = SparseMatrix(block_weights((33, 40), 0.3))
+    spec = MatMul(MatVec(33, 40, None, Activation.TANH, row.dtype), 21, layout)
+    asm = Assembler(target_of(row))
+    row.emit(asm, spec, matrix)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    x, y = np.ones(spec.x_shape, np.float32), np.zeros(spec.y_shape, np.float32)
+    found = call_and_report(asm.finish().data, row.isa, x, y)
     assert found.registers == PATTERNS
     assert found.mxcsr & ~STATUS_FLAGS == UNUSUAL_MXCSR
     assert not found.upper_bytes.any(), "upper vector halves are dirty: vzeroupper is missing"

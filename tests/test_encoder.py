@@ -1,6 +1,7 @@
 """The encoder against an independent disassembler, over every form that a template emits."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from matvec_checks import block_weights
 
 from sparsejit import assembler, encoder
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.categorical import emit_categorical_draw
 from sparsejit.asm_templates.gru import emit_gru_update
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
@@ -42,7 +44,7 @@ from sparsejit.operands import (
     ymm,
     zmm,
 )
-from sparsejit.spec import Activation, CategoricalDraw, GruUpdate, MatVec
+from sparsejit.spec import Activation, CategoricalDraw, GruUpdate, Layout, MatMul, MatVec
 from sparsejit.target import ISA_LEVELS, Target
 
 # instruction -> bytes, as LLVM's assembler writes them (llvm-mc 19, VEX in its three-byte form).
@@ -162,6 +164,12 @@ def emit_everything(isa: str) -> Iterator[None]:
                 activation = list(Activation)[number % len(Activation)]
                 spec = MatVec(*shape, bias, activation, row.dtype)
                 row.emit(Assembler(target), spec, SparseMatrix(weights))
+    each = MatVec(40, 70, np.ones(40, np.float32), Activation.TANH)
+    matrix = SparseMatrix(block_weights((40, 70), 0.3, 1))
+    kinds = [t for t in MATMUL_TEMPLATES if t.each is None or t.each.name.startswith("f32-permute")]
+    for row, batch, layout in product(kinds, (3, 8, 32, 87), Layout):
+        if row.isa == isa:
+            row.emit(Assembler(target), MatMul(each, batch, layout), matrix)
     for size in (1, 16, 100):
         emit_gru_update(Assembler(target), GruUpdate(size))
         emit_categorical_draw(Assembler(target), CategoricalDraw(size + 1))
