@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sparsejit.perf.batch_peers import batch_peers_for
+from sparsejit.perf.batch_sweep import sweep
 from sparsejit.perf.kernels import aligned, available_strategies, exact_product
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import BATCH_PROBLEMS, PROBLEMS
@@ -53,3 +54,11 @@ def test_aligned_copies_begin_with_a_cache_line() -> None:
     copies = [aligned(values) for _ in range(5)]
     assert all(copy.ctypes.data % 64 == 0 for copy in copies)
     np.testing.assert_array_equal(copies[0], values)
+
+
+@pytest.mark.serial
+def test_a_sweep_relates_each_batch_to_the_longest_before() -> None:
+    first, second, third = sweep(PROBLEMS["B"], (40, 2, 1))
+    assert (first.batch, second.batch, third.batch) == (1, 2, 40)
+    assert first.growth == 1 and third.growth == third.ns / max(first.ns, second.ns)
+    assert third.ns > second.ns

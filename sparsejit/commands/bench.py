@@ -15,7 +15,7 @@ from sparsejit.commands.console import (
     require,
 )
 from sparsejit.files import atomic_path
-from sparsejit.spec import DType
+from sparsejit.spec import DType, Layout
 from sparsejit.split import parse_threads
 from sparsejit.target import Target
 
@@ -69,6 +69,34 @@ def kernels(
         draw_roofline(plot, [row for row in rows if row.auto], limits)
     if record:
         console.print(f"recorded in {history.append('kernels', values, limits)}")
+
+
+@bench.command()
+def batch(
+    problem: Annotated[str, typer.Option(help="The layer: A, B, C90, ...")] = "A",
+    size: Annotated[
+        list[int] | None, typer.Option(help="A batch size; repeatable. Default: 1 to 64.")
+    ] = None,
+    layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
+    as_json: JsonOption = False,
+) -> None:
+    """Time one layer at growing batch sizes; growth below 0.9 would be a cliff."""
+    require("torch", "scipy", "threadpoolctl")
+    from sparsejit.perf.batch_sweep import BATCHES, sweep
+    from sparsejit.perf.problems import problems_named
+
+    (layer,) = problems_named([problem])
+    with error_console.status("") as status:
+        rows = sweep(layer, size or BATCHES, Layout.parse(layout), status.update)
+    if as_json:
+        print_json([vars(row) for row in rows])
+        return
+    table = Table("batch", "kernel", "ns", "ns a column", "over the longest before")
+    for row in rows:
+        times = (f"{row.ns:.0f}", f"{row.ns / row.batch:.0f}", f"{row.growth:.2f}")
+        table.add_row(str(row.batch), row.strategy, *times)
+    console.print(table)
+    console.print(f"least growth {min(row.growth for row in rows):.2f}")
 
 
 @bench.command()
