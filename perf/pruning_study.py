@@ -185,6 +185,13 @@ def gradual(run: Run, amount: float, pattern: str) -> nn.Module:
     return run.train(copy.deepcopy(run.dense), PHASE, pruner)
 
 
+def gradual_lamp(run: Run, amount: float, pattern: str) -> nn.Module:
+    """From the checkpoint, the amount shared by LAMP, on a cubic over a third of the phase."""
+    schedule = CubicSchedule(0, PHASE // 3, every=10)
+    pruner = Pruner(amount, pattern, targets=run.task.targets, schedule=schedule, allocation="lamp")
+    return run.train(copy.deepcopy(run.dense), PHASE, pruner)
+
+
 def rewinding(run: Run, amount: float, pattern: str) -> nn.Module:
     """From scratch, five rounds of training with four prunings between, the rate rewound."""
     schedule = IterativeSchedule(rounds=4, length=PHASE * 2 // 5)
@@ -214,6 +221,7 @@ METHODS: dict[str, Callable[[Run, float, str], nn.Module]] = {
     "one-shot": one_shot,
     "second order": second_order,
     "gradual": gradual,
+    "gradual, LAMP": gradual_lamp,
     "rewinding": rewinding,
     "ADMM": admm,
     "random mask": random_mask,

@@ -24,12 +24,16 @@ def test_every_method_meets_amount_and_pattern_from_one_checkpoint(short, task):
     assert run.accuracy(run.dense) > 3 * chance
     for name, method in short.METHODS.items():
         model = method(run, 0.9, "1x16")
+        total = sum(model.get_parameter(target).count_nonzero() for target in run.task.targets)
+        full = sum(model.get_parameter(target).numel() for target in run.task.targets)
+        assert total == pytest.approx(0.1 * full, rel=0.01), name
         for target in run.task.targets:
             blocks = model.get_parameter(target).detach().unflatten(0, (-1, 16)) != 0
             gates = 3 if "rnn" in target else 1
             per_gate = blocks[:, 0].numel() // gates
             assert torch.equal(blocks.any(1), blocks.all(1)), name
-            assert blocks[:, 0].sum() == gates * (per_gate - round(0.9 * per_gate)), name
+            if "LAMP" not in name:
+                assert blocks[:, 0].sum() == gates * (per_gate - round(0.9 * per_gate)), name
     for name, value in run.dense.state_dict().items():
         assert torch.equal(value, before[name])
 
@@ -52,7 +56,7 @@ def test_tables_average_the_seeds_by_method(short):
             results.append(short.Result("images", "1x8", 0.9, method, seed, accuracy))
     table = short.markdown(results)
     assert "**images**, dense 97.0 %:" in table
-    assert "| 1x8 | 90% | 55.0 | 56.0 | 57.0 | 58.0 | 59.0 | 60.0 |" in table
+    assert "| 1x8 | 90% | 55.0 | 56.0 | 57.0 | 58.0 | 59.0 | 60.0 | 61.0 |" in table
 
 
 def test_seeds_draw_different_halves_and_repeat(short):
