@@ -207,9 +207,9 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         lookup_steps,
         lookup_bytes,
         {
-            ("avx512", F32): StepPrice(1.95, 0.5, "C90 and C95 in 3640 and 2220 ns"),
-            ("avx512", BF16): StepPrice(1.7, 0.5, "C90 and C95 in 3100 and 1880 ns"),
-            ("avx512", F16): StepPrice(1.86, 0.5, "C90 and C95 in 3430 and 2080 ns"),
+            ("avx512", F32): StepPrice(1.6, 0.5, "C90 and C95 in 2900 and 1910 ns"),
+            ("avx512", BF16): StepPrice(1.55, 0.5, "C90 and C95 in 2840 and 1740 ns"),
+            ("avx512", F16): StepPrice(1.9, 0.5, "C90 and C95 in 3500 and 2130 ns"),
         },
     ),
     "broadcast": FamilyCost(
