@@ -13,7 +13,8 @@ than 16 bytes a cycle. Here the column of each block is a 16-bit number in memor
 
 A strip is the blocks of the same eight or sixteen outputs. Strips are sorted by their number of
 blocks; each loop takes the next few, a slot each, and runs until its longest strip ends, the
-others with weights of zero. Two strips of eight outputs share a zmm, whichever they are:
+others with weights of zero. How many each takes is what makes that waste least. Two strips of
+eight outputs share a zmm, whichever they are:
 
            vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other strip's column
            vbroadcastss zmm0{k1}, [rdi+4*rax]    its input, in the upper lanes
@@ -59,8 +60,24 @@ UPPER_LANES = k(1)
 # for a longer one, and 1024x1024 at 5 % takes 4 % longer.
 SLOTS = 8
 COLUMNS_AT_ONCE = 4
+LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a line of bfloat16 unused
+LOOP_ENDS = 20  # steps that starting and leaving a loop cost, the misprediction included
 # What two strips in a register cost over one: 1152x384 takes 1.3 to 1.6 times as long a slot.
 PRICE_OF_HALVES = 1.5
+
+
+@dataclass(frozen=True)
+class LoopShape:
+    """A loop over so many accumulators, each summed in so many chains."""
+
+    accumulators: int
+    chains: int
+    trips: int
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of weights it reads, those of zeros included."""
+        return self.accumulators * self.chains * self.trips
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +127,13 @@ def strip_rows(matrix: SparseMatrix, lanes: int) -> int:
     return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
 
 
+def planned_loops(matrix: SparseMatrix, lanes: int) -> list[LoopShape]:
+    """The loops that a matrix takes, for the planner."""
+    rows = strip_rows(matrix, lanes)
+    longest_first = np.sort(matrix.block_mask(rows).sum(axis=1))[::-1]
+    return loop_shapes(longest_first[:: lanes // rows])
+
+
 def _emit_loops(asm: Assembler, spec: MatVec, matrix: SparseMatrix, rows: int) -> None:
     storage = Storage(asm, spec.dtype)
     parts = asm.target.lanes // rows
@@ -140,10 +164,25 @@ def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _Strips:
 def _loops(strips: _Strips, parts: int) -> Iterator[_Loop]:
     counts = np.array([len(columns) for columns in strips.columns])
     accumulators = np.argsort(-counts, kind="stable").reshape(-1, parts)
-    for own in np.array_split(accumulators, -(-len(accumulators) // SLOTS)):
-        chains = SLOTS // len(own)
-        trips = -(-int(counts[own].max()) // chains)
-        yield _loop(strips, own, chains, trips)
+    first = 0
+    for shape in loop_shapes(counts[accumulators[:, 0]]):
+        own = accumulators[first : first + shape.accumulators]
+        yield _loop(strips, own, shape.chains, shape.trips)
+        first += shape.accumulators
+
+
+def loop_shapes(blocks: IntArray) -> list[LoopShape]:
+    """Cut accumulators of so many blocks each, the longest first, into loops that cost least."""
+    cheapest: list[tuple[int, list[LoopShape]]] = [(0, [])]
+    for end in range(1, len(blocks) + 1):
+        choices = []
+        for size in (size for size in LOOP_SIZES if size <= end):
+            chains = SLOTS // size
+            shape = LoopShape(size, chains, -(-int(blocks[end - size]) // chains))
+            cost, before = cheapest[end - size]
+            choices.append((cost + shape.vectors + LOOP_ENDS, [*before, shape]))
+        cheapest.append(min(choices, key=lambda choice: choice[0]))
+    return cheapest[-1][1]
 
 
 def _loop(strips: _Strips, own: IntArray, chains: int, trips: int) -> _Loop:

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.broadcast_loop import PRICE_OF_HALVES, strip_rows
+from sparsejit.asm_templates.broadcast_loop import (
+    LOOP_ENDS,
+    PRICE_OF_HALVES,
+    planned_loops,
+    strip_rows,
+)
 from sparsejit.asm_templates.int8_pairs import pairs_of
 from sparsejit.asm_templates.int8_permute import granule_of, sampled_steps
 from sparsejit.asm_templates.lookup_layout import STEPS, chunk_count
@@ -129,16 +134,18 @@ def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
 
 
 def broadcast_loop_steps(matrix: SparseMatrix, target: Target) -> int:
-    """Vectors of blocks, each at its price, and three steps for the end of a vector's strips."""
-    vectors, price = loop_vectors(matrix, target)
-    return int(vectors * price) + 3 * -(-matrix.out_features // target.lanes)
+    """Vectors of weights, each at the price of its strips, and the ends of the loops."""
+    whole = strip_rows(matrix, target.lanes) == target.lanes
+    loops = planned_loops(matrix, target.lanes)
+    vectors = sum(loop.vectors for loop in loops)
+    return int(vectors * (1.0 if whole else PRICE_OF_HALVES)) + LOOP_ENDS * len(loops)
 
 
-def loop_vectors(matrix: SparseMatrix, target: Target) -> tuple[int, float]:
-    """Vectors of weights in the broadcast family's loops, and what one costs of a whole block."""
-    rows = strip_rows(matrix, target.lanes)
-    blocks = int(matrix.block_mask(rows).sum())
-    return blocks * rows // target.lanes, 1.0 if rows == target.lanes else PRICE_OF_HALVES
+def broadcast_loop_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
+    """A vector of weights and two bytes of column for each strip in it."""
+    parts = target.lanes // strip_rows(matrix, target.lanes)
+    vectors = sum(loop.vectors for loop in planned_loops(matrix, target.lanes))
+    return vectors * (target.lanes * weight + 2 * parts)
 
 
 def dense_steps(matrix: SparseMatrix, target: Target) -> int:
@@ -147,15 +154,28 @@ def dense_steps(matrix: SparseMatrix, target: Target) -> int:
 
 
 def int8_permute_steps(matrix: SparseMatrix, target: Target) -> int:
-    """Steps, and four a vector of outputs for start, dequantising and order."""
-    ends = 4 * -(-matrix.out_features // target.lanes)
-    return sampled_steps(matrix, target) + ends + matrix.in_features // target.lanes
+    """Steps, and what quantising x and finishing y cost in them."""
+    return sampled_steps(matrix, target) + _int8_ends(matrix, target)
+
+
+def int8_permute_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
+    """A vector of weights a step, four bytes of indices a granule; three vectors for 16 outputs."""
+    step_bytes = 64 * weight + 64 // granule_of(matrix)
+    return (steps - _int8_ends(matrix, target)) * step_bytes + 12 * matrix.out_features
+
+
+def _int8_ends(matrix: SparseMatrix, target: Target) -> int:
+    """20 for the step of x, one for sixteen inputs, four for as many outputs: 64x64 in 12 ns."""
+    return 20 + (matrix.in_features + 4 * matrix.out_features) // target.lanes
 
 
 def int8_pairs_steps(matrix: SparseMatrix, target: Target) -> int:
-    """Pairs of inputs by vectors of outputs that hold a nonzero, and two for a vector's end."""
+    """Pairs of inputs by vectors of outputs that hold a nonzero, and what the rest costs in them.
+
+    20 for the step of x, one and a half for the end of a vector of outputs.
+    """
     vectors = -(-matrix.out_features // target.lanes)
-    return pairs_of(matrix, target.lanes) + 2 * vectors
+    return pairs_of(matrix, target.lanes) + 20 + 3 * vectors // 2
 
 
 def immediate_steps(matrix: SparseMatrix, target: Target) -> int:
@@ -226,17 +246,14 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
     ),
     "broadcast-loop": FamilyCost(
         broadcast_loop_steps,
-        # The column of a block is two bytes; strips that wait for longer ones add a twentieth.
-        lambda matrix, target, steps, weight: int(
-            1.05 * loop_vectors(matrix, target)[0] * (target.lanes * weight + 2)
-        ),
+        broadcast_loop_bytes,
         {
-            ("avx512", F32): StepPrice(1.15, 1, "64x64; code is that of the strips' ends"),
-            ("avx2", F32): StepPrice(1.03, 1, "1152x384 at 80 to 95 % zero"),
-            ("avx512", BF16): StepPrice(0.92, 1, "1024x1024 at 5 % in 1x16 in 760 ns"),
-            ("avx2", BF16): StepPrice(0.98, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
-            ("avx512", F16): StepPrice(1.05, 1, "1024x1024 at 5 % in 1x16 in 855 ns"),
-            ("avx2", F16): StepPrice(1.0, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
+            ("avx512", F32): StepPrice(1.12, 1, "64x64; code is that of the strips' ends"),
+            ("avx2", F32): StepPrice(1.0, 1, "1152x384 at 80 to 95 % zero"),
+            ("avx512", BF16): StepPrice(0.88, 1, "1024x1024 at 5 % in 1x16 in 760 ns"),
+            ("avx2", BF16): StepPrice(0.95, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
+            ("avx512", F16): StepPrice(1.0, 1, "1024x1024 at 5 % in 1x16 in 855 ns"),
+            ("avx2", F16): StepPrice(0.97, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
         },
     ),
     "dense": FamilyCost(
@@ -253,17 +270,16 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
     ),
     "int8-permute": FamilyCost(
         int8_permute_steps,
-        # A vector of weights a step, and four bytes of indices a granule.
-        lambda matrix, target, steps, weight: steps * (64 + 64 // granule_of(matrix)),
-        {("avx512", INT8): StepPrice(1.0, 10, "A")},
+        int8_permute_bytes,
+        {("avx512", INT8): StepPrice(1.0, 10, "A in 43 ns; 20 bytes, 5 where folded four times")},
     ),
     "int8-pairs": FamilyCost(
         int8_pairs_steps,
         # Two weights a lane, and the place of their inputs.
         lambda matrix, target, steps, weight: steps * (2 * target.lanes + 4),
         {
-            ("avx512", INT8): StepPrice(1.3, 1, "C90"),
-            ("avx2", INT8): StepPrice(1.3, 1, "C90"),
+            ("avx512", INT8): StepPrice(1.5, 1, "A in 610 ns, C90 in 10.9 us"),
+            ("avx2", INT8): StepPrice(1.15, 1, "A in 970 ns, C90 in 15.4 us"),
         },
     ),
     "immediate": FamilyCost(
