@@ -1,6 +1,7 @@
 """Pruning in place while a model trains."""
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -96,13 +97,14 @@ class Pruner:
         Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, and where
         what is protected leaves too little to prune.
         """
-        names = [name for name, _ in model.named_parameters()]
         if isinstance(self.per_gate, Mapping):
-            check_globs(names, self.per_gate)
-        check_globs(names, self.keep_diagonal)
+            check_globs([name for name, _ in model.named_parameters()], self.per_gate)
         weights = {name: model.get_parameter(name) for name in match_targets(model, self.targets)}
         self._gates = {name: count_gates(model, name, self.per_gate) for name in weights}
-        self._protected = match_targets(model, self.keep_diagonal) if self.keep_diagonal else []
+        check_globs(weights, self.keep_diagonal)
+        self._protected = [
+            name for name in weights if any(fnmatchcase(name, glob) for glob in self.keep_diagonal)
+        ]
         self._masks = {
             name: weight.detach().eq(0)
             if keep_zeros
