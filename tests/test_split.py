@@ -13,6 +13,7 @@ import sparsejit
 from sparsejit import reference, split
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
+from sparsejit.spec import DType
 from sparsejit.workers import MAX_THREADS
 
 
@@ -53,8 +54,8 @@ def test_parts_together_compute_the_layer(
     assert np.max(error / scale) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_part_gives_the_bits_of_its_rows_compiled_alone(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", DType)
+def test_a_part_gives_the_bits_of_its_rows_compiled_alone(dtype: DType) -> None:
     weights = block_weights((200, 64), 0.4, 1)
     kernel = sparsejit.compile_matrix(weights, dtype=dtype, threads=4)
     x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
