@@ -114,7 +114,7 @@ def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
     fold, granule = fold_of(matrix, asm.target), granule_of(matrix)
-    tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
+    tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 2), _MOST_TRIES)
     layout = layout_of(spec, matrix, fold, granule, tries)
     _Kernel(asm, spec, layout).emit()
 

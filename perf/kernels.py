@@ -29,7 +29,7 @@ from sparsejit.perf.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import Timing, time_native, time_python
 from sparsejit.plan import AUTO
-from sparsejit.spec import DType, Layout
+from sparsejit.spec import LARGEST_INT8, DType, Layout
 from sparsejit.target import Target
 
 PLACES = 5
@@ -168,7 +168,12 @@ def _compare(
     for dtype, strategy in wanted:
         progress(f"{problem.name}: {strategy} {dtype.value}")
         kernel = compile_matrix(
-            weights, strategy=strategy, dtype=dtype, batch=problem.batch, layout=problem.layout
+            weights,
+            strategy=strategy,
+            dtype=dtype,
+            batch=problem.batch,
+            layout=problem.layout,
+            input_scale=float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None,
         )
         rows.append(_measure(problem, kernel, x, target, tuple(peer_times)))
     return Comparison(problem, tuple(sorted(rows, key=lambda row: row.ns_min)), skipped)
