@@ -128,7 +128,7 @@ def _tile(
     again = asm.label("again")
     asm.bind(again)
     _start(asm, spec, tile)
-    _multiply(asm, tile, panels, bringing)
+    _multiply(asm, tile, panels, bringing, _begins(spec, tile))
     if bringing:
         _bring_others(asm, tile, spec.in_features, panels)
     _finish(asm, spec, tile, panels)
@@ -147,9 +147,10 @@ def _sum(asm: Assembler, accumulator: int) -> Register:
 
 
 def _start(asm: Assembler, spec: MatVec, tile: Products) -> None:
+    """Begin at the bias; without, at the first product, or at zero where there is none."""
     everyone = np.arange(len(tile.rows))
     if spec.bias is None:
-        for accumulator in everyone:
+        for accumulator in np.setdiff1d(everyone, tile.accumulator):
             zero(asm, _sum(asm, int(accumulator)))
         return
     biases = asm.literal(spec.bias[tile.rows]) + 4 * everyone
@@ -157,7 +158,17 @@ def _start(asm: Assembler, spec: MatVec, tile: Products) -> None:
     asm.stamp(len(tile.rows), lines)
 
 
-def _multiply(asm: Assembler, tile: Products, panels: Panels, bringing: bool) -> None:
+def _begins(spec: MatVec, tile: Products) -> BoolArray:
+    """Whether a product is the first of a sum that has no bias."""
+    begins = np.zeros(len(tile), bool)
+    if spec.bias is None:
+        begins[np.unique(tile.accumulator, return_index=True)[1]] = True
+    return begins
+
+
+def _multiply(
+    asm: Assembler, tile: Products, panels: Panels, bringing: bool, begins: BoolArray
+) -> None:
     wide = asm.target.isa == "avx512"
     by_four = _come_by_four(tile, SHARED_LOADS[asm.target.isa][panels.several], wide)
     in_register = by_four if wide else np.ones(len(tile), bool)
@@ -171,6 +182,13 @@ def _multiply(asm: Assembler, tile: Products, panels: Panels, bringing: bool) ->
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
+
+    def add(first: Register, second: Register | Memory, when: BoolArray) -> list[Line]:
+        return [
+            line("vmulps", accumulator, first, second, when=when & begins),
+            line("vfmadd231ps", accumulator, first, second, when=when & ~begins),
+        ]
+
     asm.stamp(
         len(tile),
         [
@@ -179,9 +197,9 @@ def _multiply(asm: Assembler, tile: Products, panels: Panels, bringing: bool) ->
             *fours,
             *move_weights,
             *([] if wide else [load]),
-            line("vfmadd231ps", accumulator, weight, x_place, when=x_from_memory),
-            line("vfmadd231ps", accumulator, x, weight, when=in_register & ~x_from_memory),
-            *([line("vfmadd231ps", accumulator, x, weight_place, when=~by_four)] if wide else []),
+            *add(weight, x_place, x_from_memory),
+            *add(x, weight, in_register & ~x_from_memory),
+            *(add(x, weight_place, ~by_four) if wide else []),
         ],
     )
 
