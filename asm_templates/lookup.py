@@ -208,11 +208,11 @@ def _weights_of(asm: Assembler, form: _Format, step: int) -> Register | Memory:
     if form.dtype is DType.FLOAT32:
         return weights if form.index_in_weight else Memory(_CHUNKS, _LINE * (1 + step))
     if form.dtype is DType.FLOAT16:
-        asm.emit("vcvtph2ps", weights, Memory(_CHUNKS, _LINE + step * _LINE))
+        asm.emit("vcvtph2ps", weights, Memory(_CHUNKS, _LINE + step * _LINE // 2))
     elif step % 2:
         asm.emit("vpandd", weights, _UPPER_HALVES, _PAIR)
     else:
-        asm.emit("vmovups", _PAIR, Memory(_CHUNKS, _LINE * (1 + step)))
+        asm.emit("vmovups", _PAIR, Memory(_CHUNKS, _LINE * (1 + step // 2)))
         asm.emit("vpslld", weights, _PAIR, 16)
     return weights
 
