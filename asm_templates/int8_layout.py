@@ -140,7 +140,7 @@ class Piece:
     """One batch in one window: what a run of its code reads, in order of reading.
 
     Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `order`
-    (which outputs go where). All uint32 (fold, vectors, lanes).
+    (which outputs go where, one byte each). All uint32 (fold, vectors, lanes).
     """
 
     strip: Strip
@@ -177,6 +177,12 @@ class Layout:
 
     windows: Windows
     pieces: list[Piece]
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What a call reads of weights and indices."""
+        steps = (piece.steps for piece in self.pieces)
+        return sum(step.weights.nbytes + step.indices.nbytes for step in steps)
 
     def pieces_of(self, window: int) -> list[Piece]:
         """What is to be run in a window: all in the first and the last, else what has steps."""
@@ -301,14 +307,13 @@ def _by_lane(values: npt.NDArray[np.generic], rows: _Numbers) -> _Words:
 
 
 def _order_of_outputs(rows: _Numbers) -> _Words:
-    """Per output of a run (fold, 4, lanes): the lane it comes from, as `_Kernel._put` wants it.
+    """A vector a run (fold, 1, lanes): a byte for each output, which says where it comes from.
 
-    Bits 0-4 are the lane within vectors 0 and 1, or, where the sign bit is set, 2 and 3.
+    Bits 0-4 are the lane within sums 0 and 1, or, where the sign bit is set, 2 and 3.
     """
     source = np.argsort(rows.reshape(len(rows), -1), axis=1)
-    upper = source >= 2 * LANES
-    word = source % (2 * LANES) + (upper.astype(np.int64) << 31)
-    return word.astype(np.uint32).reshape(rows.shape)
+    place = np.where(source < 2 * LANES, source, source - 2 * LANES - 128)
+    return _bytes_as_words(place.astype(np.int8).reshape(len(rows), 1, LANES, 4))
 
 
 def _picked(

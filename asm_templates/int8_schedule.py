@@ -106,10 +106,12 @@ def _best_pair(
     if not len(first):
         alone = np.zeros(len(left), np.int32)
         return alone, alone
-    allowed = np.minimum(left, PRODUCTS)
-    products = np.minimum(allowed[:, :, first] + allowed[:, :, second], PRODUCTS)
-    worth = np.square(left.sum(axis=2))[:, None, :]
-    value = np.matmul(worth, products)[:, 0]
+    by_register = np.ascontiguousarray(np.minimum(left, PRODUCTS).swapaxes(1, 2))
+    products = by_register[:, first]
+    products += by_register[:, second]
+    np.minimum(products, PRODUCTS, out=products)
+    worth = np.square(left.sum(axis=2))[:, :, None]
+    value = np.matmul(products, worth)[:, :, 0]
     best = (value * (1 + _NOISE * random.random(value.shape, np.float32))).argmax(axis=1)
     return first[best], second[best]
 

@@ -146,8 +146,8 @@ def test_a_row_whose_sum_may_overflow_is_named(row):
 
 @pytest.mark.parametrize("row", PERMUTE)
 @pytest.mark.parametrize("block_rows", [1, 8, 16])
-def test_folded_batches_and_what_is_left_over(row, block_rows):
-    weights = block_weights((64 * (2 * MOST_FOLD + 1) + 30, 1700), 0.3, block_rows)
+def test_folded_batches_from_beyond_l2_and_what_is_left_over(row, block_rows):
+    weights = block_weights((64 * (2 * MOST_FOLD + 1) + 30, 2700), 0.3, block_rows)
     assert fold_of(SparseMatrix(weights), target_of(row)) == MOST_FOLD
     assert len(strips(len(weights), MOST_FOLD, 1)) == 3
     bias = np.linspace(-1, 1, len(weights), dtype=np.float32)
