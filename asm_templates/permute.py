@@ -18,8 +18,9 @@ In AVX-512 code, for the first of the six steps that share one vector of indices
 
 Zen 5 does a step in 0.85 cycles where all fits L1. Beyond L1 the bytes rule, code even more than
 data: hence the pool pointer rdx, which moves on now and then so that displacements take one
-byte, and the pool in the order of reading. AVX2 has only `vpermps`: eight lanes, one register of
-eight inputs a step, and ten indices of three bits in a lane.
+byte, and the pool in the order of reading. AVX2 has only `vpermps`: eight lanes and one register of
+eight inputs a step. Short weights share ten packed indices of three bits a lane; a float32 holds
+its index in its own lowest bits, which changes it by at most 2**-21 of itself (635 -> 590 ns).
 
 Only the weights and which registers are named differ from matrix to matrix; `schedule` chooses
 the steps, `permute_layout` which rows lie in which lane and what the pool holds. Inputs beyond
@@ -32,22 +33,21 @@ against 4500 ns.
 
 Infinite and NaN inputs: an idle lane multiplies zero by an input that its row has no weight for,
 as the dense product does, so an output is NaN only where that of the dense product is. (A row
-with weights for all inputs of a step's registers has no such input, and gets one of its own.)
+with weights for all inputs of a step's registers has no such input, and gets one of its own.
+Where weights hold their index, an idle lane takes the first input of the register.)
 
 Tried and slower: `prefetcht0` ahead of the pool (5-40 %), folding four times with AVX-512 where
 twice is not enough already, windows of 16 registers instead of 26 (1.5 % more steps).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates import rows
-from sparsejit.asm_templates.permute_layout import (
-    Layout,
-    Machine,
-    Piece,
-    layout_of,
-)
+from sparsejit.asm_templates.permute_layout import Layout, Piece, layout_of
+from sparsejit.asm_templates.permute_machine import FoldingRule, Machine
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
@@ -68,16 +68,20 @@ from sparsejit.spec import Activation, DType, MatVec
 
 _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
-# Folding measured on Zen 5: 768x256 at 90 % 650 -> 530 ns, 1024x1024 at 80 % 10500 -> 9300 ns
-# (AVX2: 29500 -> 24200 ns), while 256x256 at 90 % and 1024x1024 at 95 % lose 4 to 13 %.
+# Folding measured on Zen 5, AVX-512: 768x256 at 90 % 650 -> 530 ns, 1024x1024 at 80 % 10500 ->
+# 9300 ns, while 256x256 at 90 % and 1024x1024 at 95 % lose 4 to 13 %. AVX2: 256x256 at 90 %
+# 620 -> 530 ns, 1024x1024 at 90 % 14900 -> 13600 ns, while 256x256 at 95 % loses 45 %.
 AVX512 = Machine(
     lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128,
-    fold=2, folding_nnz=19_000, folding_density=0.06,
+    folding=(FoldingRule(19_000, 0.06, 2),),
 )  # fmt: skip
 AVX2 = Machine(
-    lanes=8, sources=1, index_bits=3, inputs=10, accumulators=4, reach=4,
-    fold=4, folding_nnz=50_000, folding_density=0.09,
+    lanes=8, sources=1, index_bits=3, inputs=6, accumulators=8, reach=4,
+    folding=(FoldingRule(6_000, 0.09, 4), FoldingRule(50_000, 0.04, 2)), index_in_weight=True,
 )  # fmt: skip
+AVX2_SHORT = replace(
+    AVX2, inputs=10, accumulators=4, folding=(FoldingRule(50_000, 0.09, 4),), index_in_weight=False
+)
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
@@ -87,7 +91,8 @@ def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
 
 def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """One register a step, eight lanes. x and y must not overlap."""
-    PermuteKernel(asm, spec, layout_of(spec, matrix, AVX2)).emit()
+    machine = AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT
+    PermuteKernel(asm, spec, layout_of(spec, matrix, machine)).emit()
 
 
 class PermuteKernel:

@@ -208,7 +208,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         ),
         {
             ("avx512", F32): StepPrice(0.75, 14, "A in 104 ns; 21 bytes, 10 where folded"),
-            ("avx2", F32): StepPrice(1.05, 12, "256x256 and 1024x1024 at 80 to 95 % zero"),
+            ("avx2", F32): StepPrice(0.9, 9, "A in 520 ns, C90 in 13,900 ns"),
             ("avx512", BF16): StepPrice(0.93, 18, "A in 134 ns; 130 KB of code for C90"),
             ("avx2", BF16): StepPrice(1.4, 17, "A in 820 ns; 313 KB of code for C90"),
             ("avx512", F16): StepPrice(1.25, 18, "A in 181 ns; 128 KB of code for C90"),
@@ -227,7 +227,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         lookup_steps,
         lookup_bytes,
         {
-            ("avx512", F32): StepPrice(1.6, 0.5, "C90 and C95 in 2900 and 1910 ns"),
+            ("avx512", F32): StepPrice(1.8, 0.5, "C90, C95, G95 in 2900, 1910, 7800 ns"),
             ("avx512", BF16): StepPrice(1.55, 0.5, "C90 and C95 in 2840 and 1740 ns"),
             ("avx512", F16): StepPrice(1.9, 0.5, "C90 and C95 in 3500 and 2130 ns"),
         },

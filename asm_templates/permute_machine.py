@@ -1,0 +1,85 @@
+"""What the permute kernels can do in a step on an instruction set, and when folding pays there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.schedule import (
+    Demand,
+    Schedule,
+    one_register_schedule,
+    two_register_schedule,
+)
+from sparsejit.matrix import SparseMatrix
+from sparsejit.spec import DType
+
+
+class FoldingRule(NamedTuple):
+    """Matrices of at least so many nonzeros and such a density run their code so often."""
+
+    nnz: int
+    density: float
+    times: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an instruction set makes of a step, and when folding pays on it.
+
+    A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`. `inputs`
+    registers hold a window of x, `accumulators` the sums of as many vectors of outputs: with four,
+    the four cycles that an FMA takes allow one step a cycle. The pool pointer reaches `reach`
+    vectors to either side. The last of the `folding` rules that a matrix meets says how often its
+    code runs. Weights are stored as `dtype`; short ones are unpacked into registers
+    that x then lacks. With `index_in_weight` each is a float32 whose lowest bits are its index.
+    """
+
+    lanes: int
+    sources: int
+    index_bits: int
+    inputs: int
+    accumulators: int
+    reach: int
+    folding: tuple[FoldingRule, ...]
+    dtype: DType = DType.FLOAT32
+    index_in_weight: bool = False
+
+    def storing(self, dtype: DType) -> "Machine":
+        """The same machine with weights of another dtype."""
+        if self.index_in_weight:
+            return replace(self, dtype=dtype)
+        spare = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}[dtype]
+        # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
+        reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
+        return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
+
+    @property
+    def steps_a_vector(self) -> int:
+        """Steps whose weights share a vector of the pool."""
+        return 1 if self.dtype is DType.FLOAT32 or self.index_in_weight else 2
+
+    @property
+    def fields(self) -> int:
+        """Steps served by one vector of packed indices."""
+        return 32 // self.index_bits
+
+    @property
+    def shifts(self) -> npt.NDArray[np.integer]:
+        """Where each field lies; the last needs no shift, so that it may use up the register."""
+        return np.roll(np.arange(self.fields, dtype=np.uint32) * self.index_bits, -1)
+
+    @property
+    def schedule(self) -> Callable[[Demand], Schedule]:
+        return two_register_schedule if self.sources == 2 else one_register_schedule
+
+    def fold_for(self, matrix: SparseMatrix) -> int:
+        """How often the code of a batch runs."""
+        folds = [
+            rule.times
+            for rule in self.folding
+            if matrix.nnz >= rule.nnz and matrix.density >= rule.density
+        ]
+        return folds[-1] if folds else 1
