@@ -16,6 +16,10 @@ of its row's weights. That start, or an intermediate sum, may wrap around; the f
 (`int8_weights`), so it is right. At the end a sum becomes a float, is multiplied by the steps of
 its row and of x, and goes where its row is in y. Inputs beyond one window of registers are taken
 window by window, with int32 sums in y meanwhile. So x and y must not overlap.
+
+Zen 5 takes a cycle a step in L1; from L2 on the 128 bytes of a step bind, at 46 to 54 bytes a
+cycle. Tried without gain: indices and weights in one stream (within 2 %), prefetching within L2
+(up to 30 % slower), rows ordered by count over 1024 rows instead of 64 (at 95 % zero 1 % fewer steps).
 """
 
 import itertools
@@ -271,7 +275,7 @@ class _Run:
 
     def _prefetches(self, *places: Memory) -> list[Line]:
         """Where both streams come from beyond L2: 4096x4096 in 40.2 us at the median of places and
-        42.6 at the worst, instead of 40.9 and 47.8. Nearer caches lose 5 to 30 %.
+        42.6 at the worst, instead of 40.7 and 47.8. Within L2 it loses up to 30 %.
         """
         if not self.kernel.prefetch or self.piece.strip.indices < LANES:
             return []
