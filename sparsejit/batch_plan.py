@@ -21,9 +21,11 @@ from sparsejit.spec import Layout, MatMul
 from sparsejit.target import Target
 
 LOADS_A_CYCLE = 2.0
-# Long instructions in straight line arrive faster than what `Rates` says of short ones: 16 bytes
-# a cycle from L2.
-LONG_CODE = 1.35
+# Panels' long instructions arrive from L2 at 16 bytes a cycle, faster than `Rates` says of code in
+# general. Up to 9 MB arrive from L3 as it says; 16 MB (4096x4096, 90 % zero) took 15 ms.
+L2_CODE_FACTOR = 1.35
+FAR_CODE_RATE = 0.25
+NEAR_SHARE_OF_L3 = 1 / 3
 SQUARE_CYCLES = {"avx512": 50, "avx2": 12}  # to transpose lanes by lanes elements
 COPY_CYCLES = 1.5  # to bring a vector of x into line
 
@@ -117,13 +119,20 @@ def _panels(
     data_bytes = 4 * matrix.nnz + panels * target.vector_bytes * sum(matrix.dense.shape)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     loads = (matrix.nnz * price.loads + inputs) / LOADS_A_CYCLE
-    code = code_bytes / (LONG_CODE * rates.code[code_level])
+    code = code_bytes / _code_rate(code_bytes, code_level, target, rates)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
     copying = matrix.in_features * panels * COPY_CYCLES if is_copied else 0.0
     cycles = chunks * max(code, loads) + (panels - chunks) * loads + copying
     bound = f"code from {code_level}" if code > loads and panels < 2 * chunks else "execution"
     steps = panels * matrix.nnz
     return Cost(steps, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
+
+
+def _code_rate(code_bytes: int, level: str, target: Target, rates: Rates) -> float:
+    """Bytes a cycle."""
+    if code_bytes > NEAR_SHARE_OF_L3 * target.l3_bytes:
+        return FAR_CODE_RATE
+    return rates.code[level] * (L2_CODE_FACTOR if level == "L2" else 1)
 
 
 def _inputs_loaded(matrix: SparseMatrix, target: Target) -> int:
