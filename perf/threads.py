@@ -91,7 +91,7 @@ def _function(parts: list[Callable[[Assembler], None]]) -> ExecutableMemory:
     pool().require(len(parts) - 1)
     natives = [NativePart(asm.label("part"), 0) for _ in parts]
     if len(parts) > 1:
-        pool().emit_dispatcher(asm, natives)
+        pool().emit_dispatcher(asm, natives, np.inf)
     for native, emit in zip(natives, parts, strict=True):
         asm.align(64)
         asm.bind(native.label)

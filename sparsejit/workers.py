@@ -14,6 +14,8 @@ mailbox is filled before its state says so, y is written before the worker count
 worker without work says that it is parked, looks a last time, and sleeps until it is called
 (futex(2) compares and sleeps in one). A dispatcher that just missed this finds its request untaken
 and runs the part itself; the next one calls the worker, once, however long Linux lets that wait.
+Calling costs more than sharing a small layer gains: then only the second of two calls in quick
+succession does it, for others may follow.
 """
 
 import atexit
@@ -54,12 +56,17 @@ SPINS_BEFORE_PARKING = 2000
 SPINS_BEFORE_YIELDING = 2000
 NAP_NS = 1_000_000
 
+# A call that has to wake the worker took 9 us longer than one that found it awake. Quick succession
+# is less than a worker spins, in ticks of the time stamp counter (2 to 4 a nanosecond).
+CALLING_NS = 9_000.0
+SOON_TICKS = 100_000
+
 # Byte offsets. Cores that write apart get pairs of cache lines apart: Intel's L2 prefetches in
 # pairs (Optimization Manual 3.7.3). The lock stands first, then one mailbox a worker.
 _APART = 128
 _STATE, _MXCSR, _FUNCTION, _X, _Y = 0, 4, 8, 16, 24  # the request; state 1: to be taken
 _ANSWERS, _SLEEP, _CALLED_FROM = _APART, _APART + 4, _APART + 8  # mostly written by the worker
-_EXPECTED = 2 * _APART  # answers that the dispatchers have waited for
+_EXPECTED, _LAST_PARKED = 2 * _APART, 2 * _APART + 8  # written by the dispatchers
 _MAILBOX_BYTES = 3 * _APART
 
 # Values of _SLEEP.
@@ -128,7 +135,7 @@ class Pool:
                 mailbox = _mailbox(number)
                 self._block[(mailbox + _FUNCTION) // 4 : (mailbox + _X) // 4] = 0
                 self._block[(mailbox + _STATE) // 4] = 1
-                self._native.wake(self.address + mailbox)
+                self._native.call_wake(self.address + mailbox)
                 thread.join()
             self._forget_workers()
 
@@ -160,11 +167,14 @@ class Pool:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OWN_FAULTS)
         self._native.serve(self.address + _mailbox(number))
 
-    def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart]) -> None:
+    def emit_dispatcher(
+        self, asm: Assembler, parts: Sequence[NativePart], saved_ns: float
+    ) -> None:
         """Append void dispatcher(x, y), which runs `parts`; they must keep rdi and rsi.
 
-        The workers must be there before it is called (`require`).
+        The workers save the caller `saved_ns`; they must be there before it is called (`require`).
         """
+        wake = self._native.wake if saved_ns > CALLING_NS else self._native.wake_if_soon
         serial = asm.label("serial")
         asm.emit("push", rbx)  # also aligns the stack to 16 bytes
         asm.emit("mov", rbx, self.address)
@@ -174,7 +184,7 @@ class Pool:
         for mailbox, part in zip(mailboxes, parts[1:], strict=True):
             _post(asm, mailbox, part)
         for mailbox in mailboxes:
-            self._emit_wake(asm, mailbox)
+            _call_sleeper(asm, mailbox, wake)
         asm.jump("call", parts[0].label)
         for mailbox in mailboxes:
             asm.emit("lea", rdi, Memory(rbx, mailbox))
@@ -193,18 +203,6 @@ class Pool:
         asm.emit("pop", rbx)
         asm.emit("ret")
 
-    def _emit_wake(self, asm: Assembler, mailbox: int) -> None:
-        awake = asm.label("awake")
-        asm.emit("mov", dword(rax), Memory(rbx, mailbox + _SLEEP))
-        asm.emit("cmp", dword(rax), _PARKED)
-        asm.jump("jne", awake)
-        asm.emit("push", rdi)
-        asm.emit("lea", rdi, Memory(rbx, mailbox))
-        asm.emit("mov", rax, self._native.wake_address)
-        asm.emit("call", rax)
-        asm.emit("pop", rdi)
-        asm.bind(awake)
-
 
 @cache
 def pool() -> Pool:
@@ -218,24 +216,25 @@ def pool() -> Pool:
 class _Routines:
     """The native code that all kernels share.
 
-    `serve`, `wake` and `seize` are called from Python with the interpreter lock released; `finish`
-    and `wake_address` are addresses for the dispatchers.
+    `serve`, `call_wake` and `seize` are called from Python with the interpreter lock released;
+    `finish`, `wake` and `wake_if_soon` are addresses for the dispatchers.
     """
 
     def __init__(self) -> None:
         asm = Assembler(Target.detect())
         offsets = []
-        for emit in (_emit_serve, _emit_finish, _emit_wake, _emit_seize):
+        for emit in (_emit_serve, _emit_finish, _emit_wake_if_soon, _emit_wake, _emit_seize):
             asm.align(64)
             offsets.append(asm.position)
             emit(asm)
         memory = ExecutableMemory(asm.finish().data)
-        serve, finish, wake, seize = offsets
+        serve, finish, wake_if_soon, wake, seize = offsets
         self.serve: Callable[[int], None] = memory.function(1, serve)
-        self.wake: Callable[[int], None] = memory.function(1, wake)
+        self.call_wake: Callable[[int], None] = memory.function(1, wake)
         self.seize: Callable[[int], None] = memory.function(1, seize)
         self.finish = memory.address + finish
-        self.wake_address = memory.address + wake
+        self.wake = memory.address + wake
+        self.wake_if_soon = memory.address + wake_if_soon
 
 
 def _mailbox(number: int) -> int:
@@ -267,6 +266,20 @@ def _post(asm: Assembler, mailbox: int, part: NativePart) -> None:
     asm.emit("stmxcsr", Memory(rbx, mailbox + _MXCSR))
     asm.emit("mov", dword(rax), 1)
     asm.emit("mov", Memory(rbx, mailbox + _STATE), dword(rax))
+
+
+def _call_sleeper(asm: Assembler, mailbox: int, wake: int) -> None:
+    """Call `wake` for a worker that is parked; rbx is the block."""
+    awake = asm.label("awake")
+    asm.emit("mov", dword(rax), Memory(rbx, mailbox + _SLEEP))
+    asm.emit("cmp", dword(rax), _PARKED)
+    asm.jump("jne", awake)
+    asm.emit("push", rdi)
+    asm.emit("lea", rdi, Memory(rbx, mailbox))
+    asm.emit("mov", rax, wake)
+    asm.emit("call", rax)
+    asm.emit("pop", rdi)
+    asm.bind(awake)
 
 
 def _emit_serve(asm: Assembler) -> None:
@@ -371,6 +384,20 @@ def _emit_finish(asm: Assembler) -> None:
     asm.bind(done)
     asm.emit("pop", rbx)
     asm.emit("ret")
+
+
+def _emit_wake_if_soon(asm: Assembler) -> None:
+    """void wake_if_soon(mailbox): as `wake`, on the second of two calls in quick succession."""
+    soon = asm.label("soon")
+    asm.emit("rdtsc")
+    asm.emit("mov", dword(rcx), Memory(rdi, _LAST_PARKED))
+    asm.emit("mov", Memory(rdi, _LAST_PARKED), dword(rax))
+    asm.emit("sub", dword(rax), dword(rcx))  # modulo 2**32: a second or two
+    asm.emit("cmp", dword(rax), SOON_TICKS)
+    asm.jump("jb", soon)
+    asm.emit("ret")
+    asm.bind(soon)
+    _emit_wake(asm)
 
 
 def _emit_wake(asm: Assembler) -> None:

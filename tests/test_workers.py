@@ -110,12 +110,14 @@ def test_a_dispatcher_keeps_what_a_function_must() -> None:
     assert not found.upper_bytes.any()
 
 
-def dispatcher_of(emit_parts: list[Callable[[Assembler], None]]) -> bytes:
+def dispatcher_of(
+    emit_parts: list[Callable[[Assembler], None]], saved_ns: float = np.inf
+) -> bytes:
     """The code of a dispatcher over hand-made parts; part i writes from y + 4 i on."""
     asm = Assembler(Target.detect())
     pool().require(len(emit_parts) - 1)
     natives = [NativePart(asm.label("part"), 4 * i) for i in range(len(emit_parts))]
-    pool().emit_dispatcher(asm, natives)
+    pool().emit_dispatcher(asm, natives, saved_ns)
     for native, emit in zip(natives, emit_parts, strict=True):
         asm.bind(native.label)
         emit(asm)
@@ -170,6 +172,25 @@ def test_a_worker_sleeps_when_idle_and_wakes_for_work() -> None:
         y = np.zeros(2, np.uint32)
         call(0, y.ctypes.data)  # returns only after a worker ran part 1
         assert y[1] == 1
+
+
+def test_only_calls_in_quick_succession_wake_a_worker_for_little() -> None:
+    code = dispatcher_of([lambda asm: asm.emit("nop"), _write_one], saved_ns=0.0)
+    call = ExecutableMemory(code).function(2)
+    y = np.zeros(2, np.uint32)
+    assert eventually(lambda: parked(0))
+    for _ in range(20):
+        y[1] = 0
+        call(0, y.ctypes.data)
+        assert y[1] == 1 and parked(0)
+        time.sleep(0.002)
+
+    def woken_by_a_burst() -> bool:
+        for _ in range(50):
+            call(0, y.ctypes.data)
+        return not parked(0)
+
+    assert eventually(woken_by_a_burst)
 
 
 def _write_one(asm: Assembler) -> None:
