@@ -27,9 +27,9 @@ the steps, `permute_layout` which rows lie in which lane and what the pool holds
 one window of registers are taken window by window, with partial sums in y. So x and y must not
 overlap.
 
-Short weights halve the pool's larger part and cost an instruction a step to unpack: 256x256 at
-90 % in 134 ns (bfloat16) and 178 ns (float16) against 104 ns, 1024x1024 at 90 % in 3600 ns
-against 4500 ns.
+Short weights halve the pool's larger part and cost an instruction a step to unpack: 1024x1024 at
+90 % in 3600 ns against 4200 ns, but 256x256 at 90 % in 134 ns (bfloat16) and 178 ns (float16)
+against 104 ns.
 
 Infinite and NaN inputs: an idle lane multiplies zero by an input that its row has no weight for,
 as the dense product does, so an output is NaN only where that of the dense product is. (A row
@@ -65,6 +65,7 @@ from sparsejit.operands import (
     zmm,
 )
 from sparsejit.spec import Activation, DType, MatVec
+from sparsejit.target import Target
 
 _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
@@ -84,15 +85,24 @@ AVX2_SHORT = replace(
 )
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Two registers a step, sixteen lanes. x and y must not overlap."""
-    PermuteKernel(asm, spec, layout_of(spec, matrix, AVX512)).emit()
+# What a float32 weight takes in the pool, idle lanes and indices included, at 90 % zero.
+_POOL_BYTES_A_WEIGHT = 6.4
 
 
-def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """One register a step, eight lanes. x and y must not overlap."""
-    machine = AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT
-    PermuteKernel(asm, spec, layout_of(spec, matrix, machine)).emit()
+def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
+    """The form of the kernel for a layer.
+
+    Within L1 there are no bytes to save: short weights lie there as float32.
+    """
+    if target.isa == "avx2":
+        return AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT.storing(spec.dtype)
+    near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
+    return AVX512 if near else AVX512.storing(spec.dtype)
+
+
+def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """AVX-512: two registers a step; AVX2: one of half the size. x and y must not overlap."""
+    PermuteKernel(asm, spec, layout_of(spec, matrix, machine_for(spec, matrix, asm.target))).emit()
 
 
 class PermuteKernel:
@@ -117,7 +127,7 @@ class PermuteKernel:
     def emit(self) -> None:
         pool = self.asm.literal(self.layout.pool())
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
-        if self.machine.dtype is DType.BFLOAT16 and not self.machine.index_in_weight:
+        if self.machine.dtype is DType.BFLOAT16:
             self._set_upper_halves()
         for window in range(self.layout.windows.number):
             self._load_inputs(window)

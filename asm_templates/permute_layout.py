@@ -24,7 +24,7 @@ from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import Demand
 from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import DType, MatVec
+from sparsejit.spec import MatVec
 
 _Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
@@ -186,8 +186,6 @@ class Piece:
         machine, weights = self.machine, self.steps.weights
         if not machine.index_in_weight:
             return stored(weights, machine.dtype)
-        if machine.dtype is DType.BFLOAT16:
-            weights = rounded(weights)
         return with_index(weights, self.steps.indices, machine.index_bits)
 
 
@@ -213,7 +211,6 @@ class Layout:
 
 def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     """Order, cut and schedule a matrix."""
-    machine = machine.storing(spec.dtype)
     windows = Windows.of(matrix.in_features, machine)
     cut = _Cut(spec, matrix, machine, windows, _row_order(matrix, machine))
     parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
@@ -292,7 +289,8 @@ class _Cut:
             rows = rows.reshape(shape).swapaxes(1, 2).ravel()
         dense = np.zeros((len(rows), self.windows.number * self.windows.width * lanes), np.float32)
         real = rows < self.matrix.out_features
-        dense[real, : self.matrix.in_features] = self.matrix.dense[rows[real]]
+        weights = rounded(self.matrix.dense[rows[real]], self.spec.dtype)
+        dense[real, : self.matrix.in_features] = weights
         return dense
 
     def piece(self, strip: Strip, steps: Steps, window: int, batch: int) -> Piece:

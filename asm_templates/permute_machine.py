@@ -49,8 +49,6 @@ class Machine:
 
     def storing(self, dtype: DType) -> "Machine":
         """The same machine with weights of another dtype."""
-        if self.index_in_weight:
-            return replace(self, dtype=dtype)
         spare = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}[dtype]
         # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
@@ -59,7 +57,7 @@ class Machine:
     @property
     def steps_a_vector(self) -> int:
         """Steps whose weights share a vector of the pool."""
-        return 1 if self.dtype is DType.FLOAT32 or self.index_in_weight else 2
+        return 1 if self.dtype is DType.FLOAT32 else 2
 
     @property
     def fields(self) -> int:

@@ -57,8 +57,8 @@ _IN_EVERY_DTYPE = (
     ("broadcast-loop", "avx2", broadcast_loop.emit_avx2),
     ("dense", "avx512", dense.emit_avx512),
     ("dense", "avx2", dense.emit_avx2),
-    ("permute", "avx512", permute.emit_avx512),
-    ("permute", "avx2", permute.emit_avx2),
+    ("permute", "avx512", permute.emit),
+    ("permute", "avx2", permute.emit),
 )
 
 MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (

@@ -209,9 +209,9 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         {
             ("avx512", F32): StepPrice(0.75, 14, "A in 104 ns; 21 bytes, 10 where folded"),
             ("avx2", F32): StepPrice(0.9, 9, "A in 520 ns, C90 in 13,900 ns"),
-            ("avx512", BF16): StepPrice(0.93, 18, "A in 134 ns; 130 KB of code for C90"),
+            ("avx512", BF16): StepPrice(0.93, 18, "A unpacked: 134 ns; 130 KB of code for C90"),
             ("avx2", BF16): StepPrice(1.4, 17, "A in 820 ns; 313 KB of code for C90"),
-            ("avx512", F16): StepPrice(1.25, 18, "A in 181 ns; 128 KB of code for C90"),
+            ("avx512", F16): StepPrice(1.25, 18, "A unpacked: 181 ns; 128 KB of code for C90"),
             ("avx2", F16): StepPrice(1.3, 15, "A in 747 ns; 283 KB of code for C90"),
         },
     ),

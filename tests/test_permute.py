@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import block_weights, check, compile_kernel, shapes, templates_of
+from matvec_checks import block_weights, check, compile_kernel, shapes, target_of, templates_of
 
-from sparsejit.asm_templates.permute import AVX2, AVX2_SHORT, AVX512
+from sparsejit.asm_templates.permute import AVX2, AVX2_SHORT, AVX512, machine_for
 from sparsejit.asm_templates.permute_layout import Layout, layout_of
 from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.schedule import (
@@ -18,22 +18,15 @@ from sparsejit.asm_templates.schedule import (
     one_register_schedule,
     two_register_schedule,
 )
-from sparsejit.asm_templates.table import MatVecTemplate
 from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
-from sparsejit.spec import Activation, DType, MatVec
+from sparsejit.spec import Activation, MatVec
 
 both_templates = pytest.mark.parametrize("row", templates_of("permute"))
 every_machine = pytest.mark.parametrize(
     "machine", [AVX512, AVX2, AVX2_SHORT], ids=["avx512", "avx2", "avx2-short"]
 )
 both_schedules = pytest.mark.parametrize("cover", [one_register_schedule, two_register_schedule])
-
-
-def machine_of(row: MatVecTemplate) -> Machine:
-    if row.isa == "avx512":
-        return AVX512
-    return AVX2 if row.dtype is DType.FLOAT32 else AVX2_SHORT
 
 
 def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> npt.NDArray[np.float32]:
@@ -68,7 +61,8 @@ def test_random_layers(row, out_features, in_features, density, biased, activati
 @pytest.mark.parametrize("shape", [(1000, 530), (640, 257), (256, 1040)])
 def test_folded_batches_and_what_is_left_over(row, shape):
     weights = scattered(shape, 0.4)
-    assert machine_of(row).fold_for(SparseMatrix(weights)) > 1
+    matrix = SparseMatrix(weights)
+    assert machine_for(MatVec(*shape), matrix, target_of(row)).fold_for(matrix) > 1
     bias = np.linspace(-1, 1, shape[0], dtype=np.float32)
     check(row, weights, bias, Activation.TANH)
 
@@ -190,9 +184,8 @@ def unfolded(machine: Machine) -> Machine:
 
 @both_templates
 def test_a_step_takes_twenty_bytes_of_code_and_thirty_where_weights_are_unpacked(row):
-    weights = scattered((256, 256), 0.1)
-    machine = machine_of(row)
-    spec, matrix = MatVec(256, 256, dtype=row.dtype), SparseMatrix(weights)
+    spec, matrix = MatVec(256, 512, dtype=row.dtype), SparseMatrix(scattered((256, 512), 0.1))
+    machine = machine_for(spec, matrix, target_of(row))
     layout = layout_of(spec, matrix, machine)
     image = compile_kernel(row, spec, matrix)
     short = layout.machine.steps_a_vector == 2
