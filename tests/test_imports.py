@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = (
     *("errors", "files", "operands", "target", "matrix", "spec", "reference"),
     *("form", "encoder", "assembler", "memory", "measure", "asm_templates", "cost", "calibration"),
-    *("plan", "batch_plan", "program", "tuning", "gate", "workers", "split", "api"),
+    *("plan", "batch_plan", "program", "tuning", "gate", "worker_code", "workers", "split", "api"),
     *("prune", "voice", "frontend", "sparsejit", "perf"),
     *("install_peachpy", "doctor", "commands", "cli"),
 )

@@ -17,12 +17,13 @@ from matvec_checks import block_weights
 from test_calling_convention import PATTERNS, STATUS_FLAGS, UNUSUAL_MXCSR, call_and_report
 
 import sparsejit
-from sparsejit import split, workers
+from sparsejit import split
 from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, dword, rax, rcx, rdi, rsi
 from sparsejit.target import Target
+from sparsejit.worker_code import PARKED, SLEEP, mailbox_at
 from sparsejit.workers import NativePart, pool
 
 LONGEST_WAIT_S = 10
@@ -199,7 +200,7 @@ def _write_one(asm: Assembler) -> None:
 
 
 def parked(worker: int) -> bool:
-    return bool(pool()._block[(workers._mailbox(worker) + workers._SLEEP) // 4] == workers._PARKED)
+    return bool(pool()._block[(mailbox_at(worker) + SLEEP) // 4] == PARKED)
 
 
 def test_sleeping_workers_use_no_processor_time() -> None:
