@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sparsejit import reference
 from sparsejit.asm_templates.elementwise import emit_elementwise
-from sparsejit.perf.timing import time_native
+from sparsejit.measure import time_native
 from sparsejit.program import Program, build
 from sparsejit.spec import Activation, Elementwise
 from sparsejit.target import ISA_LEVELS, Target

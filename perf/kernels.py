@@ -22,12 +22,13 @@ from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
+from sparsejit.measure import Timing, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
-from sparsejit.perf.timing import Timing, time_native, time_python
+from sparsejit.perf.timing import time_python
 from sparsejit.plan import AUTO
 from sparsejit.spec import LARGEST_INT8, DType, Layout
 from sparsejit.target import Target

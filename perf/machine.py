@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsejit.assembler import Assembler, line
+from sparsejit.measure import time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, Register, r8, rax, rcx, rdi, ymm, zmm
-from sparsejit.perf.timing import time_native
 from sparsejit.target import Target
 
 _LOADS_IN_BODY = 16

@@ -23,7 +23,8 @@ import torch
 from torch.nn.functional import linear
 
 from sparsejit.errors import MissingDependency
-from sparsejit.perf.timing import Timing, call_native, time_native, time_python
+from sparsejit.measure import Timing, call_native, time_native
+from sparsejit.perf.timing import time_python
 
 FloatArray = npt.NDArray[np.float32]
 

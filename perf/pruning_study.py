@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from sparsejit.api import compile_matrix
 from sparsejit.files import atomic_path
+from sparsejit.measure import pinned
 from sparsejit.perf.kernels import time_at_places
-from sparsejit.perf.timing import pinned
 from sparsejit.prune import (
     ADMM,
     CubicSchedule,

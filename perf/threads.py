@@ -11,11 +11,11 @@ import numpy as np
 
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.assembler import Assembler, line
+from sparsejit.measure import Timing, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import rax, rcx
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import MatVecProblem
-from sparsejit.perf.timing import Timing, time_native
 from sparsejit.spec import DType
 from sparsejit.target import Target
 from sparsejit.workers import NativePart, pool

@@ -10,27 +10,9 @@ from contextlib import contextmanager
 from functools import cache
 
 from sparsejit.assembler import Assembler
-from sparsejit.measure import (
-    BUDGET_NS,
-    SAMPLES,
-    Timing,
-    call_native,
-    pinned,
-    sample,
-    time_native,
-)
+from sparsejit.measure import BUDGET_NS, SAMPLES, Timing, pinned, sample, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.target import Target
-
-__all__ = [
-    "Timing",
-    "call_native",
-    "empty_native_call",
-    "empty_python_call",
-    "pinned",
-    "time_native",
-    "time_python",
-]
 
 
 def time_python(

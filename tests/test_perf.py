@@ -13,13 +13,14 @@ import pytest
 from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.matrix import LANE16
+from sparsejit.measure import call_native, pinned, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, r8, r9, rax, rcx, rdi, rdx, rsi, rsp, xmm
 from sparsejit.perf import history, kernels, peers
 from sparsejit.perf.machine import MachineLimits, machine_limits
 from sparsejit.perf.peers import peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, Problem, problems_named
-from sparsejit.perf.timing import call_native, pinned, time_native, time_python
+from sparsejit.perf.timing import time_python
 from sparsejit.target import Target
 
 LIMITS = MachineLimits("avx512", 500.0, 250.0, 100.0, 10.0, 280.0)
