@@ -16,11 +16,12 @@ _MARKERS = {"float32": "o", "bfloat16": "s", "float16": "D", "int8": "^"}
 def draw_roofline(path: Path, rows: Sequence[Row], limits: MachineLimits) -> None:
     """Write a PNG: real GFLOPS over flops per byte of literals and code, with one roof per cache.
 
-    A kernel between two slopes is fed by the cache whose slope is the upper one.
+    A kernel between two slopes is fed by the cache whose slope is the upper one. int8 may stand
+    above the roof, which is that of float32.
     """
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     axes = figure.add_subplot()
-    intensity = np.geomspace(0.02, 4, 100)
+    intensity = np.geomspace(0.02, 10, 100)
     slopes = {
         "L1": limits.l1_bytes_per_ns,
         "L2": limits.l2_bytes_per_ns,
@@ -29,17 +30,21 @@ def draw_roofline(path: Path, rows: Sequence[Row], limits: MachineLimits) -> Non
     for level, rate in slopes.items():
         roof = np.minimum(rate * intensity, limits.fma_gflops)
         axes.plot(intensity, roof, color="grey", linewidth=1)
-        place = (intensity[25], roof[25])
+        place = (intensity[20], roof[20])
         axes.annotate(f"{level} {rate:.0f} B/ns", place, fontsize=8, rotation=28)
     axes.axhline(limits.fma_gflops, color="black", linewidth=1)
-    axes.annotate(f"FMA rate {limits.fma_gflops:.0f} GFLOPS", (1.2, limits.fma_gflops * 1.04))
+    roof_name = f"float32 FMA rate {limits.fma_gflops:.0f} GFLOPS"
+    axes.annotate(roof_name, (0.025, limits.fma_gflops * 1.04))
     problems = list(dict.fromkeys(row.problem for row in rows))
     for row in rows:
+        flops = row.real_gflops * row.ns_min
+        point = flops / (row.code_bytes + row.pool_bytes), row.real_gflops
         colour = f"C{problems.index(row.problem) % 10}"
-        point = 2 * row.nnz / (row.code_bytes + row.pool_bytes), row.real_gflops
         axes.plot(*point, _MARKERS[row.dtype], color=colour)
-        name = f"{row.problem} {row.strategy} {row.dtype}"
-        axes.annotate(name, point, fontsize=7, xytext=(5, 3), textcoords="offset points")
+        axes.annotate(row.problem, point, fontsize=8, xytext=(5, 3), textcoords="offset points")
+    for dtype, marker in _MARKERS.items():
+        axes.plot([], [], marker, color="black", label=dtype)
+    axes.legend(loc="lower right")
     axes.set(xscale="log", yscale="log", xlabel="flops a byte of code and literals")
     axes.set(ylabel="real GFLOPS (2 nnz / time)", title=f"{limits.isa}, one core", ylim=(5, None))
     with atomic_path(path) as temporary:
