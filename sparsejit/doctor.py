@@ -84,7 +84,8 @@ def _kernel() -> Finding:
         y = kernel(x)
     except SparseJitError as error:
         return Finding("a kernel", None, "core", str(error))
-    if not np.array_equal(y, x):
+    # Some kernels keep an index in the lowest bits of the weights (2^-17 at most).
+    if not np.allclose(y, x, rtol=1e-5, atol=0):
         return Finding("a kernel", None, "core", f"identity gave {y}; please report this")
     return Finding("a kernel", f"compiled in {kernel.compile_ms:.0f} ms and correct", "core")
 
