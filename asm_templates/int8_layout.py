@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.int8_weights import output_scales, quantised_rows
-from sparsejit.asm_templates.schedule import Demand
+from sparsejit.asm_templates.schedule import Demand, Windows
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
@@ -35,25 +35,6 @@ OFFSET = 128  # what is added to x to make it unsigned
 
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """in_features cut into `number` windows of `width` registers, the last perhaps shorter."""
-
-    registers: int
-    number: int
-    width: int
-
-    @classmethod
-    def of(cls, in_features: int) -> "Windows":
-        registers = -(-in_features // REGISTER_INPUTS)
-        number = -(-registers // MOST_REGISTERS)
-        return cls(registers, number, -(-registers // number))
-
-    def registers_of(self, window: int) -> range:
-        """The registers' worth of x that a window holds."""
-        return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
 @dataclass(frozen=True)
@@ -195,7 +176,7 @@ def layout_of(
     spec: MatVec, matrix: SparseMatrix, fold: int, granule: int, tries: int
 ) -> Layout:
     """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`."""
-    windows = Windows.of(matrix.in_features)
+    windows = Windows.of(matrix.in_features, REGISTER_INPUTS, MOST_REGISTERS)
     weights, scales = quantised_rows(matrix)
     cut = _Cut(spec, weights, output_scales(spec, scales), windows, tries)
     pieces: list[Piece] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.schedule import Demand
+from sparsejit.asm_templates.schedule import Demand, cover
 
 PRODUCTS = 4  # of a lane in one step: bytes of a 32-bit lane
 _NOISE = 0.05
@@ -64,7 +64,13 @@ def _joined(parts: list[QuadSchedule], chosen: npt.NDArray[np.integer]) -> QuadS
 def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[QuadSchedule]:
     """The steps of these problems, of the try that needed fewest for each."""
     random = np.random.default_rng(0)
-    covers = [_cover(demand, problems, random) for _ in range(tries)]
+
+    def step(unfinished: _IntArray, left: _Counts, following: _IntArray) -> QuadSchedule:
+        first, second = _best_pair(left, random)
+        taken = _take(left, following, first, second)
+        return QuadSchedule(unfinished, first, second, taken)
+
+    covers = [cover(demand, problems, step) for _ in range(tries)]
     if tries == 1 or not covers[0]:
         return covers[0]
     attempt = np.repeat(np.arange(tries), [sum(len(p.problem) for p in c) for c in covers])
@@ -74,24 +80,6 @@ def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[QuadSched
     np.add.at(steps, (attempt, problem), 1)
     best = steps.argmin(axis=0)
     return [_joined(parts, np.flatnonzero(attempt == best[problem]))]
-
-
-def _cover(
-    demand: Demand, problems: _IntArray, random: np.random.Generator
-) -> list[QuadSchedule]:
-    """The steps of all problems together, one part per point in time."""
-    left = demand.count[problems].astype(np.float32)
-    following = demand.start[problems]
-    parts: list[QuadSchedule] = []
-    while True:
-        unfinished = left.any(axis=(1, 2))
-        if not unfinished.all():
-            left, following = left[unfinished], following[unfinished]
-            problems = problems[unfinished]
-        if not len(problems):
-            return parts
-        first, second = _best_pair(left, random)
-        parts.append(QuadSchedule(problems, first, second, _take(left, following, first, second)))
 
 
 def _best_pair(

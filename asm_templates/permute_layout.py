@@ -22,32 +22,13 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
-from sparsejit.asm_templates.schedule import Demand
+from sparsejit.asm_templates.schedule import Demand, Windows
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
 _Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
 _Numbers = npt.NDArray[np.integer]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """in_features cut into `number` windows of `width` registers, the last perhaps shorter."""
-
-    registers: int
-    number: int
-    width: int
-
-    @classmethod
-    def of(cls, in_features: int, machine: Machine) -> "Windows":
-        registers = -(-in_features // machine.lanes)
-        number = -(-registers // machine.inputs)
-        return cls(registers, number, -(-registers // number))
-
-    def registers_of(self, window: int) -> range:
-        """The registers' worth of x that a window holds."""
-        return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
 @dataclass(frozen=True)
@@ -211,7 +192,7 @@ class Layout:
 
 def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     """Order, cut and schedule a matrix."""
-    windows = Windows.of(matrix.in_features, machine)
+    windows = Windows.of(matrix.in_features, machine.lanes, machine.inputs)
     cut = _Cut(spec, matrix, machine, windows, _row_order(matrix, machine))
     parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
     scheduled = [(strip, cut.schedule(strip)) for strip in parts]

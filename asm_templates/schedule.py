@@ -13,7 +13,9 @@ is nearer to that register's fullest lane. On 256x256 at 90 % that needs 574 ste
 bound (fullest lane, half the sum of the registers' fullest lanes) is 567.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,26 @@ _FloatArray = npt.NDArray[np.float32]
 
 # Problems advanced together: more amortises numpy's call overhead, fewer stay in the cache.
 _PROBLEMS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Windows:
+    """in_features cut into `number` windows of `width` registers, the last perhaps shorter."""
+
+    registers: int
+    number: int
+    width: int
+
+    @classmethod
+    def of(cls, in_features: int, register_inputs: int, most_registers: int) -> "Windows":
+        """Windows as equal as can be, of at most `most_registers` registers each."""
+        registers = -(-in_features // register_inputs)
+        number = -(-registers // most_registers)
+        return cls(registers, number, -(-registers // number))
+
+    def registers_of(self, window: int) -> range:
+        """The registers' worth of x that a window holds."""
+        return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
 @dataclass(frozen=True)
@@ -83,7 +105,7 @@ def two_register_schedule(demand: Demand) -> Schedule:
     parts = [Schedule(nothing, nothing, nothing, np.zeros((0, lanes), np.int32))]
     for begin in range(0, problems, _PROBLEMS_AT_ONCE):
         end = min(begin + _PROBLEMS_AT_ONCE, problems)
-        parts += _cover(demand, np.arange(begin, end, dtype=np.int32))
+        parts += cover(demand, np.arange(begin, end, dtype=np.int32), _step)
     order = np.argsort(np.concatenate([part.problem for part in parts]), kind="stable")
     return Schedule(
         *(
@@ -93,11 +115,22 @@ def two_register_schedule(demand: Demand) -> Schedule:
     )
 
 
-def _cover(demand: Demand, problems: IntArray) -> list[Schedule]:
-    """The steps of all problems together, one part per point in time."""
+_Part = TypeVar("_Part")
+
+
+def cover(
+    demand: Demand,
+    problems: IntArray,
+    step: Callable[[IntArray, _FloatArray, IntArray], _Part],
+) -> list[_Part]:
+    """The steps of all problems together, one part per point in time.
+
+    `step(problems, left, following)` serves lanes of the unfinished problems once: it lowers
+    `left`, moves `following` on, both (problems, lanes, registers), and returns what it chose.
+    """
     left = demand.count[problems].astype(np.float32)
     following = demand.start[problems]
-    parts: list[Schedule] = []
+    parts: list[_Part] = []
     while True:
         unfinished = left.any(axis=(1, 2))
         if not unfinished.all():
@@ -105,8 +138,12 @@ def _cover(demand: Demand, problems: IntArray) -> list[Schedule]:
             problems = problems[unfinished]
         if not len(problems):
             return parts
-        first, second = _best_pair(left)
-        parts.append(Schedule(problems, first, second, _take(left, following, first, second)))
+        parts.append(step(problems, left, following))
+
+
+def _step(problems: IntArray, left: _FloatArray, following: IntArray) -> Schedule:
+    first, second = _best_pair(left)
+    return Schedule(problems, first, second, _take(left, following, first, second))
 
 
 def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:

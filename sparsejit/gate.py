@@ -10,6 +10,7 @@ whatever is unusual goes to a Python fallback, which accepts it or says what is 
 import sys
 import sysconfig
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -169,6 +170,7 @@ def _call(asm: Assembler, address: int) -> None:
     asm.emit("call", rax)
 
 
+@cache
 def _layout_is_known() -> bool:
     """Whether this interpreter and numpy lay objects out as the offsets above say."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

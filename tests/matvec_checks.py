@@ -41,6 +41,11 @@ def target_of(row: MatVecTemplate) -> Target:
     return replace(level, instruction_sets=level.instruction_sets | row.requires)
 
 
+def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> FloatArray:
+    """Random weights, zero at random places."""
+    return block_weights(shape, density, block_rows=1, seed=seed)
+
+
 def templates_of(family: str) -> list[Any]:
     """pytest parameters: every row of the table in `family` that this machine can run."""
     machine = Target.detect()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import block_weights, check, compile_kernel, shapes, templates_of
+from matvec_checks import check, compile_kernel, scattered, shapes, templates_of
 
 from sparsejit.asm_templates.lookup_layout import (
     LANES,
@@ -20,10 +20,6 @@ from sparsejit.memory import ExecutableMemory
 from sparsejit.spec import Activation, MatVec
 
 every_template = pytest.mark.parametrize("row", templates_of("lookup"))
-
-
-def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> np.ndarray:
-    return block_weights(shape, density, block_rows=1, seed=seed)
 
 
 @every_template

@@ -3,11 +3,17 @@
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import block_weights, check, compile_kernel, shapes, target_of, templates_of
+from matvec_checks import (
+    check,
+    compile_kernel,
+    scattered,
+    shapes,
+    target_of,
+    templates_of,
+)
 
 from sparsejit.asm_templates.permute import AVX2, AVX2_SHORT, AVX512, machine_for
 from sparsejit.asm_templates.permute_layout import Layout, layout_of
@@ -27,11 +33,6 @@ every_machine = pytest.mark.parametrize(
     "machine", [AVX512, AVX2, AVX2_SHORT], ids=["avx512", "avx2", "avx2-short"]
 )
 both_schedules = pytest.mark.parametrize("cover", [one_register_schedule, two_register_schedule])
-
-
-def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> npt.NDArray[np.float32]:
-    """Random weights, zero at random places."""
-    return block_weights(shape, density, block_rows=1, seed=seed)
 
 
 @both_templates
