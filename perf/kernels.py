@@ -22,8 +22,7 @@ from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import Timing, time_native
-from sparsejit.memory import ExecutableMemory
+from sparsejit.measure import Timing, aligned, time_copies
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
@@ -233,16 +232,7 @@ def _measure(
 
 def time_at_places(kernel: Kernel, x: FloatArray, places: int = PLACES) -> list[Timing]:
     """Time copies of a kernel, each with its own x and y, at as many places in memory."""
-    data = kernel.image.data
-    # All are held until the end, or the next would be given the same pages again.
-    held = [
-        (ExecutableMemory(data), aligned(x), aligned(np.empty(kernel.spec.y_shape, np.float32)))
-        for _ in range(places)
-    ]
-    return [
-        time_native(memory.address, (source.ctypes.data, destination.ctypes.data), samples=100)
-        for memory, source, destination in held
-    ]
+    return time_copies(kernel.image.data, x, kernel.spec.y_shape, places, samples=100)
 
 
 def exact_product(
@@ -253,15 +243,6 @@ def exact_product(
     if x.ndim == 1 or layout is Layout.FEATURE_MAJOR:
         return np.asarray(matrix @ values)
     return np.asarray(values @ matrix.T)
-
-
-def aligned(values: FloatArray) -> FloatArray:
-    """A copy that begins with a cache line, as allocators for numerics make them, numpy's not."""
-    room = np.empty(values.size + 16, np.float32)
-    start = -room.ctypes.data % 64 // 4
-    copy = room[start : start + values.size].reshape(values.shape)
-    copy[...] = values
-    return copy
 
 
 def _checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:

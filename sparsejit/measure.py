@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from sparsejit.assembler import Assembler
 from sparsejit.errors import InvalidInput
 from sparsejit.memory import ExecutableMemory
@@ -56,6 +59,38 @@ def time_native(
     loop = _native_loop(address, arguments)
     with pinned(core):
         return sample(loop, samples, budget_ns)
+
+
+def time_copies(
+    code: bytes,
+    x: npt.NDArray[np.float32],
+    y_shape: tuple[int, ...],
+    places: int,
+    samples: int,
+) -> list[Timing]:
+    """Time copies of `void kernel(const float *x, float *y)`, each at a place in memory of its own.
+
+    One kernel in L2 varies by up to 1.5 times with where its pages lie (DESIGN section 4): take the
+    median over places. Every copy has its own x and y, which begin with a cache line.
+    """
+    # All are held until the end, or the next would be given the same pages again.
+    held = [
+        (ExecutableMemory(code), aligned(x), aligned(np.empty(y_shape, np.float32)))
+        for _ in range(places)
+    ]
+    return [
+        time_native(memory.address, (source.ctypes.data, result.ctypes.data), samples=samples)
+        for memory, source, result in held
+    ]
+
+
+def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A copy that begins with a cache line, as allocators for numerics make them, numpy's not."""
+    room = np.empty(values.size + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    copy = room[start : start + values.size].reshape(values.shape)
+    copy[...] = values
+    return copy
 
 
 def call_native(address: int, arguments: Sequence[int | float] = ()) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import statistics
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,15 +13,13 @@ from sparsejit import asm_templates
 from sparsejit.calibration import cache_file
 from sparsejit.files import atomic_path
 from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import time_native
-from sparsejit.memory import ExecutableMemory
+from sparsejit.measure import time_copies
 from sparsejit.plan import Candidate, Plan
 from sparsejit.program import build
 from sparsejit.spec import Layer
 from sparsejit.target import Target
 
 MEASURED_CANDIDATES = 3
-# A kernel in L2 varies by up to 1.5x with where its pages lie (DESIGN section 4).
 _PLACES = 3
 
 
@@ -46,11 +45,9 @@ def _time(candidate: Candidate, spec: Layer, matrix: SparseMatrix, target: Targe
     """Median over places in memory of the least nanoseconds a call."""
     emit = candidate.template.emit
     program = build(candidate.template.name, target, lambda asm: emit(asm, spec, matrix))
-    copies = [program.memory, *(ExecutableMemory(program.image.data) for _ in range(_PLACES - 1))]
     x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
-    y = np.empty(spec.y_shape, np.float32)
-    pointers = (x.ctypes.data, y.ctypes.data)
-    return float(np.median([time_native(m.address, pointers, samples=40).min_ns for m in copies]))
+    times = time_copies(program.image.data, x, spec.y_shape, _PLACES, samples=40)
+    return statistics.median(timing.min_ns for timing in times)
 
 
 def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from sparsejit.measure import aligned
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.batch_sweep import sweep
-from sparsejit.perf.kernels import aligned, available_strategies, exact_product
+from sparsejit.perf.kernels import available_strategies, exact_product
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import BATCH_PROBLEMS, PROBLEMS
 from sparsejit.spec import Layout
