@@ -6,11 +6,13 @@ register (AVX2) or one of the two registers (AVX-512) that the step names. Few s
 idle lanes.
 
 One register: register r needs as many steps as the lane with most nonzeros there; nothing to
-choose. Two registers: a greedy covering, all problems advancing together. A step takes the pair
-with the largest sum of remaining(lane) ** 2 over the lanes that it serves, because the lane with
-most left bounds what is to come; a lane served by both registers takes from the one in which it
-is nearer to that register's fullest lane. On 256x256 at 90 % that needs 574 steps where the
-bound (fullest lane, half the sum of the registers' fullest lanes) is 567.
+choose. Two registers: a greedy covering, all problems advancing together. Two things bound the
+steps to come: the lane with most left, and half the sum over registers of the most that a lane has
+left there. So a step takes the pair of registers with the largest sum of remaining(lane) ** 2 over
+the lanes that it serves, plus twice the square of the bound for each of the two registers whose
+fullest lanes it brings down; a lane served by both registers takes from the one in which it is
+nearer to that register's fullest lane. With rows as `grouping` orders them, 1024x1024 at 95 %
+needs 4902 steps where the bound is 4859; 5287 without the second term.
 """
 
 from collections.abc import Callable
@@ -25,6 +27,9 @@ _FloatArray = npt.NDArray[np.float32]
 
 # Problems advanced together: more amortises numpy's call overhead, fewer stay in the cache.
 _PROBLEMS_AT_ONCE = 256
+# What it is worth that the fullest lanes of a register come down, in squares of the bound. From
+# 0.5 to 4 the steps of six matrices differ by less than 0.5 %.
+_FALL = 2.0
 
 
 @dataclass(frozen=True)
@@ -147,13 +152,21 @@ def _step(problems: IntArray, left: _FloatArray, following: IntArray) -> Schedul
 
 
 def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:
-    """Per problem, the two registers whose union of lanes is worth most."""
+    """Per problem, the two registers that bring its bound down most; see the top of this file."""
     window = left.shape[2]
+    most = left.max(axis=1)
+    of_lane = left.sum(axis=2)
+    bound = np.maximum(of_lane.max(axis=1), most.sum(axis=1) / 2)
     served = (left > 0).astype(np.float32)
-    worth = served * np.square(left.sum(axis=2))[:, :, None]
+    worth = served * np.square(of_lane)[:, :, None]
     alone = worth.sum(axis=1)
     shared = np.matmul(worth.transpose(0, 2, 1), served)
-    union = alone[:, :, None] + alone[:, None, :] - shared
+    fullest = served * (left == most[:, None])
+    # A lane that is the fullest in both registers can come down in one of them only.
+    blocked = np.matmul(fullest.transpose(0, 2, 1), fullest) > 0
+    value = (_FALL * np.square(bound))[:, None] * (most > 0) + alone
+    union = value[:, :, None] + value[:, None, :] - shared
+    union -= blocked * (_FALL * np.square(bound))[:, None, None]
     best = union.reshape(len(left), -1).argmax(axis=1).astype(np.int32)
     return best // window, best % window
 
