@@ -29,6 +29,9 @@ BUDGET_NS = 400_000_000
 WARM_UP_NS = 2_000_000
 _FEWEST_SAMPLES = 5
 
+# The address of a function and what it is passed.
+Call = tuple[int, Sequence[int | float]]
+
 _INTEGER_REGISTERS = (rdi, rsi, rdx, rcx, r8, r9)
 _FLOAT_REGISTERS = tuple(xmm(number) for number in range(8))
 
@@ -56,7 +59,21 @@ def time_native(
     float32. At most `samples` samples are taken, fewer if they would exceed `budget_ns`. `core`
     is the processor to pin to (default: the first allowed one).
     """
-    loop = _native_loop(address, arguments)
+    return time_in_turn([(address, arguments)], samples=samples, budget_ns=budget_ns, core=core)
+
+
+def time_in_turn(
+    calls: Sequence[Call],
+    *,
+    samples: int = SAMPLES,
+    budget_ns: int = BUDGET_NS,
+    core: int | None = None,
+) -> Timing:
+    """Time System V C functions that run one after another: nanoseconds for all of them once.
+
+    For each its address and arguments; see `time_native`.
+    """
+    loop = _native_loop(calls)
     with pinned(core):
         return sample(loop, samples, budget_ns)
 
@@ -95,7 +112,7 @@ def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def call_native(address: int, arguments: Sequence[int | float] = ()) -> None:
     """Call a function once, exactly as `time_native` does."""
-    _native_loop(address, arguments)(1)
+    _native_loop([(address, arguments)])(1)
 
 
 @contextmanager
@@ -112,18 +129,19 @@ def pinned(core: int | None = None) -> Iterator[int]:
         os.sched_setaffinity(0, allowed)
 
 
-def _native_loop(address: int, arguments: Sequence[int | float]) -> Callable[[int], None]:
-    """void loop(count): calls the function `count` times, passing its arguments each time."""
+def _native_loop(calls: Sequence[Call]) -> Callable[[int], None]:
+    """void loop(count): makes all calls in turn, `count` times, passing arguments each time."""
     asm = Assembler(Target.detect())
     again = asm.label("again")
     asm.emit("push", rbx)  # also aligns the stack to 16 bytes
     asm.emit("mov", rbx, rdi)
     asm.bind(again)
-    stack_bytes = _pass_arguments(asm, arguments)
-    asm.emit("mov", rax, address)
-    asm.emit("call", rax)
-    if stack_bytes:
-        asm.emit("add", rsp, stack_bytes)
+    for address, arguments in calls:
+        stack_bytes = _pass_arguments(asm, arguments)
+        asm.emit("mov", rax, address)
+        asm.emit("call", rax)
+        if stack_bytes:
+            asm.emit("add", rsp, stack_bytes)
     asm.emit("sub", rbx, 1)
     asm.jump("jnz", again)
     asm.emit("pop", rbx)

@@ -27,7 +27,7 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
     """The plan with the fastest of the cheapest-looking candidates, timed here or earlier.
 
     Times are kept in the user's cache directory under a key of weights, spec, instruction sets,
-    processor model and the source of the templates, so that a change to any of them measures anew.
+    processor model and the compiler's source, so that a change to any of them measures anew.
     """
     contenders = choice.candidates[:MEASURED_CANDIDATES]
     file = cache_file("tuning", *_identity(spec, matrix, target))
@@ -57,14 +57,15 @@ def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, .
         spec.case,
         " ".join(sorted(target.instruction_sets)),
         target.model,
-        _templates_digest(),
+        compiler_digest(),
     )
 
 
 @cache
-def _templates_digest() -> str:
-    (folder,) = map(Path, asm_templates.__path__)
-    sources = sorted(folder.glob("*.py"))
+def compiler_digest() -> str:
+    """Of all source that decides what code a layer becomes."""
+    folders = [Path(__file__).parent, *map(Path, asm_templates.__path__)]
+    sources = [source for folder in folders for source in sorted(folder.glob("*.py"))]
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 

@@ -13,7 +13,7 @@ import pytest
 from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.matrix import LANE16
-from sparsejit.measure import call_native, pinned, time_native
+from sparsejit.measure import call_native, pinned, time_in_turn, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, r8, r9, rax, rcx, rdi, rdx, rsi, rsp, xmm
 from sparsejit.perf import history, kernels, peers
@@ -55,6 +55,21 @@ def test_arguments_arrive_as_the_abi_says() -> None:
     call_native(function.address, (seen.ctypes.data, 1, 2, 1.5, 3, 4, 5, 6, 7, -2.5, 8, 9))
     assert seen.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert floats.tolist() == [1.5, -2.5]
+
+
+def test_functions_timed_in_turn_all_run_in_order_with_their_own_arguments() -> None:
+    times_ten_plus = native(
+        ("mov", rax, Memory(rdi)),
+        ("imul", rax, rax, 10),
+        ("add", rax, rsi),
+        ("mov", Memory(rdi), rax),
+    )
+    reset = native(("mov", Memory(rdi), rsi))
+    digits = np.zeros(1, np.int64)
+    calls = [(reset.address, (digits.ctypes.data, 0))]
+    calls += [(times_ten_plus.address, (digits.ctypes.data, digit)) for digit in (1, 2, 3)]
+    assert time_in_turn(calls, samples=5).min_ns > 0
+    assert digits.tolist() == [123]
 
 
 @pytest.mark.parametrize("integers", [0, 6, 7, 8, 9])
