@@ -19,18 +19,25 @@ def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> 
 
     Raises InvalidInput outside a git checkout: a result without its commit means nothing.
     """
-    circumstances = {
-        "machine": Target.detect().model,
-        "limits": limits.as_dict(),
-        "commit": _commit(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
+    shared = {"limits": limits.as_dict(), **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
-    lines = [json.dumps({**row, **circumstances}) + "\n" for row in rows]
+    lines = [json.dumps({**row, **shared}) + "\n" for row in rows]
     with path.open("a") as results:
         results.write("".join(lines))
     return path
+
+
+def circumstances() -> dict[str, str]:
+    """The machine, the checkout's commit and the time in UTC.
+
+    Raises InvalidInput outside a git checkout.
+    """
+    return {
+        "machine": Target.detect().model,
+        "commit": _commit(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def _commit() -> str:

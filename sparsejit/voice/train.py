@@ -42,6 +42,7 @@ class TrainingPlan:
     frames: int = 2
     learning_rate: float = 1.5e-3
     final_learning_rate: float = 5e-5
+    warm_up_steps: int = 200
     # A little over 0.9, so that rounding to whole blocks leaves no matrix under 90 %.
     amount: float = 0.901
     pattern: str = "1x8"
@@ -70,7 +71,7 @@ class TrainingPlan:
         return self.samples // self.samples_a_step
 
     def learning_rate_at(self, step: int) -> float:
-        warm_up = min(1.0, (step + 1) / 200)
+        warm_up = min(1.0, (step + 1) / self.warm_up_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * step / self.steps))
         span = self.learning_rate - self.final_learning_rate
         return warm_up * (self.final_learning_rate + span * cosine)
@@ -82,9 +83,11 @@ class TrainingPlan:
 
 
 class Trainer:
-    """The state of a training run: model, optimizer, pruner, position in the data."""
+    """The state of a training run: model, optimizer, pruner (the plan's), position in the data."""
 
-    def __init__(self, plan: TrainingPlan, clips: list[Clip], device: str) -> None:
+    def __init__(
+        self, plan: TrainingPlan, clips: list[Clip], device: str, pruner: Pruner | None = None
+    ) -> None:
         torch.manual_seed(plan.seed)
         self.plan = plan
         self.device = device
@@ -96,7 +99,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=plan.learning_rate, betas=(0.9, 0.99), fused=True
         )
-        self.pruner = plan.pruner()
+        self.pruner = plan.pruner() if pruner is None else pruner
         self.pruner.prepare(self.model, self.optimizer)
         self.streams = Streams(clips, plan.streams, plan.frames, plan.seed)
         self.state = torch.zeros(plan.streams, plan.hidden_size, device=device)
@@ -230,7 +233,7 @@ def train(
     checkpoint = folder_out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.restore(checkpoint)
-    with _bfloat16_products():
+    with bfloat16_products():
         _run(trainer, held_out, folder_out)
     voice = folder_out / "voice.safetensors"
     trainer.pruner.finalize()
@@ -247,7 +250,7 @@ def _choose_device(device: str | None) -> str:
 
 
 @contextmanager
-def _bfloat16_products() -> Iterator[None]:
+def bfloat16_products() -> Iterator[None]:
     """Let float32 matrix products round their inputs: 1.7 times faster with AVX512-BF16."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")

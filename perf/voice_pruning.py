@@ -1,0 +1,207 @@
+"""What pruning the voice's recurrent matrix costs, by pattern, amount and ranking of the gates.
+
+One dense checkpoint; from it every arm trains equally long on the same samples in the same order,
+pruned or not. Run `python -m sparsejit.perf.voice_pruning --data FOLDER --out FOLDER`; it resumes.
+Then `--kernels` times the trained matrices, `--table` prints docs/pruning.md's tables.
+"""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
+from sparsejit.perf.history import RESULTS, circumstances
+from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown, read_rows
+from sparsejit.prune import CubicSchedule, Pruner
+from sparsejit.voice.dataset import Clip, held_out_names, load_clips
+from sparsejit.voice.train import (
+    Trainer,
+    TrainingPlan,
+    bfloat16_products,
+    evaluate,
+    read_checkpoint,
+)
+
+TARGET = "rnn.weight_hh_l0"
+PATTERNS = ("unstructured", "lane16", "1x8", "1x16")
+# Share of the extra training over which the amount rises, and steps between prunings.
+PRUNING = 0.6
+PRUNE_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The network, and the samples of audio before and after the common checkpoint."""
+
+    hidden_size: int = 256
+    dense_samples: int = 25_000_000
+    extra_samples: int = 3_500_000
+    streams: int = 16
+
+    def dense_plan(self) -> TrainingPlan:
+        """Ends at a learning rate to go on from."""
+        return TrainingPlan(
+            self.hidden_size, self.dense_samples, self.streams, final_learning_rate=5e-4
+        )
+
+    def extra_plan(self, order: int) -> TrainingPlan:
+        """No warm-up: Adam's moments come with the checkpoint."""
+        return TrainingPlan(
+            self.hidden_size,
+            self.extra_samples,
+            self.streams,
+            learning_rate=5e-4,
+            warm_up_steps=1,
+            seed=order,
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One continuation of the checkpoint; `order` seeds the order of its data."""
+
+    pattern: str
+    amount: float
+    per_gate: bool = True
+    order: int = 1
+
+    @property
+    def matrix(self) -> str:
+        """The file name of the trained matrix."""
+        gates = "per-gate" if self.per_gate else "across"
+        return f"{self.pattern}-{self.amount:.2f}-{gates}-{self.order}.npy"
+
+    def pruner(self, steps: int) -> Pruner:
+        schedule = CubicSchedule(0, max(int(PRUNING * steps), 1), every=PRUNE_EVERY)
+        return Pruner(
+            self.amount, self.pattern, targets=TARGET, schedule=schedule, per_gate=self.per_gate
+        )
+
+
+DENSE = Arm("unstructured", 0.0)
+
+
+def arms() -> Iterator[Arm]:
+    """Yield the dense continuation and every pruned one, what tells most first.
+
+    Orders 2 and 3 repeat the 90 % arms, to tell what a difference means.
+    """
+    yield DENSE
+    for per_gate, amounts in ((True, (0.9, 0.95)), (False, (0.9, 0.95)), (True, (0.8, 0.97))):
+        for amount in amounts:
+            yield from (Arm(pattern, amount, per_gate) for pattern in PATTERNS)
+    for order in (2, 3):
+        yield Arm(DENSE.pattern, DENSE.amount, order=order)
+        yield from (Arm(pattern, 0.9, order=order) for pattern in PATTERNS)
+        if order == 2:
+            for amount in (0.8, 0.97):
+                yield from (Arm(pattern, amount, per_gate=False) for pattern in PATTERNS)
+
+
+class Study:
+    """The clips, the common checkpoint in folder `out`, and the rows in the file `results`."""
+
+    def __init__(self, clips: list[Clip], out: Path, results: Path, sizes: Sizes) -> None:
+        names = held_out_names([clip.name for clip in clips])
+        self.held_out = [clip for clip in clips if clip.name in names]
+        self.training = [clip for clip in clips if clip.name not in names]
+        self.out, self.results, self.sizes = out, results, sizes
+
+    def run(self, chosen: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+        """Train the arms that have no row yet, and yield each one's row once it is recorded.
+
+        Raises InvalidInput where rows of another checkpoint or of other sizes are there already.
+        """
+        dense = self.checkpoint()
+        common = {**asdict(self.sizes), "checkpoint": _fingerprint(dense)}
+        done = read_rows(self.results)
+        for row in done:
+            if any(row[name] != value for name, value in common.items()):
+                raise InvalidInput(
+                    f"{self.results} has a row of checkpoint {row['checkpoint']} and this study's "
+                    f"is {common['checkpoint']}: give another results file"
+                )
+        recorded = {Arm(**{f.name: row[f.name] for f in fields(Arm)}) for row in done}
+        for arm in chosen:
+            if arm not in recorded:
+                row = {**asdict(arm), **common, **self._train(arm, dense), **circumstances()}
+                with self.results.open("a") as lines:
+                    lines.write(json.dumps(row) + "\n")
+                yield row
+
+    def checkpoint(self) -> Path:
+        """Train the dense network to its end, if it is not there yet."""
+        path = self.out / "dense.pt"
+        plan = self.sizes.dense_plan()
+        trainer = Trainer(plan, self.training, "cpu", Pruner(0.0, targets=TARGET))
+        if path.exists():
+            trainer.restore(path)
+        with bfloat16_products():
+            for batch in islice(trainer.streams, plan.steps - trainer.step):
+                trainer.run_step(batch)
+                if trainer.step % 100 == 0 or trainer.step == plan.steps:
+                    trainer.save(path)
+        return path
+
+    def _train(self, arm: Arm, dense: Path) -> dict[str, Any]:
+        """Go on from the checkpoint; save the matrix and return the row's own part."""
+        plan = self.sizes.extra_plan(arm.order)
+        trainer = Trainer(plan, self.training, "cpu", arm.pruner(plan.steps))
+        content = read_checkpoint(dense)
+        trainer.model.load_state_dict(content["model"])
+        trainer.optimizer.load_state_dict(content["optimizer"])
+        with bfloat16_products():
+            losses = [trainer.run_step(batch) for batch in islice(trainer.streams, plan.steps)]
+            nats = evaluate(trainer.model, self.held_out, "cpu")
+        trainer.pruner.finalize()
+        matrix = trainer.model.get_parameter(TARGET).detach().numpy()
+        with atomic_path(self.out / arm.matrix) as temporary, temporary.open("wb") as file:
+            np.save(file, matrix)
+        return {
+            "matrix": arm.matrix,
+            "nats": nats,
+            "train_nats": float(np.mean(losses[-len(losses) // 5 :])),
+            "nnz": int(np.count_nonzero(matrix)),
+            "gate_density": [float(np.mean(gate != 0)) for gate in np.split(matrix, 3)],
+        }
+
+
+def _fingerprint(checkpoint: Path) -> str:
+    """A short name of the weights in a checkpoint."""
+    digest = hashlib.sha256()
+    for tensor in read_checkpoint(checkpoint)["model"].values():
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def main() -> None:
+    """Run the study, or time its matrices, or print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="Folder of recordings.")
+    parser.add_argument("--out", type=Path, default=Path("runs/voice_pruning"))
+    parser.add_argument("--results", type=Path, default=RESULTS / "voice_pruning.jsonl")
+    parser.add_argument("--kernels", action="store_true", help="Only time the trained matrices.")
+    parser.add_argument("--table", action="store_true", help="Only print the tables.")
+    chosen = parser.parse_args()
+    if chosen.kernels:
+        add_kernel_times(chosen.results, chosen.out)
+    elif chosen.table:
+        print(markdown(read_rows(chosen.results)))
+    else:
+        torch.set_num_threads(1)
+        clips = load_clips(chosen.data, chosen.out)
+        for row in Study(clips, chosen.out, chosen.results, Sizes()).run(list(arms())):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The voice pruning study's rows: kernel times added to them, and tables made of them."""
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api import compile_matrix
+from sparsejit.errors import CompileError
+from sparsejit.files import atomic_path
+from sparsejit.measure import pinned
+from sparsejit.perf.kernels import LARGEST_RELATIVE_ERROR, aligned, time_at_places
+from sparsejit.perf.problems import FloatArray
+
+Row = dict[str, Any]
+HEADER = (
+    "amount",
+    "pattern",
+    "nats, per gate",
+    "change",
+    "kernel, ns",
+    "nats, across gates",
+    "change",
+    "kernel, ns",
+    "r, z, n kept",
+)
+
+
+def read_rows(results: Path) -> list[Row]:
+    """The rows so far, none where the file is not there yet."""
+    return (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
+
+
+def add_kernel_times(results: Path, matrices: Path) -> None:
+    """Compile and time each row's matrix that is not timed yet, and write it into its row.
+
+    Raises CompileError where a kernel is wrong.
+    """
+    rows = read_rows(results)
+    for row in rows:
+        if "kernel_ns" not in row:
+            row["kernel"], row["kernel_ns"] = kernel_time(np.load(matrices / row["matrix"]))
+            with atomic_path(results) as temporary:
+                temporary.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+def kernel_time(weights: FloatArray) -> tuple[str, float]:
+    """The kernel that is chosen for weights (out, in), and its nanoseconds a call.
+
+    The median over places in memory of the minimum at each, once checked against float64.
+    """
+    x = aligned(np.random.default_rng(0).standard_normal((weights.shape[1],), np.float32))
+    kernel = compile_matrix(weights)
+    exact = weights.astype(np.float64) @ x
+    error = float(np.abs(kernel(x) - exact).max() / np.abs(exact).max())
+    if error > LARGEST_RELATIVE_ERROR:
+        raise CompileError(f"{kernel.strategy} is off by {error:.1e} of the largest output")
+    with pinned():
+        places = time_at_places(kernel, x)
+    return kernel.strategy, statistics.median(timing.min_ns for timing in places)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """The table of every amount and pattern, and that of the repeats at 90 %."""
+    by_arm = {(r["pattern"], r["amount"], r["per_gate"], r["order"]): r for r in rows}
+    orders = sorted({order for *_, order in by_arm})
+    first = {arm[:3]: row for arm, row in by_arm.items() if arm[3] == orders[0]}
+    dense = first["unstructured", 0.0, True]
+    patterns = list(dict.fromkeys(pattern for pattern, *_ in first))
+    amounts = sorted({amount for _, amount, _ in first} - {0.0})
+    lines = [*_head(HEADER), _line("0%", "dense", *_cells(dense, dense))]
+    for amount in amounts:
+        for pattern in patterns:
+            pair = [first.get((pattern, amount, per_gate)) for per_gate in (True, False)]
+            cells = [cell for row in pair for cell in _cells(row, dense)]
+            lines.append(_line(f"{amount:.0%}", pattern, *cells, _kept(pair[1])))
+    lines += ["", *_head(("order of the data", "dense", *patterns))]
+    for order in orders:
+        base = by_arm.get(("unstructured", 0.0, True, order))
+        if base is not None:
+            repeats = [by_arm.get((pattern, 0.9, True, order)) for pattern in patterns]
+            changes = [_cells(row, base)[1] for row in repeats]
+            lines.append(_line(str(order), f"{base['nats']:.3f}", *changes))
+    return "\n".join(lines)
+
+
+def _cells(row: Row | None, dense: Row) -> list[str]:
+    if row is None:
+        return ["", "", ""]
+    change = "" if row is dense else f"{row['nats'] - dense['nats']:+.3f}"
+    nanoseconds = f"{row['kernel_ns']:.0f}" if "kernel_ns" in row else ""
+    return [f"{row['nats']:.3f}", change, nanoseconds]
+
+
+def _kept(row: Row | None) -> str:
+    return "" if row is None else ", ".join(f"{density:.1%}" for density in row["gate_density"])
+
+
+def _head(names: tuple[str, ...]) -> list[str]:
+    return [_line(*names), "|" + "---|" * len(names)]
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,147 @@
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sparsejit.errors import InvalidInput  # noqa: E402
+from sparsejit.perf import voice_pruning  # noqa: E402
+from sparsejit.perf.voice_pruning import DENSE, Arm, Sizes, Study, arms  # noqa: E402
+from sparsejit.perf.voice_pruning_report import (  # noqa: E402
+    add_kernel_times,
+    markdown,
+    read_rows,
+)
+from sparsejit.voice.dataset import encode_clips  # noqa: E402
+from sparsejit.voice.features import SAMPLE_RATE  # noqa: E402
+
+SIZES = Sizes(hidden_size=32, dense_samples=4 * 880, extra_samples=10 * 880, streams=2)
+ARMS = [
+    DENSE,
+    Arm("lane16", 0.9),
+    Arm("lane16", 0.9, per_gate=False),
+    Arm("1x16", 0.8),
+    Arm("unstructured", 0.9, order=2),
+]
+
+
+@pytest.fixture(scope="module")
+def clips():
+    time = np.arange(SAMPLE_RATE // 4) / SAMPLE_RATE
+    tones = {f"clip{i}": np.sin(2 * np.pi * (120 + 20 * i) * time) ** 9 for i in range(4)}
+    return encode_clips({name: (0.3 * tone).astype(np.float32) for name, tone in tones.items()})
+
+
+@pytest.fixture(scope="module")
+def study(clips, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study")
+    study = Study(clips, out, out / "rows.jsonl", SIZES)
+    assert len(list(study.run(ARMS))) == len(ARMS)
+    return study
+
+
+def row_of(study, arm):
+    (row,) = (row for row in read_rows(study.results) if row["matrix"] == arm.matrix)
+    return row
+
+
+def test_every_arm_leaves_the_same_checkpoint_and_names_its_circumstances(study):
+    rows = read_rows(study.results)
+    assert len({row["checkpoint"] for row in rows}) == 1
+    for row in rows:
+        assert 0 < row["nats"] < 7
+        assert row["machine"] and row["commit"] and row["time"]
+        assert row["extra_samples"] == SIZES.extra_samples
+
+
+def test_recorded_arms_are_not_trained_again(study, clips, tmp_path):
+    results = tmp_path / "rows.jsonl"
+    lines = study.results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:-1]))
+    (row,) = Study(clips, study.out, results, SIZES).run(ARMS)
+    again = json.loads(lines[-1])
+    assert {**row, "time": "", "commit": ""} == {**again, "time": "", "commit": ""}
+    assert not list(Study(clips, study.out, results, SIZES).run(ARMS))
+
+
+def test_rows_of_another_checkpoint_are_refused(study, clips, tmp_path):
+    results = tmp_path / "rows.jsonl"
+    results.write_text(study.results.read_text())
+    sizes = Sizes(SIZES.hidden_size, 5 * 880, SIZES.extra_samples, SIZES.streams)
+    with pytest.raises(InvalidInput, match="give another results file"):
+        list(Study(clips, tmp_path, results, sizes).run(ARMS))
+
+
+def test_densities_are_exact(study):
+    # Slots of 16 weights: round(0.9 * 64) of a gate's 64 go, round(0.9 * 192) of all 192.
+    assert row_of(study, ARMS[1])["nnz"] == 3 * (64 - 58) * 16
+    assert row_of(study, ARMS[2])["nnz"] == (192 - 173) * 16
+    assert row_of(study, ARMS[3])["nnz"] == 3 * (64 - 51) * 16
+    assert row_of(study, DENSE)["nnz"] == 96 * 32
+    assert len(set(row_of(study, ARMS[1])["gate_density"])) == 1
+
+
+def test_lanes_stay_even_across_gates(study):
+    matrix = np.load(study.out / ARMS[2].matrix)
+    counts = np.count_nonzero(matrix.reshape(6, 16, 2, 16), axis=3)
+    assert (counts == counts[:, :1]).all()
+
+
+def test_a_cut_short_dense_training_goes_on(study, clips, tmp_path, monkeypatch):
+    run_step = voice_pruning.Trainer.run_step
+
+    def stop_after_step_2(self, batch):
+        run_step(self, batch)
+        if self.step == 2:
+            self.save(tmp_path / "dense.pt")
+            raise KeyboardInterrupt
+
+    resumed = Study(clips, tmp_path, tmp_path / "rows.jsonl", SIZES)
+    monkeypatch.setattr(voice_pruning.Trainer, "run_step", stop_after_step_2)
+    with pytest.raises(KeyboardInterrupt):
+        resumed.checkpoint()
+    monkeypatch.undo()
+    (row,) = resumed.run([DENSE])
+    assert row["nats"] == row_of(study, DENSE)["nats"]
+
+
+def test_kernels_are_timed_once_and_change_nothing_else(study, tmp_path):
+    results = tmp_path / "rows.jsonl"
+    before = read_rows(study.results)[1:2]
+    results.write_text(json.dumps(before[0]) + "\n")
+    add_kernel_times(results, study.out)
+    (row,) = read_rows(results)
+    assert row.pop("kernel_ns") > 0 and row.pop("kernel")
+    assert row == before[0]
+    content = results.read_text()
+    add_kernel_times(results, tmp_path / "no matrices here")
+    assert results.read_text() == content
+
+
+def test_all_arms_differ():
+    assert len(set(arms())) == len(list(arms())) == 1 + 4 * 4 * 2 + 2 * 5
+
+
+def test_the_tables_show_changes_against_the_dense_arm_of_the_same_order():
+    def row(pattern, amount, nats, per_gate=True, order=1):
+        arm = {"pattern": pattern, "amount": amount, "per_gate": per_gate, "order": order}
+        return {**arm, "nats": nats, "gate_density": [0.1, 0.05, 0.15]}
+
+    rows = [
+        {**row("unstructured", 0.0, 4.5), "kernel_ns": 5000.4},
+        row("lane16", 0.9, 4.52),
+        {**row("lane16", 0.9, 4.49, per_gate=False), "kernel_ns": 100},
+        row("unstructured", 0.0, 4.6, order=2),
+        row("lane16", 0.9, 4.63, order=2),
+    ]
+    assert markdown(rows).splitlines()[2:] == [
+        "| 0% | dense | 4.500 |  | 5000 |",
+        "| 90% | unstructured |  |  |  |  |  |  |  |",
+        "| 90% | lane16 | 4.520 | +0.020 |  | 4.490 | -0.010 | 100 | 10.0%, 5.0%, 15.0% |",
+        "",
+        "| order of the data | dense | unstructured | lane16 |",
+        "|---|---|---|---|",
+        "| 1 | 4.500 |  | +0.020 |",
+        "| 2 | 4.600 |  | +0.030 |",
+    ]
