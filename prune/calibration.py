@@ -1,6 +1,6 @@
 """The statistics of layers' inputs that pruning without labels goes by."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +43,22 @@ class LayerCalibration:
 Calibration = dict[str, LayerCalibration]
 
 
+def call(model: nn.Module, batch: Any) -> Any:
+    """The model on a batch: a tensor, or a tuple of arguments."""
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
 @torch.no_grad()
 def calibrate(
-    model: nn.Module, targets: Target | Sequence[Target], batches: Iterable[Any]
+    model: nn.Module,
+    targets: Target | Sequence[Target],
+    batches: Iterable[Any],
+    run: Callable[[nn.Module, Any], Any] = call,
 ) -> Calibration:
     """Run the model over `batches` and gather the inputs of the targets' layers.
 
     targets: as for Pruner. batches: a tensor each, or a tuple of the model's arguments; no labels.
+    run: what runs the model on a batch of another kind; its result is ignored.
     The model runs in eval mode, layers with the inputs they have before anything is pruned.
 
     Raises InvalidInput for a layer of an unknown kind, one that never runs, or NaN in its inputs.
@@ -64,9 +73,9 @@ def calibrate(
         weight = model.get_parameter(name).detach().flatten(1).double()
         gram = weight.new_zeros(weight.shape[1], weight.shape[1])
         calibration[name] = LayerCalibration(weight, gram)
-    with _capturing(owners, calibration), _evaluating(model):
+    with _capturing(owners, calibration), evaluating(model):
         for batch in batches:
-            model(*batch) if isinstance(batch, tuple) else model(batch)
+            run(model, batch)
     for name, layer in calibration.items():
         if not layer.count:
             raise InvalidInput(f"{name} met no input: check the batches, or leave it out")
@@ -96,7 +105,8 @@ def _capturing(owners: dict[nn.Module, list[str]], calibration: Calibration) -> 
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; then every module is in the mode that it was in."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,27 +1,27 @@
 """Pruning a trained model without training and without labels, layer by layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.allocation import choose_least
-from sparsejit.prune.amounts import check_amount
+from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
 from sparsejit.prune.calibration import Calibration, LayerCalibration
 from sparsejit.prune.patterns import BlockPattern, NofM, Pattern, choose_pattern
 from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
 from sparsejit.prune.targets import count_gates
 
-# Pruned weights of a layer with so many gates: (layer, gates) -> float64 (out, in).
-_Method = Callable[[LayerCalibration, int], Tensor]
+# Pruned weights, float64 (out, in), of a layer by the share that each of its gates gives up.
+_Method = Callable[[LayerCalibration, Sequence[float]], Tensor]
 
 
 def prune_wanda(
     model: nn.Module,
     calibration: Calibration,
-    amount: float,
+    amount: Amount,
     pattern: str | Pattern = "unstructured",
     per_gate: bool | Mapping[str, int] = True,
 ) -> SparsityReport:
@@ -30,13 +30,17 @@ def prune_wanda(
     Sun et al. 2024, "A simple and effective pruning approach for large language models".
     Unstructured, every output gives up round(amount * in_features) weights, as in the paper;
     in blocks and lanes every gate gives up round(amount * blocks).
+
+    amount: as for Pruner, one share or one for each glob or gate.
     """
     chosen = choose_pattern(pattern)
 
-    def method(layer: LayerCalibration, gates: int) -> Tensor:
-        alone = len(layer.weight) if chosen == BlockPattern(1, 1) else gates
+    def method(layer: LayerCalibration, amounts: Sequence[float]) -> Tensor:
+        if chosen == BlockPattern(1, 1):
+            rows = len(layer.weight) // len(amounts)
+            amounts = [amount for amount in amounts for _ in range(rows)]
         importance = layer.weight.square() * layer.gram.diagonal()
-        counts = _counts(layer.weight, chosen, alone, amount)
+        counts = _counts(layer.weight, chosen, amounts)
         return layer.weight.masked_fill(choose_least(importance, chosen, counts), 0)
 
     return _prune(model, calibration, amount, chosen, per_gate, method)
@@ -45,7 +49,7 @@ def prune_wanda(
 def prune_second_order(
     model: nn.Module,
     calibration: Calibration,
-    amount: float,
+    amount: Amount,
     pattern: str | Pattern = "unstructured",
     per_gate: bool | Mapping[str, int] = True,
     damping: float = 0.01,
@@ -58,16 +62,17 @@ def prune_second_order(
     blocks), and by magnitude; so the error is never above that of magnitude pruning. Weights that
     are zero already compete like others.
 
+    amount: as for Pruner, one share or one for each glob or gate.
     damping: share of the inputs' mean square that is added to each, for inputs that are few or
         linearly dependent.
     """
     chosen = choose_pattern(pattern)
 
-    def method(layer: LayerCalibration, gates: int) -> Tensor:
+    def method(layer: LayerCalibration, amounts: Sequence[float]) -> Tensor:
         hessian = _hessian(layer, damping)
         # What no input reaches costs nothing, though damping says otherwise.
         heard = layer.weight.masked_fill(layer.gram.diagonal() == 0, 0)
-        counts = _counts(layer.weight, chosen, gates, amount)
+        counts = _counts(layer.weight, chosen, amounts)
         even = _even_counts(layer.weight, chosen, counts)
         candidates = [
             choose_by_second_order(heard, hessian, chosen, counts),
@@ -97,23 +102,26 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
 def _prune(
     model: nn.Module,
     calibration: Calibration,
-    amount: float,
+    amount: Amount,
     pattern: Pattern,
     per_gate: bool | Mapping[str, int],
     method: _Method,
 ) -> SparsityReport:
     check_amount(amount, pattern)
+    gates = {name: count_gates(model, name, per_gate) for name in calibration}
+    everywhere = amount if isinstance(amount, Mapping) else {"*": amount}
     layers = []
-    for name, layer in calibration.items():
+    for name, amounts in amounts_by_gate(everywhere, gates).items():
         weight = model.get_parameter(name)
-        gates = count_gates(model, name, per_gate)
-        _assign(weight, method(layer, gates))
-        layers.append(describe_layer(name, weight.detach(), pattern, gates))
+        _assign(weight, method(calibration[name], amounts))
+        layers.append(describe_layer(name, weight.detach(), pattern, gates[name]))
     return SparsityReport(layers)
 
 
-def _counts(weight: Tensor, pattern: Pattern, parts: int, amount: float) -> list[int]:
-    return [round(amount * pattern.count(len(weight) // parts, weight.shape[1]))] * parts
+def _counts(weight: Tensor, pattern: Pattern, amounts: Sequence[float]) -> list[int]:
+    """Blocks to prune in each of `len(amounts)` equal parts of the rows."""
+    blocks = pattern.count(len(weight) // len(amounts), weight.shape[1])
+    return [round(amount * blocks) for amount in amounts]
 
 
 def _even_counts(weight: Tensor, pattern: Pattern, counts: list[int]) -> list[int]:

@@ -212,6 +212,24 @@ def test_every_kind_of_layer_keeps_its_gates_even_and_its_outputs_close():
     assert errors["second order"] < 0.7 * min(errors["magnitude"], errors["wanda"])
 
 
+@pytest.mark.parametrize("method", [prune_wanda, prune_second_order])
+@pytest.mark.parametrize("pattern", ["unstructured", "1x8"])
+def test_every_layer_and_gate_gets_its_own_amount(method, pattern):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"rnn": nn.GRU(20, 16), "out": nn.Linear(16, 8)})
+
+    def run(model: nn.ModuleDict, x: torch.Tensor) -> None:
+        model["out"](model["rnn"](x)[0])
+
+    targets = ["rnn.weight_hh_l0", "out.weight"]
+    calibration = calibrate(model, targets, [torch.randn(30, 8, 20)], run)
+    amount = {"rnn.*": (0.5, 0.75, 0.25), "*": 0.125}
+    method(model, calibration, amount, pattern)
+    gates = (model["rnn"].weight_hh_l0.view(3, 16, 16) == 0).float().mean((1, 2))
+    assert gates.tolist() == [0.5, 0.75, 0.25]
+    assert (model["out"].weight == 0).float().mean() == 0.125
+
+
 def test_inputs_that_are_too_few():
     layer, x = layer_and_inputs(4, 12, seed=0)
     calibration = calibrate(layer, "weight", [x[:5]])
