@@ -9,7 +9,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,10 @@ PRUNE_EVERY = 10
 
 @dataclass(frozen=True)
 class Sizes:
-    """The network, and the samples of audio before and after the common checkpoint."""
+    """The network, and the samples of audio up to the common checkpoint."""
 
     hidden_size: int = 256
     dense_samples: int = 25_000_000
-    extra_samples: int = 3_500_000
     streams: int = 16
 
     def dense_plan(self) -> TrainingPlan:
@@ -53,11 +52,11 @@ class Sizes:
             self.hidden_size, self.dense_samples, self.streams, final_learning_rate=5e-4
         )
 
-    def extra_plan(self, order: int) -> TrainingPlan:
+    def extra_plan(self, samples: int, order: int) -> TrainingPlan:
         """No warm-up: Adam's moments come with the checkpoint."""
         return TrainingPlan(
             self.hidden_size,
-            self.extra_samples,
+            samples,
             self.streams,
             learning_rate=5e-4,
             warm_up_steps=1,
@@ -67,18 +66,19 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Arm:
-    """One continuation of the checkpoint; `order` seeds the order of its data."""
+    """One continuation of the checkpoint by so many samples; `order` seeds their order."""
 
     pattern: str
     amount: float
     per_gate: bool = True
+    samples: int = 3_500_000
     order: int = 1
 
     @property
     def matrix(self) -> str:
         """The file name of the trained matrix."""
         gates = "per-gate" if self.per_gate else "across"
-        return f"{self.pattern}-{self.amount:.2f}-{gates}-{self.order}.npy"
+        return f"{self.pattern}-{self.amount:.2f}-{gates}-{self.samples}-{self.order}.npy"
 
     def pruner(self, steps: int) -> Pruner:
         schedule = CubicSchedule(0, max(int(PRUNING * steps), 1), every=PRUNE_EVERY)
@@ -88,23 +88,19 @@ class Arm:
 
 
 DENSE = Arm("unstructured", 0.0)
+# What tells most comes first.
+RANKINGS = [(0.9, True), (0.95, True), (0.9, False), (0.95, False)]
+RANKINGS += [(0.8, True), (0.97, True), (0.8, False), (0.97, False)]
 
 
 def arms() -> Iterator[Arm]:
-    """Yield the dense continuation and every pruned one, what tells most first.
-
-    Orders 2 and 3 repeat the 90 % arms, to tell what a difference means.
-    """
+    """Yield every continuation, and again those at 90 %: in another order, for longer."""
     yield DENSE
-    for per_gate, amounts in ((True, (0.9, 0.95)), (False, (0.9, 0.95)), (True, (0.8, 0.97))):
-        for amount in amounts:
-            yield from (Arm(pattern, amount, per_gate) for pattern in PATTERNS)
-    for order in (2, 3):
-        yield Arm(DENSE.pattern, DENSE.amount, order=order)
-        yield from (Arm(pattern, 0.9, order=order) for pattern in PATTERNS)
-        if order == 2:
-            for amount in (0.8, 0.97):
-                yield from (Arm(pattern, amount, per_gate=False) for pattern in PATTERNS)
+    for amount, per_gate in RANKINGS:
+        yield from (Arm(pattern, amount, per_gate) for pattern in PATTERNS)
+    again = [DENSE, *(Arm(pattern, 0.9) for pattern in PATTERNS)]
+    yield from (replace(arm, order=2) for arm in again)
+    yield from (replace(arm, samples=3 * arm.samples) for arm in again)
 
 
 class Study:
@@ -125,10 +121,10 @@ class Study:
         common = {**asdict(self.sizes), "checkpoint": _fingerprint(dense)}
         done = read_rows(self.results)
         for row in done:
-            if any(row[name] != value for name, value in common.items()):
+            if other := {name: row[name] for name in common if row[name] != common[name]}:
                 raise InvalidInput(
-                    f"{self.results} has a row of checkpoint {row['checkpoint']} and this study's "
-                    f"is {common['checkpoint']}: give another results file"
+                    f"{self.results} has a row with {other}, and this study has {common}: "
+                    "give another results file"
                 )
         recorded = {Arm(**{f.name: row[f.name] for f in fields(Arm)}) for row in done}
         for arm in chosen:
@@ -154,7 +150,7 @@ class Study:
 
     def _train(self, arm: Arm, dense: Path) -> dict[str, Any]:
         """Go on from the checkpoint; save the matrix and return the row's own part."""
-        plan = self.sizes.extra_plan(arm.order)
+        plan = self.sizes.extra_plan(arm.samples, arm.order)
         trainer = Trainer(plan, self.training, "cpu", arm.pruner(plan.steps))
         content = read_checkpoint(dense)
         trainer.model.load_state_dict(content["model"])
@@ -192,6 +188,8 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true", help="Only time the trained matrices.")
     parser.add_argument("--table", action="store_true", help="Only print the tables.")
     chosen = parser.parse_args()
+    if not (chosen.kernels or chosen.table or chosen.data):
+        parser.error("--data is missing: give a folder of recordings to train on")
     if chosen.kernels:
         add_kernel_times(chosen.results, chosen.out)
     elif chosen.table:

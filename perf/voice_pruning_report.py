@@ -16,6 +16,7 @@ from sparsejit.perf.kernels import LARGEST_RELATIVE_ERROR, aligned, time_at_plac
 from sparsejit.perf.problems import FloatArray
 
 Row = dict[str, Any]
+DENSE = ("unstructured", 0.0, True)
 HEADER = (
     "amount",
     "pattern",
@@ -67,25 +68,23 @@ def kernel_time(weights: FloatArray) -> tuple[str, float]:
 
 def markdown(rows: Iterable[Row]) -> str:
     """The table of every amount and pattern, and that of the repeats at 90 %."""
-    by_arm = {(r["pattern"], r["amount"], r["per_gate"], r["order"]): r for r in rows}
-    orders = sorted({order for *_, order in by_arm})
-    first = {arm[:3]: row for arm, row in by_arm.items() if arm[3] == orders[0]}
-    dense = first["unstructured", 0.0, True]
+    by_run: dict[tuple[int, int], dict[tuple[str, float, bool], Row]] = {}
+    for row in rows:
+        arms = by_run.setdefault((row["samples"], row["order"]), {})
+        arms[row["pattern"], row["amount"], row["per_gate"]] = row
+    first = by_run[min(by_run)]
     patterns = list(dict.fromkeys(pattern for pattern, *_ in first))
-    amounts = sorted({amount for _, amount, _ in first} - {0.0})
-    lines = [*_head(HEADER), _line("0%", "dense", *_cells(dense, dense))]
-    for amount in amounts:
+    lines = [*_head(HEADER), _line("0%", "dense", *_cells(first[DENSE], first[DENSE]))]
+    for amount in sorted({amount for _, amount, _ in first} - {0.0}):
         for pattern in patterns:
             pair = [first.get((pattern, amount, per_gate)) for per_gate in (True, False)]
-            cells = [cell for row in pair for cell in _cells(row, dense)]
+            cells = [cell for row in pair for cell in _cells(row, first[DENSE])]
             lines.append(_line(f"{amount:.0%}", pattern, *cells, _kept(pair[1])))
-    lines += ["", *_head(("order of the data", "dense", *patterns))]
-    for order in orders:
-        base = by_arm.get(("unstructured", 0.0, True, order))
-        if base is not None:
-            repeats = [by_arm.get((pattern, 0.9, True, order)) for pattern in patterns]
-            changes = [_cells(row, base)[1] for row in repeats]
-            lines.append(_line(str(order), f"{base['nats']:.3f}", *changes))
+    lines += ["", *_head(("extra samples", "order", "dense", *patterns))]
+    for (samples, order), arms in sorted(by_run.items()):
+        dense = arms[DENSE]
+        changes = [_cells(arms.get((pattern, 0.9, True)), dense)[1] for pattern in patterns]
+        lines.append(_line(f"{samples / 1e6:g} M", str(order), f"{dense['nats']:.3f}", *changes))
     return "\n".join(lines)
 
 

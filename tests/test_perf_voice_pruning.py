@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.perf import voice_pruning  # noqa: E402
-from sparsejit.perf.voice_pruning import DENSE, Arm, Sizes, Study, arms  # noqa: E402
+from sparsejit.perf.voice_pruning import Arm, Sizes, Study, arms  # noqa: E402
 from sparsejit.perf.voice_pruning_report import (  # noqa: E402
     add_kernel_times,
     markdown,
@@ -16,13 +17,16 @@ from sparsejit.perf.voice_pruning_report import (  # noqa: E402
 from sparsejit.voice.dataset import encode_clips  # noqa: E402
 from sparsejit.voice.features import SAMPLE_RATE  # noqa: E402
 
-SIZES = Sizes(hidden_size=32, dense_samples=4 * 880, extra_samples=10 * 880, streams=2)
-ARMS = [
-    DENSE,
-    Arm("lane16", 0.9),
-    Arm("lane16", 0.9, per_gate=False),
-    Arm("1x16", 0.8),
-    Arm("unstructured", 0.9, order=2),
+SIZES = Sizes(hidden_size=32, dense_samples=4 * 880, streams=2)
+DENSE, EVEN, ACROSS, BLOCKS, OTHER_ORDER = ARMS = [
+    replace(arm, samples=10 * 880)
+    for arm in (
+        voice_pruning.DENSE,
+        Arm("lane16", 0.9),
+        Arm("lane16", 0.9, per_gate=False),
+        Arm("1x16", 0.8),
+        Arm("unstructured", 0.9, order=2),
+    )
 ]
 
 
@@ -52,7 +56,7 @@ def test_every_arm_leaves_the_same_checkpoint_and_names_its_circumstances(study)
     for row in rows:
         assert 0 < row["nats"] < 7
         assert row["machine"] and row["commit"] and row["time"]
-        assert row["extra_samples"] == SIZES.extra_samples
+        assert row["samples"] == DENSE.samples
 
 
 def test_recorded_arms_are_not_trained_again(study, clips, tmp_path):
@@ -68,22 +72,22 @@ def test_recorded_arms_are_not_trained_again(study, clips, tmp_path):
 def test_rows_of_another_checkpoint_are_refused(study, clips, tmp_path):
     results = tmp_path / "rows.jsonl"
     results.write_text(study.results.read_text())
-    sizes = Sizes(SIZES.hidden_size, 5 * 880, SIZES.extra_samples, SIZES.streams)
-    with pytest.raises(InvalidInput, match="give another results file"):
+    sizes = replace(SIZES, dense_samples=5 * 880)
+    with pytest.raises(InvalidInput, match=r"'dense_samples': 3520.*'dense_samples': 4400"):
         list(Study(clips, tmp_path, results, sizes).run(ARMS))
 
 
 def test_densities_are_exact(study):
     # Slots of 16 weights: round(0.9 * 64) of a gate's 64 go, round(0.9 * 192) of all 192.
-    assert row_of(study, ARMS[1])["nnz"] == 3 * (64 - 58) * 16
-    assert row_of(study, ARMS[2])["nnz"] == (192 - 173) * 16
-    assert row_of(study, ARMS[3])["nnz"] == 3 * (64 - 51) * 16
+    assert row_of(study, EVEN)["nnz"] == 3 * (64 - 58) * 16
+    assert row_of(study, ACROSS)["nnz"] == (192 - 173) * 16
+    assert row_of(study, BLOCKS)["nnz"] == 3 * (64 - 51) * 16
     assert row_of(study, DENSE)["nnz"] == 96 * 32
-    assert len(set(row_of(study, ARMS[1])["gate_density"])) == 1
+    assert len(set(row_of(study, EVEN)["gate_density"])) == 1
 
 
 def test_lanes_stay_even_across_gates(study):
-    matrix = np.load(study.out / ARMS[2].matrix)
+    matrix = np.load(study.out / ACROSS.matrix)
     counts = np.count_nonzero(matrix.reshape(6, 16, 2, 16), axis=3)
     assert (counts == counts[:, :1]).all()
 
@@ -123,25 +127,25 @@ def test_all_arms_differ():
     assert len(set(arms())) == len(list(arms())) == 1 + 4 * 4 * 2 + 2 * 5
 
 
-def test_the_tables_show_changes_against_the_dense_arm_of_the_same_order():
-    def row(pattern, amount, nats, per_gate=True, order=1):
-        arm = {"pattern": pattern, "amount": amount, "per_gate": per_gate, "order": order}
-        return {**arm, "nats": nats, "gate_density": [0.1, 0.05, 0.15]}
+def test_the_tables_show_changes_against_the_dense_arm_of_the_same_run():
+    def row(arm, nats, **more):
+        return {**asdict(arm), "nats": nats, "gate_density": [0.1, 0.05, 0.15], **more}
 
+    dense, lanes = voice_pruning.DENSE, Arm("lane16", 0.9)
     rows = [
-        {**row("unstructured", 0.0, 4.5), "kernel_ns": 5000.4},
-        row("lane16", 0.9, 4.52),
-        {**row("lane16", 0.9, 4.49, per_gate=False), "kernel_ns": 100},
-        row("unstructured", 0.0, 4.6, order=2),
-        row("lane16", 0.9, 4.63, order=2),
+        row(dense, 4.5, kernel_ns=5000.4),
+        row(lanes, 4.52),
+        row(replace(lanes, per_gate=False), 4.49, kernel_ns=100),
+        row(replace(dense, order=2), 4.6),
+        row(replace(lanes, order=2), 4.63),
     ]
     assert markdown(rows).splitlines()[2:] == [
         "| 0% | dense | 4.500 |  | 5000 |",
         "| 90% | unstructured |  |  |  |  |  |  |  |",
         "| 90% | lane16 | 4.520 | +0.020 |  | 4.490 | -0.010 | 100 | 10.0%, 5.0%, 15.0% |",
         "",
-        "| order of the data | dense | unstructured | lane16 |",
-        "|---|---|---|---|",
-        "| 1 | 4.500 |  | +0.020 |",
-        "| 2 | 4.600 |  | +0.030 |",
+        "| extra samples | order | dense | unstructured | lane16 |",
+        "|---|---|---|---|---|",
+        "| 3.5 M | 1 | 4.500 |  | +0.020 |",
+        "| 3.5 M | 2 | 4.600 |  | +0.030 |",
     ]
