@@ -11,8 +11,11 @@ from torch.optim import Optimizer
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.allocation import ALLOCATIONS, choose_pruned
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
+from sparsejit.prune.budget import TradeOff, check_budget, spend
 from sparsejit.prune.criteria import Criterion, Magnitude
+from sparsejit.prune.latency import measured_latencies
 from sparsejit.prune.patterns import Blocks, NofM, Pattern, choose_pattern
+from sparsejit.prune.prunable import Prunable
 from sparsejit.prune.regularisers import Regulariser
 from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.rewinding import Rewinder
@@ -48,13 +51,17 @@ class Pruner:
     criterion: Magnitude() by default, Movement() or Random(seed).
     regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
     keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
+    budget_us: in place of an amount, what one product of each target may take in all, compiled
+        and one after another on this machine. `prepare` measures, chooses the amounts that cost
+        the least (see `budget.py`) and leaves them, with what other budgets would, in `trade_off`.
+    dtype: of the compiled weights, for `budget_us`.
 
     Raises InvalidInput for a value outside its range.
     """
 
     def __init__(
         self,
-        amount: Amount,
+        amount: Amount | None = None,
         pattern: str | Pattern = "unstructured",
         *,
         targets: Target | Sequence[Target],
@@ -65,10 +72,16 @@ class Pruner:
         criterion: Criterion | None = None,
         regulariser: Regulariser | None = None,
         keep_diagonal: Sequence[str] = (),
+        budget_us: float | None = None,
+        dtype: str = "float32",
     ) -> None:
         self.pattern: Pattern = choose_pattern(pattern, block)
-        check_amount(amount, self.pattern)
-        self.amount = amount
+        check_budget(budget_us, amount, self.pattern, allocation)
+        self.amount: Amount = {} if amount is None else amount  # {} until prepare chooses
+        check_amount(self.amount, self.pattern)
+        self.budget_us = budget_us
+        self.dtype = dtype
+        self.trade_off: TradeOff | None = None
         self.targets = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
         if not self.targets:
             raise InvalidInput("targets is empty: name weights, for example ['fc*.weight']")
@@ -112,6 +125,9 @@ class Pruner:
             for name, weight in weights.items()
         }
         self._model, self._optimizer, self._step = model, optimizer, 0
+        if self.budget_us is not None:
+            self.trade_off = self._spend(self.budget_us, weights)
+            self.amount = self.trade_off.amounts
         self.criterion.start(weights)
         # Also tells now, not at the schedule's end, whether the amount can be reached.
         self._project({name: weight.detach() for name, weight in weights.items()})
@@ -176,6 +192,7 @@ class Pruner:
         return {
             "step": self._step,
             "pattern": self.pattern.name,
+            "chosen_amounts": {} if self.budget_us is None else self.amount,
             "masks": {name: mask.clone() for name, mask in self._masks.items()},
             "criterion": self.criterion.state_dict(),
             "regulariser": {} if self.regulariser is None else self.regulariser.state_dict(),
@@ -193,6 +210,8 @@ class Pruner:
             name: mask.to(device=weights[name].device, dtype=torch.bool, copy=True)
             for name, mask in state["masks"].items()
         }
+        if self.budget_us is not None:
+            self.amount, self.trade_off = dict(state["chosen_amounts"]), None
         self._step = int(state["step"])
         self.criterion.load_state_dict(state["criterion"])
         if self.regulariser is not None:
@@ -277,6 +296,15 @@ class Pruner:
         gates = (self._gates[name], importance.shape[0] // self._gates[name], -1)
         return self.pattern.blocks(importance.reshape(gates), alive.reshape(gates))
 
+    def _spend(self, budget_us: float, weights: Mapping[str, nn.Parameter]) -> TradeOff:
+        layers = {}
+        for name, weight in weights.items():
+            check_finite(name, weight)
+            blocks = self._blocks(name, weight.detach().double().square())
+            layers[name] = Prunable(weight.detach().flatten(1).float(), blocks)
+        table = measured_latencies(layers, self.pattern, self.dtype)
+        return spend(budget_us, layers, table, self.pattern.name)
+
     def _project(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The nearest tensors that meet the pattern and the final amount."""
         for name, tensor in tensors.items():
@@ -313,6 +341,11 @@ class Pruner:
             raise InvalidInput(
                 f"the state has pattern {state['pattern']!r}, this Pruner {self.pattern.name!r}: "
                 "build it with the pattern it was saved with"
+            )
+        if bool(state["chosen_amounts"]) != (self.budget_us is not None):
+            raise InvalidInput(
+                "one of the saved and this Pruner has budget_us, the other an amount: "
+                "build it as it was saved"
             )
         found = {name: tuple(mask.shape) for name, mask in state["masks"].items()}
         wanted = {name: tuple(mask.shape) for name, mask in self._masks.items()}

@@ -107,7 +107,7 @@ def test_states_of_another_pruner_change_nothing():
     masks = before["masks"]
     other_shape = {**masks, "0.weight": torch.zeros(1, 2, 2, dtype=torch.bool)}
     for state, message in [
-        ({}, r"lacks \['criterion', 'masks'.*'step'\]"),
+        ({}, r"lacks \['chosen_amounts', 'criterion', 'masks'.*'step'\]"),
         ({**before, "pattern": "1x8"}, r"pattern '1x8', this Pruner 'unstructured'"),
         ({**before, "masks": {"0.weight": masks["0.weight"]}}, r"1\.weight_ih_l0"),
         ({**before, "masks": other_shape}, r"0\.weight.*\(1, 2, 2\)"),

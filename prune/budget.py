@@ -1,0 +1,185 @@
+"""Which amount of each layer keeps a model within a time, for the least loss."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
+from sparsejit.prune.frontier import Frontier, Options, frontier
+from sparsejit.prune.latency import LatencyTable, check_tradable, measured_in_turn
+from sparsejit.prune.patterns import Pattern
+from sparsejit.prune.prunable import FloatArray, Prunable
+
+# Amounts between two measured ones that layers may take, their times in proportion.
+_STEPS_BETWEEN = 8
+# How close to the budget a model is close enough, and how many are measured to find one.
+_TOLERANCE = 0.02
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """The amounts chosen for a budget, and what other budgets would cost.
+
+    measured_us: all layers, pruned to `amounts`, one after another on this machine. loss: the sum
+    over layers of -log of the share of squared weights that is left. times_us, losses: the least
+    loss for every time (n,), `uniform_times_us` and `uniform_losses` what one amount for all
+    layers gives (m,); both as the table has it, times `measured_us` over the table's sum for
+    `amounts`.
+    """
+
+    budget_us: float
+    amounts: dict[str, float]
+    measured_us: float
+    loss: float
+    times_us: FloatArray
+    losses: FloatArray
+    uniform_times_us: FloatArray
+    uniform_losses: FloatArray
+
+    def plot(self, path: str | Path) -> None:
+        """Write a PNG: loss against time, chosen for each layer and uniform."""
+        from matplotlib.figure import Figure  # takes as long to import as all of sparsejit
+
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(self.times_us, self.losses, label="amounts by layer")
+        axes.plot(self.uniform_times_us, self.uniform_losses, "--", label="uniform amount")
+        axes.axvline(self.budget_us, color="grey", linewidth=1)
+        axes.plot(self.measured_us, self.loss, "ko", label=f"chosen for {self.budget_us:g} us")
+        axes.set(xscale="log", xlabel="us, all layers in turn")
+        axes.set(ylabel="-log of the squared weights left, summed over layers")
+        axes.legend()
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=110)
+
+    def __rich__(self) -> Table:
+        uniform = np.interp(
+            self.measured_us, self.uniform_times_us[::-1], self.uniform_losses[::-1]
+        )
+        table = Table("weight", title=f"{self.measured_us:.3g} of {self.budget_us:g} us")
+        table.caption = f"loss {self.loss:.3g}; of one amount for all {uniform:.3g}"
+        table.add_column("amount", justify="right")
+        for name, amount in self.amounts.items():
+            table.add_row(name, f"{amount:.2%}")
+        return table
+
+
+def check_budget(
+    budget_us: float | None, amount: object | None, pattern: Pattern, allocation: str
+) -> None:
+    """Raise InvalidInput unless exactly one of budget and amount is given, and the rest fits."""
+    if (budget_us is None) == (amount is None):
+        raise InvalidInput(
+            f"amount={amount} and budget_us={budget_us}: give one of them, the share to prune or "
+            "the time to prune to"
+        )
+    if budget_us is None:
+        return
+    if not 0 < budget_us < math.inf:
+        raise InvalidInput(f"budget_us={budget_us}: give microseconds above 0")
+    if allocation != "uniform":
+        raise InvalidInput(
+            f"budget_us chooses the amount of each layer, as does allocation={allocation!r}: "
+            "drop either"
+        )
+    check_tradable(pattern)
+
+
+def spend(
+    budget_us: float, layers: Mapping[str, Prunable], table: LatencyTable, pattern: str
+) -> TradeOff:
+    """Choose amounts whose compiled layers take `budget_us` together, one after another.
+
+    The loss of a layer is -log of the share of its squared weights that is left: a layer passes
+    on so much of its signal, and shares multiply from layer to layer. The times of the table do
+    not quite add up to that of the model, so the model itself is measured, and another choice
+    made where it misses the budget.
+
+    A budget that the dense layers keep prunes nothing. Raises InvalidInput, naming the least time
+    that can be reached, for a budget below it.
+    """
+    amounts = [_between(table.curve(name, pattern)[0]) for name in layers]
+    options = [
+        Options(np.interp(among, *table.curve(name, pattern)), -np.log(layer.energy_left(among)))
+        for among, (name, layer) in zip(amounts, layers.items(), strict=True)
+    ]
+    best = frontier(options)
+
+    def amounts_of(state: int) -> dict[str, float]:
+        chosen = (among[c] for among, c in zip(amounts, best.choices[state], strict=True))
+        return {name: float(amount) for name, amount in zip(layers, chosen, strict=True)}
+
+    def measure(state: int) -> float:
+        chosen = amounts_of(state)
+        weights = [layer.pruned(chosen[name]) for name, layer in layers.items()]
+        return measured_in_turn(weights, table.dtype)
+
+    state, us = _settle(best, budget_us, measure)
+    scale = us / best.times[state]
+    uniform_times, uniform_losses = _uniform(options, amounts)
+    return TradeOff(
+        budget_us,
+        amounts_of(state),
+        us,
+        float(best.losses[state]),
+        best.times * scale,
+        best.losses,
+        uniform_times * scale,
+        uniform_losses,
+    )
+
+
+def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -> tuple[int, float]:
+    """The state of least loss that was measured within the budget, and its time.
+
+    The search narrows from both sides: where a model outgrows a cache its time may jump.
+    """
+    affordable: dict[int, float] = {}
+    lower, upper = 0, len(best.times) - 1
+    state = best.within(budget_us)
+    for _ in range(_TRIES):
+        us = measure(state)
+        if us <= budget_us * (1 + _TOLERANCE):
+            affordable[state] = us
+            lower = state + 1
+            if us >= budget_us * (1 - _TOLERANCE):
+                break
+        else:
+            upper = state - 1
+        if lower > upper:
+            break
+        in_proportion = best.within(budget_us * best.times[state] / us)
+        state = in_proportion if lower <= in_proportion <= upper else (lower + upper) // 2
+    if affordable:
+        return max(affordable.items())
+    least = measure(0)
+    if least > budget_us * (1 + _TOLERANCE):
+        raise InvalidInput(
+            f"budget_us={budget_us:g} is out of reach: pruned as far as the table goes, these "
+            f"layers take {least:.3g} us on this machine; give more, choose a faster pattern, "
+            "or leave out layers"
+        )
+    return 0, least
+
+
+def _between(measured: Sequence[float]) -> FloatArray:
+    """The measured amounts and steps between them."""
+    places = np.linspace(0, len(measured) - 1, (len(measured) - 1) * _STEPS_BETWEEN + 1)
+    return np.interp(places, np.arange(len(measured)), measured)
+
+
+def _uniform(
+    options: Sequence[Options], amounts: Sequence[FloatArray]
+) -> tuple[FloatArray, FloatArray]:
+    """Times and losses of one amount for all layers, or the largest that a layer can take."""
+    shared = max(amounts, key=lambda among: among[-1])
+    paired = list(zip(amounts, options, strict=True))
+    times = sum((np.interp(shared, among, o.times) for among, o in paired), np.zeros(len(shared)))
+    losses = sum((np.interp(shared, among, o.losses) for among, o in paired), np.zeros(len(shared)))
+    return times, losses

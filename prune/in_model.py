@@ -1,0 +1,65 @@
+"""How long kernels take as parts of a model, where they push each other out of the nearest caches.
+
+Alone in a loop, the layers of a perceptron add up to 0.55 to 1.1 of the time of all in turn
+(docs/pruning.md), so nothing here is measured alone.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.api import Kernel
+from sparsejit.measure import Call, aligned, time_in_turn
+from sparsejit.memory import ExecutableMemory
+from sparsejit.target import Target
+
+Vector = npt.NDArray[np.float32]
+
+# Where its pages lie in L2 changes a model's time by up to 1.5 times.
+_PLACES = 9
+_PLACES_OF_COPIES = 3
+_SAMPLES = 40
+# Copies that fill L2 so many times over come from L3, and more would too.
+_FILLS_OF_L2 = 4
+_MOST_COPIES = 256
+_CACHE_LINE = 64
+
+
+def us_in_turn(kernels: Sequence[Kernel], places: int = _PLACES) -> float:
+    """Microseconds of calling all kernels one after another, the median over places in memory."""
+    # All are held until the end, or the next would be given the same pages again.
+    placed = [_Placed(kernels) for _ in range(places)]
+    return statistics.median(time_in_turn(p.calls, samples=_SAMPLES).min_ns for p in placed) / 1e3
+
+
+def us_among_others(kernel: Kernel, room: int) -> float:
+    """Microseconds of one call in a model of `room` bytes of code and weights.
+
+    Copies of the kernel, one after another, fill the room in place of the other layers: so it is
+    found in L1 where the whole model fits, and else fetched from where the model lies.
+    """
+    wanted = min(room, _FILLS_OF_L2 * Target.detect().l2_bytes) / len(kernel.image.data)
+    copies = min(max(math.ceil(wanted), 1), _MOST_COPIES)
+    return us_in_turn([kernel] * copies, _PLACES_OF_COPIES) / copies
+
+
+class _Placed:
+    """Kernels side by side in memory, each with an x and a y, which its copies share."""
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        codes = [k.image.data + bytes(-len(k.image.data) % _CACHE_LINE) for k in kernels]
+        self._memory = ExecutableMemory(b"".join(codes))
+        self._vectors = {kernel: _vectors(kernel) for kernel in dict.fromkeys(kernels)}
+        starts = self._memory.address + np.cumsum([0, *map(len, codes[:-1])])
+        self.calls: list[Call] = [
+            (int(start), [vector.ctypes.data for vector in self._vectors[kernel]])
+            for start, kernel in zip(starts, kernels, strict=True)
+        ]
+
+
+def _vectors(kernel: Kernel) -> tuple[Vector, Vector]:
+    x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
+    return aligned(x), aligned(np.zeros(kernel.spec.y_shape, np.float32))

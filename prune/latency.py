@@ -1,0 +1,205 @@
+"""What each weight matrix costs as compiled code inside its model, by pattern and amount."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Group
+from rich.table import Table
+from torch import Tensor, nn
+
+from sparsejit.api import Kernel, compile_matrix
+from sparsejit.calibration import cache_file, known_rates
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
+from sparsejit.prune import in_model
+from sparsejit.prune.amounts import check_amount
+from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
+from sparsejit.prune.prunable import Prunable, prunables
+from sparsejit.prune.targets import Target as Targets
+from sparsejit.target import Target
+from sparsejit.tuning import compiler_digest
+
+AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One matrix at one amount: microseconds of a product with one vector, and the kernel for it.
+
+    nnz: weights that are left, out of weight[out_features, in_features].
+    """
+
+    name: str
+    pattern: str
+    amount: float
+    us: float
+    kernel: str
+    nnz: int
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Measured latencies; `rich.print(table)` shows them."""
+
+    rows: tuple[Latency, ...]
+    dtype: str
+    machine: str
+
+    def curve(self, name: str, pattern: str) -> tuple[list[float], list[float]]:
+        """Amounts, rising, and their microseconds. Raises InvalidInput for what is not in it."""
+        rows = [row for row in self.rows if (row.name, row.pattern) == (name, pattern)]
+        if not rows:
+            known = sorted({(row.name, row.pattern) for row in self.rows})
+            raise InvalidInput(f"the table has no {name} in {pattern!r}, only {known}")
+        return [row.amount for row in rows], [row.us for row in rows]
+
+    def time_us(self, name: str, pattern: str, amount: float) -> float:
+        """Microseconds at an amount, between two measured ones in proportion.
+
+        Raises InvalidInput beyond the amounts measured.
+        """
+        amounts, times = self.curve(name, pattern)
+        if not amounts[0] <= amount <= amounts[-1]:
+            raise InvalidInput(
+                f"amount={amount} of {name} is outside {amounts[0]:g} to {amounts[-1]:g}: "
+                "measure a table with wider amounts"
+            )
+        return float(np.interp(amount, amounts, times))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    def __rich__(self) -> Group:
+        patterns = dict.fromkeys(row.pattern for row in self.rows)
+        return Group(*map(self._of, patterns))
+
+    def _of(self, pattern: str) -> Table:
+        title = f"{pattern}, {self.dtype}: ns a product within the model, on {self.machine}"
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        rows = [row for row in self.rows if row.pattern == pattern]
+        amounts = sorted({row.amount for row in rows})
+        table.add_column("weight")
+        for amount in amounts:
+            table.add_column(f"{100 * amount:.3g}%", justify="right", no_wrap=True)
+        cells = {(row.name, row.amount): f"{1e3 * row.us:.0f}" for row in rows}
+        for name in dict.fromkeys(row.name for row in rows):
+            table.add_row(name, *(cells.get((name, amount), "") for amount in amounts))
+        return table
+
+
+def latency_table(
+    model: nn.Module,
+    targets: Targets | Sequence[Targets],
+    patterns: Sequence[str | Pattern] = ("unstructured", "lane16", "1x8", "1x16"),
+    amounts: Sequence[float] = AMOUNTS,
+    dtype: str = "float32",
+    per_gate: bool | Mapping[str, int] = True,
+) -> LatencyTable:
+    """Measure the targets on this machine, pruned by magnitude to each of the amounts.
+
+    What is measured is a product of weight[out_features, in_features] with one vector, on one
+    core: of a Linear one input, of a GRU's or LSTM's matrix one step, of a convolution, as
+    (out, everything else), one position. Every matrix is timed as one of the model: as many copies
+    of it run in turn as fill the room of all targets' code and weights at that amount, because the
+    others push it out of the nearest caches. A copy of the weights is pruned, as `Pruner` would.
+
+    Tables are kept in the user's cache directory under a key of weights, pattern, amounts, dtype,
+    processor and the compiler's source. Raises InvalidInput as `Pruner` does.
+    """
+    rows: list[Latency] = []
+    for pattern in map(choose_pattern, patterns):
+        layers = prunables(model, targets, pattern, per_gate)
+        rows += measured_latencies(layers, pattern, dtype, amounts).rows
+    return LatencyTable(tuple(rows), dtype, Target.detect().model)
+
+
+def measured_latencies(
+    layers: Mapping[str, Prunable],
+    pattern: Pattern,
+    dtype: str = "float32",
+    amounts: Sequence[float] = AMOUNTS,
+) -> LatencyTable:
+    """Measure all layers of a model in one pattern, or recall what was measured earlier."""
+    check_tradable(pattern)
+    for amount in amounts:
+        check_amount(amount, pattern)
+    grid = sorted(set(amounts))
+    digests = (f"{name} {layer.digest()}" for name, layer in layers.items())
+    file = _file("latency", pattern.name, str(grid), dtype, *digests)
+    try:
+        rows = tuple(Latency(**row) for row in _recalled(file))
+    except TypeError:
+        rows = ()
+    if {row.name for row in rows} != set(layers):
+        rows = tuple(_measure(layers, pattern.name, grid, dtype))
+        _remember(file, [asdict(row) for row in rows])
+    return LatencyTable(rows, dtype, Target.detect().model)
+
+
+def check_tradable(pattern: Pattern) -> None:
+    """Raise InvalidInput for a pattern that leaves no choice of amounts."""
+    if isinstance(pattern, NofM):
+        raise InvalidInput(
+            f"pattern={pattern.name!r} fixes the amount of every layer, so there is nothing to "
+            "trade for time: use blocks, lanes or 'unstructured'"
+        )
+
+
+def measured_in_turn(weights: Sequence[Tensor], dtype: str = "float32") -> float:
+    """Microseconds of all products one after another, measured here or recalled."""
+    kernels = [_compiled(weight, dtype) for weight in weights]
+    file = _file("in-turn", *(hashlib.sha256(k.image.data).hexdigest() for k in kernels))
+    us = _recalled(file)
+    if not isinstance(us, float):
+        us = in_model.us_in_turn(kernels)
+        _remember(file, us)
+    return us
+
+
+def _measure(
+    layers: Mapping[str, Prunable], pattern: str, amounts: Sequence[float], dtype: str
+) -> Iterator[Latency]:
+    done: set[tuple[str, float]] = set()
+    for amount in amounts:
+        reached = {name: min(amount, layer.largest_amount) for name, layer in layers.items()}
+        weights = {name: layer.pruned(reached[name]) for name, layer in layers.items()}
+        kernels = {name: _compiled(weight, dtype) for name, weight in weights.items()}
+        room = sum(len(kernel.image.data) for kernel in kernels.values())
+        for name, kernel in kernels.items():
+            if (name, reached[name]) not in done:
+                done.add((name, reached[name]))
+                us = in_model.us_among_others(kernel, room)
+                nnz = int(weights[name].count_nonzero())
+                yield Latency(name, pattern, reached[name], us, kernel.strategy, nnz)
+
+
+def _compiled(weight: Tensor, dtype: str) -> Kernel:
+    return compile_matrix(weight.cpu().numpy(), dtype=dtype)
+
+
+def _file(kind: str, *parts: str) -> Path:
+    """Where a measurement is kept: named by all that decides it, this way of measuring included."""
+    target = Target.detect()
+    sets = " ".join(sorted(target.instruction_sets))
+    rates = repr(known_rates(target))
+    method = Path(in_model.__file__).read_text()
+    return cache_file(kind, target.model, sets, rates, compiler_digest(), method, *parts)
+
+
+def _recalled(file: Path) -> Any:
+    """What was measured earlier; None where nothing was, or the file is damaged."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _remember(file: Path, value: object) -> None:
+    with atomic_path(file) as path:
+        path.write_text(json.dumps(value, indent=1))

@@ -1,0 +1,77 @@
+"""A weight that is to lose some of its blocks, as a matrix."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparsejit.prune.allocation import choose_pruned
+from sparsejit.prune.patterns import Blocks, Pattern
+from sparsejit.prune.targets import Target, check_finite, count_gates, match_targets
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """One weight as float32 (out_features, in_features), and its blocks scored by magnitude."""
+
+    weight: Tensor
+    blocks: Blocks
+
+    @property
+    def largest_amount(self) -> float:
+        """What can be pruned of every gate, so that all that is protected stays and one block."""
+        free = int((self.blocks.scores != math.inf).sum(1).min())
+        return min(free, self.blocks.per_gate - 1) / self.blocks.per_gate
+
+    def pruned(self, amount: float) -> Tensor:
+        """A copy without round(amount * blocks) of each gate, those of least magnitude."""
+        counts = [amount * self.blocks.per_gate] * self.blocks.gates
+        gone = choose_pruned({"": self.blocks}, {"": counts})[""]
+        return self.weight.masked_fill(gone.view_as(self.weight), 0)
+
+    def energy_left(self, amounts: FloatArray) -> FloatArray:
+        """Share of the sum of squared weights that each of the amounts leaves, above 0."""
+        labels, scores = self.blocks.labels.flatten(1), self.blocks.scores
+        squares = self.weight.double().square().view_as(labels)
+        by_block = torch.zeros_like(scores).scatter_add_(1, labels, squares)
+        in_order = by_block.gather(1, scores.argsort(1)).cpu().numpy()
+        lost = np.pad(in_order.cumsum(1), ((0, 0), (1, 0))).sum(0)
+        counts = np.rint(amounts * self.blocks.per_gate).astype(int)
+        left = 1 - lost[counts] / (lost[-1] or 1.0)
+        return np.asarray(np.maximum(left, np.finfo(float).eps))
+
+    def digest(self) -> str:
+        """Of everything that decides which weights go."""
+        state = hashlib.sha256(str(tuple(self.blocks.labels.shape)).encode())
+        for tensor in (self.weight, self.blocks.scores):
+            state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return state.hexdigest()
+
+
+def prunables(
+    model: nn.Module,
+    targets: Target | Sequence[Target],
+    pattern: Pattern,
+    per_gate: bool | Mapping[str, int] = True,
+) -> dict[str, Prunable]:
+    """The targets of a model, as `Pruner` would prune them; nothing of them is pruned yet.
+
+    Raises InvalidInput as `Pruner` does.
+    """
+    wanted = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
+    layers = {}
+    for name in match_targets(model, wanted):
+        weight = model.get_parameter(name).detach()
+        check_finite(name, weight)
+        gates = count_gates(model, name, per_gate)
+        by_gate = weight.reshape(gates, weight.shape[0] // gates, -1)
+        blocks = pattern.blocks(by_gate.double().square(), torch.ones_like(by_gate).bool())
+        layers[name] = Prunable(weight.flatten(1).float(), blocks)
+    return layers
