@@ -59,11 +59,7 @@ class TradeOff:
             figure.savefig(temporary, format="png", dpi=110)
 
     def __rich__(self) -> Table:
-        uniform = np.interp(
-            self.measured_us, self.uniform_times_us[::-1], self.uniform_losses[::-1]
-        )
         table = Table("weight", title=f"{self.measured_us:.3g} of {self.budget_us:g} us")
-        table.caption = f"loss {self.loss:.3g}; of one amount for all {uniform:.3g}"
         table.add_column("amount", justify="right")
         for name, amount in self.amounts.items():
             table.add_row(name, f"{amount:.2%}")
