@@ -1,0 +1,220 @@
+"""Amounts chosen for a time budget against one amount for all layers, at equal compiled time.
+
+On the digits of `pruning_study.py`: a perceptron of four unequal layers, and all matrices of a GRU
+with its read-out. Run with `python -m sparsejit.perf.latency_pruning`; see docs/pruning.md.
+"""
+
+import argparse
+import copy
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+from torch.nn import functional
+
+from sparsejit.api import compile_matrix
+from sparsejit.files import atomic_path
+from sparsejit.perf import history, pruning_study
+from sparsejit.perf.machine import machine_limits
+from sparsejit.perf.pruning_study import PHASE, Digits, RowReader, Task
+from sparsejit.prune import CubicSchedule, Pruner, Random
+from sparsejit.prune.in_model import us_in_turn
+from sparsejit.prune.latency import measured_in_turn
+from sparsejit.prune.patterns import choose_pattern
+from sparsejit.prune.prunable import Prunable, prunables
+from sparsejit.target import Target
+
+RESULTS = "latency_pruning"
+PATTERNS = ("unstructured", "lane16", "1x8")
+# Of the dense layers' time.
+FRACTIONS = {"images": (0.03, 0.06, 0.12), "sequences": (0.06, 0.12, 0.25)}
+CHOSEN, UNIFORM, RANDOM = "chosen", "uniform", "chosen, random mask"
+_PLACES = 15
+_COLOURS = dict(zip(PATTERNS, ("C0", "C1", "C2"), strict=True))
+_STYLES = {CHOSEN: "o-", UNIFORM: "s--", RANDOM: "x:"}
+
+
+def deep_perceptron() -> nn.Sequential:
+    widths = (64, 512, 512, 256, 10)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+TASKS = {
+    "images": Task(deep_perceptron, ["*.weight"]),
+    "sequences": Task(RowReader, ["rnn.weight_*", "fc.weight"]),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one model is pruned to, and the microseconds its layers take when cut at once."""
+
+    task: str
+    seed: int
+    pattern: str
+    fraction: float
+    budget_us: float
+    allocation: str
+    amounts: dict[str, float]
+    planned_us: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm's trained model: microseconds of its layers, loss in nats and accuracy, held out."""
+
+    arm: Arm
+    measured_us: float
+    loss: float
+    accuracy: float
+
+
+class BudgetRun(pruning_study.Run):
+    """A task of this study, its data, and the dense checkpoint that all arms prune."""
+
+    def __init__(self, task: str, seed: int) -> None:
+        self.name, self.task, self.seed = task, TASKS[task], seed
+        self.data = Digits.load(seed)
+        self.dense = self.fresh()
+        self.train(self.dense, PHASE)
+
+    def arms(self) -> Iterator[Arm]:
+        """Measure, and yield every pattern and budget in each of the allocations."""
+        for pattern in PATTERNS:
+            layers = prunables(self.dense, self.task.targets, choose_pattern(pattern))
+            dense_us = measured_in_turn([layer.weight for layer in layers.values()])
+            for fraction in FRACTIONS[self.name]:
+                budget = fraction * dense_us
+                pruner = Pruner(budget_us=budget, pattern=pattern, targets=self.task.targets)
+                pruner.prepare(copy.deepcopy(self.dense))
+                assert pruner.trade_off is not None
+                chosen, us = pruner.trade_off.amounts, pruner.trade_off.measured_us
+                same, uniform_us = uniform_amount(layers, us)
+                point = (self.name, self.seed, pattern, fraction, budget)
+                yield Arm(*point, CHOSEN, chosen, us)
+                yield Arm(*point, UNIFORM, dict.fromkeys(layers, same), uniform_us)
+                yield Arm(*point, RANDOM, chosen, us)
+
+    def trained(self, arm: Arm) -> nn.Module:
+        """Pruned from the checkpoint on a cubic; or a random mask's, from scratch and as long."""
+        if arm.allocation == RANDOM:
+            fixed = Pruner(
+                arm.amounts, arm.pattern, targets=self.task.targets, criterion=Random(self.seed)
+            )
+            return self.train(self.fresh(), 2 * PHASE, fixed)
+        schedule = CubicSchedule(0, PHASE * 2 // 3, every=10)
+        pruner = Pruner(arm.amounts, arm.pattern, targets=self.task.targets, schedule=schedule)
+        return self.train(copy.deepcopy(self.dense), PHASE, pruner)
+
+    @torch.no_grad()
+    def row(self, arm: Arm, model: nn.Module) -> Row:
+        """Compile the layers as they are after training, time them, and score the model."""
+        weights = (model.get_parameter(name).flatten(1).numpy() for name in arm.amounts)
+        us = us_in_turn([compile_matrix(weight) for weight in weights], _PLACES)
+        images, classes = self.data.held_out
+        loss = functional.cross_entropy(model(images), classes).item()
+        return Row(arm, us, loss, self.accuracy(model))
+
+
+def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float]:
+    """The least amount for all layers that takes `us` at most, to 2 %, and what it takes."""
+    low, high = 0.0, 0.998
+    taken = {high: measured_in_turn([layer.pruned(high) for layer in layers.values()])}
+    while high - low > 5e-4:
+        middle = (low + high) / 2
+        time = measured_in_turn([layer.pruned(middle) for layer in layers.values()])
+        if time <= 1.02 * us:
+            high, taken[middle] = middle, time
+        else:
+            low = middle
+    return high, taken[high]
+
+
+def groups(rows: Iterable[Row]) -> dict[tuple[str, str, float, str], list[Row]]:
+    """Rows of all seeds by task, pattern, fraction and allocation."""
+    found: dict[tuple[str, str, float, str], list[Row]] = {}
+    for row in rows:
+        arm = row.arm
+        key = (arm.task, arm.pattern, arm.fraction, arm.allocation)
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def mean(rows: Sequence[Row], field: str) -> float:
+    return statistics.fmean(getattr(row, field) for row in rows)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """One table: times in ns and losses of every budget, means over the seeds."""
+    by_point = groups(rows)
+    lines = [
+        "| | pattern | budget, ns | chosen, ns | loss | right | uniform, ns | loss | right "
+        "| random mask, loss | right |",
+        "|---|---|" + "---|" * 9,
+    ]
+    for (task, pattern, fraction, allocation), chosen in by_point.items():
+        if allocation != CHOSEN:
+            continue
+        budget = 1e3 * statistics.fmean(row.arm.budget_us for row in chosen)
+        cells = [task, pattern, f"{budget:.0f}"]
+        for other in (CHOSEN, UNIFORM, RANDOM):
+            group = by_point[task, pattern, fraction, other]
+            if other != RANDOM:
+                cells.append(f"{1e3 * mean(group, 'measured_us'):.0f}")
+            cells += [f"{mean(group, 'loss'):.3f}", f"{mean(group, 'accuracy'):.1%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    """Write a PNG: held-out loss against the time of the layers, means over the seeds."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    by_point = groups(rows)
+    tasks = list(dict.fromkeys(row.arm.task for row in rows))
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        for pattern in PATTERNS:
+            for allocation, style in _STYLES.items():
+                points = [
+                    group
+                    for key, group in by_point.items()
+                    if key == (task, pattern, key[2], allocation)
+                ]
+                times = [mean(group, "measured_us") for group in points]
+                losses = [mean(group, "loss") for group in points]
+                label = f"{pattern}, {allocation}"
+                axes.plot(times, losses, style, color=_COLOURS[pattern], label=label)
+        axes.set(xscale="log", yscale="log", title=task, xlabel="us, all layers in turn")
+    figure.axes[0].set_ylabel("held-out loss, nats")
+    figure.axes[0].legend(fontsize=8)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+
+
+def main() -> None:
+    """Run the study, record its rows, print its table and draw it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--plot", type=Path, default=Path("docs/latency_pruning.png"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for task in options.tasks:
+        for seed in range(options.seeds):
+            run = BudgetRun(task, seed)
+            rows += [run.row(arm, run.trained(arm)) for arm in list(run.arms())]
+    history.append(RESULTS, map(asdict, rows), machine_limits(Target.detect()))
+    print(markdown(rows))
+    draw(options.plot, rows)
+
+
+if __name__ == "__main__":
+    main()
