@@ -33,9 +33,6 @@ from sparsejit.voice.train import (
 
 TARGET = "rnn.weight_hh_l0"
 PATTERNS = ("unstructured", "lane16", "1x8", "1x16")
-# Share of the extra training over which the amount rises, and steps between prunings.
-PRUNING = 0.6
-PRUNE_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,7 @@ class Sizes:
     def extra_plan(self, samples: int, order: int) -> TrainingPlan:
         """No warm-up: Adam's moments come with the checkpoint."""
         return TrainingPlan(
-            self.hidden_size,
-            samples,
-            self.streams,
-            learning_rate=5e-4,
-            warm_up_steps=1,
-            seed=order,
+            self.hidden_size, samples, self.streams, learning_rate=5e-4, warm_up_steps=1, seed=order
         )
 
 
@@ -81,7 +73,8 @@ class Arm:
         return f"{self.pattern}-{self.amount:.2f}-{gates}-{self.samples}-{self.order}.npy"
 
     def pruner(self, steps: int) -> Pruner:
-        schedule = CubicSchedule(0, max(int(PRUNING * steps), 1), every=PRUNE_EVERY)
+        """The amount rises over the first 60 % of the steps."""
+        schedule = CubicSchedule(0, max(steps * 3 // 5, 1), every=10)
         return Pruner(
             self.amount, self.pattern, targets=TARGET, schedule=schedule, per_gate=self.per_gate
         )
