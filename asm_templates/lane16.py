@@ -23,7 +23,7 @@ from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
-LANE16 = replace(AVX512, sources=1, index_bits=4, index_in_weight=True)
+LANE16 = replace(AVX512, sources=1, index_bits=4, most_stages=0, index_in_weight=True)
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:

@@ -23,9 +23,13 @@ eight inputs a step. Short weights share ten packed indices of three bits a lane
 its index in its own lowest bits, which changes it by at most 2**-21 of itself (635 -> 590 ns).
 
 Only the weights and which registers are named differ from matrix to matrix; `schedule` chooses
-the steps, `permute_layout` which rows lie in which lane and what the pool holds. Inputs beyond
-one window of registers are taken window by window, with partial sums in y. So x and y must not
-overlap.
+the steps, `permute_rows` which rows lie in which lane (uneven ones are grouped: `grouping`),
+`permute_layout` what the pool holds. Inputs beyond one window of registers are taken window by
+window, with partial sums in y. So x and y must not overlap.
+
+The steps of a batch's vectors take turns, each vector's spread evenly over all; one that has more
+than a sixth of the steps has two or more accumulators, or its FMAs would wait for each other:
+a power law of row counts, 256x256 at 90 %, takes 145 ns so, 375 ns otherwise.
 
 Short weights halve the pool's larger part and cost an instruction a step to unpack: 1024x1024 at
 90 % in 3600 ns against 4200 ns, but 256x256 at 90 % in 134 ns (bfloat16) and 178 ns (float16)
@@ -46,6 +50,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates import rows
+from sparsejit.asm_templates.grouping import exchanges
 from sparsejit.asm_templates.permute_layout import Layout, Piece, layout_of
 from sparsejit.asm_templates.permute_machine import FoldingRule, Machine
 from sparsejit.assembler import Assembler, Line, line
@@ -73,7 +78,7 @@ _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 # 9300 ns, while 256x256 at 90 % and 1024x1024 at 95 % lose 4 to 13 %. AVX2: 256x256 at 90 %
 # 620 -> 530 ns, 1024x1024 at 90 % 14900 -> 13600 ns, while 256x256 at 95 % loses 45 %.
 AVX512 = Machine(
-    lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128,
+    lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128, most_stages=3,
     folding=(FoldingRule(19_000, 0.06, 2),),
 )  # fmt: skip
 AVX2 = Machine(
@@ -119,9 +124,9 @@ class PermuteKernel:
         # The sums, a vector of packed indices, what was picked; where weights are short, those of
         # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
         self.registers = 32 if self.vector is zmm else 16
-        self.first_input = self.registers - layout.machine.inputs
+        self.first_input = self.registers - layout.windows.width
         self.index, self.picked, self.weights, self.upper_halves = (
-            self.vector(layout.machine.accumulators + number) for number in range(4)
+            self.vector(layout.accumulators + number) for number in range(4)
         )
 
     def emit(self) -> None:
@@ -167,20 +172,22 @@ class PermuteKernel:
 
     def _run(self, piece: Piece, y: Register, first: int, length: int) -> None:
         """Add a piece to vectors `first` and following of y, which has `length` elements."""
-        abreast, ways = piece.strip.abreast(piece.batch), piece.strip.ways(piece.batch)
-        sums = [self.vector(position * ways) for position in range(abreast)]
-        places = [(first + position) * self.machine.lanes for position in range(abreast)]
+        sums = [self.vector(number) for number in piece.firsts]
+        places = [(first + position) * self.machine.lanes for position in range(len(sums))]
         if piece.window > 0:
             for register, place in zip(sums, places, strict=True):
                 self._load(register, y, place, length)
         else:
             self._start(piece, sums)
-        others = [(register, way) for register in sums for way in range(1, ways)]
-        for register, way in others:
-            rows.zero(self.asm, self.vector(int(register.number) + way))
+        others = [
+            (register, self.vector(int(register.number) + way))
+            for register, ways in zip(sums, piece.ways, strict=True)
+            for way in range(1, ways)
+        ]
+        for _, other in others:
+            rows.zero(self.asm, other)
         self.asm.stamp(piece.count, self._steps(piece))
-        for register, way in others:
-            other = self.vector(int(register.number) + way)
+        for register, other in others:
             self.asm.emit("vaddps", register, register, other)
         for register, place in zip(self._in_order(piece, sums), places, strict=True):
             rows.store(self.asm, register, y, place, length, self.picked)
@@ -221,7 +228,7 @@ class PermuteKernel:
             pick,
             line("add", _POOL, forward, when=self._out_of_reach(weights) & ~begun),
             *unpack,
-            line("vfmadd231ps", self.vector(steps.accumulator), picked, weight),
+            line("vfmadd231ps", self.vector(piece.accumulators), picked, weight),
         ]
 
     def _steps_with_index_in_weight(self, piece: Piece) -> list[Line]:
@@ -237,7 +244,7 @@ class PermuteKernel:
             line("add", _POOL, forward, when=self._out_of_reach(places)),
             line("vmovups", self.index, self._at(places)),
             *pick,
-            line("vfmadd231ps", self.vector(steps.accumulator), picked, self.index),
+            line("vfmadd231ps", self.vector(piece.accumulators), picked, self.index),
         ]
 
     def _unpacked(
@@ -266,14 +273,19 @@ class PermuteKernel:
         ], weight
 
     def _in_order(self, piece: Piece, sums: list[Register]) -> list[Register]:
-        """Undo the layout's order of rows between each two neighbouring vectors."""
+        """Undo the layout's order of rows by exchanges between vectors, where sums are whole."""
         result, free = list(sums), [self.index, self.picked]
-        for position in range(0, piece.tail.shape[1], 2):
-            pair = result[position : position + 2]
-            for part, register in enumerate(free):
-                self._read(register, piece.tail_start + position + part)
-                self.asm.emit("vpermi2ps", register, *pair)
-            result[position : position + 2], free = free, pair
+        if not piece.tail.shape[1]:
+            return result
+        vector = piece.tail_start
+        for pair in exchanges(len(sums), self.layout.stages):
+            held = [result[position] for position in pair]
+            for position, register in zip(pair, free, strict=True):
+                self._read(register, vector)
+                self.asm.emit("vpermi2ps", register, *held)
+                result[position] = register
+                vector += 1
+            free = held
         return result
 
     def _at(self, vector: Number) -> Memory:

@@ -1,17 +1,7 @@
-"""Where every row and weight of a permute kernel goes: from a matrix to the vectors it streams.
+"""Where every weight of a permute kernel goes: from a matrix to the vectors that it streams.
 
-The outputs, a vector of them at a time, are cut into batches; a batch is one piece of code. It
-has four or eight vectors of outputs under way and runs `fold` times, moving on through y and
-through the pool:
-
-    y        v0  v1  v2  v3   v4  v5  v6  v7   v8 ...       vectors of 8 or 16 outputs
-             |    run 0    |  |    run 1    |
-             |          batch 0 (fold 2)    |  batch 1 ...
-
-Since every run executes the same code, v0 and v4 share one schedule: they are a team, scheduled
-as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8810 steps
-become 9540) and halves the code, which beyond the first cache level arrives more slowly than data
-does. Outputs that fill no folded batch follow in batches that run once.
+`permute_rows` says which row lies in which lane and `schedule` which weights a step takes; here
+steps are put in order of execution, given their accumulators, and packed into the pool.
 """
 
 from dataclasses import dataclass, fields
@@ -20,70 +10,33 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.grouping import exchange_indices
 from sparsejit.asm_templates.permute_machine import Machine
+from sparsejit.asm_templates.permute_rows import RowOrder, Strip, row_order, strips
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import Demand, Windows
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
+
+# At 0.85 cycles a step, with one step to spare.
+_APART = 6
 
 _Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
 _Numbers = npt.NDArray[np.integer]
 
 
-@dataclass(frozen=True)
-class Strip:
-    """`vectors` vectors of outputs from number `first` on, in batches of the same fold.
-
-    A batch sums at most `accumulators` vectors at a time; where `fold` is above 1, exactly so many.
-    """
-
-    first: int
-    vectors: int
-    fold: int
-    accumulators: int
-
-    @property
-    def batches(self) -> int:
-        return -(-self.vectors // (self.accumulators * self.fold))
-
-    @property
-    def teams(self) -> int:
-        return self.vectors // self.fold
-
-    def abreast(self, batch: int) -> int:
-        """Vectors of outputs that a batch sums at a time."""
-        return min(self.accumulators, self.teams - batch * self.accumulators)
-
-    def ways(self, batch: int) -> int:
-        """Accumulators that share the steps of one vector, to hide the latency of FMA."""
-        return self.accumulators // self.abreast(batch)
-
-    def first_of(self, batch: int) -> int:
-        """The first vector of a batch."""
-        return self.first + batch * self.accumulators * self.fold
-
-
-def strips(out_features: int, machine: Machine, fold: int) -> list[Strip]:
-    """As many whole vectors as fill folded batches, then the rest unfolded."""
-    vectors, accumulators = -(-out_features // machine.lanes), machine.accumulators
-    whole = out_features // machine.lanes
-    folded = whole - whole % (accumulators * fold) if fold > 1 else 0
-    parts = [Strip(0, folded, fold, accumulators)]
-    parts.append(Strip(folded, vectors - folded, 1, accumulators))
-    return [part for part in parts if part.vectors]
-
-
 @dataclass(frozen=True, eq=False)
 class Steps:
     """The steps of a strip in order of execution.
 
-    `region` (window * batches + batch), `accumulator`, `first`, `second`: shape (steps,).
-    `weights` and `indices`: (steps, fold, lanes).
+    `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
+    vector, `first`, `second`: shape (steps,). `weights` and `indices`: (steps, fold, lanes).
     """
 
     region: _Numbers
-    accumulator: _Numbers
+    vector: _Numbers
+    turn: _Numbers
     first: _Numbers
     second: _Numbers
     weights: _Floats
@@ -101,7 +54,7 @@ class Piece:
 
     First the vectors of `head` (the bias), then blocks of one vector of packed indices and the
     weights of the steps it serves, then `tail` (which puts the outputs back in order). `head`
-    and `tail`: uint32 (fold, vectors, lanes).
+    and `tail`: uint32 (fold, vectors, lanes). `ways`: the accumulators of each vector of outputs.
     """
 
     machine: Machine
@@ -109,8 +62,22 @@ class Piece:
     batch: int
     window: int
     steps: Steps
+    ways: _Numbers
     head: _Words
     tail: _Words
+
+    @property
+    def firsts(self) -> _Numbers:
+        """The first accumulator of each vector."""
+        starts: _Numbers = np.cumsum(self.ways) - self.ways
+        return starts
+
+    @property
+    def accumulators(self) -> _Numbers:
+        """The accumulator of each step: those of a vector take turns."""
+        vector, turn = self.steps.vector, self.steps.turn
+        numbers: _Numbers = self.firsts[vector] + turn % self.ways[vector]
+        return numbers
 
     @property
     def count(self) -> int:
@@ -177,6 +144,12 @@ class Layout:
     machine: Machine
     windows: Windows
     pieces: list[Piece]
+    stages: int
+
+    @property
+    def accumulators(self) -> int:
+        """Registers for sums: with those that the windows leave over."""
+        return self.machine.accumulators + self.machine.inputs - self.windows.width
 
     def pieces_of(self, window: int) -> list[Piece]:
         """What is to be run in a window: all in the first and the last, else what has steps."""
@@ -190,11 +163,23 @@ class Layout:
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
 
 
+def accumulators_of(steps: _Numbers, registers: int) -> _Numbers:
+    """How many of so many accumulators each vector of a batch gets, by its number of steps.
+
+    The steps of a vector are spread over all those of the batch, and as many as _APART of these
+    should lie between two that add to one accumulator: an FMA takes four cycles.
+    """
+    ways: _Numbers = np.maximum(1, -(-_APART * steps // max(int(steps.sum()), 1)))
+    while ways.sum() > registers:
+        ways[np.where(ways > 1, steps / np.maximum(ways - 1, 1), np.inf).argmin()] -= 1
+    return ways
+
+
 def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     """Order, cut and schedule a matrix."""
     windows = Windows.of(matrix.in_features, machine.lanes, machine.inputs)
-    cut = _Cut(spec, matrix, machine, windows, _row_order(matrix, machine))
     parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
+    cut = _Cut(spec, matrix, machine, windows, row_order(matrix, machine, windows, parts))
     scheduled = [(strip, cut.schedule(strip)) for strip in parts]
     pieces = [
         cut.piece(strip, steps, window, batch)
@@ -202,59 +187,41 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
         for strip, steps in scheduled
         for batch in range(strip.batches)
     ]
-    return Layout(machine, windows, pieces)
-
-
-def _row_order(matrix: SparseMatrix, machine: Machine) -> _Numbers:
-    """The row in every lane, vector after vector; numbers from out_features on mean none.
-
-    With two registers a step, the fullest lane bounds the steps. So of the rows of two
-    neighbouring vectors the fuller half share the first: 583 -> 542 steps on 256x256 at 90 %,
-    for two `vpermi2ps` that put the outputs back in order.
-    """
-    lanes = machine.lanes
-    vectors = -(-matrix.out_features // lanes)
-    order = np.arange(vectors * lanes)
-    if machine.sources == 2:
-        counts = np.full(len(order), -1)
-        counts[: matrix.out_features] = matrix.row_counts
-        paired = vectors // 2 * 2 * lanes
-        fullest_first = np.argsort(-counts[:paired].reshape(-1, 2 * lanes), axis=1, kind="stable")
-        order[:paired] = (fullest_first + order[: paired : 2 * lanes, None]).ravel()
-    return order
+    return Layout(machine, windows, pieces, cut.order.stages)
 
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """A matrix on its way to pieces; `order` as from `_row_order`."""
+    """A matrix on its way to pieces."""
 
     spec: MatVec
     matrix: SparseMatrix
     machine: Machine
     windows: Windows
-    order: _Numbers
+    order: RowOrder
 
     def schedule(self, strip: Strip) -> Steps:
         """The steps of a strip in order of execution."""
         dense = self._rows_by_team(strip)
         lanes, width = self.machine.lanes, self.windows.width
         schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
-        window, team = schedule.problem // strip.teams, schedule.problem % strip.teams
-        turn = np.arange(len(team)) - np.searchsorted(schedule.problem, schedule.problem)
-        batch, position = np.divmod(team, strip.accumulators)
-        ways = np.array([strip.ways(number) for number in range(strip.batches)])[batch]
+        window, team = np.divmod(schedule.problem, strip.teams)
+        begin = np.searchsorted(schedule.problem, schedule.problem)
+        end = np.searchsorted(schedule.problem, schedule.problem, side="right")
+        turn = np.arange(len(team)) - begin
+        batch, vector = np.divmod(team, strip.accumulators)
         region = window * strip.batches + batch
-        accumulator = position * ways + turn % ways
         left = window * width  # the window's first register
         weights, indices = _weights_and_indices(
             dense.reshape(strip.teams, strip.fold * lanes, -1, lanes),
             schedule.taken, team, left + schedule.first, left + schedule.second,
         )  # fmt: skip
         shape = (len(team), strip.fold, lanes)
-        execution = np.lexsort((team, turn, region))
+        execution = np.lexsort((team, (turn + 0.5) / (end - begin), region))
         return Steps(
             region[execution],
-            accumulator[execution],
+            vector[execution],
+            turn[execution],
             schedule.first[execution],
             schedule.second[execution],
             weights.reshape(shape)[execution],
@@ -264,10 +231,7 @@ class _Cut:
     def _rows_by_team(self, strip: Strip) -> _Floats:
         """The strip's rows, those of a team together; whole windows wide."""
         lanes = self.machine.lanes
-        rows = self.order[strip.first * lanes :][: strip.vectors * lanes]
-        if strip.fold > 1:
-            shape = (strip.batches, strip.fold, strip.accumulators, lanes)
-            rows = rows.reshape(shape).swapaxes(1, 2).ravel()
+        rows = strip.by_team(self.order.rows, lanes).ravel()
         dense = np.zeros((len(rows), self.windows.number * self.windows.width * lanes), np.float32)
         real = rows < self.matrix.out_features
         weights = rounded(self.matrix.dense[rows[real]], self.spec.dtype)
@@ -279,22 +243,19 @@ class _Cut:
         lanes = self.machine.lanes
         first, abreast = strip.first_of(batch) * lanes, strip.abreast(batch)
         shape = (strip.fold, abreast, lanes)
-        rows = self.order[first : first + strip.fold * abreast * lanes].reshape(shape)
+        rows = self.order.rows[first : first + strip.fold * abreast * lanes].reshape(shape)
         head: _Words = np.zeros((strip.fold, 0, lanes), np.uint32)
         tail: _Words = head
         if window == 0 and self.spec.bias is not None:
-            bias = np.zeros(len(self.order), np.float32)
+            bias = np.zeros(len(self.order.rows), np.float32)
             bias[: self.matrix.out_features] = self.spec.bias
             head = bias[rows].view(np.uint32)
-        if window == self.windows.number - 1 and self._reordered:
-            pairs = rows[:, : abreast // 2 * 2].reshape(strip.fold, -1, 2 * lanes)
-            tail = np.argsort(pairs, axis=2).astype(np.uint32).reshape(strip.fold, -1, lanes)
+        if window == self.windows.number - 1:
+            tail = exchange_indices(rows, self.order.stages).astype(np.uint32)
         region = steps.of_region(window * strip.batches + batch)
-        return Piece(self.machine, strip, batch, window, region, head, tail)
-
-    @cached_property
-    def _reordered(self) -> bool:
-        return not np.array_equal(self.order, np.arange(len(self.order)))
+        registers = self.machine.accumulators + self.machine.inputs - self.windows.width
+        ways = accumulators_of(np.bincount(region.vector, minlength=abreast), registers)
+        return Piece(self.machine, strip, batch, window, region, ways, head, tail)
 
 
 def _weights_and_indices(

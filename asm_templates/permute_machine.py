@@ -44,6 +44,7 @@ class Machine:
     accumulators: int
     reach: int
     folding: tuple[FoldingRule, ...]
+    most_stages: int = 0
     dtype: DType = DType.FLOAT32
     index_in_weight: bool = False
 
