@@ -14,14 +14,18 @@ except ImportError as error:
         "sparsejit.prune needs torch, which cannot be imported: pip install torch==2.13.0"
     ) from error
 
+from sparsejit.prune.budget import TradeOff
 from sparsejit.prune.calibration import Calibration, LayerCalibration, calibrate
 from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
 from sparsejit.prune.folding import fold
+from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.patterns import PATTERNS, BlockPattern, LanePattern, NofM, Pattern
 from sparsejit.prune.post_training import prune_second_order, prune_wanda, refit
 from sparsejit.prune.pruner import Pruner
+from sparsejit.prune.recipe import Recipe
 from sparsejit.prune.regularisers import ADMM, L1, GroupLasso, Regulariser
-from sparsejit.prune.report import LayerSparsity, SparsityReport
+from sparsejit.prune.report import LayerSparsity, LayerTime, SparsityReport
+from sparsejit.prune.run import PruningResult, RunProgress, run_recipe
 from sparsejit.prune.schedules import (
     ConstantRate,
     CubicSchedule,
@@ -29,6 +33,7 @@ from sparsejit.prune.schedules import (
     OneShot,
     Schedule,
 )
+from sparsejit.prune.workload import Workload, load_weights, load_workload
 
 __all__ = [
     "ADMM",
@@ -42,21 +47,32 @@ __all__ = [
     "GroupLasso",
     "IterativeSchedule",
     "LanePattern",
+    "LatencyTable",
     "LayerCalibration",
     "LayerSparsity",
+    "LayerTime",
     "Magnitude",
     "Movement",
     "NofM",
     "OneShot",
     "Pattern",
     "Pruner",
+    "PruningResult",
     "Random",
+    "Recipe",
     "Regulariser",
+    "RunProgress",
     "Schedule",
     "SparsityReport",
+    "TradeOff",
+    "Workload",
     "calibrate",
     "fold",
+    "latency_table",
+    "load_weights",
+    "load_workload",
     "prune_second_order",
     "prune_wanda",
     "refit",
+    "run_recipe",
 ]

@@ -1,12 +1,32 @@
-"""What is left of each layer."""
+"""What is left of each layer, and what it costs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
 from sparsejit.prune.patterns import Pattern
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One product with one vector of inputs, on one core, by the planner's choice.
+
+    That is one step of a recurrent layer, one position of a convolution's output.
+    lane_use: nonzeros over the lanes of all steps that the cost model counts (`cost.lane_use`).
+    predicted_ns: the cost model's. measured_ns: the least of many calls, the median over places
+        in memory. GFLOPS go by the measured time; effective ones count the zeros.
+    """
+
+    kernel: str
+    lane_use: float
+    predicted_ns: float
+    measured_ns: float
+    effective_gflops: float
+    real_gflops: float
 
 
 @dataclass(frozen=True)
@@ -21,6 +41,7 @@ class LayerSparsity:
     elements: int
     occupied_blocks: int
     blocks: int
+    time: LayerTime | None = None
 
     @property
     def density(self) -> float:
@@ -29,6 +50,12 @@ class LayerSparsity:
     @property
     def block_density(self) -> float:
         return self.occupied_blocks / self.blocks
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the figures of `time` beside the others."""
+        row = asdict(self)
+        times = row.pop("time") or {}
+        return {**row, "density": self.density, "block_density": self.block_density, **times}
 
 
 def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> LayerSparsity:
@@ -47,36 +74,84 @@ def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> L
     )
 
 
+# Header and text of what `LayerSparsity.as_dict` names.
+_Columns = dict[str, tuple[str, Callable[[Any], str]]]
+_SPARSITY: _Columns = {
+    "shape": ("shape", lambda shape: " x ".join(map(str, shape))),
+    "gates": ("gates", str),
+    "pattern": ("pattern", str),
+    "nnz": ("nnz", "{:,}".format),
+    "density": ("density", "{:.2%}".format),
+    "block_density": ("block density", "{:.2%}".format),
+}
+_COST: _Columns = {
+    "kernel": ("kernel", str),
+    "lane_use": ("lane use", "{:.0%}".format),
+    "predicted_ns": ("predicted ns", "{:,.0f}".format),
+    "measured_ns": ("measured ns", "{:,.0f}".format),
+    "effective_gflops": ("GFLOPS effective", "{:,.0f}".format),
+    "real_gflops": ("real", "{:.1f}".format),
+}
+
+
 @dataclass(frozen=True)
 class SparsityReport:
-    """All pruned layers; `rich.print(report)` shows a table."""
+    """All pruned layers; `rich.print(report)` shows a table.
+
+    in_turn_us: measured time of all products one after another, where they were timed.
+    """
 
     layers: Sequence[LayerSparsity]
+    in_turn_us: float | None = None
+
+    @property
+    def nnz(self) -> int:
+        return sum(layer.nnz for layer in self.layers)
+
+    @property
+    def elements(self) -> int:
+        return sum(layer.elements for layer in self.layers)
 
     @property
     def density(self) -> float:
-        return sum(layer.nnz for layer in self.layers) / sum(
-            layer.elements for layer in self.layers
-        )
+        return self.nnz / self.elements
 
-    def __rich__(self) -> Table:
-        table = Table(title="Sparsity", show_footer=True)
-        nnz = sum(layer.nnz for layer in self.layers)
-        table.add_column("weight", footer="all")
-        table.add_column("shape", justify="right")
-        table.add_column("gates", justify="right")
-        table.add_column("pattern", justify="right")
-        table.add_column("nnz", justify="right", footer=f"{nnz:,}")
-        table.add_column("density", justify="right", footer=f"{self.density:.2%}")
-        table.add_column("block density", justify="right")
-        for layer in self.layers:
-            table.add_row(
-                layer.name,
-                " x ".join(map(str, layer.shape)),
-                str(layer.gates),
-                layer.pattern,
-                f"{layer.nnz:,}",
-                f"{layer.density:.2%}",
-                f"{layer.block_density:.2%}",
-            )
+    def total(self) -> dict[str, float]:
+        """Sums over the layers, and the times of all where all were timed."""
+        total: dict[str, float] = {
+            "nnz": self.nnz,
+            "elements": self.elements,
+            "density": self.density,
+        }
+        if self.in_turn_us is not None:
+            times = [layer.time for layer in self.layers if layer.time is not None]
+            total["predicted_ns"] = sum(time.predicted_ns for time in times)
+            total["measured_ns"] = measured = sum(time.measured_ns for time in times)
+            total["effective_gflops"] = 2 * self.elements / measured
+            total["real_gflops"] = 2 * self.nnz / measured
+            total["in_turn_us"] = self.in_turn_us
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"layers": [layer.as_dict() for layer in self.layers], "total": self.total()}
+
+    def __rich__(self) -> Table | Group:
+        sparsity = self._table("Sparsity", _SPARSITY)
+        if self.in_turn_us is None:
+            return sparsity
+        cost = self._table("Time of one product, one core", _COST)
+        cost.caption = f"all in turn {self.in_turn_us:.3g} us"
+        return Group(sparsity, cost)
+
+    def _table(self, title: str, columns: _Columns) -> Table:
+        table = Table(title=title, show_footer=True)
+        table.title_justify = table.caption_justify = "left"
+        table.add_column("weight", "all", overflow="fold")
+        total = self.total()
+        for key, (header, text) in columns.items():
+            table.add_column(header, text(total[key]) if key in total else "", justify="right")
+        for row in (layer.as_dict() for layer in self.layers):
+            cells = (text(row[key]) for key, (_, text) in columns.items())
+            table.add_row(row["name"], *cells)
         return table

@@ -12,6 +12,7 @@ from sparsejit.commands.console import error_console
 from sparsejit.commands.demo import demo
 from sparsejit.commands.doctor import doctor
 from sparsejit.commands.kernel import disasm, explain
+from sparsejit.commands.prune import prune
 from sparsejit.commands.synth import synth
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (demo, synth, train, explain, disasm, calibrate, doctor):
+for command in (demo, prune, synth, train, explain, disasm, calibrate, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -188,12 +188,13 @@ class FamilyCost:
     """How a family counts its steps and its literals' bytes, and what a step costs.
 
     `pool_bytes` takes the matrix, the target, the steps and the bytes of a weight; `prices` are
-    by instruction set and dtype.
+    by instruction set and dtype. A step takes `weights_a_lane` weights in each lane.
     """
 
     steps: Callable[[SparseMatrix, Target], int]
     pool_bytes: Callable[[SparseMatrix, Target, int, int], int]
     prices: dict[tuple[str, DType], StepPrice]
+    weights_a_lane: int = 1
 
 
 F32, BF16, F16, INT8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8
@@ -272,6 +273,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         int8_permute_steps,
         int8_permute_bytes,
         {("avx512", INT8): StepPrice(1.0, 10, "A in 43 ns; 20 bytes, 5 where folded four times")},
+        weights_a_lane=4,
     ),
     "int8-pairs": FamilyCost(
         int8_pairs_steps,
@@ -281,6 +283,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx512", INT8): StepPrice(1.5, 1, "A in 610 ns, C90 in 10.9 us"),
             ("avx2", INT8): StepPrice(1.15, 1, "A in 970 ns, C90 in 15.4 us"),
         },
+        weights_a_lane=2,
     ),
     "immediate": FamilyCost(
         immediate_steps,
@@ -320,6 +323,12 @@ def predict(
     bound = max(resources, key=lambda name: resources[name])
     ns = resources[bound] / rates.cycles_per_ns
     return Cost(steps, code_bytes, data_bytes, ns, bound)
+
+
+def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
+    """Nonzeros over the weights that so many steps could take; 1 where no lane ever idles."""
+    places = max(steps, 1) * target.lanes * FAMILY_COSTS[family].weights_a_lane
+    return matrix.nnz / places
 
 
 def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int) -> str:

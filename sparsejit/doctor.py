@@ -106,7 +106,7 @@ def _packages() -> list[Finding]:
 def _package(requirement: str) -> Finding:
     wanted, _, marker = (part.strip() for part in requirement.partition(";"))
     extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
-    name = re.split(r"[^\w-]", wanted, maxsplit=1)[0]
+    name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0]
     needed_by = extra.group(1) if extra else "core"
     try:
         return Finding(name, metadata.version(name), needed_by)

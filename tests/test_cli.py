@@ -62,6 +62,7 @@ def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> Non
     [
         ("nowhere-kit>=1.2", "nowhere-kit", "core", "'nowhere-kit>=1.2'"),
         ('nowhere==2; extra == "torch"', "nowhere", "torch", "'nowhere==2'"),
+        ("no.where>=1; extra == 'torch'", "no.where", "torch", "'no.where>=1'"),
         ("nowhere[x]<3; extra == 'dev'", "nowhere", "dev", "'nowhere[x]<3'"),
     ],
 )

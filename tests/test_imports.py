@@ -32,7 +32,10 @@ VOICE_WITH_TORCH = {"module", "gru", "train"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.
-EXTRAS = ("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "pystoi", "mkl", "sklearn")
+EXTRAS = (
+    *("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "pystoi", "mkl", "sklearn"),
+    "ruamel",
+)
 NEEDS_EXTRAS = {"prune", "perf", "voice", "frontend"}
 
 

@@ -1,0 +1,70 @@
+"""What the layers of a pruned model cost, compiled: predicted and measured."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from sparsejit import reference
+from sparsejit.api import Kernel, compile_matrix
+from sparsejit.cost import lane_use
+from sparsejit.errors import CompileError
+from sparsejit.matrix import SparseMatrix
+from sparsejit.measure import time_copies
+from sparsejit.prune.in_model import us_in_turn
+from sparsejit.prune.report import LayerTime, SparsityReport
+from sparsejit.target import Target
+
+PLACES = 5
+# Of the sum of magnitudes. An index in a weight's lowest bits changes it by 2^-17 at most.
+TOLERANCE = 2.0**-16
+
+
+def time_layers(
+    report: SparsityReport,
+    model: nn.Module,
+    dtype: str = "float32",
+    progress: Callable[[str], None] = lambda name: None,
+) -> SparsityReport:
+    """The report with what each weight costs here; `progress` is told the name of each first.
+
+    dtype: of the compiled weights. A weight counts as (out, everything else).
+    Raises CompileError if a kernel's output is not its oracle's, but for rounding.
+    """
+    layers, kernels = [], []
+    for layer in report.layers:
+        progress(layer.name)
+        weight = model.get_parameter(layer.name).detach().flatten(1).float().cpu().numpy()
+        kernels.append(compile_matrix(weight, dtype=dtype))
+        layers.append(replace(layer, time=time_kernel(kernels[-1], SparseMatrix(weight))))
+    progress("all in turn")
+    return SparsityReport(layers, us_in_turn(kernels))
+
+
+def time_kernel(kernel: Kernel, matrix: SparseMatrix) -> LayerTime:
+    """Check and time a kernel for a vector on one core, by itself."""
+    x = np.random.default_rng(0).standard_normal(matrix.in_features).astype(np.float32)
+    _check(kernel, matrix, x)
+    times = time_copies(kernel.image.data, x, kernel.spec.y_shape, PLACES, samples=100)
+    measured_ns = statistics.median(timing.min_ns for timing in times)
+    cost = kernel.plan.chosen.cost
+    return LayerTime(
+        kernel=kernel.strategy,
+        lane_use=lane_use(kernel.strategy, matrix, cost.steps, Target.detect()),
+        predicted_ns=cost.ns,
+        measured_ns=measured_ns,
+        effective_gflops=2 * matrix.dense.size / measured_ns,
+        real_gflops=2 * matrix.nnz / measured_ns,
+    )
+
+
+def _check(kernel: Kernel, matrix: SparseMatrix, x: np.ndarray) -> None:
+    error = np.abs(kernel(x) - reference.product(kernel.spec, matrix, x)).max()
+    allowed = TOLERANCE * (np.abs(matrix.dense) @ np.abs(x)).max()
+    if error > allowed:
+        raise CompileError(
+            f"{kernel.plan.chosen.template.name} is off by {error:.3g} against its oracle: "
+            "its time would mean nothing; please report this"
+        )

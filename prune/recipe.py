@@ -1,0 +1,306 @@
+"""A pruning run as data: what a YAML file says, checked."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import cos, pi
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.prune.amounts import Amount
+from sparsejit.prune.criteria import Magnitude, Movement, Random
+from sparsejit.prune.patterns import NofM, choose_pattern
+from sparsejit.prune.post_training import prune_second_order, prune_wanda
+from sparsejit.prune.pruner import Pruner
+from sparsejit.prune.reading import (
+    Choice,
+    Place,
+    Reader,
+    read_arguments,
+    read_choice,
+    read_mapping,
+    refusals_at,
+)
+from sparsejit.prune.regularisers import ADMM, L1, GroupLasso
+from sparsejit.prune.schedules import ConstantRate, CubicSchedule, IterativeSchedule, OneShot
+from sparsejit.prune.targets import Target
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the zeros come about.
+
+    keep_zeros: those that the model has already stay, and count.
+    cut: zeroes weights without training, by `batches` batches of inputs; without it the Pruner
+        chooses them.
+    refit: least squares on these batches, for the weights that are left.
+    """
+
+    keep_zeros: bool = False
+    cut: Callable[..., Any] | None = None
+    refit: bool = False
+    batches: int = 0
+
+
+def _gradual(keep_zeros: bool = False) -> Method:
+    return Method(keep_zeros)
+
+
+def _one_shot(keep_zeros: bool = False, refit: bool = False, batches: int = 16) -> Method:
+    return Method(keep_zeros, refit=refit, batches=_at_least_one(batches) if refit else 0)
+
+
+def _second_order(batches: int = 16, damping: float = 0.01) -> Method:
+    cut = partial(prune_second_order, damping=damping)
+    return Method(keep_zeros=True, cut=cut, batches=_at_least_one(batches))
+
+
+def _wanda(batches: int = 16, refit: bool = False) -> Method:
+    return Method(True, prune_wanda, refit, _at_least_one(batches))
+
+
+def _at_least_one(batches: int) -> int:
+    if batches < 1:
+        raise InvalidInput(f"batches={batches}: calibrate with 1 or more")
+    return batches
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The share of the optimizer's rate at a step: a rise, then a cosine from 1 to `final`.
+
+    Raises InvalidInput unless 0 <= final <= 1 and warm_up >= 0.
+    """
+
+    final: float = 0.0
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.final <= 1 or self.warm_up < 0:
+            raise InvalidInput(
+                f"final={self.final}, warm_up={self.warm_up}: choose a share from 0 to 1 and a "
+                "number of steps"
+            )
+
+    def share(self, step: int, steps: int) -> float:
+        rise = min(1.0, (step + 1) / (self.warm_up + 1))
+        cosine = 0.5 * (1 + cos(pi * min(step / steps, 1.0)))
+        return rise * (self.final + (1 - self.final) * cosine)
+
+
+def _constant_learning_rate(warm_up: int = 0) -> LearningRate:
+    return LearningRate(final=1.0, warm_up=warm_up)
+
+
+def _group_lasso(
+    strength: float, pattern: str = "unstructured", block: tuple[int, int] | None = None
+) -> GroupLasso:
+    return GroupLasso(strength, choose_pattern(pattern, block))
+
+
+def _post_training(
+    targets: Target | Sequence[Target],
+    amount: Amount,
+    pattern: str = "unstructured",
+    block: tuple[int, int] | None = None,
+    per_gate: bool | Mapping[str, int] = True,
+    dtype: str = "float32",
+) -> None:
+    """What a method with a `cut` takes of the Pruner's parameters."""
+
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "gradual": _gradual,
+    "one-shot": _one_shot,
+    "second-order": _second_order,
+    "wanda": _wanda,
+}
+# By the Pruner's parameter.
+PARTS: dict[str, dict[str, Callable[..., Any]]] = {
+    "schedule": {
+        "one-shot": OneShot,
+        "cubic": CubicSchedule,
+        "constant": ConstantRate,
+        "iterative": IterativeSchedule,
+    },
+    "criterion": {"magnitude": Magnitude, "movement": Movement, "random": Random},
+    "regulariser": {"l1": L1, "group-lasso": _group_lasso, "admm": ADMM},
+}
+_ADAM, _CONSTANT = Choice("adam"), Choice("constant")
+LEARNING_RATES: dict[str, Callable[..., LearningRate]] = {
+    "constant": _constant_learning_rate,
+    "cosine": LearningRate,
+}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
+# The same without their first parameter, the weights: what a recipe gives them.
+_OPTIMIZERS_OF_ONE = {
+    kind: partial(build, [nn.Parameter(torch.zeros(1))]) for kind, build in OPTIMIZERS.items()
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and with what to train: before, while and after pruning, as the method has it.
+
+    clip: the largest norm of all gradients together.
+    Raises InvalidInput unless steps >= 1 and clip > 0.
+    """
+
+    steps: int
+    optimizer: Choice = _ADAM
+    learning_rate: Choice = _CONSTANT
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InvalidInput(f"steps={self.steps}: train for 1 or more, or drop `train`")
+        if self.clip is not None and not self.clip > 0:
+            raise InvalidInput(f"clip={self.clip}: give a norm above 0, or drop it")
+
+    @classmethod
+    def read(cls, data: Any, place: Place) -> "Training | None":
+        """A Training out of a mapping; None out of None."""
+        if data is None:
+            return None
+        readers = {
+            "optimizer": partial(read_choice, _OPTIMIZERS_OF_ONE),
+            "learning_rate": partial(read_choice, LEARNING_RATES),
+        }
+        arguments = read_arguments(cls, data, place, readers)
+        with refusals_at(place):
+            return cls(**arguments)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "optimizer": self.optimizer.to_dict(),
+            "learning_rate": self.learning_rate.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a pruning run but the model and its data.
+
+    prune: the Pruner's parameters; `schedule`, `criterion` and `regulariser` are Choices.
+    method: a row of METHODS. seed: of the batches' order and of whatever else torch draws.
+    Make one with `load` or `from_dict`, which check everything.
+    """
+
+    prune: Mapping[str, Any]
+    method: Choice
+    train: Training | None = None
+    seed: int = 0
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Recipe":
+        """Read a YAML 1.2 file.
+
+        Raises DamagedFile for one that is not YAML, InvalidInput as `from_dict` does.
+        """
+        try:
+            from ruamel.yaml import YAML
+            from ruamel.yaml.error import MarkedYAMLError, YAMLError
+        except ImportError as error:
+            raise MissingDependency(
+                "recipes need ruamel.yaml, which cannot be imported: pip install ruamel.yaml"
+            ) from error
+        try:
+            data = YAML(typ="safe", pure=True).load(Path(path))
+        except YAMLError as error:
+            problem = str(error)
+            if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+                problem = f"line {error.problem_mark.line + 1}: {error.problem}"
+            raise DamagedFile(f"{path} is not YAML: {problem}; correct it") from error
+        return cls.from_dict(data, file=Path(path).name)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], file: str = "recipe") -> "Recipe":
+        """A recipe out of plain data; `to_dict` gives it back.
+
+        Raises InvalidInput, which names `file`, the key, the value found and the remedy, for
+        unknown, missing and mistyped keys, values out of range, and settings that contradict.
+        """
+        place = Place(file)
+        readers: dict[str, Reader] = {
+            "prune": read_mapping,
+            "method": partial(read_choice, METHODS),
+            "train": Training.read,
+        }
+        arguments = read_arguments(cls, data, place, readers)
+        takes = Pruner if METHODS[arguments["method"].kind]().cut is None else _post_training
+        parts = {name: partial(read_choice, table) for name, table in PARTS.items()}
+        arguments["prune"] = read_arguments(takes, arguments["prune"], place / "prune", parts)
+        recipe = cls(**arguments)
+        with refusals_at(place / "prune"):
+            pruner = recipe.build_pruner()
+        with refusals_at(place):
+            recipe._check(pruner)
+        return recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what YAML and JSON can hold."""
+        return {
+            "method": self.method.to_dict(),
+            "prune": {
+                name: value.to_dict() if isinstance(value, Choice) else value
+                for name, value in self.prune.items()
+            },
+            "train": None if self.train is None else self.train.to_dict(),
+            "seed": self.seed,
+        }
+
+    def build_method(self) -> Method:
+        method: Method = self.method.build(METHODS)
+        return method
+
+    def build_pruner(self) -> Pruner:
+        """A Pruner for this run; where the method cuts, one that only holds the zeros."""
+        settings = {
+            name: value.build(PARTS[name]) if isinstance(value, Choice) else value
+            for name, value in self.prune.items()
+        }
+        pruner = Pruner(**settings)
+        if self.build_method().cut is None:
+            return pruner
+        held = pruner.pattern.amount if isinstance(pruner.pattern, NofM) else 0.0
+        return Pruner(**{**settings, "amount": held})
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer | None:
+        if self.train is None:
+            return None
+        chosen = self.train.optimizer
+        return OPTIMIZERS[chosen.kind](parameters, **chosen.options)
+
+    def _check(self, pruner: Pruner) -> None:
+        if self.method.kind != "gradual":
+            if "schedule" in self.prune:
+                raise InvalidInput(
+                    f"prune.schedule is of no use to method {self.method.kind}, which prunes "
+                    "before any training: drop it, or use method gradual"
+                )
+            if isinstance(pruner.criterion, Movement):
+                raise InvalidInput(
+                    f"prune.criterion is movement, and method {self.method.kind} prunes before "
+                    "anything moves: use method gradual"
+                )
+            return
+        if self.train is None:
+            raise InvalidInput("train is missing: method gradual prunes while training")
+        if "schedule" not in self.prune:
+            raise InvalidInput(
+                "prune.schedule is missing: say when method gradual prunes, for example "
+                f"{{kind: cubic, start: 0, end: {self.train.steps * 2 // 3}}}"
+            )
+        if pruner.schedule.end > self.train.steps:
+            raise InvalidInput(
+                f"prune.schedule ends at step {pruner.schedule.end} and train.steps is "
+                f"{self.train.steps}, too few to prune the whole amount: set it to "
+                f"{pruner.schedule.end} or more"
+            )

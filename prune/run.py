@@ -1,0 +1,279 @@
+"""Carries a recipe out: prunes, trains, resumes, and says what came of it."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.files import atomic_path
+from sparsejit.prune.batches import Batches
+from sparsejit.prune.calibration import Calibration, calibrate, call, evaluating
+from sparsejit.prune.layer_time import time_layers
+from sparsejit.prune.post_training import refit
+from sparsejit.prune.recipe import LEARNING_RATES, Recipe, Training
+from sparsejit.prune.report import SparsityReport
+from sparsejit.prune.schedules import IterativeSchedule
+from sparsejit.prune.workload import Workload
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """What the run is at; `loss` and `density` of the targets are known while it trains."""
+
+    stage: str
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    density: float | None = None
+
+
+@dataclass(frozen=True)
+class PruningResult:
+    """The pruned model, in eval mode, what is left of it, and its figures before and after.
+
+    `before` and `after` are what the workload's `evaluate` returned; empty without one.
+    """
+
+    model: nn.Module
+    report: SparsityReport
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the model, as plain JSON types."""
+        return {**self.report.as_dict(), "before": {**self.before}, "after": {**self.after}}
+
+
+def run_recipe(
+    workload: Workload,
+    recipe: Recipe,
+    *,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: Callable[[RunProgress], None] = lambda progress: None,
+    timed: bool = True,
+) -> PruningResult:
+    """Prune the workload's model in place, as the recipe says; seeds torch's generator.
+
+    checkpoint: a file written every minute of training, at its end, and on Ctrl-C, which then ends
+        the step that is running. If it exists the run goes on from there, with the same result as
+        without interruption on the same machine and number of threads.
+    timed: compile every pruned weight and measure it.
+
+    Raises InvalidInput where the workload lacks what the recipe needs, for a loss that is not
+    finite, and for the checkpoint of another recipe.
+    """
+    _check_data(workload, recipe)
+    run = _Run(workload, recipe)
+    if checkpoint is not None and Path(checkpoint).exists():
+        run.restore(checkpoint)
+    else:
+        run.begin(progress)
+    if recipe.train is not None:
+        run.train(recipe.train, checkpoint, progress)
+    report = run.pruner.finalize()
+    progress(RunProgress("evaluating"))
+    after = _evaluate(workload)
+    workload.model.eval()
+    if timed:
+        report = time_layers(
+            report,
+            workload.model,
+            run.pruner.dtype,
+            lambda name: progress(RunProgress(f"timing {name}")),
+        )
+    return PruningResult(workload.model, report, run.before, after)
+
+
+class _Run:
+    """Everything that a checkpoint has to hold, and what changes it."""
+
+    def __init__(self, workload: Workload, recipe: Recipe) -> None:
+        self.workload, self.recipe = workload, recipe
+        self.model = workload.model
+        self.optimizer = recipe.build_optimizer(self.model.parameters())
+        self.pruner = recipe.build_pruner()
+        self.batches = Batches(workload.batches or (), recipe.seed)
+        self.before: Mapping[str, float] = {}
+        self.step = 0
+
+    def begin(self, progress: Callable[[RunProgress], None]) -> None:
+        """Prune as far as the method does so before training."""
+        torch.manual_seed(self.recipe.seed)
+        progress(RunProgress("evaluating"))
+        self.before = _evaluate(self.workload)
+        method = self.recipe.build_method()
+        calibration: Calibration = {}
+        if method.batches:
+            progress(RunProgress("calibrating"))
+            calibration = self._calibrate(method.batches)
+        progress(RunProgress("pruning"))
+        if method.cut is not None:
+            settings = self.recipe.prune
+            per_gate = settings.get("per_gate", True)
+            method.cut(
+                self.model, calibration, settings["amount"], self.pruner.pattern, per_gate=per_gate
+            )
+        self.pruner.prepare(self.model, self.optimizer, keep_zeros=method.keep_zeros)
+        if method.refit:
+            refit(self.model, calibration)
+
+    def train(
+        self,
+        training: Training,
+        checkpoint: str | PathLike[str] | None,
+        progress: Callable[[RunProgress], None],
+    ) -> None:
+        """Go on to the last step."""
+        self.model.train()
+        density = self.pruner.sparsity_report().density
+        saved = time.monotonic()
+        with _ctrl_c_noted(checkpoint is not None) as pressed:
+            while self.step < training.steps:
+                loss = self.train_step(training)
+                if self.pruner.schedule.due(self.step):
+                    density = self.pruner.sparsity_report().density
+                progress(RunProgress("training", self.step, training.steps, loss, density))
+                stop = pressed()
+                due = time.monotonic() - saved >= CHECKPOINT_SECONDS or self.step == training.steps
+                if checkpoint is not None and (stop or due):
+                    self.save(checkpoint)
+                    saved = time.monotonic()
+                if stop:
+                    raise KeyboardInterrupt
+
+    def train_step(self, training: Training) -> float:
+        """Train on the next batch; its loss, without the regulariser's penalty."""
+        assert self.optimizer is not None and self.workload.loss is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.optimizer.defaults["lr"] * self._learning_rate(training)
+        self.optimizer.zero_grad()
+        loss = self.workload.loss(self.model, next(self.batches))
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise InvalidInput(f"the loss is {loss!r}: return a scalar tensor, such as a mean")
+        value = loss.item()
+        if not math.isfinite(value):
+            raise InvalidInput(
+                f"the loss is {value} at step {self.step + 1}: lower train.optimizer.lr, or set "
+                "train.clip"
+            )
+        (loss if self.pruner.regulariser is None else loss + self.pruner.penalty()).backward()
+        self.pruner.mask_gradients()
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        self.optimizer.step()
+        self.pruner.step()
+        self.step += 1
+        return value
+
+    def save(self, path: str | PathLike[str]) -> None:
+        content = {
+            "recipe": self.recipe.to_dict(),
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "pruner": self.pruner.state_dict(),
+            "batches": self.batches.position(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all(),
+            "before": {**self.before},
+        }
+        with atomic_path(path) as temporary:
+            torch.save(content, temporary)
+
+    def restore(self, path: str | PathLike[str]) -> None:
+        """Go on from a checkpoint of the same recipe, on a model of the same build."""
+        content = _read_checkpoint(path)
+        if content["recipe"] != self.recipe.to_dict():
+            raise InvalidInput(
+                f"{path} is the checkpoint of another recipe: go on with that one, or delete it"
+            )
+        keep_zeros = self.recipe.build_method().keep_zeros
+        self.pruner.prepare(self.model, self.optimizer, keep_zeros=keep_zeros)
+        try:
+            self.model.load_state_dict(content["model"])
+        except RuntimeError as error:
+            problem = " ".join(str(error).split())
+            raise InvalidInput(f"{path} is of another model ({problem}); delete it") from error
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(content["optimizer"])
+        self.pruner.load_state_dict(content["pruner"])
+        self.batches.restore(content["batches"])
+        torch.set_rng_state(content["random"])
+        torch.cuda.set_rng_state_all(content["random_cuda"])
+        self.step, self.before = content["step"], content["before"]
+
+    def _calibrate(self, batches: int) -> Calibration:
+        run = call if self.workload.loss is None else self.workload.loss
+        targets = self.recipe.prune["targets"]
+        return calibrate(self.model, targets, islice(self.batches, batches), run)
+
+    def _learning_rate(self, training: Training) -> float:
+        """Share of the optimizer's rate for the step that comes."""
+        schedule = self.pruner.schedule
+        steps = schedule.length if isinstance(schedule, IterativeSchedule) else training.steps
+        rate = training.learning_rate.build(LEARNING_RATES)
+        return float(rate.share(self.pruner.training_step, steps))
+
+
+def _check_data(workload: Workload, recipe: Recipe) -> None:
+    needs = [
+        ("batches", recipe.train is not None or recipe.build_method().batches > 0),
+        ("loss", recipe.train is not None),
+    ]
+    for name, needed in needs:
+        if needed and getattr(workload, name) is None:
+            purpose = f"method {recipe.method.kind}" if recipe.train is None else "training"
+            raise InvalidInput(
+                f"{purpose} needs {name}: return Workload(model, {name}=...) from the factory"
+            )
+
+
+def _evaluate(workload: Workload) -> Mapping[str, float]:
+    if workload.evaluate is None:
+        return {}
+    with evaluating(workload.model), torch.no_grad():
+        figures = workload.evaluate(workload.model)
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DamagedFile(f"{path} is not a readable checkpoint; delete it") from error
+    if not isinstance(content, dict) or "recipe" not in content:
+        raise DamagedFile(f"{path} is no checkpoint of a recipe; name another file")
+    return content
+
+
+@contextmanager
+def _ctrl_c_noted(wanted: bool) -> Iterator[Callable[[], bool]]:
+    """A function that says whether Ctrl-C was pressed, once; a second time stops at once."""
+    presses: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if presses:
+            raise KeyboardInterrupt
+        presses.append(number)
+
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(presses)
+    finally:
+        signal.signal(signal.SIGINT, before)

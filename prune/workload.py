@@ -1,0 +1,120 @@
+"""What a recipe is run on: the user's model and data, and where they come from."""
+
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+from torch import Tensor, nn
+
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.prune.reading import suggest
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and as much of the rest as the recipe needs.
+
+    batches: anything that can be iterated again and again, such as a DataLoader or a list.
+    loss: of the model on one of the batches, a scalar to minimise. Without it the batches are the
+        model's inputs, a tensor or a tuple of arguments: enough to calibrate, not to train.
+    evaluate: figures of merit by name, such as {"accuracy": 0.97}, for the report.
+    """
+
+    model: nn.Module
+    batches: Iterable[Any] | None = None
+    loss: Callable[[nn.Module, Any], Tensor] | None = None
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+
+
+def load_workload(reference: str) -> Workload:
+    """Call "path/to/file.py:factory" or "package.module:factory", which imports and runs it.
+
+    The factory takes nothing and returns a Workload, or a bare module where no data is needed.
+    Raises InvalidInput where file, module or factory do not exist, or return something else.
+    """
+    module_name, colon, name = reference.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise InvalidInput(
+            f"{reference!r} names no factory: write path/to/file.py:factory or "
+            "package.module:factory"
+        )
+    module = _import(module_name)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        own = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__ and callable(value)
+        ]
+        raise InvalidInput(f"{module_name} has no function {name!r}: {suggest(name, own)}")
+    made = factory()
+    if isinstance(made, nn.Module):
+        return Workload(made)
+    if not isinstance(made, Workload):
+        raise InvalidInput(
+            f"{reference} returned {type(made).__name__}: return a sparsejit.prune.Workload, or "
+            "a torch.nn.Module where the recipe needs no data"
+        )
+    return made
+
+
+def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
+    """Load a .safetensors file, or what `torch.save(model.state_dict())` wrote.
+
+    Nothing in the file is executed. Raises DamagedFile for a file of another kind, InvalidInput
+    where names or shapes are not the model's.
+    """
+    try:
+        if Path(path).suffix == ".safetensors":
+            load_model(model, path)
+        else:
+            model.load_state_dict(_read_state(path))
+    except SafetensorError as error:
+        raise DamagedFile(f"{path} is not a .safetensors file ({error}); save it again") from error
+    except (RuntimeError, TypeError) as error:
+        problem = " ".join(str(error).split())
+        raise InvalidInput(f"{path}: {problem}; give this model's own state_dict") from error
+
+
+def _read_state(path: str | PathLike[str]) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DamagedFile(
+            f"{path} cannot be read as tensors alone; write it with torch.save(model.state_dict())"
+        ) from error
+
+
+def _import(name: str) -> ModuleType:
+    """The module of a file or of a dotted name; its own imports see its folder or this one."""
+    is_file = name.endswith(".py")
+    sys.path.insert(0, str((Path(name).parent if is_file else Path()).resolve()))
+    if is_file:
+        return _import_file(Path(name))
+    try:
+        module: ModuleType = pkgutil.resolve_name(f"{name}:")
+    except (ModuleNotFoundError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that the module imports
+        raise InvalidInput(f"there is no module {name}: check the name") from error
+    return module
+
+
+def _import_file(path: Path) -> ModuleType:
+    # Under a name of its own, or a file called json.py would take json's place.
+    spec = importlib.util.spec_from_file_location(f"sparsejit_workload_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidInput(f"there is no file {path}: check the path")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,93 @@
+"""`sparsejit prune`: carry out a recipe on a model."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
+from sparsejit.files import atomic_path
+
+if TYPE_CHECKING:
+    from sparsejit.prune import PruningResult, RunProgress
+
+
+def prune(
+    model: Annotated[
+        str, typer.Argument(help="file.py:factory or package.module:factory; it is run.")
+    ],
+    recipe: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A YAML file.")],
+    weights: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Trained weights: .safetensors or .pt."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Receives the pruned weights, .safetensors.")] = Path(
+        "out/pruned.safetensors"
+    ),
+    report: Annotated[Path | None, typer.Option(help="Also write the report here, JSON.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Training is kept here, and goes on from here if it exists.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prune a model as a recipe says, and report what every layer then costs."""
+    require("torch")
+    from safetensors.torch import save_model
+
+    from sparsejit.prune import Recipe, load_weights, load_workload, run_recipe
+
+    plan = Recipe.load(recipe)
+    workload = load_workload(model)
+    if weights is not None:
+        load_weights(workload.model, weights)
+    with _Bar() as bar:
+        try:
+            result = run_recipe(workload, plan, checkpoint=checkpoint, progress=bar.show)
+        except KeyboardInterrupt:
+            if checkpoint is None:
+                raise
+            error_console.print(f"stopped; the same command goes on from {checkpoint}")
+            raise typer.Exit(130) from None
+    with atomic_path(out) as path:
+        save_model(result.model, str(path))
+    summary = {"recipe": plan.to_dict(), "weights": str(out), **result.as_dict()}
+    if report is not None:
+        with atomic_path(report) as path:
+            path.write_text(json.dumps(summary, indent=2) + "\n")
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    if as_json:
+        print_json(summary)
+        return
+    console.print(result.report)
+    if result.after:
+        console.print(_figures(result))
+    console.print(f"pruned weights in {out}")
+
+
+class _Bar(Progress):
+    """One line on stderr: stage, steps, loss and density."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        quiet = not error_console.is_terminal
+        super().__init__(*columns, console=error_console, transient=True, disable=quiet)
+        self._line = self.add_task("")
+
+    def show(self, state: "RunProgress") -> None:
+        text = state.stage
+        if state.loss is not None and state.density is not None:
+            text += f" {state.step}, loss {state.loss:.4f}, density {state.density:.1%}"
+        total = state.steps or None
+        self.update(self._line, description=text, completed=state.step, total=total)
+
+
+def _figures(result: "PruningResult") -> Table:
+    table = Table("", "before", "after")
+    for name, value in result.after.items():
+        before = result.before.get(name)
+        table.add_row(name, "" if before is None else f"{before:.4g}", f"{value:.4g}")
+    return table
