@@ -6,10 +6,11 @@ with its read-out. Run with `python -m sparsejit.perf.latency_pruning`; see docs
 
 import argparse
 import copy
+import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from sparsejit.api import compile_matrix
 from sparsejit.files import atomic_path
 from sparsejit.perf import history, pruning_study
 from sparsejit.perf.machine import machine_limits
-from sparsejit.perf.pruning_study import PHASE, Digits, RowReader, Task
+from sparsejit.perf.pruning_study import Digits
 from sparsejit.prune import CubicSchedule, Pruner, Random
 from sparsejit.prune.in_model import us_in_turn
 from sparsejit.prune.latency import measured_in_turn
@@ -48,8 +49,10 @@ def deep_perceptron() -> nn.Sequential:
 
 
 TASKS = {
-    "images": Task(deep_perceptron, ["*.weight"]),
-    "sequences": Task(RowReader, ["rnn.weight_*", "fc.weight"]),
+    "images": replace(
+        pruning_study.TASKS["images"], build=deep_perceptron, targets=["*.weight"], phase=500
+    ),
+    "sequences": replace(pruning_study.TASKS["sequences"], targets=["rnn.weight_*", "fc.weight"]),
 }
 
 
@@ -80,21 +83,21 @@ class Row:
 class BudgetRun(pruning_study.Run):
     """A task of this study, its data, and the dense checkpoint that all arms prune."""
 
-    def __init__(self, task: str, seed: int) -> None:
-        self.name, self.task, self.seed = task, TASKS[task], seed
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.task, self.seed = name, TASKS[name], seed
         self.data = Digits.load(seed)
-        self.dense = self.fresh()
-        self.train(self.dense, PHASE)
+        self.checkpoint = self.fresh(seed)
+        self.train(self.checkpoint, self.task.phase)
 
     def arms(self) -> Iterator[Arm]:
         """Measure, and yield every pattern and budget in each of the allocations."""
         for pattern in PATTERNS:
-            layers = prunables(self.dense, self.task.targets, choose_pattern(pattern))
+            layers = prunables(self.checkpoint, self.task.targets, choose_pattern(pattern))
             dense_us = measured_in_turn([layer.weight for layer in layers.values()])
             for fraction in FRACTIONS[self.name]:
                 budget = fraction * dense_us
                 pruner = Pruner(budget_us=budget, pattern=pattern, targets=self.task.targets)
-                pruner.prepare(copy.deepcopy(self.dense))
+                pruner.prepare(copy.deepcopy(self.checkpoint))
                 assert pruner.trade_off is not None
                 chosen, us = pruner.trade_off.amounts, pruner.trade_off.measured_us
                 same, uniform_us = uniform_amount(layers, us)
@@ -109,10 +112,11 @@ class BudgetRun(pruning_study.Run):
             fixed = Pruner(
                 arm.amounts, arm.pattern, targets=self.task.targets, criterion=Random(self.seed)
             )
-            return self.train(self.fresh(), 2 * PHASE, fixed)
-        schedule = CubicSchedule(0, PHASE * 2 // 3, every=10)
-        pruner = Pruner(arm.amounts, arm.pattern, targets=self.task.targets, schedule=schedule)
-        return self.train(copy.deepcopy(self.dense), PHASE, pruner)
+            return self.train(self.fresh(self.seed), 2 * self.task.phase, fixed)
+        schedule = CubicSchedule(0, self.task.phase // 2, every=10)
+        return self.train_on(
+            Pruner(arm.amounts, arm.pattern, targets=self.task.targets, schedule=schedule)
+        )
 
     @torch.no_grad()
     def row(self, arm: Arm, model: nn.Module) -> Row:
@@ -122,6 +126,24 @@ class BudgetRun(pruning_study.Run):
         images, classes = self.data.held_out
         loss = functional.cross_entropy(model(images), classes).item()
         return Row(arm, us, loss, self.accuracy(model))
+
+
+def study(tasks: Iterable[str], seeds: Iterable[int]) -> Iterator[Row]:
+    """Train and measure every arm."""
+    for task, seed in product(tasks, seeds):
+        run = BudgetRun(task, seed)
+        for arm in run.arms():
+            yield run.row(arm, run.trained(arm))
+
+
+def recorded() -> list[Row]:
+    """The rows of the last run that was recorded."""
+    lines = (history.RESULTS / f"{RESULTS}.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])["time"]
+    rows = [row for row in map(json.loads, lines) if row["time"] == last]
+    return [
+        Row(Arm(**row["arm"]), row["measured_us"], row["loss"], row["accuracy"]) for row in rows
+    ]
 
 
 def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float]:
@@ -204,14 +226,14 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--plot", type=Path, default=Path("docs/latency_pruning.png"))
+    parser.add_argument("--recorded", action="store_true", help="Only show the last run again.")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    for task in options.tasks:
-        for seed in range(options.seeds):
-            run = BudgetRun(task, seed)
-            rows += [run.row(arm, run.trained(arm)) for arm in list(run.arms())]
-    history.append(RESULTS, map(asdict, rows), machine_limits(Target.detect()))
+    torch.set_flush_denormal(True)  # pruned units' moments decay into them; ten times slower
+    if not options.recorded:
+        rows = list(study(options.tasks, range(options.seeds)))
+        history.append(RESULTS, map(asdict, rows), machine_limits(Target.detect()))
+    rows = recorded()
     print(markdown(rows))
     draw(options.plot, rows)
 
