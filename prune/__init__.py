@@ -19,6 +19,7 @@ from sparsejit.prune.calibration import Calibration, LayerCalibration, calibrate
 from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
 from sparsejit.prune.folding import fold
 from sparsejit.prune.latency import LatencyTable, latency_table
+from sparsejit.prune.layer_time import time_layers
 from sparsejit.prune.patterns import PATTERNS, BlockPattern, LanePattern, NofM, Pattern
 from sparsejit.prune.post_training import prune_second_order, prune_wanda, refit
 from sparsejit.prune.pruner import Pruner
@@ -75,4 +76,5 @@ __all__ = [
     "prune_wanda",
     "refit",
     "run_recipe",
+    "time_layers",
 ]

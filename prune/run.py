@@ -19,7 +19,6 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.prune.batches import Batches
 from sparsejit.prune.calibration import Calibration, calibrate, call, evaluating
-from sparsejit.prune.layer_time import time_layers
 from sparsejit.prune.post_training import refit
 from sparsejit.prune.recipe import LEARNING_RATES, Recipe, Training
 from sparsejit.prune.report import SparsityReport
@@ -63,14 +62,12 @@ def run_recipe(
     *,
     checkpoint: str | PathLike[str] | None = None,
     progress: Callable[[RunProgress], None] = lambda progress: None,
-    timed: bool = True,
 ) -> PruningResult:
     """Prune the workload's model in place, as the recipe says; seeds torch's generator.
 
     checkpoint: a file written every minute of training, at its end, and on Ctrl-C, which then ends
         the step that is running. If it exists the run goes on from there, with the same result as
         without interruption on the same machine and number of threads.
-    timed: compile every pruned weight and measure it.
 
     Raises InvalidInput where the workload lacks what the recipe needs, for a loss that is not
     finite, and for the checkpoint of another recipe.
@@ -87,13 +84,6 @@ def run_recipe(
     progress(RunProgress("evaluating"))
     after = _evaluate(workload)
     workload.model.eval()
-    if timed:
-        report = time_layers(
-            report,
-            workload.model,
-            run.pruner.dtype,
-            lambda name: progress(RunProgress(f"timing {name}")),
-        )
     return PruningResult(workload.model, report, run.before, after)
 
 
@@ -246,6 +236,10 @@ def _evaluate(workload: Workload) -> Mapping[str, float]:
         return {}
     with evaluating(workload.model), torch.no_grad():
         figures = workload.evaluate(workload.model)
+    if not isinstance(figures, Mapping):
+        raise InvalidInput(
+            f"evaluate returned {figures!r}: return figures by name, such as {{'accuracy': 0.97}}"
+        )
     return {name: float(value) for name, value in figures.items()}
 
 

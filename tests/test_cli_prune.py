@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from sparsejit.cli import app
-from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedTarget
 from sparsejit.prune import load_weights, load_workload
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +127,8 @@ def test_ctrl_c_and_the_same_command_again(folder: Path, monkeypatch: pytest.Mon
     assert torch.load(checkpoint, weights_only=True)["step"] == 5
     assert not out.exists()
     monkeypatch.delenv("STOP_AT")
-    assert prune(folder, *again).exit_code == 0
+    going_on = prune(folder, *again)
+    assert (going_on.exit_code, going_on.stderr) == (0, f"going on from {checkpoint}\n")
     resumed = load_file(out)
     assert not checkpoint.exists()
     assert prune(folder, "workload", "gradual.yaml").exit_code == 0
@@ -149,6 +150,16 @@ def test_trained_weights_are_what_is_pruned(folder: Path, suffix: str) -> None:
     kept = pruned["0.weight"] != 0
     assert torch.equal(pruned["0.weight"][kept], state["0.weight"][kept])
     assert torch.equal(pruned["3.weight"], state["3.weight"])
+
+
+@pytest.mark.serial
+def test_weights_are_written_though_timing_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSEJIT_MAX_ISA", "sse2")
+    failed = prune(folder, "bare", "one_shot.yaml")
+    assert isinstance(failed.exception, UnsupportedTarget)
+    assert (load_file(folder / "p.safetensors")["0.weight"] == 0).float().mean() == 0.5
 
 
 def bare(folder: Path) -> nn.Module:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -71,7 +72,7 @@ def workload() -> Workload:
 
 
 def carried_out(recipe: dict[str, Any], given: Workload, **options: Any) -> PruningResult:
-    return run_recipe(given, Recipe.from_dict(recipe), timed=False, **options)
+    return run_recipe(given, Recipe.from_dict(recipe), **options)
 
 
 def merged(changes: dict[str, Any]) -> dict[str, Any]:
@@ -286,6 +287,11 @@ def test_losses_that_cannot_be_minimised(wrong: Any, message: str) -> None:
         carried_out(GRADUAL, Workload(given.model, given.batches, wrong))
 
 
+def test_an_evaluation_without_names() -> None:
+    with pytest.raises(InvalidInput, match=r"evaluate returned 0\.5: return figures by name"):
+        carried_out(GRADUAL, Workload(nn.Linear(2, 2), [1], loss, lambda model: 0.5))
+
+
 def test_checkpoints_of_something_else(tmp_path: Path) -> None:
     checkpoint = tmp_path / "c.pt"
     carried_out(GRADUAL, workload(), checkpoint=checkpoint)
@@ -340,7 +346,7 @@ def test_batches_that_end() -> None:
         next(once)
 
 
-def timed(layer: nn.Module, dtype: str = "float32") -> dict[str, Any]:
+def time_of(layer: nn.Module, dtype: str = "float32") -> dict[str, Any]:
     report = Pruner(0.0, targets="weight")
     report.prepare(layer)
     (row,) = time_layers(report.finalize(), layer, dtype).as_dict()["layers"]
@@ -353,7 +359,7 @@ def timed(layer: nn.Module, dtype: str = "float32") -> dict[str, Any]:
 def test_the_time_of_a_layer_is_that_of_its_kernel(pattern: str, dtype: str) -> None:
     layer = nn.Linear(96, 64)
     Pruner(0.75, pattern, targets="weight").prepare(layer)
-    row = timed(layer, dtype)
+    row = time_of(layer, dtype)
     assert 5 < row["measured_ns"] < 1e5
     assert row["real_gflops"] == pytest.approx(2 * 96 * 16 / row["measured_ns"])
     assert row["effective_gflops"] == pytest.approx(4 * row["real_gflops"])
@@ -367,17 +373,17 @@ def test_lanes_are_used_as_the_pattern_promises() -> None:
     use = {}
     for pattern in ("unstructured", "lane16"):
         Pruner(0.75, pattern, targets="weight").prepare(copied := copy.deepcopy(layer))
-        use[pattern] = timed(copied)["lane_use"]
+        use[pattern] = time_of(copied)["lane_use"]
     assert use["lane16"] > 0.95 > use["unstructured"]
 
 
 @pytest.mark.serial
 def test_convolutions_and_empty_layers_are_timed_as_matrices() -> None:
     conv = nn.Conv2d(4, 16, 3)
-    row = timed(conv)
+    row = time_of(conv)
     assert row["real_gflops"] == pytest.approx(2 * 16 * 36 / row["measured_ns"])
     nn.init.zeros_(conv.weight)
-    assert timed(conv)["real_gflops"] == 0
+    assert time_of(conv)["real_gflops"] == 0
 
 
 @pytest.mark.serial
@@ -387,22 +393,22 @@ def test_a_budget_in_place_of_an_amount(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 5))
     given = workload()
-    result = run_recipe(Workload(model, given.batches, loss), Recipe.from_dict(recipe))
-    assert result.report.in_turn_us == pytest.approx(0.03, rel=0.25)
+    result = carried_out(recipe, Workload(model, given.batches, loss))
+    report = time_layers(result.report, model)
+    assert report.in_turn_us == pytest.approx(0.03, rel=0.25)
     assert 0 < result.report.density < 1
 
 
 @pytest.mark.serial
 def test_the_report_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_recipe(workload(), Recipe.from_dict(GRADUAL))
-    report = result.as_dict()
+    result = carried_out(GRADUAL, workload())
+    timed = time_layers(result.report, result.model)
+    report = timed.as_dict()
     assert 0 < report["total"]["in_turn_us"] < 100
     for key in ("nnz", "elements", "predicted_ns", "measured_ns"):
         values = [layer[key] for layer in report["layers"]]
         assert report["total"][key] == pytest.approx(np.sum(values))
-    from rich.console import Console
-
-    Console(width=200).print(result.report)
+    Console(width=80).print(timed)
     shown = capsys.readouterr().out
-    for word in ("0.weight", "32 x 24", "25.00%", "lane use", "predicted ns", "all in turn"):
+    for word in ("0.weight", "32 x 24", "25.00%", "lane use", "predicted", "all in turn"):
         assert word in shown

@@ -1,6 +1,7 @@
 """`sparsejit prune`: carry out a recipe on a model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,12 +38,14 @@ def prune(
     require("torch")
     from safetensors.torch import save_model
 
-    from sparsejit.prune import Recipe, load_weights, load_workload, run_recipe
+    from sparsejit.prune import Recipe, load_weights, load_workload, run_recipe, time_layers
 
     plan = Recipe.load(recipe)
     workload = load_workload(model)
     if weights is not None:
         load_weights(workload.model, weights)
+    if checkpoint is not None and checkpoint.exists():
+        error_console.print(f"going on from {checkpoint}")
     with _Bar() as bar:
         try:
             result = run_recipe(workload, plan, checkpoint=checkpoint, progress=bar.show)
@@ -51,14 +54,17 @@ def prune(
                 raise
             error_console.print(f"stopped; the same command goes on from {checkpoint}")
             raise typer.Exit(130) from None
-    with atomic_path(out) as path:
-        save_model(result.model, str(path))
+        # Before anything is timed: where that fails, the training is not lost.
+        with atomic_path(out) as path:
+            save_model(result.model, str(path))
+        if checkpoint is not None:
+            checkpoint.unlink(missing_ok=True)
+        dtype = plan.prune.get("dtype", "float32")
+        result = replace(result, report=time_layers(result.report, result.model, dtype, bar.stage))
     summary = {"recipe": plan.to_dict(), "weights": str(out), **result.as_dict()}
     if report is not None:
         with atomic_path(report) as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
     if as_json:
         print_json(summary)
         return
@@ -76,6 +82,9 @@ class _Bar(Progress):
         quiet = not error_console.is_terminal
         super().__init__(*columns, console=error_console, transient=True, disable=quiet)
         self._line = self.add_task("")
+
+    def stage(self, name: str) -> None:
+        self.update(self._line, description=f"timing {name}", total=None)
 
     def show(self, state: "RunProgress") -> None:
         text = state.stage
