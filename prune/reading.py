@@ -87,7 +87,7 @@ def read_choice(table: Mapping[str, Callable[..., Any]], data: Any, place: Place
     if "kind" not in options:
         raise InvalidInput(f"{place}.kind is missing: use one of {', '.join(table)}")
     kind = options.pop("kind")
-    if kind not in table:
+    if not isinstance(kind, str) or kind not in table:
         raise InvalidInput(f"{place}.kind is {kind!r}: {suggest(kind, table)}")
     choice = Choice(kind, read_arguments(table[kind], options, place, {}))
     with refusals_at(place):

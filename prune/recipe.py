@@ -28,7 +28,13 @@ from sparsejit.prune.reading import (
     refusals_at,
 )
 from sparsejit.prune.regularisers import ADMM, L1, GroupLasso
-from sparsejit.prune.schedules import ConstantRate, CubicSchedule, IterativeSchedule, OneShot
+from sparsejit.prune.schedules import (
+    ConstantRate,
+    CubicSchedule,
+    IterativeSchedule,
+    OneShot,
+    Schedule,
+)
 from sparsejit.prune.targets import Target
 
 
@@ -269,8 +275,9 @@ class Recipe:
         pruner = Pruner(**settings)
         if self.build_method().cut is None:
             return pruner
-        held = pruner.pattern.amount if isinstance(pruner.pattern, NofM) else 0.0
-        return Pruner(**{**settings, "amount": held})
+        # N:M insists on its own amount, which it has reached when the method is done.
+        nothing_more = pruner.pattern.amount if isinstance(pruner.pattern, NofM) else 0.0
+        return Pruner(**{**settings, "amount": nothing_more})
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer | None:
         if self.train is None:
@@ -279,18 +286,20 @@ class Recipe:
         return OPTIMIZERS[chosen.kind](parameters, **chosen.options)
 
     def _check(self, pruner: Pruner) -> None:
-        if self.method.kind != "gradual":
-            if "schedule" in self.prune:
-                raise InvalidInput(
-                    f"prune.schedule is of no use to method {self.method.kind}, which prunes "
-                    "before any training: drop it, or use method gradual"
-                )
-            if isinstance(pruner.criterion, Movement):
-                raise InvalidInput(
-                    f"prune.criterion is movement, and method {self.method.kind} prunes before "
-                    "anything moves: use method gradual"
-                )
-            return
+        if self.method.kind == "gradual":
+            self._check_gradual(pruner.schedule)
+        elif "schedule" in self.prune:
+            raise InvalidInput(
+                f"prune.schedule is of no use to method {self.method.kind}, which prunes "
+                "before any training: drop it, or use method gradual"
+            )
+        elif isinstance(pruner.criterion, Movement):
+            raise InvalidInput(
+                f"prune.criterion is movement, and method {self.method.kind} prunes before "
+                "anything moves: use method gradual"
+            )
+
+    def _check_gradual(self, schedule: Schedule) -> None:
         if self.train is None:
             raise InvalidInput("train is missing: method gradual prunes while training")
         if "schedule" not in self.prune:
@@ -298,9 +307,9 @@ class Recipe:
                 "prune.schedule is missing: say when method gradual prunes, for example "
                 f"{{kind: cubic, start: 0, end: {self.train.steps * 2 // 3}}}"
             )
-        if pruner.schedule.end > self.train.steps:
+        if schedule.end > self.train.steps:
             raise InvalidInput(
-                f"prune.schedule ends at step {pruner.schedule.end} and train.steps is "
+                f"prune.schedule ends at step {schedule.end} and train.steps is "
                 f"{self.train.steps}, too few to prune the whole amount: set it to "
-                f"{pruner.schedule.end} or more"
+                f"{schedule.end} or more"
             )

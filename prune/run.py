@@ -95,7 +95,8 @@ class _Run:
         self.model = workload.model
         self.optimizer = recipe.build_optimizer(self.model.parameters())
         self.pruner = recipe.build_pruner()
-        self.batches = Batches(workload.batches or (), recipe.seed)
+        batches = () if workload.batches is None else workload.batches
+        self.batches = Batches(batches, recipe.seed)
         self.before: Mapping[str, float] = {}
         self.step = 0
 

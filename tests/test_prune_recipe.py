@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,36 @@ def test_what_a_method_has_no_use_for(method: str, extra: dict[str, Any], messag
     prune = {"targets": ["0.weight"], "amount": 0.9, **extra}
     with pytest.raises(InvalidInput, match=message):
         Recipe.from_dict({"method": method, "prune": prune})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+def paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """To every value in nested mappings and lists."""
+    found = [path]
+    if isinstance(data, dict | list):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            found += paths(value, (*path, key))
+    return found
+
+
+@given(data=RECIPES, value=JSON, choice=st.randoms())
+@settings(max_examples=300)
+def test_whatever_is_wrong_is_invalid_input(data: Any, value: Any, choice: Any) -> None:
+    """Any one value replaced by any other: a recipe still, or InvalidInput, and nothing else."""
+    plain = Recipe.from_dict(data).to_dict()
+    *parents, key = choice.choice(paths(plain)[1:])
+    holder = plain
+    for parent in parents:
+        holder = holder[parent]
+    holder[key] = value
+    with suppress(InvalidInput):
+        Recipe.from_dict(plain)
 
 
 def test_only_mappings_are_recipes() -> None:

@@ -30,7 +30,7 @@ def prune(
     ),
     report: Annotated[Path | None, typer.Option(help="Also write the report here, JSON.")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Training is kept here, and goes on from here if it exists.")
+        Path | None, typer.Option(help="Keeps the training, which goes on from it if it exists.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,7 +50,7 @@ def prune(
         try:
             result = run_recipe(workload, plan, checkpoint=checkpoint, progress=bar.show)
         except KeyboardInterrupt:
-            if checkpoint is None:
+            if checkpoint is None or not checkpoint.exists():
                 raise
             error_console.print(f"stopped; the same command goes on from {checkpoint}")
             raise typer.Exit(130) from None
