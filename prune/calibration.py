@@ -63,10 +63,9 @@ def calibrate(
 
     Raises InvalidInput for a layer of an unknown kind, one that never runs, or NaN in its inputs.
     """
-    chosen = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
     calibration = {}
     owners: dict[nn.Module, list[str]] = {}
-    for name in match_targets(model, chosen):
+    for name in match_targets(model, targets):
         module = model.get_submodule(name.rpartition(".")[0])
         check_supported(name, module)
         owners.setdefault(module, []).append(name)

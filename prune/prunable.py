@@ -65,9 +65,8 @@ def prunables(
 
     Raises InvalidInput as `Pruner` does.
     """
-    wanted = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
     layers = {}
-    for name in match_targets(model, wanted):
+    for name in match_targets(model, targets):
         weight = model.get_parameter(name).detach()
         check_finite(name, weight)
         gates = count_gates(model, name, per_gate)

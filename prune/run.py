@@ -23,7 +23,7 @@ from sparsejit.prune.post_training import refit
 from sparsejit.prune.recipe import LEARNING_RATES, Recipe, Training
 from sparsejit.prune.report import SparsityReport
 from sparsejit.prune.schedules import IterativeSchedule
-from sparsejit.prune.workload import Workload
+from sparsejit.prune.workload import Workload, read_torch_file
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -245,10 +245,7 @@ def _evaluate(workload: Workload) -> Mapping[str, float]:
 
 
 def _read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise DamagedFile(f"{path} is not a readable checkpoint; delete it") from error
+    content = read_torch_file(path, "delete it to start afresh")
     if not isinstance(content, dict) or "recipe" not in content:
         raise DamagedFile(f"{path} is no checkpoint of a recipe; name another file")
     return content

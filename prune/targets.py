@@ -11,25 +11,25 @@ from sparsejit.prune.folding import computed_weights
 
 GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
-
 # A glob over parameter names, "!" before one that leaves matches out, or a question to ask of each.
 Target = str | Callable[[str, nn.Parameter], bool]
 
 
-def match_targets(model: nn.Module, targets: Sequence[Target]) -> list[str]:
+def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[str]:
     """Names of the parameters that any target selects and no "!glob" leaves out, in order.
 
     Raises InvalidInput for a glob without a match, for a selection that is empty, and for a match
     that is no weight matrix.
     """
     parameters = dict(model.named_parameters())
-    globs = [target for target in targets if isinstance(target, str)]
+    wanted = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
+    globs = [target for target in wanted if isinstance(target, str)]
     _check_not_computed(model, globs)
     check_globs(parameters, [glob.removeprefix("!") for glob in globs])
     matched = [
         name
         for name, weight in parameters.items()
-        if any(_selects(target, name, weight) for target in targets)
+        if any(_selects(target, name, weight) for target in wanted)
         and not any(glob[0] == "!" and fnmatchcase(name, glob[1:]) for glob in globs)
     ]
     if not matched:

@@ -77,7 +77,8 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
         if Path(path).suffix == ".safetensors":
             load_model(model, path)
         else:
-            model.load_state_dict(_read_state(path))
+            remedy = "write it with torch.save(model.state_dict(), path)"
+            model.load_state_dict(read_torch_file(path, remedy))
     except SafetensorError as error:
         raise DamagedFile(f"{path} is not a .safetensors file ({error}); save it again") from error
     except (RuntimeError, TypeError) as error:
@@ -85,13 +86,12 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
         raise InvalidInput(f"{path}: {problem}; give this model's own state_dict") from error
 
 
-def _read_state(path: str | PathLike[str]) -> Any:
+def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
+    """What torch.save wrote, read on the CPU without running code; DamagedFile if it cannot be."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise DamagedFile(
-            f"{path} cannot be read as tensors alone; write it with torch.save(model.state_dict())"
-        ) from error
+        raise DamagedFile(f"{path} cannot be read as tensors alone; {remedy}") from error
 
 
 def _import(name: str) -> ModuleType:
