@@ -28,6 +28,13 @@ def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> 
     return path
 
 
+def read_rows(results: Path) -> list[dict[str, Any]]:
+    """The rows of a file, none where the file is not there yet."""
+    return (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
+
+
 def circumstances() -> dict[str, str]:
     """The machine, the checkout's commit and the time in UTC.
 

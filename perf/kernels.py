@@ -22,7 +22,7 @@ from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import Timing, aligned, time_copies
+from sparsejit.measure import Timing, aligned, pinned, time_copies
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
@@ -233,6 +233,20 @@ def _measure(
 def time_at_places(kernel: Kernel, x: FloatArray, places: int = PLACES) -> list[Timing]:
     """Time copies of a kernel, each with its own x and y, at as many places in memory."""
     return time_copies(kernel.image.data, x, kernel.spec.y_shape, places, samples=100)
+
+
+def kernel_time(weights: FloatArray) -> tuple[str, float]:
+    """The float32 kernel that is chosen for weights (out, in), and its nanoseconds a call.
+
+    The median over places in memory of the minimum at each, once checked against float64. Raises
+    CompileError where the kernel is wrong.
+    """
+    x = aligned(np.random.default_rng(0).standard_normal((weights.shape[1],), np.float32))
+    kernel = compile_matrix(weights)
+    _checked_error(kernel.strategy, kernel(x), exact_product(weights, x, Layout.BATCH_MAJOR))
+    with pinned():
+        places = time_at_places(kernel, x)
+    return kernel.strategy, statistics.median(timing.min_ns for timing in places)
 
 
 def exact_product(

@@ -16,8 +16,8 @@ from torch import nn
 
 from sparsejit.files import atomic_path
 from sparsejit.perf.history import RESULTS, circumstances
+from sparsejit.perf.kernels import kernel_time
 from sparsejit.perf.pruning_study import AMOUNTS, PATTERNS, TASKS, Run
-from sparsejit.perf.voice_pruning_report import kernel_time
 from sparsejit.prune import Pruner, calibrate, prune_second_order, prune_wanda, refit
 from sparsejit.prune.calibration import Calibration
 

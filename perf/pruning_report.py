@@ -15,9 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sparsejit.files import atomic_path
-from sparsejit.perf.history import RESULTS
+from sparsejit.perf.history import RESULTS, read_rows
 from sparsejit.perf.pruning_study import DENSE, METHODS
-from sparsejit.perf.voice_pruning_report import read_rows
 
 Row = dict[str, Any]
 STUDY = RESULTS / "pruning_study.jsonl"

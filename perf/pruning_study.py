@@ -21,8 +21,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsejit.perf.history import RESULTS, circumstances
-from sparsejit.perf.voice_pruning_report import read_rows
+from sparsejit.perf.history import RESULTS, circumstances, read_rows
 from sparsejit.prune import (
     ADMM,
     CubicSchedule,

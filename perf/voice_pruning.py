@@ -19,8 +19,8 @@ import torch
 
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
-from sparsejit.perf.history import RESULTS, circumstances
-from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown, read_rows
+from sparsejit.perf.history import RESULTS, circumstances, read_rows
+from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown
 from sparsejit.prune import CubicSchedule, Pruner
 from sparsejit.voice.dataset import Clip, held_out_names, load_clips
 from sparsejit.voice.train import (

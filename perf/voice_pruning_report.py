@@ -1,19 +1,15 @@
 """The voice pruning study's rows: kernel times added to them, and tables made of them."""
 
 import json
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsejit.api import compile_matrix
-from sparsejit.errors import CompileError
 from sparsejit.files import atomic_path
-from sparsejit.measure import pinned
-from sparsejit.perf.kernels import LARGEST_RELATIVE_ERROR, aligned, time_at_places
-from sparsejit.perf.problems import FloatArray
+from sparsejit.perf.history import read_rows
+from sparsejit.perf.kernels import kernel_time
 
 Row = dict[str, Any]
 DENSE = ("unstructured", 0.0, True)
@@ -30,13 +26,6 @@ HEADER = (
 )
 
 
-def read_rows(results: Path) -> list[Row]:
-    """The rows so far, none where the file is not there yet."""
-    return (
-        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    )
-
-
 def add_kernel_times(results: Path, matrices: Path) -> None:
     """Compile and time each row's matrix that is not timed yet, and write it into its row.
 
@@ -48,22 +37,6 @@ def add_kernel_times(results: Path, matrices: Path) -> None:
             row["kernel"], row["kernel_ns"] = kernel_time(np.load(matrices / row["matrix"]))
             with atomic_path(results) as temporary:
                 temporary.write_text("".join(json.dumps(each) + "\n" for each in rows))
-
-
-def kernel_time(weights: FloatArray) -> tuple[str, float]:
-    """The kernel that is chosen for weights (out, in), and its nanoseconds a call.
-
-    The median over places in memory of the minimum at each, once checked against float64.
-    """
-    x = aligned(np.random.default_rng(0).standard_normal((weights.shape[1],), np.float32))
-    kernel = compile_matrix(weights)
-    exact = weights.astype(np.float64) @ x
-    error = float(np.abs(kernel(x) - exact).max() / np.abs(exact).max())
-    if error > LARGEST_RELATIVE_ERROR:
-        raise CompileError(f"{kernel.strategy} is off by {error:.1e} of the largest output")
-    with pinned():
-        places = time_at_places(kernel, x)
-    return kernel.strategy, statistics.median(timing.min_ns for timing in places)
 
 
 def markdown(rows: Iterable[Row]) -> str:

@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.perf import voice_pruning  # noqa: E402
+from sparsejit.perf.history import read_rows  # noqa: E402
 from sparsejit.perf.voice_pruning import Arm, Sizes, Study, arms  # noqa: E402
 from sparsejit.perf.voice_pruning_report import (  # noqa: E402
     add_kernel_times,
     markdown,
-    read_rows,
 )
 from sparsejit.voice.dataset import encode_clips  # noqa: E402
 from sparsejit.voice.features import SAMPLE_RATE  # noqa: E402
