@@ -69,13 +69,14 @@ def output_errors(tasks: Iterable[str], amount: float = 0.9) -> str:
         )
         for name in calibration:
             only = {name: calibration[name]}
+            shape = " x ".join(map(str, calibration[name].weight.shape))
             for pattern in PATTERNS:
                 cells = []
                 for cut in CUTS.values():
                     model = copy.deepcopy(run.checkpoint)
                     cut(model, only, amount, pattern)
                     cells.append(f"{held_out[name].error(model.get_parameter(name)):.3f}")
-                lines.append(f"| {task} {name} | {pattern} | " + " | ".join(cells) + " |")
+                lines.append(f"| {task}, {shape} | {pattern} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
