@@ -50,9 +50,10 @@ def time_kernel(kernel: Kernel, matrix: SparseMatrix) -> LayerTime:
     times = time_copies(kernel.image.data, x, kernel.spec.y_shape, PLACES, samples=100)
     measured_ns = statistics.median(timing.min_ns for timing in times)
     cost = kernel.plan.chosen.cost
+    use = lane_use(kernel.strategy, matrix, cost.steps, Target.detect())
     return LayerTime(
         kernel=kernel.strategy,
-        lane_use=lane_use(kernel.strategy, matrix, cost.steps, Target.detect()),
+        lane_use=min(use, 1.0),  # the steps are an estimate, at times a few too few
         predicted_ns=cost.ns,
         measured_ns=measured_ns,
         effective_gflops=2 * matrix.dense.size / measured_ns,

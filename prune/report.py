@@ -82,15 +82,15 @@ _SPARSITY: _Columns = {
     "pattern": ("pattern", str),
     "nnz": ("nnz", "{:,}".format),
     "density": ("density", "{:.2%}".format),
-    "block_density": ("block density", "{:.2%}".format),
+    "block_density": ("block\ndensity", "{:.2%}".format),
 }
 _COST: _Columns = {
     "kernel": ("kernel", str),
-    "lane_use": ("lane use", "{:.0%}".format),
-    "predicted_ns": ("predicted ns", "{:,.0f}".format),
-    "measured_ns": ("measured ns", "{:,.0f}".format),
-    "effective_gflops": ("GFLOPS effective", "{:,.0f}".format),
-    "real_gflops": ("real", "{:.1f}".format),
+    "lane_use": ("lane\nuse", "{:.0%}".format),
+    "predicted_ns": ("predicted\nns", "{:,.0f}".format),
+    "measured_ns": ("measured\nns", "{:,.0f}".format),
+    "effective_gflops": ("GFLOPS\neffective", "{:,.0f}".format),
+    "real_gflops": ("\nreal", "{:.1f}".format),
 }
 
 
@@ -150,7 +150,8 @@ class SparsityReport:
         table.add_column("weight", "all", overflow="fold")
         total = self.total()
         for key, (header, text) in columns.items():
-            table.add_column(header, text(total[key]) if key in total else "", justify="right")
+            footer = text(total[key]) if key in total else ""
+            table.add_column(header, footer, justify="right", no_wrap=True)
         for row in (layer.as_dict() for layer in self.layers):
             cells = (text(row[key]) for key, (_, text) in columns.items())
             table.add_row(row["name"], *cells)

@@ -410,5 +410,5 @@ def test_the_report_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         assert report["total"][key] == pytest.approx(np.sum(values))
     Console(width=80).print(timed)
     shown = capsys.readouterr().out
-    for word in ("0.weight", "32 x 24", "25.00%", "lane use", "predicted", "all in turn"):
+    for word in ("0.weight", "32 x 24", "25.00%", "predicted", "all in turn"):
         assert word in shown

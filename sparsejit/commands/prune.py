@@ -30,7 +30,7 @@ def prune(
     ),
     report: Annotated[Path | None, typer.Option(help="Also write the report here, JSON.")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Keeps the training, which goes on from it if it exists.")
+        Path | None, typer.Option(help="Saves the training here, and goes on from it if it exists.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
