@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 class Batches:
     """A workload's batches without end, in an order that can be resumed exactly.
 
-    What they draw from torch's generator, such as a DataLoader's order, depends on the seed and
+    What they draw from torch's generator, or a DataLoader from its own, depends on the seed and
     the number of the pass alone, whatever the model draws meanwhile.
     """
 
@@ -56,7 +56,11 @@ class Batches:
 
     def _start(self, number: int) -> None:
         # torch's CPU generator takes no more than 32 bits of a seed.
-        torch.manual_seed(zlib.crc32(f"{self._seed} {number}".encode()))
+        seed = zlib.crc32(f"{self._seed} {number}".encode())
+        torch.manual_seed(seed)
+        own = getattr(self._source, "generator", None)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(seed)
         self._pass, self._taken, self._iterator = number, 0, iter(self._source)
 
     @contextmanager

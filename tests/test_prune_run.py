@@ -337,6 +337,23 @@ def test_batches_do_not_depend_on_what_else_is_drawn(taken: int, drawn: list[int
     assert not torch.equal(other, expected[0])
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loader_goes_on_in_its_second_pass(own: bool) -> None:
+    def batches() -> Batches:
+        generator = torch.Generator() if own else None
+        return Batches(DataLoader(range(20), 6, shuffle=True, generator=generator), seed=1)
+
+    whole = batches()
+    expected = [next(whole).tolist() for _ in range(12)]
+    passes = [[each for batch in expected[i : i + 4] for each in batch] for i in (0, 4)]
+    assert [sorted(one) for one in passes] == [[*range(20)]] * 2
+    assert expected[:4] != expected[4:8]
+    first, second = batches(), batches()
+    got = [next(first).tolist() for _ in range(6)]
+    second.restore(first.position())
+    assert got + [next(second).tolist() for _ in range(6)] == expected
+
+
 def test_batches_that_end() -> None:
     with pytest.raises(InvalidInput, match="nothing in pass 1: give what can be iterated again"):
         next(Batches([], seed=0))
