@@ -23,6 +23,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.int8_weights import output_scales, quantised_rows
 from sparsejit.asm_templates.schedule import Demand, Windows
+from sparsejit.asm_templates.turns import turns
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
@@ -55,11 +56,6 @@ class Strip:
     def teams(self) -> int:
         """Schedules: one for each vector of a batch's first run, and its like in the others."""
         return self.batches * self.abreast
-
-    @property
-    def ways(self) -> int:
-        """Accumulators that share the steps of one vector, to hide the latency of vpdpbusd."""
-        return ACCUMULATORS // self.abreast
 
     @property
     def indices(self) -> int:
@@ -98,13 +94,15 @@ def byte_of_input() -> _Numbers:
 class Steps:
     """The steps of a strip in order of execution.
 
-    `region` (window * batches + batch), `accumulator`, `first`, `second`: shape (steps,).
+    `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
+    vector, `first`, `second`: shape (steps,).
     `weights`: uint32 (steps, fold, lanes), four signed bytes each; `indices`: uint32
     (steps, fold, indices), four numbers of inputs in 0 .. 127 each.
     """
 
     region: _Numbers
-    accumulator: _Numbers
+    vector: _Numbers
+    turn: _Numbers
     first: _Numbers
     second: _Numbers
     weights: _Words
@@ -158,6 +156,11 @@ class Layout:
 
     windows: Windows
     pieces: list[Piece]
+
+    @property
+    def steps(self) -> int:
+        """How many are executed."""
+        return sum(piece.count * piece.strip.fold for piece in self.pieces)
 
     @property
     def streamed_bytes(self) -> int:
@@ -231,7 +234,7 @@ class _Cut:
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
         schedule = quad_schedule(demand, self.tries)
         window, team = np.divmod(schedule.problem, strip.teams)
-        turn = np.arange(len(team)) - np.searchsorted(schedule.problem, schedule.problem)
+        turn, due = turns(schedule.problem)
         batch, position = np.divmod(team, strip.abreast)
         region = window * strip.batches + batch
         column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
@@ -239,10 +242,11 @@ class _Cut:
         left = (window * self.windows.width + schedule.first)[:, None, None]
         index = byte_of_input()[column % REGISTER_INPUTS]
         index += REGISTER_INPUTS * (column // REGISTER_INPUTS != left)
-        execution = np.lexsort((team, turn, region))
+        execution = np.lexsort((team, due, region))
         return Steps(
             region[execution],
-            (position * strip.ways + turn % strip.ways)[execution],
+            position[execution],
+            turn[execution],
             schedule.first[execution],
             schedule.second[execution],
             _bytes_as_words(_picked(weights, team, column, taken)[execution]),

@@ -46,6 +46,7 @@ from sparsejit.asm_templates.int8_layout import (
     layout_of,
 )
 from sparsejit.asm_templates.int8_schedule import PRODUCTS
+from sparsejit.asm_templates.turns import accumulators_of
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
@@ -73,6 +74,9 @@ _WEIGHTS, _INDICES, _FOLDED_Y, _RUNS_LEFT = rdx, r8, r9, rcx
 _VECTOR_BYTES = 64
 _REACH = 128  # operands to either side that a one-byte displacement reaches
 
+# Steps between two that add to one accumulator, rounded up by what they share: a vpdpbusd takes
+# four cycles. With four C95 takes 852 ns instead of 829.
+_APART = 3
 _PREFETCHED_BYTES = 1024  # ahead of a step
 _INDEX_LOADS = {1: "vpbroadcastd", 2: "vpbroadcastq", 16: "vmovups"}
 
@@ -84,8 +88,8 @@ MOST_FOLD = 4
 _STEP_CODE_BYTES = 20
 _LANE_USE = 0.77  # about, to tell how much code there will be
 _SAMPLED_RUNS = 4  # for an estimate of the steps
-# A try takes about 0.2 us a nonzero, so schedules take less than a tenth of a second more.
-_TRIED_NNZ, _MOST_TRIES = 600_000, 8
+# A try takes about 0.5 us a nonzero, so schedules take a tenth of a second more, or twice as long.
+_TRIED_NNZ, _MOST_TRIES = 200_000, 4
 
 
 def granule_of(matrix: SparseMatrix) -> int:
@@ -113,8 +117,7 @@ def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
     sample = SparseMatrix(matrix.dense[rows_of_runs]) if every > 1 else matrix
     spec = MatVec(sample.out_features, sample.in_features, dtype=DType.INT8)
     fold, granule = fold_of(matrix, target), granule_of(matrix)
-    pieces = layout_of(spec, sample, fold, granule, tries=1).pieces
-    return every * sum(piece.count * piece.strip.fold for piece in pieces)
+    return every * layout_of(spec, sample, fold, granule, tries=1).steps
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
@@ -167,6 +170,7 @@ class _Kernel:
         self.prefetch = layout.streamed_bytes > asm.target.l2_bytes
 
     def emit(self) -> None:
+        self.asm.count(steps=self.layout.steps)
         scratch = [*_SUMS, _PICKED, _OTHER, zmm(_FIRST_FREE)]
         emit_step(self.asm, self.spec, _RECIPROCAL, _STEP, scratch[:STEP_SCRATCH])
         for window in range(self.layout.windows.number):
@@ -231,25 +235,38 @@ class _Run:
         self.kernel, self.asm, self.spec = kernel, kernel.asm, kernel.spec
         self.piece, self.weights, self.indices = piece, weights, indices
         self.y, self.length = y, length
-        ways = piece.strip.ways
-        self.sums = [zmm(position * ways) for position in range(piece.strip.abreast)]
+        self.sums = [zmm(position) for position in range(piece.strip.abreast)]
+        self.others = self._other_accumulators()
         self.places = [first + position * LANES for position in range(piece.strip.abreast)]
 
     def emit(self) -> None:
         self._start()
         self.asm.stamp(self.piece.count, self._steps())
-        for register, other in self._partial_sums():
-            self.asm.emit("vpaddd", register, register, other)
+        for register, others in zip(self.sums, self.others, strict=True):
+            for other in others:
+                self.asm.emit("vpaddd", register, register, other)
         if self.piece.scales.shape[1]:
             self._finish()
         else:
             for register, place in zip(self.sums, self.places, strict=True):
                 self._store(register, place)
 
-    def _partial_sums(self) -> list[tuple[Register, Register]]:
-        """Each sum with each other accumulator of its vector."""
-        ways = self.piece.strip.ways
-        return [(s, zmm(int(s.number) + way)) for s in self.sums for way in range(1, ways)]
+    def _other_accumulators(self) -> list[list[Register]]:
+        """What adds up besides each sum where a sum has so many steps that they would wait."""
+        free = [zmm(number) for number in range(_FIRST_FREE, self.kernel.first_input)]
+        counts = np.bincount(self.piece.steps.vector, minlength=len(self.sums))
+        ways = accumulators_of(counts, len(self.sums) + len(free), _APART)
+        ends = np.cumsum(ways - 1)
+        return [free[end - more : end] for end, more in zip(ends, ways - 1, strict=True)]
+
+    def _accumulators(self) -> Register:
+        """That of each step."""
+        sets = [[s, *others] for s, others in zip(self.sums, self.others, strict=True)]
+        numbers = np.zeros((len(sets), max(map(len, sets))), np.int64)
+        for row, registers in zip(numbers, sets, strict=True):
+            row[: len(registers)] = [int(register.number) for register in registers]
+        steps, ways = self.piece.steps, np.array([len(registers) for registers in sets])
+        return zmm(numbers[steps.vector, steps.turn % ways[steps.vector]])
 
     def _start(self) -> None:
         for position, (register, place) in enumerate(zip(self.sums, self.places, strict=True)):
@@ -257,7 +274,7 @@ class _Run:
                 self.asm.emit("vmovups", register, self.weights.at(position))
             else:
                 rows.load(self.asm, register, self.y, place, self.length, _PICKED)
-        for _, other in self._partial_sums():
+        for other in itertools.chain.from_iterable(self.others):
             rows.zero(self.asm, other)
 
     def _steps(self) -> list[Line]:
@@ -270,7 +287,7 @@ class _Run:
             line(_INDEX_LOADS[piece.strip.indices], _PICKED, index),
             line("vpermi2b", _PICKED, zmm(x + steps.first), zmm(x + steps.second)),
             weight_move,
-            line("vpdpbusd", zmm(steps.accumulator), _PICKED, weight),
+            line("vpdpbusd", self._accumulators(), _PICKED, weight),
             *self._prefetches(index, weight),
         ]
 

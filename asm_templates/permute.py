@@ -74,13 +74,16 @@ from sparsejit.target import Target
 
 _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
-# Folding measured on Zen 5, AVX-512: 768x256 at 90 % 650 -> 530 ns, 1024x1024 at 80 % 10500 ->
-# 9300 ns, while 256x256 at 90 % and 1024x1024 at 95 % lose 4 to 13 %. AVX2: 256x256 at 90 %
-# 620 -> 530 ns, 1024x1024 at 90 % 14900 -> 13600 ns, while 256x256 at 95 % loses 45 %.
+# Folding measured on Zen 5, AVX-512: float32 pays from 40 KB of code on (768x256 at 80 % 1125 ->
+# 1033 ns, 1024x1024 at 90 % 5083 -> 4105, while 768x256 at 90 % loses 7 %), short weights, whose
+# steps take 30 bytes, sooner (768x256 at 90 % 686 -> 490 ns, 1024x1024 at 90 % 3940 -> 3298).
+# Twice is no better than once or four times. AVX2: 256x256 at 90 % 620 -> 530 ns, 1024x1024 at 90 %
+# 14900 -> 13600 ns, while 256x256 at 95 % loses 45 %.
 AVX512 = Machine(
     lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128, most_stages=3,
-    folding=(FoldingRule(19_000, 0.06, 2),),
+    folding=(FoldingRule(27_000, 0.045, 4),),
 )  # fmt: skip
+AVX512_SHORT = replace(AVX512, folding=(FoldingRule(15_000, 0.045, 4),))
 AVX2 = Machine(
     lanes=8, sources=1, index_bits=3, inputs=6, accumulators=8, reach=4,
     folding=(FoldingRule(6_000, 0.09, 4), FoldingRule(50_000, 0.04, 2)), index_in_weight=True,
@@ -102,7 +105,9 @@ def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
     if target.isa == "avx2":
         return AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT.storing(spec.dtype)
     near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
-    return AVX512 if near else AVX512.storing(spec.dtype)
+    if near or spec.dtype is DType.FLOAT32:
+        return AVX512
+    return AVX512_SHORT.storing(spec.dtype)
 
 
 def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
@@ -125,11 +130,14 @@ class PermuteKernel:
         # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
         self.registers = 32 if self.vector is zmm else 16
         self.first_input = self.registers - layout.windows.width
+        sums = layout.machine.accumulators_beside(layout.windows)
         self.index, self.picked, self.weights, self.upper_halves = (
-            self.vector(layout.accumulators + number) for number in range(4)
+            self.vector(sums + number) for number in range(4)
         )
 
     def emit(self) -> None:
+        order = self.layout.order
+        self.asm.count(steps=self.layout.steps, least_steps_ungrouped=order.steps_as_they_come)
         pool = self.asm.literal(self.layout.pool())
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
         if self.machine.dtype is DType.BFLOAT16:
@@ -278,7 +286,7 @@ class PermuteKernel:
         if not piece.tail.shape[1]:
             return result
         vector = piece.tail_start
-        for pair in exchanges(len(sums), self.layout.stages):
+        for pair in exchanges(len(sums), self.layout.order.stages):
             held = [result[position] for position in pair]
             for position, register in zip(pair, free, strict=True):
                 self._read(register, vector)

@@ -15,10 +15,12 @@ from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.permute_rows import RowOrder, Strip, row_order, strips
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import Demand, Windows
+from sparsejit.asm_templates.turns import accumulators_of, turns
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
-# At 0.85 cycles a step, with one step to spare.
+# Steps between two that add to one accumulator. An FMA takes four cycles, a step 0.85; and one to
+# spare.
 _APART = 6
 
 _Words = npt.NDArray[np.uint32]
@@ -144,12 +146,12 @@ class Layout:
     machine: Machine
     windows: Windows
     pieces: list[Piece]
-    stages: int
+    order: RowOrder
 
     @property
-    def accumulators(self) -> int:
-        """Registers for sums: with those that the windows leave over."""
-        return self.machine.accumulators + self.machine.inputs - self.windows.width
+    def steps(self) -> int:
+        """How many are executed."""
+        return sum(piece.count * piece.strip.fold for piece in self.pieces)
 
     def pieces_of(self, window: int) -> list[Piece]:
         """What is to be run in a window: all in the first and the last, else what has steps."""
@@ -161,18 +163,6 @@ class Layout:
         """The literal pool: every vector in the order in which it is read."""
         parts = [piece.pool() for piece in self.pieces]
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
-
-
-def accumulators_of(steps: _Numbers, registers: int) -> _Numbers:
-    """How many of so many accumulators each vector of a batch gets, by its number of steps.
-
-    The steps of a vector are spread over all those of the batch, and as many as _APART of these
-    should lie between two that add to one accumulator: an FMA takes four cycles.
-    """
-    ways: _Numbers = np.maximum(1, -(-_APART * steps // max(int(steps.sum()), 1)))
-    while ways.sum() > registers:
-        ways[np.where(ways > 1, steps / np.maximum(ways - 1, 1), np.inf).argmin()] -= 1
-    return ways
 
 
 def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
@@ -187,7 +177,7 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
         for strip, steps in scheduled
         for batch in range(strip.batches)
     ]
-    return Layout(machine, windows, pieces, cut.order.stages)
+    return Layout(machine, windows, pieces, cut.order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,9 +196,7 @@ class _Cut:
         lanes, width = self.machine.lanes, self.windows.width
         schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
         window, team = np.divmod(schedule.problem, strip.teams)
-        begin = np.searchsorted(schedule.problem, schedule.problem)
-        end = np.searchsorted(schedule.problem, schedule.problem, side="right")
-        turn = np.arange(len(team)) - begin
+        turn, due = turns(schedule.problem)
         batch, vector = np.divmod(team, strip.accumulators)
         region = window * strip.batches + batch
         left = window * width  # the window's first register
@@ -217,7 +205,7 @@ class _Cut:
             schedule.taken, team, left + schedule.first, left + schedule.second,
         )  # fmt: skip
         shape = (len(team), strip.fold, lanes)
-        execution = np.lexsort((team, (turn + 0.5) / (end - begin), region))
+        execution = np.lexsort((team, due, region))
         return Steps(
             region[execution],
             vector[execution],
@@ -253,8 +241,8 @@ class _Cut:
         if window == self.windows.number - 1:
             tail = exchange_indices(rows, self.order.stages).astype(np.uint32)
         region = steps.of_region(window * strip.batches + batch)
-        registers = self.machine.accumulators + self.machine.inputs - self.windows.width
-        ways = accumulators_of(np.bincount(region.vector, minlength=abreast), registers)
+        counts = np.bincount(region.vector, minlength=abreast)
+        ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
         return Piece(self.machine, strip, batch, window, region, ways, head, tail)
 
 

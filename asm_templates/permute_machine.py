@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.schedule import (
     Demand,
     Schedule,
+    Windows,
     one_register_schedule,
     two_register_schedule,
 )
@@ -54,6 +55,10 @@ class Machine:
         # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
         return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
+
+    def accumulators_beside(self, windows: Windows) -> int:
+        """Registers for sums: those that windows leave over are some, too."""
+        return self.accumulators + self.inputs - windows.width
 
     @property
     def steps_a_vector(self) -> int:

@@ -33,6 +33,8 @@ _Counts = npt.NDArray[np.uint16]
 
 # An exchange takes 1.55 cycles, a step 0.85.
 _EXCHANGE_STEPS = 1.8
+# How many steps there will be, where the bound before any swap is one: 0.93 to 1.0.
+_SWAPPED = 0.96
 # Swaps times registers looked at in all: 15 million take about 90 ms.
 _MOST_LOOKS = 15_000_000
 
@@ -98,12 +100,20 @@ def strips(out_features: int, machine: Machine, fold: int) -> list[Strip]:
 class RowOrder:
     """The row in every lane, vector after vector; numbers from out_features on mean none.
 
-    `stages` of exchanges put the sums in order. No schedule has fewer than `steps`.
+    `stages` of `exchanges` in all put the sums in order. No schedule has fewer than `steps`, nor,
+    of rows as they come, fewer than `steps_as_they_come`.
     """
 
     rows: _Numbers
     stages: int
+    exchanges: int
     steps: int
+    steps_as_they_come: int
+
+    @property
+    def price(self) -> float:
+        """In steps."""
+        return self.steps + _EXCHANGE_STEPS * self.exchanges
 
 
 def row_order(
@@ -117,6 +127,8 @@ def row_order(
     counts = _counts(matrix, windows, lanes)
     natural = np.arange(-(-matrix.out_features // lanes) * lanes)
 
+    as_they_come = _least_steps(natural, counts, machine, parts)
+
     def arranged(stages: int, sweeps: int) -> RowOrder:
         rows = natural.copy()
         for strip in parts:
@@ -124,22 +136,37 @@ def row_order(
                 for first, size in blocks(batches.shape[2], stages):
                     block = batches[:, :, first : first + size]
                     block[...] = grouped(block.copy(), counts, sweeps)
-        return RowOrder(rows, stages, _least_steps(rows, counts, machine, parts))
+        steps = _least_steps(rows, counts, machine, parts)
+        return RowOrder(rows, stages, _exchanges(rows, stages, lanes, parts), steps, as_they_come)
 
-    def price(order: RowOrder) -> float:
-        pairs = sum(
-            part.shape[0] * part.shape[1] * len(list(exchanges(part.shape[2], order.stages)))
-            for strip in parts
-            for part in strip.by_batch(order.rows, lanes)
-        )
-        return order.steps + _EXCHANGE_STEPS * pairs
-
-    options = range(machine.most_stages + 1)
-    best = min((arranged(stages, int(swaps)) for stages in options), key=price)
+    tried = [arranged(stages, int(swaps)) for stages in range(machine.most_stages + 1)]
+    best = min(tried, key=lambda order: order.price)
     if not swaps or not best.stages:
         return best
     looks = len(natural) * lanes * (1 << best.stages) // 2 * windows.registers
     return arranged(best.stages, max(1, min(SWEEPS, _MOST_LOOKS // looks)))
+
+
+def expected_steps(matrix: SparseMatrix, machine: Machine) -> int:
+    """About how many steps a kernel has, its exchanges counted in steps."""
+    windows = Windows.of(matrix.in_features, machine.lanes, machine.inputs)
+    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
+    order = row_order(matrix, machine, windows, parts, swaps=False)
+    return int(order.price * (_SWAPPED if machine.most_stages else 1)) + 1
+
+
+def runs_of_code(matrix: SparseMatrix, machine: Machine) -> float:
+    """How often the code of a kernel runs, on average over the vectors of outputs."""
+    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
+    return sum(part.vectors for part in parts) / sum(part.teams for part in parts)
+
+
+def _exchanges(rows: _Numbers, stages: int, lanes: int, parts: list[Strip]) -> int:
+    batches = (part for strip in parts for part in strip.by_batch(rows, lanes))
+    return sum(
+        number * runs * len(list(exchanges(vectors, stages)))
+        for number, runs, vectors, _ in (part.shape for part in batches)
+    )
 
 
 def _counts(matrix: SparseMatrix, windows: Windows, lanes: int) -> _Counts:

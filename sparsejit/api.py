@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sparsejit.assembler import Image
 from sparsejit.batch_plan import plan_batch
+from sparsejit.cost import FAMILY_COSTS, lane_use
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.gate import bind, call_gate
 from sparsejit.matrix import SparseMatrix
@@ -48,7 +49,7 @@ class Kernel:
         self.split = division
         self.compile_ms = compile_ms
         self._program = program
-        self._statistics = matrix.statistics()
+        self._statistics = {**matrix.statistics(), **_steps(matrix, choice, division, program)}
         self._checked_call = _CheckedCall(program.memory.function(2), spec.x_shape, spec.y_shape)
 
     @property
@@ -67,7 +68,11 @@ class Kernel:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Shape, nnz, density, block fill, strategy, isa, threads, code and pool bytes, time."""
+        """Shape, nnz, density, block fill, strategy, isa, threads, code and pool bytes, time.
+
+        Of permute kernels on one thread also `steps` and `lane_use`, the share of a step's lanes
+        that do not idle; where rows are grouped, the `least_steps_ungrouped` that they had needed.
+        """
         return {
             **self._statistics,
             "strategy": self.strategy,
@@ -113,6 +118,7 @@ class Kernel:
             f"chosen: {self.plan.chosen.template.name}: {self.plan.reason}",
             f"built: {stats['code_bytes']} bytes of code, {stats['pool_bytes']} of literals, "
             f"in {self.compile_ms:.1f} ms",
+            *self._grouping(),
             *self.split.lines(),
             f"{'candidate':28s}   steps     code     data  predicted ns  measured  bound by",
         ]
@@ -124,6 +130,16 @@ class Kernel:
                 f"{'-' if measured is None else f'{measured:.0f}':>10s}  {cost.bound}"
             )
         return "\n".join(lines)
+
+    def _grouping(self) -> list[str]:
+        """What `stats` says of steps, in words."""
+        stats = self.stats
+        if "lane_use" not in stats:
+            return []
+        ungrouped = stats.get("least_steps_ungrouped", stats["steps"])
+        line = f"steps: {stats['steps']}, {stats['lane_use']:.0%} of their lanes in use"
+        grouped = ungrouped > stats["steps"]
+        return [f"{line}; at least {ungrouped} with rows as they come" if grouped else line]
 
     def disassemble(self) -> str:
         """The instructions as emitted, with the literals they read."""
@@ -195,6 +211,17 @@ def compile_matrix(
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel
+
+
+def _steps(
+    matrix: SparseMatrix, choice: Plan, division: Split, program: Program
+) -> dict[str, float]:
+    """What a kernel on one thread counted, and its share of lanes in use; {} if it counts none."""
+    template, counts = choice.chosen.template, program.image.counts
+    if len(division.parts) > 1 or template.family not in FAMILY_COSTS or not counts.get("steps"):
+        return {}
+    use = lane_use(template.family, matrix, counts["steps"], Target.named(template.isa))
+    return {**counts, "lane_use": use}
 
 
 @dataclass(frozen=True)

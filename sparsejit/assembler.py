@@ -10,7 +10,8 @@ same memory; they are addressed relative to the instruction pointer, or through 
 that `lea` loads. The image is therefore position-independent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,12 +56,14 @@ class Label:
 class Image:
     """Finished machine code followed by its literal pool; position-independent.
 
-    `code_bytes` counts the instructions, `pool_bytes` the literals, `data` holds both.
+    `code_bytes` counts the instructions, `pool_bytes` the literals, `data` holds both; `counts` is
+    what templates counted.
     """
 
     data: bytes
     code_bytes: int
     pool_bytes: int
+    counts: Mapping[str, int]
     trace: tuple["_Run", ...] = field(repr=False)
 
     @property
@@ -115,6 +118,7 @@ class Assembler:
         self._fixups: list[_Fixup] = []
         self._trace: list[_Run] = []
         self._constants: dict[bytes, int] = {}
+        self._counts: Counter[str] = Counter()
 
     @property
     def position(self) -> int:
@@ -125,6 +129,10 @@ class Assembler:
     def pool_position(self) -> int:
         """Bytes of literals so far."""
         return len(self._pool)
+
+    def count(self, **numbers: int) -> None:
+        """Add to what the image says of itself, such as steps."""
+        self._counts.update(numbers)
 
     def literal(self, values: npt.NDArray[Any], align: int = POOL_ALIGNMENT) -> int:
         """Append an array to the pool and return its offset in bytes."""
@@ -212,7 +220,13 @@ class Assembler:
             relative = np.asarray(place - fixup.ends, "<i4")
             field_bytes = relative.view(np.uint8).reshape(-1, 4)
             data[fixup.fields[:, None] + np.arange(4)] = field_bytes
-        return Image(data.tobytes(), len(self._code), len(self._pool), tuple(self._trace))
+        return Image(
+            data.tobytes(),
+            len(self._code),
+            len(self._pool),
+            dict(self._counts),
+            tuple(self._trace),
+        )
 
     def _refer(self, item: Line, form: Form, label: Label) -> None:
         start = len(self._code)

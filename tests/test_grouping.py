@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import scattered
 
+import sparsejit
 from sparsejit.asm_templates.grouping import blocks, exchange_indices, exchanges, grouped
 from sparsejit.asm_templates.permute import AVX512
-from sparsejit.asm_templates.permute_layout import accumulators_of, layout_of
+from sparsejit.asm_templates.permute_layout import layout_of
 from sparsejit.asm_templates.permute_rows import row_order, strips
 from sparsejit.asm_templates.schedule import Windows
+from sparsejit.asm_templates.turns import accumulators_of
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
+from sparsejit.target import Target
 
 LANES = 16
 
@@ -100,7 +103,7 @@ def test_grouping_saves_half_where_rows_are_uneven():
 def test_folded_runs_keep_their_rows():
     weights = scattered((512, 256), 0.3)
     layout = layout_of(MatVec(512, 256), SparseMatrix(weights), AVX512)
-    assert {piece.strip.fold for piece in layout.pieces} == {2} and layout.stages
+    assert {piece.strip.fold for piece in layout.pieces} == {4} and layout.order.stages
 
 
 @given(
@@ -108,7 +111,7 @@ def test_folded_runs_keep_their_rows():
     registers=st.integers(8, 20),
 )
 def test_every_sum_has_an_accumulator_and_long_ones_more(steps, registers):
-    ways = accumulators_of(steps, registers)
+    ways = accumulators_of(steps, registers, apart=6)
     assert ways.min() >= 1 and ways.sum() <= registers
     if registers >= 14:  # enough for six steps between two that add to the same
         assert np.all(6 * steps <= ways * max(steps.sum(), 1))
@@ -121,3 +124,14 @@ def test_an_accumulator_waits_for_its_sum():
     assert piece.ways.max() > 1
     for number in range(piece.ways.sum()):
         assert np.diff(np.flatnonzero(piece.accumulators == number)).min(initial=99) >= 4
+
+
+@pytest.mark.skipif(Target.detect().isa != "avx512", reason="needs AVX-512")
+def test_a_kernel_says_what_grouping_saved():
+    kernel = sparsejit.compile_matrix(uneven(256, 256), strategy="permute")
+    stats = kernel.stats
+    assert stats["steps"] < 0.5 * stats["least_steps_ungrouped"]
+    assert stats["lane_use"] == stats["nnz"] / (LANES * stats["steps"]) < 1
+    assert f"steps: {stats['steps']}, " in kernel.explain()
+    assert str(stats["least_steps_ungrouped"]) in kernel.explain()
+    assert "steps" not in sparsejit.compile_matrix(uneven(64, 64), strategy="dense").stats
