@@ -20,9 +20,12 @@ from sparsejit.asm_templates.broadcast_loop import (
 from sparsejit.asm_templates.int8_pairs import pairs_of
 from sparsejit.asm_templates.int8_permute import granule_of, sampled_steps
 from sparsejit.asm_templates.lookup_layout import STEPS, chunk_count
+from sparsejit.asm_templates.permute import machine_for
+from sparsejit.asm_templates.permute_machine import Machine
+from sparsejit.asm_templates.permute_rows import expected_steps, runs_of_code
 from sparsejit.asm_templates.tiles import RESERVED
 from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import DType
+from sparsejit.spec import DType, MatVec
 from sparsejit.target import ISA_LEVELS, Target
 
 
@@ -76,32 +79,16 @@ class StepPrice:
     source: str
 
 
-def permute_steps(matrix: SparseMatrix, target: Target) -> int:
-    """Steps a greedy cover needs: its lower bound, 15 % up (measured 5-20 % over densities).
-
-    Lanes are the rows of a group, columns of the cover are the vectors of x. A step serves each
-    lane once, from `reach` vectors of x: at least the fullest lane, and at least the sum over
-    vectors of the fullest lane there, divided by `reach` (DESIGN section 4).
-    """
-    lanes = target.lanes
-    reach = 2 if target.isa == "avx512" else 1
-    counts = _counts_by_lane_and_vector(matrix, lanes)
-    fullest_lane = counts.sum(axis=2).max(axis=1)
-    by_vector = -(-counts.max(axis=1).sum(axis=1) // reach)
-    return int(1.15 * np.maximum(fullest_lane, by_vector).sum()) + 1
+def permute_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
+    """Steps and exchanges of rows grouped but not yet swapped, and what swaps save."""
+    return expected_steps(matrix, _permute_machine(matrix, target, dtype))
 
 
-def _counts_by_lane_and_vector(matrix: SparseMatrix, lanes: int) -> np.ndarray:
-    """Nonzeros by (group of rows sorted by count, lane, vector of x)."""
-    rows = -(-matrix.out_features // lanes) * lanes
-    columns = -(-matrix.in_features // lanes) * lanes
-    filled = np.zeros((rows, columns), bool)
-    order = np.argsort(-matrix.row_counts, kind="stable")
-    filled[: matrix.out_features, : matrix.in_features] = matrix.dense[order] != 0
-    return filled.reshape(rows // lanes, lanes, columns // lanes, lanes).sum(axis=3)
+def _permute_machine(matrix: SparseMatrix, target: Target, dtype: DType) -> Machine:
+    return machine_for(MatVec(matrix.out_features, matrix.in_features, dtype=dtype), matrix, target)
 
 
-def lane16_steps(matrix: SparseMatrix, target: Target) -> int:
+def lane16_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """The most weights that a row of a group has in a register of inputs, summed."""
     rows, columns = (-(-size // 16) * 16 for size in matrix.dense.shape)
     used = np.zeros((rows, columns), bool)
@@ -110,7 +97,7 @@ def lane16_steps(matrix: SparseMatrix, target: Target) -> int:
     return int(counts.max(axis=1).sum())
 
 
-def lookup_steps(matrix: SparseMatrix, target: Target) -> int:
+def lookup_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Vectors of weights in the chunks that the look-up loop runs over."""
     return STEPS * chunk_count(matrix)
 
@@ -123,7 +110,7 @@ def lookup_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) 
     return weights + (0 if far and weight == WEIGHT_BYTES[F32] else indices) + steps
 
 
-def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
+def broadcast_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Blocks of one input by an accumulator's rows that hold a nonzero, and a share for inputs.
 
     Each tile of accumulators (`tiles`) broadcasts its inputs anew, at a third of a step's price.
@@ -133,7 +120,7 @@ def broadcast_steps(matrix: SparseMatrix, target: Target) -> int:
     return int(matrix.block_mask(target.lanes).sum()) + inputs // 3
 
 
-def broadcast_loop_steps(matrix: SparseMatrix, target: Target) -> int:
+def broadcast_loop_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Vectors of weights, each at the price of its strips, and the ends of the loops."""
     whole = strip_rows(matrix, target.lanes) == target.lanes
     loops = planned_loops(matrix, target.lanes)
@@ -148,12 +135,12 @@ def broadcast_loop_bytes(matrix: SparseMatrix, target: Target, steps: int, weigh
     return vectors * (target.lanes * weight + 2 * parts)
 
 
-def dense_steps(matrix: SparseMatrix, target: Target) -> int:
+def dense_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Vectors of weights, zeros included."""
     return -(-matrix.out_features // target.lanes) * matrix.in_features
 
 
-def int8_permute_steps(matrix: SparseMatrix, target: Target) -> int:
+def int8_permute_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Steps, and what quantising x and finishing y cost in them."""
     return sampled_steps(matrix, target) + _int8_ends(matrix, target)
 
@@ -169,7 +156,7 @@ def _int8_ends(matrix: SparseMatrix, target: Target) -> int:
     return 20 + (matrix.in_features + 4 * matrix.out_features) // target.lanes
 
 
-def int8_pairs_steps(matrix: SparseMatrix, target: Target) -> int:
+def int8_pairs_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Pairs of inputs by vectors of outputs that hold a nonzero, and what the rest costs in them.
 
     20 for the step of x, one and a half for the end of a vector of outputs.
@@ -178,9 +165,20 @@ def int8_pairs_steps(matrix: SparseMatrix, target: Target) -> int:
     return pairs_of(matrix, target.lanes) + 20 + 3 * vectors // 2
 
 
-def immediate_steps(matrix: SparseMatrix, target: Target) -> int:
+def immediate_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Nonzero weights."""
     return matrix.nnz
+
+
+def as_given(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType, float]:
+    """Weights are stored as asked for, and all code runs once."""
+    return dtype, 1
+
+
+def permute_form(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType, float]:
+    """Within L1 short weights are stored as float32; folded code runs several times."""
+    machine = _permute_machine(matrix, target, dtype)
+    return machine.dtype, runs_of_code(matrix, machine)
 
 
 @dataclass(frozen=True)
@@ -188,12 +186,18 @@ class FamilyCost:
     """How a family counts its steps and its literals' bytes, and what a step costs.
 
     `pool_bytes` takes the matrix, the target, the steps and the bytes of a weight; `prices` are
-    by instruction set and dtype. A step takes `weights_a_lane` weights in each lane.
+    by instruction set and dtype. `form`, of the matrix, target and dtype, is the dtype in which
+    weights are stored, whose price holds, and how often the code runs: all the steps in so many
+    times less code. Code arrives `code_rate` times as fast as `Rates` says, which is of
+    instructions of five bytes: longer ones carry more. A step takes `weights_a_lane` weights in
+    each lane.
     """
 
-    steps: Callable[[SparseMatrix, Target], int]
+    steps: Callable[[SparseMatrix, Target, DType], int]
     pool_bytes: Callable[[SparseMatrix, Target, int, int], int]
     prices: dict[tuple[str, DType], StepPrice]
+    form: Callable[[SparseMatrix, Target, DType], tuple[DType, float]] = as_given
+    code_rate: float = 1.0
     weights_a_lane: int = 1
 
 
@@ -208,13 +212,15 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             steps * target.lanes * weight + steps * target.vector_bytes // 6
         ),
         {
-            ("avx512", F32): StepPrice(0.75, 14, "A in 104 ns; 21 bytes, 10 where folded"),
-            ("avx2", F32): StepPrice(0.9, 9, "A in 520 ns, C90 in 13,900 ns"),
-            ("avx512", BF16): StepPrice(0.93, 18, "A unpacked: 134 ns; 130 KB of code for C90"),
-            ("avx2", BF16): StepPrice(1.4, 17, "A in 820 ns; 313 KB of code for C90"),
-            ("avx512", F16): StepPrice(1.25, 18, "A unpacked: 181 ns; 128 KB of code for C90"),
-            ("avx2", F16): StepPrice(1.3, 15, "A in 747 ns; 283 KB of code for C90"),
+            ("avx512", F32): StepPrice(0.85, 21, "A in 104 ns"),
+            ("avx2", F32): StepPrice(0.78, 18.5, "A in 520 ns"),
+            ("avx512", BF16): StepPrice(1.2, 28, "256x256 at 80 % in 235 ns, 1152x384 at 98 %"),
+            ("avx2", BF16): StepPrice(1.2, 27, "256x256 at 90 % in 1x8 in 244 ns"),
+            ("avx512", F16): StepPrice(1.25, 28, "A unpacked: 181 ns"),
+            ("avx2", F16): StepPrice(1.3, 24.5, "256x256 at 90 % in 1x8 in 267 ns"),
         },
+        permute_form,
+        code_rate=1.2,
     ),
     "lane16": FamilyCost(
         lane16_steps,
@@ -305,21 +311,25 @@ def predict(
 ) -> Cost:
     """The cost of a family's kernel for these weights on this target."""
     model = FAMILY_COSTS[family]
-    price = model.prices[target.isa, dtype]
-    steps = model.steps(matrix, target)
-    code_bytes = int(steps * price.code_bytes)
+    stored, runs = model.form(matrix, target, dtype)
+    price = model.prices[target.isa, stored]
+    steps = model.steps(matrix, target, dtype)
+    code_bytes = int(steps * price.code_bytes / runs)
     vectors = 4 * (matrix.in_features + matrix.out_features)
-    data_bytes = model.pool_bytes(matrix, target, steps, WEIGHT_BYTES[dtype]) + vectors
+    data_bytes = model.pool_bytes(matrix, target, steps, WEIGHT_BYTES[stored]) + vectors
+    execution = steps * price.cycles
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     data_level = cache_level(data_bytes, code_bytes, target, target.l1d_bytes)
     transfers = {
-        f"code from {code_level}": code_bytes / rates.code[code_level],
+        f"code from {code_level}": code_bytes / (model.code_rate * rates.code[code_level]),
         f"data from {data_level}": data_bytes / rates.data[data_level],
     }
     if code_level == data_level != "L1":
         lesser = min(transfers.values())
         transfers = {name: cycles + SHARED_WAY * lesser for name, cycles in transfers.items()}
-    resources = {"execution": steps * price.cycles, **transfers}
+    # Code that runs several times arrives during the first.
+    transfers[f"code from {code_level}"] += execution * (1 - 1 / runs)
+    resources = {"execution": execution, **transfers}
     bound = max(resources, key=lambda name: resources[name])
     ns = resources[bound] / rates.cycles_per_ns
     return Cost(steps, code_bytes, data_bytes, ns, bound)

@@ -18,7 +18,7 @@ from sparsejit.cost import FAMILY_COSTS
 from sparsejit.errors import InvalidInput
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import AUTO, Plan
-from sparsejit.spec import Layer, MatVec
+from sparsejit.spec import DType, Layer, MatVec
 from sparsejit.target import Target
 from sparsejit.workers import MAX_THREADS, NativePart, pool
 
@@ -134,7 +134,7 @@ def split(
     count = worthwhile_threads(ns, min(threads, steps))
     if count == 1:
         return undivided(spec, matrix, whole, _why_alone(ns, threads))
-    bounds = _balanced_bounds(matrix, whole, target, count, BARRIER_NS / ns)
+    bounds = _balanced_bounds(matrix, spec.dtype, whole, target, count, BARRIER_NS / ns)
     parts = []
     for first, end in pairwise(bounds):
         bias = None if spec.bias is None else spec.bias[first:end]
@@ -164,7 +164,12 @@ def _why_alone(ns: float, threads: int) -> str:
 
 
 def _balanced_bounds(
-    matrix: SparseMatrix, whole: Plan, target: Target, count: int, head_start: float
+    matrix: SparseMatrix,
+    dtype: DType,
+    whole: Plan,
+    target: Target,
+    count: int,
+    head_start: float,
 ) -> list[int]:
     """The first row of each part, and the end, so that all parts end at about the same time.
 
@@ -174,7 +179,7 @@ def _balanced_bounds(
     count_steps = FAMILY_COSTS[whole.chosen.template.family].steps
     starts = range(0, matrix.out_features, ROW_STEP)
     groups = [SparseMatrix(matrix.dense[start : start + ROW_STEP]) for start in starts]
-    reached = np.cumsum([count_steps(group, target) for group in groups])
+    reached = np.cumsum([count_steps(group, target, dtype) for group in groups])
     inner: list[int] = []
     for part in range(1, count):
         wanted = reached[-1] * (head_start + (1 - head_start) * part / count)

@@ -9,7 +9,7 @@ from matvec_checks import block_weights, check, shapes, templates_of
 from sparsejit.cost import lane16_steps
 from sparsejit.matrix import LANE16, SparseMatrix
 from sparsejit.perf.problems import Problem
-from sparsejit.spec import Activation
+from sparsejit.spec import Activation, DType
 from sparsejit.target import Target
 
 every_template = pytest.mark.parametrize("row", templates_of("lane16"))
@@ -44,5 +44,5 @@ def test_no_lane_idles_where_the_pattern_holds(row):
     weights = problem.weights()
     steps = np.count_nonzero(weights) // 16
     image = check(row, weights)
-    assert steps == lane16_steps(SparseMatrix(weights), Target.named("avx512"))
+    assert steps == lane16_steps(SparseMatrix(weights), Target.named("avx512"), DType.FLOAT32)
     assert image.pool_bytes == 64 * steps
