@@ -234,7 +234,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         lookup_steps,
         lookup_bytes,
         {
-            ("avx512", F32): StepPrice(1.8, 0.5, "C90, C95, G95 in 2900, 1910, 7800 ns"),
+            ("avx512", F32): StepPrice(1.7, 0.5, "C90 and C95 in 3140 and 2010 ns at 4.0 GHz"),
             ("avx512", BF16): StepPrice(1.55, 0.5, "C90 and C95 in 2840 and 1740 ns"),
             ("avx512", F16): StepPrice(1.9, 0.5, "C90 and C95 in 3500 and 2130 ns"),
         },
