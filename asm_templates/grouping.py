@@ -81,28 +81,33 @@ def exchange_indices(rows: _Numbers, stages: int) -> _Numbers:
     return np.concatenate(indices, axis=1)
 
 
-def grouped(rows: _Numbers, counts: _Counts, sweeps: int = SWEEPS) -> _Numbers:
-    """Rows in the order in which to hold them.
+def fullest_together(rows: _Numbers, counts: _Counts) -> _Numbers:
+    """Rows in an order in which to hold them that brings the fullest together.
 
     `rows`: (batches, runs, vectors, lanes), those of y in their own order, `vectors` a power of
     two. Runs share their steps, so that a vector's lanes are those of all runs; each run keeps
     its rows. `counts`: (rows, windows, registers), what each row wants of each register; row
     numbers past the end mean none.
     """
-    batches, _, vectors, lanes = rows.shape
+    totals = np.append(counts.sum(axis=(1, 2), dtype=np.int64), 0)
+    return _halved(rows, totals[np.minimum(rows, len(counts))])
+
+
+def swapped(held: _Numbers, counts: _Counts, sweeps: int) -> _Numbers:
+    """Rows after so many sweeps of swaps; both arrays as in `fullest_together`."""
+    _, _, vectors, lanes = held.shape
+    if vectors == 1:
+        return held
     wants = np.concatenate([counts, np.zeros((1, *counts.shape[1:]), counts.dtype)])
-    totals = wants.sum(axis=(1, 2), dtype=np.int64)
-    held = _fullest_together(rows, totals[np.minimum(rows, len(counts))])
     swaps = vectors // 2 * lanes * lanes * counts.shape[1] * counts.shape[2]
-    chunk = max(1, _AT_ONCE // max(swaps, 1))
-    for first in range(0, batches, chunk):
-        part = _Search.of(held[first : first + chunk], wants)
+    chunk = max(1, _AT_ONCE // swaps)
+    parts = [_Search.of(held[first : first + chunk], wants) for first in range(0, len(held), chunk)]
+    for part in parts:
         part.run(sweeps)
-        held[first : first + chunk] = part.held.transpose(3, 1, 0, 2)
-    return held
+    return np.concatenate([part.held.transpose(3, 1, 0, 2) for part in parts])
 
 
-def _fullest_together(rows: _Numbers, totals: _Numbers) -> _Numbers:
+def _halved(rows: _Numbers, totals: _Numbers) -> _Numbers:
     """Blocks halved again and again: of each kind of row the fuller half into the first vectors."""
     batches, runs, vectors, lanes = rows.shape
     held, size = rows, vectors

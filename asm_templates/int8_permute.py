@@ -88,8 +88,8 @@ MOST_FOLD = 4
 _STEP_CODE_BYTES = 20
 _LANE_USE = 0.77  # about, to tell how much code there will be
 _SAMPLED_RUNS = 4  # for an estimate of the steps
-# A try takes about 0.5 us a nonzero, so schedules take a tenth of a second more, or twice as long.
-_TRIED_NNZ, _MOST_TRIES = 200_000, 4
+# A try takes about 0.5 us a nonzero, so schedules take 0.15 s, or as long as one try takes.
+_TRIED_NNZ, _MOST_TRIES = 300_000, 4
 
 
 def granule_of(matrix: SparseMatrix) -> int:
@@ -123,7 +123,7 @@ def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
     fold, granule = fold_of(matrix, asm.target), granule_of(matrix)
-    tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 2), _MOST_TRIES)
+    tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
     layout = layout_of(spec, matrix, fold, granule, tries)
     _Kernel(asm, spec, layout).emit()
 

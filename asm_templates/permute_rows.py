@@ -16,14 +16,14 @@ does. Outputs that fill no folded batch follow in batches that run once.
 Within a run rows may lie in other lanes than those of their outputs (`grouping`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.grouping import SWEEPS, blocks, exchanges, grouped
+from sparsejit.asm_templates.grouping import SWEEPS, blocks, exchanges, fullest_together, swapped
 from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.schedule import Windows
 from sparsejit.matrix import SparseMatrix
@@ -123,28 +123,34 @@ def row_order(
 
     Without `swaps`, as it is before rows are swapped.
     """
-    lanes = machine.lanes
-    counts = _counts(matrix, windows, lanes)
-    natural = np.arange(-(-matrix.out_features // lanes) * lanes)
+    counts = _counts(matrix, windows, machine.lanes)
+    natural = np.arange(-(-matrix.out_features // machine.lanes) * machine.lanes)
 
-    as_they_come = _least_steps(natural, counts, machine, parts)
-
-    def arranged(stages: int, sweeps: int) -> RowOrder:
-        rows = natural.copy()
+    def changed(rows: _Numbers, stages: int, change: Callable[[_Numbers], _Numbers]) -> RowOrder:
+        rows = rows.copy()
+        pairs = 0
         for strip in parts:
-            for batches in strip.by_batch(rows, lanes):
-                for first, size in blocks(batches.shape[2], stages):
+            for batches in strip.by_batch(rows, machine.lanes):
+                number, runs, vectors, _ = batches.shape
+                pairs += number * runs * len(list(exchanges(vectors, stages)))
+                for first, size in blocks(vectors, stages):
                     block = batches[:, :, first : first + size]
-                    block[...] = grouped(block.copy(), counts, sweeps)
-        steps = _least_steps(rows, counts, machine, parts)
-        return RowOrder(rows, stages, _exchanges(rows, stages, lanes, parts), steps, as_they_come)
+                    block[...] = change(block.copy())
+        return RowOrder(rows, stages, pairs, _least_steps(rows, counts, machine, parts), ungrouped)
 
-    tried = [arranged(stages, int(swaps)) for stages in range(machine.most_stages + 1)]
-    best = min(tried, key=lambda order: order.price)
-    if not swaps or not best.stages:
-        return best
-    looks = len(natural) * lanes * (1 << best.stages) // 2 * windows.registers
-    return arranged(best.stages, max(1, min(SWEEPS, _MOST_LOOKS // looks)))
+    def swept(order: RowOrder, sweeps: int) -> RowOrder:
+        return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps))
+
+    ungrouped = _least_steps(natural, counts, machine, parts)
+    tried = [
+        changed(natural, stages, lambda rows: fullest_together(rows, counts))
+        for stages in range(machine.most_stages + 1)
+    ]
+    if not swaps:
+        return min(tried, key=lambda order: order.price)
+    best = min((swept(order, 1) for order in tried), key=lambda order: order.price)
+    looks = len(natural) * machine.lanes * (1 << best.stages) // 2 * windows.registers
+    return swept(best, min(SWEEPS, _MOST_LOOKS // looks) - 1)
 
 
 def expected_steps(matrix: SparseMatrix, machine: Machine) -> int:
@@ -159,14 +165,6 @@ def runs_of_code(matrix: SparseMatrix, machine: Machine) -> float:
     """How often the code of a kernel runs, on average over the vectors of outputs."""
     parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
     return sum(part.vectors for part in parts) / sum(part.teams for part in parts)
-
-
-def _exchanges(rows: _Numbers, stages: int, lanes: int, parts: list[Strip]) -> int:
-    batches = (part for strip in parts for part in strip.by_batch(rows, lanes))
-    return sum(
-        number * runs * len(list(exchanges(vectors, stages)))
-        for number, runs, vectors, _ in (part.shape for part in batches)
-    )
 
 
 def _counts(matrix: SparseMatrix, windows: Windows, lanes: int) -> _Counts:

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from matvec_checks import scattered
 
 import sparsejit
-from sparsejit.asm_templates.grouping import blocks, exchange_indices, exchanges, grouped
+from sparsejit.asm_templates.grouping import (
+    blocks,
+    exchange_indices,
+    exchanges,
+    fullest_together,
+    swapped,
+)
 from sparsejit.asm_templates.permute import AVX512
 from sparsejit.asm_templates.permute_layout import layout_of
 from sparsejit.asm_templates.permute_rows import row_order, strips
@@ -49,7 +55,8 @@ def test_exchanges_undo_any_grouping(
     rows = max(natural.size - missing, 0)
     random = np.random.default_rng(seed)
     counts = random.poisson(random.exponential(2, (rows, 1, 1)), (rows, windows, registers))
-    held = grouped(natural, counts.astype(np.uint16), sweeps)
+    counts = counts.astype(np.uint16)
+    held = swapped(fullest_together(natural, counts), counts, sweeps)
     assert np.array_equal(np.sort(held, axis=None).reshape(natural.shape), natural)
     assert np.array_equal(
         np.sort(held.reshape(batches, runs, -1)), natural.reshape(batches, runs, -1)
