@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.grouping import exchange_indices
 from sparsejit.asm_templates.permute_machine import Machine
-from sparsejit.asm_templates.permute_rows import RowOrder, Strip, row_order, strips
+from sparsejit.asm_templates.permute_rows import RowOrder, RowPlan, Strip
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import Demand, Windows
 from sparsejit.asm_templates.turns import accumulators_of, turns
@@ -167,10 +167,10 @@ class Layout:
 
 def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     """Order, cut and schedule a matrix."""
-    windows = Windows.of(matrix.in_features, machine.lanes, machine.inputs)
-    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
-    cut = _Cut(spec, matrix, machine, windows, row_order(matrix, machine, windows, parts))
-    scheduled = [(strip, cut.schedule(strip)) for strip in parts]
+    plan = RowPlan(matrix, machine)
+    windows = plan.windows
+    cut = _Cut(spec, matrix, machine, windows, plan.order())
+    scheduled = [(strip, cut.schedule(strip)) for strip in plan.strips]
     pieces = [
         cut.piece(strip, steps, window, batch)
         for window in range(windows.number)
@@ -197,7 +197,7 @@ class _Cut:
         schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
         window, team = np.divmod(schedule.problem, strip.teams)
         turn, due = turns(schedule.problem)
-        batch, vector = np.divmod(team, strip.accumulators)
+        batch, vector = np.divmod(team, strip.abreast)
         region = window * strip.batches + batch
         left = window * width  # the window's first register
         weights, indices = _weights_and_indices(
@@ -229,9 +229,7 @@ class _Cut:
     def piece(self, strip: Strip, steps: Steps, window: int, batch: int) -> Piece:
         """One batch in one window."""
         lanes = self.machine.lanes
-        first, abreast = strip.first_of(batch) * lanes, strip.abreast(batch)
-        shape = (strip.fold, abreast, lanes)
-        rows = self.order.rows[first : first + strip.fold * abreast * lanes].reshape(shape)
+        rows = strip.by_batch(self.order.rows, lanes)[batch]
         head: _Words = np.zeros((strip.fold, 0, lanes), np.uint32)
         tail: _Words = head
         if window == 0 and self.spec.bias is not None:
@@ -241,7 +239,7 @@ class _Cut:
         if window == self.windows.number - 1:
             tail = exchange_indices(rows, self.order.stages).astype(np.uint32)
         region = steps.of_region(window * strip.batches + batch)
-        counts = np.bincount(region.vector, minlength=abreast)
+        counts = np.bincount(region.vector, minlength=strip.abreast)
         ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
         return Piece(self.machine, strip, batch, window, region, ways, head, tail)
 

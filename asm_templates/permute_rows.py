@@ -16,9 +16,8 @@ does. Outputs that fill no folded batch follow in batches that run once.
 Within a run rows may lie in other lanes than those of their outputs (`grouping`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,9 @@ from sparsejit.matrix import SparseMatrix
 
 _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]
+# What bounds the steps from below, of each team and window, where lanes want so much of each
+# register: (teams, lanes, windows, registers) to (teams, windows).
+Bound = Callable[[_Counts], _Numbers]
 
 # An exchange takes 1.55 cycles, a step 0.85.
 _EXCHANGE_STEPS = 1.8
@@ -41,58 +43,48 @@ _MOST_LOOKS = 15_000_000
 
 @dataclass(frozen=True)
 class Strip:
-    """`vectors` vectors of outputs from number `first` on, in batches of the same fold.
-
-    A batch sums at most `accumulators` vectors at a time; where `fold` is above 1, exactly so many.
-    """
+    """Alike batches from vector number `first` on, each of `fold` runs of `abreast` vectors."""
 
     first: int
-    vectors: int
+    batches: int
     fold: int
-    accumulators: int
+    abreast: int
 
     @property
-    def batches(self) -> int:
-        return -(-self.vectors // (self.accumulators * self.fold))
+    def vectors(self) -> int:
+        return self.teams * self.fold
 
     @property
     def teams(self) -> int:
-        return self.vectors // self.fold
-
-    def abreast(self, batch: int) -> int:
-        """Vectors of outputs that a batch sums at a time."""
-        return min(self.accumulators, self.teams - batch * self.accumulators)
+        return self.batches * self.abreast
 
     def first_of(self, batch: int) -> int:
         """The first vector of a batch."""
-        return self.first + batch * self.accumulators * self.fold
+        return self.first + batch * self.fold * self.abreast
 
-    def by_batch(self, rows: _Numbers, lanes: int) -> Iterator[_Numbers]:
-        """Views of the rows in all lanes: first of all whole batches, then of the last.
-
-        Each (batches, fold, vectors abreast, lanes).
-        """
-        first = self.first * lanes
-        whole, rest = divmod(self.teams, self.accumulators)
-        for batches, abreast in ((whole, self.accumulators), (1, rest)):
-            shape = (batches, self.fold, abreast, lanes)
-            if prod(shape):
-                yield rows[first : first + prod(shape)].reshape(shape)
-            first += prod(shape)
+    def by_batch(self, rows: _Numbers, lanes: int) -> _Numbers:
+        """Of the rows in all lanes a view of the strip's: (batches, fold, abreast, lanes)."""
+        own = rows[self.first * lanes :][: self.vectors * lanes]
+        return own.reshape(self.batches, self.fold, self.abreast, lanes)
 
     def by_team(self, rows: _Numbers, lanes: int) -> _Numbers:
         """Of the rows in all lanes those of each team, (teams, lanes of all runs)."""
-        batches = (part.swapaxes(1, 2) for part in self.by_batch(rows, lanes))
-        return np.concatenate([part.reshape(-1, self.fold * lanes) for part in batches])
+        return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.teams, -1)
 
 
-def strips(out_features: int, machine: Machine, fold: int) -> list[Strip]:
-    """As many whole vectors as fill folded batches, then the rest unfolded."""
-    vectors, accumulators = -(-out_features // machine.lanes), machine.accumulators
-    whole = out_features // machine.lanes
-    folded = whole - whole % (accumulators * fold) if fold > 1 else 0
-    parts = [Strip(0, folded, fold, accumulators)]
-    parts.append(Strip(folded, vectors - folded, 1, accumulators))
+def strips(out_features: int, lanes: int, accumulators: int, fold: int) -> list[Strip]:
+    """As many runs as fill folded batches, then the other whole ones, then what is left.
+
+    Only runs of whole vectors are folded, for these need no masks.
+    """
+    whole, rest = divmod(-(-out_features // lanes), accumulators)
+    folded = out_features // (lanes * accumulators) // fold
+    unfolded = whole - folded * fold
+    parts = [
+        Strip(0, folded, fold, accumulators),
+        Strip(folded * fold * accumulators, unfolded, 1, accumulators),
+        Strip(whole * accumulators, min(rest, 1), 1, rest),
+    ]
     return [part for part in parts if part.vectors]
 
 
@@ -117,75 +109,84 @@ class RowOrder:
 
 
 def row_order(
-    matrix: SparseMatrix, machine: Machine, windows: Windows, parts: list[Strip], swaps: bool = True
+    counts: _Counts, lanes: int, parts: Sequence[Strip], stages: range, bound: Bound, sweeps: int
 ) -> RowOrder:
-    """The order with the least steps and exchanges, among blocks of up to 2**most_stages vectors.
+    """The order with the least steps and exchanges, among blocks of 2**stages vectors.
 
-    Without `swaps`, as it is before rows are swapped.
+    `counts`: as in `grouping`. Without sweeps, the order is as it is before rows are swapped.
     """
-    counts = _counts(matrix, windows, machine.lanes)
-    natural = np.arange(-(-matrix.out_features // machine.lanes) * machine.lanes)
+    natural = np.arange(max(part.first + part.vectors for part in parts) * lanes)
+    none = np.zeros((max(len(natural) - len(counts), 0), *counts.shape[1:]), np.uint16)
+    padded = np.concatenate([counts, none])
+
+    def least_steps(rows: _Numbers) -> int:
+        wants = ((part.fold, padded[part.by_team(rows, lanes)]) for part in parts)
+        return sum(fold * int(bound(want).sum()) for fold, want in wants)
 
     def changed(rows: _Numbers, stages: int, change: Callable[[_Numbers], _Numbers]) -> RowOrder:
-        rows = rows.copy()
-        pairs = 0
-        for strip in parts:
-            for batches in strip.by_batch(rows, machine.lanes):
-                number, runs, vectors, _ = batches.shape
-                pairs += number * runs * len(list(exchanges(vectors, stages)))
-                for first, size in blocks(vectors, stages):
-                    block = batches[:, :, first : first + size]
-                    block[...] = change(block.copy())
-        return RowOrder(rows, stages, pairs, _least_steps(rows, counts, machine, parts), ungrouped)
+        rows, pairs = rows.copy(), 0
+        for part in parts:
+            batches = part.by_batch(rows, lanes)
+            pairs += part.batches * part.fold * len(list(exchanges(part.abreast, stages)))
+            for first, size in blocks(part.abreast, stages):
+                block = batches[:, :, first : first + size]
+                block[...] = change(block.copy())
+        return RowOrder(rows, stages, pairs, least_steps(rows), ungrouped)
 
     def swept(order: RowOrder, sweeps: int) -> RowOrder:
         return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps))
 
-    ungrouped = _least_steps(natural, counts, machine, parts)
+    ungrouped = least_steps(natural)
     tried = [
-        changed(natural, stages, lambda rows: fullest_together(rows, counts))
-        for stages in range(machine.most_stages + 1)
+        swept(changed(natural, number, lambda rows: fullest_together(rows, counts)), min(sweeps, 1))
+        for number in stages
     ]
-    if not swaps:
-        return min(tried, key=lambda order: order.price)
-    best = min((swept(order, 1) for order in tried), key=lambda order: order.price)
-    looks = len(natural) * machine.lanes * (1 << best.stages) // 2 * windows.registers
-    return swept(best, min(SWEEPS, _MOST_LOOKS // looks) - 1)
+    best = min(tried, key=lambda order: order.price)
+    looks = len(natural) * lanes * (1 << best.stages) // 2 * counts.shape[1] * counts.shape[2]
+    return swept(best, min(sweeps, _MOST_LOOKS // looks) - 1)
 
 
-def expected_steps(matrix: SparseMatrix, machine: Machine) -> int:
-    """About how many steps a kernel has, its exchanges counted in steps."""
-    windows = Windows.of(matrix.in_features, machine.lanes, machine.inputs)
-    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
-    order = row_order(matrix, machine, windows, parts, swaps=False)
-    return int(order.price * (_SWAPPED if machine.most_stages else 1)) + 1
+def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs: int) -> _Counts:
+    """Of a mask (rows, in_features): what each row wants, (rows, windows, registers)."""
+    rows, in_features = used.shape
+    width = windows.number * windows.width * register_inputs
+    padded = np.zeros((rows, width), bool)
+    padded[:, :in_features] = used
+    shape = (rows, windows.number, windows.width, register_inputs)
+    return padded.reshape(shape).sum(axis=3, dtype=np.uint16)
 
 
-def runs_of_code(matrix: SparseMatrix, machine: Machine) -> float:
-    """How often the code of a kernel runs, on average over the vectors of outputs."""
-    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
-    return sum(part.vectors for part in parts) / sum(part.teams for part in parts)
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """How the rows of a matrix are cut for a machine, before they are ordered."""
 
+    matrix: SparseMatrix
+    machine: Machine
 
-def _counts(matrix: SparseMatrix, windows: Windows, lanes: int) -> _Counts:
-    """Nonzeros of each row in each register: (out_features, windows, registers)."""
-    width = windows.number * windows.width * lanes
-    used = np.zeros((matrix.out_features, width), bool)
-    used[:, : matrix.in_features] = matrix.dense != 0
-    shape = (matrix.out_features, windows.number, windows.width, lanes)
-    return used.reshape(shape).sum(axis=3, dtype=np.uint16)
+    @property
+    def windows(self) -> Windows:
+        machine = self.machine
+        return Windows.of(self.matrix.in_features, machine.lanes, machine.inputs)
 
+    @property
+    def strips(self) -> list[Strip]:
+        machine, fold = self.machine, self.machine.fold_for(self.matrix)
+        return strips(self.matrix.out_features, machine.lanes, machine.accumulators, fold)
 
-def _least_steps(rows: _Numbers, counts: _Counts, machine: Machine, parts: list[Strip]) -> int:
-    """What bounds the steps of a schedule from below; see `schedule`."""
-    padded = np.concatenate(
-        [counts, np.zeros((len(rows) - len(counts), *counts.shape[1:]), np.uint16)]
-    )
-    steps = 0
-    for strip in parts:
-        wants = padded[strip.by_team(rows, machine.lanes)]
-        fullest_lane = wants.sum(axis=3, dtype=np.int64).max(axis=1)
-        by_register = wants.max(axis=1).sum(axis=2, dtype=np.int64)
-        least = np.maximum(fullest_lane, -(-by_register // machine.sources))
-        steps += strip.fold * int(least.sum())
-    return steps
+    @property
+    def runs_of_code(self) -> float:
+        """How often the code of a kernel runs, on average over the vectors of outputs."""
+        return sum(part.vectors for part in self.strips) / sum(part.teams for part in self.strips)
+
+    @property
+    def expected_steps(self) -> int:
+        """About how many steps a kernel has, its exchanges counted in steps."""
+        saved = _SWAPPED if self.machine.most_stages else 1
+        return int(self.order(sweeps=0).price * saved) + 1
+
+    def order(self, sweeps: int = SWEEPS) -> RowOrder:
+        """See `row_order`."""
+        machine = self.machine
+        counts = wanted_counts(self.matrix.dense != 0, self.windows, machine.lanes)
+        stages = range(machine.most_stages + 1)
+        return row_order(counts, machine.lanes, self.strips, stages, machine.least_steps, sweeps)

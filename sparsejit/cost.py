@@ -22,7 +22,7 @@ from sparsejit.asm_templates.int8_permute import granule_of, sampled_steps
 from sparsejit.asm_templates.lookup_layout import STEPS, chunk_count
 from sparsejit.asm_templates.permute import machine_for
 from sparsejit.asm_templates.permute_machine import Machine
-from sparsejit.asm_templates.permute_rows import expected_steps, runs_of_code
+from sparsejit.asm_templates.permute_rows import RowPlan
 from sparsejit.asm_templates.tiles import RESERVED
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType, MatVec
@@ -81,7 +81,7 @@ class StepPrice:
 
 def permute_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Steps and exchanges of rows grouped but not yet swapped, and what swaps save."""
-    return expected_steps(matrix, _permute_machine(matrix, target, dtype))
+    return RowPlan(matrix, _permute_machine(matrix, target, dtype)).expected_steps
 
 
 def _permute_machine(matrix: SparseMatrix, target: Target, dtype: DType) -> Machine:
@@ -178,7 +178,7 @@ def as_given(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType,
 def permute_form(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType, float]:
     """Within L1 short weights are stored as float32; folded code runs several times."""
     machine = _permute_machine(matrix, target, dtype)
-    return machine.dtype, runs_of_code(matrix, machine)
+    return machine.dtype, RowPlan(matrix, machine).runs_of_code
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from matvec_checks import scattered
 
 import sparsejit
 from sparsejit.asm_templates.grouping import (
+    SWEEPS,
     blocks,
     exchange_indices,
     exchanges,
@@ -18,8 +19,7 @@ from sparsejit.asm_templates.grouping import (
 )
 from sparsejit.asm_templates.permute import AVX512
 from sparsejit.asm_templates.permute_layout import layout_of
-from sparsejit.asm_templates.permute_rows import row_order, strips
-from sparsejit.asm_templates.schedule import Windows
+from sparsejit.asm_templates.permute_rows import RowPlan
 from sparsejit.asm_templates.turns import accumulators_of
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
@@ -84,10 +84,8 @@ def test_what_fills_no_block_forms_smaller_ones():
 
 def least_steps(weights: np.ndarray, most_stages: int, swaps: bool = True) -> int:
     """What bounds the steps from below with exchanges of up to so many stages."""
-    matrix, machine = SparseMatrix(weights), replace(AVX512, most_stages=most_stages)
-    windows = Windows.of(matrix.in_features, LANES, machine.inputs)
-    parts = strips(matrix.out_features, machine, machine.fold_for(matrix))
-    return row_order(matrix, machine, windows, parts, swaps).steps
+    machine = replace(AVX512, most_stages=most_stages)
+    return RowPlan(SparseMatrix(weights), machine).order(SWEEPS if swaps else 0).steps
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (500, 300), (768, 512)])
