@@ -10,8 +10,11 @@ chunk is transposed to and from a workspace on the stack:
                       workspace -> workspace, or y itself
                       workspace -> y
 
-A feature-major x of whole panels is used where it lies if that is aligned: otherwise each 64-byte
-load would touch two cache lines, which costs 30 % (batch 16), so it is brought to the workspace.
+A feature-major x of whole panels is used where it lies if that is aligned. Any other is copied
+first, 0.6 ns a vector, because a load that touches two cache lines takes two: batch 63 would take
+5300 ns with x where it lies, and takes 4800. No column needs a mask: the last panel ends where the
+batch ends and computes some columns a second time, to the same result. Only a batch of less than a
+panel has one.
 """
 
 from collections.abc import Callable
@@ -19,17 +22,16 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from sparsejit.asm_templates.batch_panels import (
+    LAST_Y,
     PANEL_MASK,
-    PANEL_SOURCE,
     PANEL_X,
     PANEL_Y,
     PANELS,
-    Entries,
     Panels,
     emit_panels,
 )
 from sparsejit.asm_templates.batch_transpose import Place, copy, transpose
-from sparsejit.assembler import Assembler, Label
+from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
@@ -50,15 +52,9 @@ from sparsejit.spec import Layout, MatMul, MatVec
 
 EmitMatVec = Callable[[Assembler, MatVec, SparseMatrix], None]
 
-# Columns at once, by layout and lanes: 64 take 256 KiB for 1024 features, a share of L2. AVX-512
-# transposes one panel at a time, while it is in L1: 5.5 us for 64 columns of 256x256, not 6.0. AVX2
-# has more code to fetch: 11.4 us for four panels or more at a time, 13.4 for one.
-CHUNK_COLUMNS = {
-    (Layout.FEATURE_MAJOR, 16): 64,
-    (Layout.BATCH_MAJOR, 16): 16,
-    (Layout.FEATURE_MAJOR, 8): 64,
-    (Layout.BATCH_MAJOR, 8): 64,
-}
+# Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
+# for every panel: 6340 ns for 64 columns of 256x256, batch-major, 5800 with 64; 128 gain no more.
+CHUNK_COLUMNS = 64
 LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
 _PAGE = 4096
 _X, _Y, _TURNS, _COLUMNS_LEFT = r12, r13, rbx, r14
@@ -84,7 +80,7 @@ def mixed(asm: Assembler, spec: MatMul, matrix: SparseMatrix, each: EmitMatVec) 
 def chunk_columns(spec: MatMul, lanes: int) -> int:
     """Columns that are computed together in panels; 0 where the workspace cannot hold one panel."""
     fitting = LARGEST_WORKSPACE // _bytes_a_column(spec)
-    return min(CHUNK_COLUMNS[spec.layout, lanes], fitting // lanes * lanes)
+    return min(CHUNK_COLUMNS, fitting // lanes * lanes)
 
 
 def _bytes_a_column(spec: MatMul) -> int:
@@ -100,13 +96,10 @@ class _Chunk:
     times: int
 
 
-def _chunks(columns: int, sizes: list[int]) -> list[_Chunk]:
-    """`columns` cut into chunks of the sizes, from the largest, and what is left over."""
-    chunks = []
-    for size in filter(None, sizes):
-        times, columns = divmod(columns, size)
-        chunks.append(_Chunk(size, times))
-    return [chunk for chunk in (*chunks, _Chunk(columns, 1)) if chunk.columns and chunk.times]
+def _chunks(columns: int, size: int) -> list[_Chunk]:
+    """`columns` cut into chunks of `size`, and what is left over."""
+    chunks = [_Chunk(size, columns // size), _Chunk(columns % size, 1)] if size else []
+    return [chunk for chunk in chunks if chunk.columns and chunk.times]
 
 
 class _Kernel:
@@ -124,17 +117,10 @@ class _Kernel:
         self.lanes = asm.target.lanes
         self.in_panels = in_panels
         self.feature_major = spec.layout is Layout.FEATURE_MAJOR
-        self.panel_chunks = _chunks(in_panels, self._panel_chunk_sizes()) if in_panels else []
+        self.entry = asm.label("panels")
+        self.panel_chunks = _chunks(in_panels, self._chunk_columns) if in_panels else []
         step = self.lanes if self.feature_major else spec.batch - in_panels
-        self.row_chunks = _chunks(spec.batch - in_panels, [step])
-
-    def _panel_chunk_sizes(self) -> list[int]:
-        """Full chunks, then what is left; AVX-512 has one mask for all columns of a chunk."""
-        if self.asm.target.isa != "avx512":
-            return [self._chunk_columns]
-        full = self.in_panels - self.in_panels % self.lanes
-        chunk = min(full or self.lanes, self._chunk_columns)
-        return [chunk, full % chunk]
+        self.row_chunks = _chunks(spec.batch - in_panels, step)
 
     @cached_property
     def _chunk_columns(self) -> int:
@@ -148,30 +134,28 @@ class _Kernel:
             )
         return columns
 
-    @property
-    def panel_pitch(self) -> int:
-        """Bytes from one feature to the next in a panel workspace."""
-        return -(-self.panel_chunks[0].columns // self.lanes) * 4 * self.lanes
+    @cached_property
+    def panels(self) -> Panels:
+        """In the workspace panels follow each other, except where x may be used as it lies."""
+        each, vector = self.spec.each, self.asm.target.vector_bytes
+        as_it_lies = self._feature_pitch, vector
+        x = as_it_lies if self._x_has_panels else (vector, vector * each.in_features)
+        y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
+        count = -(-self.panel_chunks[0].columns // self.lanes)
+        return Panels(count, *x, *y, masked=self.y_lies and self.in_panels < self.lanes)
 
     @cached_property
     def y_lies(self) -> bool:
         """Whether panels are written to y itself."""
         masks = self.asm.target.isa == "avx512"
-        return self.feature_major and (masks or self.in_panels % self.lanes == 0)
+        return self.feature_major and (masks or self.in_panels >= self.lanes)
 
-    @cached_property
-    def entries(self) -> Entries:
-        """AVX-512 brings a feature-major x to the workspace on the way; AVX2 copies it before.
-
-        Where x has the workspace's rows, AVX-512 leaves it if it is aligned, AVX2 always: half of
-        its loads stay within a cache line anyway.
-        """
-        brings = self.feature_major and self.asm.target.isa == "avx512"
-        in_place = not brings or self._x_has_panel_rows
-        return Entries(
-            self.asm.label("in place") if in_place else None,
-            self.asm.label("bringing") if brings else None,
-        )
+    @property
+    def _x_has_panels(self) -> bool:
+        """Whether x consists of whole panels, and a copy of its pitch would fit the workspace."""
+        whole = self.feature_major and self.in_panels == self.spec.batch
+        fits = self._feature_pitch * self.spec.each.in_features <= LARGEST_WORKSPACE
+        return whole and fits and self.spec.batch % self.lanes == 0
 
     def emit(self) -> None:
         self._enter()
@@ -186,23 +170,13 @@ class _Kernel:
     def _append_panels(self) -> None:
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
-        panels = Panels(
-            self.panel_pitch,
-            self._feature_pitch if self.y_lies else self.panel_pitch,
-            several=self.panel_chunks[0].columns > self.lanes,
-            masked=self.y_lies and self.in_panels % self.lanes != 0,
-            source_pitch=self._feature_pitch,
-        )
-        emit_panels(self.asm, self.spec.each, self.matrix, panels, self.entries)
+        self.asm.bind(self.entry)
+        emit_panels(self.asm, self.spec.each, self.matrix, self.panels)
         self.asm.bind(end)
 
     @property
     def _feature_pitch(self) -> int:
         return 4 * self.spec.batch
-
-    @property
-    def _x_has_panel_rows(self) -> bool:
-        return self.feature_major and self._feature_pitch == self.panel_pitch
 
     def _enter(self) -> None:
         """Save registers, make room for the workspace, and point at x and y."""
@@ -212,23 +186,37 @@ class _Kernel:
         asm.emit("mov", rbp, rsp)
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
-        self._make_room()
+        if not self._x_has_panels:
+            self._make_room()
 
     def _make_room(self) -> None:
         """Move the stack pointer page by page, touching each: the stack grows on demand only."""
-        asm = self.asm
-        if not (self.feature_major or self.panel_chunks):
+        asm, room = self.asm, self._room
+        if room == 0:
             return
-        columns = max([self.lanes, *(chunk.columns for chunk in self.panel_chunks)])
-        room = _bytes_a_column(self.spec) * (-(-columns // self.lanes) * self.lanes) + 64
         again = asm.label("again")
-        asm.emit("mov", dword(rax), -(-room // _PAGE))
+        asm.emit("mov", rsp, rbp)  # an earlier chunk may have made room
+        asm.emit("mov", dword(rax), -(-(room + 64) // _PAGE))
         asm.bind(again)
         asm.emit("sub", rsp, _PAGE)
         asm.emit("mov", Memory(rsp), rax)
         asm.emit("sub", dword(rax), 1)
         asm.jump("jnz", again)
         asm.emit("and", rsp, -64)
+
+    @property
+    def _room(self) -> int:
+        """Bytes of workspace for the panels of a chunk, or the rows of one."""
+        each, vector = self.spec.each, self.asm.target.vector_bytes
+        panels = rows = 0
+        if self._x_has_panels:
+            panels = self._feature_pitch * each.in_features
+        elif self.panel_chunks:
+            features = each.in_features + (0 if self.y_lies else each.out_features)
+            panels = self.panels.count * vector * features
+        if self.row_chunks and self.feature_major:
+            rows = self.lanes * sum(self._row_pitches)
+        return max(panels, rows)
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
@@ -252,82 +240,93 @@ class _Kernel:
             asm.jump("jnz", again)
 
     def _panels(self, columns: int) -> None:
-        if not self.feature_major:
-            self._transposed_panels(columns)
-        elif self.entries.bringing:
-            self._brought_panels(columns)
+        if self.feature_major:
+            self._feature_major_panels(columns)
         else:
-            self._copied_panels(columns)
+            self._transposed_panels(columns)
 
     def _transposed_panels(self, columns: int) -> None:
         asm, each = self.asm, self.spec.each
         x, y = Place(_X, 4 * each.in_features), Place(_Y, 4 * each.out_features)
-        x_work, y_work = self._x_work, self._y_work
-        for panel, width in self._panels_of(columns):
-            transpose(asm, x.row(panel), x_work.column(panel), width, each.in_features)
+        panels = [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
+        for number, (first, width) in enumerate(panels):
+            transpose(asm, x.row(first), self._x_work(number), width, each.in_features)
         asm.emit("mov", PANEL_X, rsp)
-        self._call(columns, self.entries.in_place)
-        for panel, width in self._panels_of(columns):
-            transpose(asm, y_work.column(panel), y.row(panel), each.out_features, width)
+        self._call_into_workspace(len(panels))
+        for number, (first, width) in enumerate(panels):
+            transpose(asm, self._y_work(number), y.row(first), each.out_features, width)
 
-    def _panels_of(self, columns: int) -> list[tuple[int, int]]:
-        """The first column of each panel, and how many there are."""
-        return [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
+    def _feature_major_panels(self, columns: int) -> None:
+        starts = self._starts(columns)
+        self._point_at_x(starts)
+        if self.y_lies:
+            self._call(Memory(_Y, starts[0]), Memory(_Y, starts[-1]), len(starts))
+            return
+        self._call_into_workspace(1)
+        target = Place(_Y, self._feature_pitch)
+        copy(self.asm, self._y_work(0), target, self.spec.each.out_features, [(0, 0)], columns)
 
-    def _brought_panels(self, columns: int) -> None:
-        """Leave x where it lies if it can be used there, else let the subroutine bring it."""
-        asm = self.asm
-        lanes = columns % self.lanes or self.lanes
-        asm.emit("mov", dword(rax), (1 << lanes) - 1)
-        asm.emit("kmovw", PANEL_MASK, dword(rax))
-        bring, done = asm.label("bring"), asm.label("done")
-        if self.entries.in_place:
+    def _starts(self, columns: int) -> list[int]:
+        """Byte offsets of the panels in a chunk; the last ends with it and may begin before it."""
+        if self.in_panels < self.lanes:
+            return [0]
+        whole = range(0, columns - self.lanes, self.lanes)
+        return [4 * first for first in (*whole, columns - self.lanes)]
+
+    def _point_at_x(self, starts: list[int]) -> None:
+        """Leave x where it lies if it can be used there, else copy it."""
+        asm, each = self.asm, self.spec.each
+        done = asm.label("done")
+        if self._x_has_panels:
+            asm.emit("mov", PANEL_X, _X)
+            if asm.target.isa == "avx2":  # half of its loads stay within a cache line anyway
+                return
             asm.emit("mov", rax, _X)
             asm.emit("and", rax, asm.target.vector_bytes - 1)
-            asm.jump("jnz", bring)
-            asm.emit("mov", PANEL_X, _X)
-            self._call(columns, self.entries.in_place)
-            asm.jump("jmp", done)
-        asm.bind(bring)
+            asm.jump("jz", done)
+            self._make_room()
+        source = Place(_X, self._feature_pitch)
+        vectors = [(start, n * self.panels.x_step) for n, start in enumerate(starts)]
+        columns = self.in_panels if self.in_panels < self.lanes else None
+        copy(asm, source, self._x_work(0), each.in_features, vectors, columns)
         asm.emit("mov", PANEL_X, rsp)
-        asm.emit("mov", PANEL_SOURCE, _X)
-        self._call(columns, self.entries.bringing)
         asm.bind(done)
 
-    def _copied_panels(self, columns: int) -> None:
-        asm, each = self.asm, self.spec.each
-        if self._x_has_panel_rows:
-            asm.emit("mov", PANEL_X, _X)
-        else:
-            copy(asm, Place(_X, self._feature_pitch), self._x_work, each.in_features, columns)
-            asm.emit("mov", PANEL_X, rsp)
-        self._call(columns, self.entries.in_place)
-        if not self.y_lies:
-            target = Place(_Y, self._feature_pitch)
-            copy(asm, self._y_work, target, each.out_features, columns)
+    def _call_into_workspace(self, count: int) -> None:
+        first, last = self._y_work(0), self._y_work(count - 1)
+        self._call(Memory(rsp, first.offset), Memory(rsp, last.offset), count)
 
-    def _call(self, columns: int, entry: Label | None) -> None:
-        assert entry is not None
-        y = Memory(_Y) if self.y_lies else Memory(rsp, self._y_work.offset)
-        self.asm.emit("lea", PANEL_Y, y)
-        self.asm.emit("mov", dword(PANELS), -(-columns // self.lanes))
-        self.asm.jump("call", entry)
+    def _call(self, first_y: Memory, last_y: Memory, count: int) -> None:
+        asm = self.asm
+        asm.emit("lea", PANEL_Y, first_y)
+        asm.emit("lea", LAST_Y, last_y)
+        if self.panels.masked:
+            asm.emit("mov", dword(rax), (1 << self.in_panels) - 1)
+            asm.emit("kmovw", PANEL_MASK, dword(rax))
+        asm.emit("mov", dword(PANELS), count)
+        asm.jump("call", self.entry)
 
-    @property
-    def _x_work(self) -> Place:
-        return Place(rsp, self.panel_pitch, padded=True)
+    def _x_work(self, panel: int) -> Place:
+        return Place(rsp, self.panels.x_pitch, panel * self.panels.x_step, padded=True)
+
+    def _y_work(self, panel: int) -> Place:
+        x_bytes = self.panels.count * self.asm.target.vector_bytes * self.spec.each.in_features
+        return Place(rsp, self.panels.y_pitch, x_bytes + panel * self.panels.y_step)
 
     @property
-    def _y_work(self) -> Place:
-        return Place(rsp, self.panel_pitch, self.spec.each.in_features * self.panel_pitch)
+    def _row_pitches(self) -> tuple[int, int]:
+        """Bytes from one column of x, and of y, to the next: whole cache lines in the workspace."""
+        x_bytes, y_bytes = 4 * self.spec.each.in_features, 4 * self.spec.each.out_features
+        if not self.feature_major:
+            return x_bytes, y_bytes
+        return -(-x_bytes // 64) * 64, -(-y_bytes // 64) * 64
 
     def _rows(self, columns: int) -> None:
         """The matrix-vector kernel for each column."""
         asm, each = self.asm, self.spec.each
         assert self.each is not None
-        x_pitch, y_pitch = 4 * each.in_features, 4 * each.out_features
+        x_pitch, y_pitch = self._row_pitches
         if self.feature_major:
-            x_pitch, y_pitch = (-(-pitch // 64) * 64 for pitch in (x_pitch, y_pitch))
             source = Place(_X, self._feature_pitch)
             transpose(asm, source, Place(rsp, x_pitch), each.in_features, columns)
             asm.emit("mov", rdi, rsp)

@@ -14,13 +14,15 @@ cycle of the two it could do. Therefore some weights come without a load of thei
     vfmadd231ps  zmm31, zmm1, [r8+64*d]         the only use of x[column]     7 bytes, 1 load
     vfmadd231ps  zmm31, zmm0, zmm1              or one of several             6 bytes
 
-It pays for every input that a tile uses once, and for as many of the others as the code can bear,
-which arrives from L2 at 16 bytes a cycle (`SHARED_LOADS`). Several panels follow each other within
-a tile, so that its code stays in L1 (in the cache of decoded instructions even); then the limit
-is that a shuffle takes the place of a multiplication.
-
-An x whose rows are no whole cache lines is brought into line by the first tile, whose
-multiplications overlap with the loads and stores: 0.11 us a panel of 256x256, which takes 1.0.
+It pays for every input that a tile uses once, and for as many of the others as the code can bear
+(`SHARED_LOADS`): what is not in the cache of decoded instructions arrives at 16 bytes a cycle,
+wherever it comes from. Several panels therefore follow each other within a tile, whose code fits
+there. It is used from there only after a taken jump to what has been decoded by then, and the
+processor looks so far ahead that at the end of the first panel this is nothing yet: the second
+panel would be as slow as the first. A jump to the next instruction now and then (`_LEAP`) cures
+that: batch 64 takes 4460 ns without, 4090 with. For 256x256 at 90 % zero, the first panel then
+takes 1330 ns and each other 920, of which multiplications are 850: every store of a sum costs
+a cycle of both multipliers, which lend it a register port.
 """
 
 from dataclasses import dataclass
@@ -31,18 +33,18 @@ from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.batch_tiles import BoolArray, IntArray, Products, products
 from sparsejit.asm_templates.rows import vector, zero
 from sparsejit.asm_templates.tiles import windows
-from sparsejit.assembler import Assembler, Label, Line, line
+from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
     Literal,
     Memory,
     Register,
+    Relative,
     k,
     r8,
     r9,
     r10,
     r11,
-    r14,
     r15,
     rax,
     rcx,
@@ -52,88 +54,66 @@ from sparsejit.operands import (
 )
 from sparsejit.spec import Activation, MatVec
 
-# What the subroutine is called with; in AVX-512 besides, which columns exist.
-PANEL_X, PANEL_Y, PANELS, PANEL_SOURCE = rdx, r9, r11, r15
+# What the subroutine is called with: x and y of the first panel, how many panels there are, and y
+# of the last one, which may overlap the one before it. In AVX-512 besides, which columns exist.
+PANEL_X, PANEL_Y, PANELS, LAST_Y = rdx, r9, r11, r15
 PANEL_MASK = k(1)
-_SOURCE = r14
 
 RESERVED = 3  # x, a weight, four weights
 
-# Share of the weights of shared inputs that come by fours: by instruction set, for one panel and
-# for several. 256x256 at 90 % zero, AVX-512: batch 16 takes 966 ns without, 946 with 0.06, 961 with
-# 0.09; batch 64 4092 ns without, 3901 with 0.1, 3973 with 0.3. AVX2: batch 8 takes 1460 ns without,
+# Share of the weights of shared inputs that come by fours: by instruction set, for one panel, for
+# two and so on. 256x256 at 90 % zero, AVX-512: batch 16 takes 1081 ns with 0.05, 1180 with 0.2;
+# batch 64 4184 ns with 0.3, 4046 with 0.45, 4272 with 0.6. AVX2: batch 8 takes 1460 ns without,
 # 1600 with all; batch 64 10,500 and 8700 ns.
-SHARED_LOADS = {"avx512": (0.05, 0.1), "avx2": (0.0, 1.0)}
+SHARED_LOADS = {"avx512": (0.05, 0.15, 0.4, 0.45), "avx2": (0.0, 1.0)}
+_LEAP = 48  # weights from one jump to the next, some 500 bytes
 
 
 @dataclass(frozen=True)
 class Panels:
-    """How x and y lie: bytes from one feature to the next, in which panels follow each other.
+    """How x and y lie: bytes from one feature to the next, and from one panel to the next.
 
-    `several` says whether more than one panel is computed at once, `masked` whether only the
-    columns in PANEL_MASK exist. `source_pitch` is that of an x to be brought to where it is used.
+    `count` is how many panels are computed at once; `masked` whether only the columns in
+    PANEL_MASK exist in y.
     """
 
+    count: int
     x_pitch: int
+    x_step: int
     y_pitch: int
-    several: bool
-    masked: bool
-    source_pitch: int = 0
+    y_step: int
+    masked: bool = False
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Where the subroutine begins: with x in place, or with x still to be brought there.
+def shared_loads(isa: str, panels: int) -> float:
+    """The share of weights with a load for four, where so many panels are computed at once."""
+    shares = SHARED_LOADS[isa]
+    return shares[min(panels, len(shares)) - 1]
 
-    An entry that is None is left out.
+
+def emit_panels(asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Panels) -> None:
+    """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
+
+    Clobbers what templates may, rdi and rsi.
     """
-
-    in_place: Label | None
-    bringing: Label | None
-
-
-def emit_panels(
-    asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Panels, entries: Entries
-) -> None:
-    """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y.
-
-    Entered at `bringing`, it copies x from PANEL_SOURCE to PANEL_X on the way. Clobbers what
-    templates may, rdi, rsi and r14.
-    """
-    first, *others = products(matrix, asm.target.vector_registers - RESERVED)
-    rest = asm.label("rest")
-    if entries.bringing:
-        asm.bind(entries.bringing)
-        _tile(asm, spec, first, panels, bringing=True)
-        if entries.in_place:
-            asm.jump("jmp", rest)
-    if entries.in_place:
-        asm.bind(entries.in_place)
-        _tile(asm, spec, first, panels, bringing=False)
-    asm.bind(rest)
-    for tile in others:
-        _tile(asm, spec, tile, panels, bringing=False)
+    for tile in products(matrix, asm.target.vector_registers - RESERVED):
+        _tile(asm, spec, tile, panels)
     asm.emit("ret")
 
 
-def _tile(
-    asm: Assembler, spec: MatVec, tile: Products, panels: Panels, bringing: bool
-) -> None:
-    moving = [(rdi, PANEL_X), (rsi, PANEL_Y)]
-    if bringing:
-        moving.append((_SOURCE, PANEL_SOURCE))
-    for register, base in moving:
-        asm.emit("mov", register, base)
+def _tile(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> None:
+    asm.emit("mov", rdi, PANEL_X)
+    asm.emit("mov", rsi, PANEL_Y)
     asm.emit("mov", rax, PANELS)
     again = asm.label("again")
     asm.bind(again)
     _start(asm, spec, tile)
-    _multiply(asm, tile, panels, bringing, _begins(spec, tile))
-    if bringing:
-        _bring_others(asm, tile, spec.in_features, panels)
+    _multiply(asm, tile, panels, _begins(spec, tile))
     _finish(asm, spec, tile, panels)
-    for register, _ in moving:
-        asm.emit("add", register, asm.target.vector_bytes)
+    asm.emit("add", rdi, panels.x_step)
+    asm.emit("add", rsi, panels.y_step)
+    asm.emit("cmp", rsi, LAST_Y)
+    asm.emit("cmova", rsi, LAST_Y)
     asm.emit("sub", rax, 1)
     asm.jump("jnz", again)
 
@@ -166,22 +146,18 @@ def _begins(spec: MatVec, tile: Products) -> BoolArray:
     return begins
 
 
-def _multiply(
-    asm: Assembler, tile: Products, panels: Panels, bringing: bool, begins: BoolArray
-) -> None:
+def _multiply(asm: Assembler, tile: Products, panels: Panels, begins: BoolArray) -> None:
     wide = asm.target.isa == "avx512"
-    by_four = _come_by_four(tile, SHARED_LOADS[asm.target.isa][panels.several], wide)
+    by_four = _come_by_four(tile, shared_loads(asm.target.isa, panels.count), wide)
     in_register = by_four if wide else np.ones(len(tile), bool)
-    x_from_memory = tile.alone & in_register & (not bringing)
+    x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
     move_x, x_place = _inputs(tile.column, panels.x_pitch, wide)
-    load_x = [line("vmovups", x, x_place, when=tile.first & ~x_from_memory)]
-    if bringing:
-        load_x = _bring(asm, panels, tile.column, x_place, when=tile.first)
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
+    leap = np.arange(len(tile)) % _LEAP == 0
 
     def add(first: Register, second: Register | Memory, when: BoolArray) -> list[Line]:
         return [
@@ -192,8 +168,9 @@ def _multiply(
     asm.stamp(
         len(tile),
         [
+            *([line("jmp", Relative("next"), when=leap)] if panels.count > 1 else []),
             *move_x,
-            *load_x,
+            line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,
             *move_weights,
             *([] if wide else [load]),
@@ -209,23 +186,6 @@ def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
     rank = np.cumsum(~tile.alone)
     chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
     return chosen | tile.alone if wide else chosen
-
-
-def _bring(
-    asm: Assembler, panels: Panels, column: IntArray, place: Memory, when: BoolArray | None = None
-) -> list[Line]:
-    """Load inputs from their source and store them where they are used."""
-    x = vector(asm, 0)
-    loaded = x.masked(PANEL_MASK, zeroing=True) if panels.masked else x
-    source = Memory(_SOURCE, column * panels.source_pitch)
-    return [line("vmovups", loaded, source, when=when), line("vmovups", place, x, when=when)]
-
-
-def _bring_others(asm: Assembler, tile: Products, in_features: int, panels: Panels) -> None:
-    """Bring the inputs that the first tile does not use."""
-    column = np.setdiff1d(np.arange(in_features), tile.column)
-    place = Memory(rdi, column * panels.x_pitch)
-    asm.stamp(len(column), _bring(asm, panels, column, place))
 
 
 def _inputs(column: IntArray, x_pitch: int, wide: bool) -> tuple[list[Line], Memory]:

@@ -5,7 +5,7 @@ or four (AVX-512) rounds in which every pair of registers trades halves. One spa
 enough: the first result goes there, the second over the first input, the second input is spare.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,6 @@ from sparsejit.operands import Literal, Memory, Register, dword, k, r8, r9, r10,
 
 _LOAD_MASK, _STORE_MASK = k(5), k(6)
 _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
-_ROWS_A_TURN = 4
 
 
 @dataclass(frozen=True)
@@ -62,27 +61,35 @@ def transpose(
         square(rest)
 
 
-def copy(asm: Assembler, source: Place, destination: Place, rows: int, columns: int) -> None:
-    """destination (rows, columns) = source. A padded destination gets zeros after `columns`.
+def copy(
+    asm: Assembler,
+    source: Place,
+    destination: Place,
+    rows: int,
+    vectors: Sequence[tuple[int, int]],
+    columns: int | None = None,
+) -> None:
+    """In every row, copy a vector from the first to the second of each pair of byte offsets.
 
-    Clobbers rax, r8-r10 and some vectors.
+    Of less than a vector, the only one, `columns` elements are copied, and zeros follow them in a
+    padded destination. Clobbers rax, r8-r10 and some vectors.
     """
-    masks = _Masks(asm, columns % asm.target.lanes, columns % asm.target.lanes)
+    whole = columns is None
+    masks = _Masks(asm, columns or 0, columns or 0)
 
     def turn(count: int) -> None:
-        for row in range(count):
-            for first in range(0, columns, asm.target.lanes):
-                whole = first + asm.target.lanes <= columns
-                register = vector(asm, (row + first) % 8)
-                from_place = Memory(_SOURCE, row * source.pitch + 4 * first)
-                to_place = Memory(_DESTINATION, row * destination.pitch + 4 * first)
-                masks.load(register, from_place, whole)
-                masks.store(to_place, register, whole or destination.padded)
+        moves = [(row, pair) for row in range(count) for pair in vectors]
+        for number, (row, (start, _)) in enumerate(moves):
+            masks.load(vector(asm, number), Memory(_SOURCE, row * source.pitch + start), whole)
+        for number, (row, (_, start)) in enumerate(moves):
+            place = Memory(_DESTINATION, row * destination.pitch + start)
+            masks.store(place, vector(asm, number), whole or destination.padded)
 
     _point(asm, source, destination)
-    turns, rest = divmod(rows, _ROWS_A_TURN)
-    step = (_ROWS_A_TURN * source.pitch, _ROWS_A_TURN * destination.pitch)
-    _repeat(asm, turns, lambda: turn(_ROWS_A_TURN), step)
+    at_once = max(1, asm.target.vector_registers // 2 // len(vectors))
+    turns, rest = divmod(rows, at_once)
+    step = (at_once * source.pitch, at_once * destination.pitch)
+    _repeat(asm, turns, lambda: turn(at_once), step)
     turn(rest)
 
 

@@ -167,7 +167,10 @@ class Assembler:
             self._fix(form, np.array([start]), np.array([literal.offset]))
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
-        """Append `count` rows, each consisting of `lines` in order, less those masked out."""
+        """Append `count` rows, each consisting of `lines` in order, less those masked out.
+
+        A jump in a line goes to the instruction behind it; `jump` is for those that go elsewhere.
+        """
         if count == 0:
             return
         forms = [_form_of(item) for item in lines]
@@ -252,8 +255,8 @@ def _form_of(item: Line) -> Form:
     """The form of a line: the shortest displacement that fits every row."""
     memory = _memory_of(item)
     if memory is None:
-        literal = any(isinstance(o, Literal) for o in item.operands)
-        return form_for(item.mnemonic, item.operands, 4 if literal else 0)
+        elsewhere = any(isinstance(o, Literal | Relative) for o in item.operands)
+        return form_for(item.mnemonic, item.operands, 4 if elsewhere else 0)
     short = form_for(item.mnemonic, item.operands, 1)
     hole = short.displacement
     assert hole is not None

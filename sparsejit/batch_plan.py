@@ -1,8 +1,9 @@
 """Picks the kernel for a batch: panels, a matrix-vector kernel repeated, or both.
 
 A panel costs the same however few of its columns are used, a repeated kernel by the column:
-256x256 at 90 % zero takes 1.0 us a panel of 16 columns, and 0.11 us a column. Prices in cycles are
-of Zen 5, measured with 256x256 and 1024x1024 at 80 to 95 % zero.
+256x256 at 90 % zero takes 1.1 us for a first panel of 16 columns, 0.9 us for one after it, and
+0.12 us a column. Prices in cycles are of Zen 5, measured with 256x256 and 1024x1024 at 80 to 95 %
+zero.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.batch import chunk_columns
-from sparsejit.asm_templates.batch_panels import RESERVED
+from sparsejit.asm_templates.batch_panels import RESERVED, shared_loads
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.asm_templates.batch_tiles import tile_rows
 from sparsejit.calibration import known_rates
@@ -21,25 +22,28 @@ from sparsejit.spec import Layout, MatMul
 from sparsejit.target import Target
 
 LOADS_A_CYCLE = 2.0
+PRODUCTS_A_CYCLE = 2.0
+STORE_CYCLES = 1.0  # both multipliers lend it a register port
 # Panels' long instructions arrive from L2 at 16 bytes a cycle, faster than `Rates` says of code in
 # general. Up to 9 MB arrive from L3 as it says; 16 MB (4096x4096, 90 % zero) took 15 ms.
 L2_CODE_FACTOR = 1.35
 FAR_CODE_RATE = 0.25
 NEAR_SHARE_OF_L3 = 1 / 3
-SQUARE_CYCLES = {"avx512": 50, "avx2": 12}  # to transpose lanes by lanes elements
-COPY_CYCLES = 1.5  # to bring a vector of x into line
+# To transpose lanes by n elements, and more for each n.
+SQUARE_CYCLES = {"avx512": (35, 3.0), "avx2": (8, 0.5)}
+COPY_CYCLES = {"avx512": 2.5, "avx2": 1.3}  # to bring a vector of x into line
 
 
 @dataclass(frozen=True)
-class _PanelPrice:
-    """Loads a weight of its own (the input's come on top), and bytes of code of either."""
+class _PanelCode:
+    """Bytes of code for a weight, more where four come with one load, and for an input."""
 
-    loads: float
-    weight_bytes: float
-    input_bytes: float
+    weight: float
+    by_four: float
+    input: float
 
 
-_PANEL_PRICES = {"avx512": _PanelPrice(0.9, 7.6, 7), "avx2": _PanelPrice(0.9, 12, 8)}
+_PANEL_CODE = {"avx512": _PanelCode(7.3, 7.7, 7), "avx2": _PanelCode(12, 0, 8)}
 
 
 def batch_strategies() -> tuple[str, ...]:
@@ -88,8 +92,7 @@ def _predict(
         assert template.each is not None
         each = predict(template.each.family, matrix, target, rates, template.dtype)
         parts.append((repeats, each))
-    squares = _squares(spec, target, in_panels, repeats)
-    moving = squares * SQUARE_CYCLES[target.isa] / rates.cycles_per_ns
+    moving = _transposing(spec, target, in_panels, repeats) / rates.cycles_per_ns
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
     return Cost(
         sum(int(times * cost.steps) for times, cost in parts),
@@ -100,30 +103,37 @@ def _predict(
     )
 
 
-def _squares(spec: MatMul, target: Target, in_panels: int, repeats: int) -> int:
-    """Squares of lanes by lanes elements that are transposed between layouts."""
+def _transposing(spec: MatMul, target: Target, in_panels: int, repeats: int) -> float:
+    """Cycles to move between layouts what its kernel wants in the other."""
     columns = repeats if spec.layout is Layout.FEATURE_MAJOR else in_panels
+    whole, rest = divmod(columns, target.lanes)
+    square, column = SQUARE_CYCLES[target.isa]
+    cycles = whole * (square + column * target.lanes) + (square + column * rest if rest else 0.0)
     sizes = (spec.each.in_features, spec.each.out_features)
-    return -(-columns // target.lanes) * sum(-(-size // target.lanes) for size in sizes)
+    return cycles * sum(-(-size // target.lanes) for size in sizes)
 
 
 def _panels(
     spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates, columns: int
 ) -> Cost:
-    """The first panel of a chunk waits for its code, the others for loads."""
-    price = _PANEL_PRICES[target.isa]
+    """The first panel of a chunk waits for its code, the others for loads or multiplications."""
     panels = -(-columns // target.lanes)
-    chunks = -(-columns // chunk_columns(spec, target.lanes))
-    inputs = _inputs_loaded(matrix, target)
-    code_bytes = int(matrix.nnz * price.weight_bytes + inputs * price.input_bytes)
+    at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
+    chunks = -(-panels // at_once)
+    inputs, share = _inputs_loaded(matrix, target), shared_loads(target.isa, at_once)
+    code = _PANEL_CODE[target.isa]
+    code_bytes = int(matrix.nnz * (code.weight + share * code.by_four) + inputs * code.input)
     data_bytes = 4 * matrix.nnz + panels * target.vector_bytes * sum(matrix.dense.shape)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
-    loads = (matrix.nnz * price.loads + inputs) / LOADS_A_CYCLE
-    code = code_bytes / _code_rate(code_bytes, code_level, target, rates)
+    fetching = code_bytes / _code_rate(code_bytes, code_level, target, rates)
+    loading = (matrix.nnz * (1 - 0.75 * share) + inputs) / LOADS_A_CYCLE
+    adding = matrix.nnz / PRODUCTS_A_CYCLE + matrix.out_features * STORE_CYCLES
+    later = max(loading, adding)
+    first = max(fetching, later)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
-    copying = matrix.in_features * panels * COPY_CYCLES if is_copied else 0.0
-    cycles = chunks * max(code, loads) + (panels - chunks) * loads + copying
-    bound = f"code from {code_level}" if code > loads and panels < 2 * chunks else "execution"
+    copying = matrix.in_features * panels * COPY_CYCLES[target.isa] if is_copied else 0.0
+    cycles = chunks * first + (panels - chunks) * later + copying
+    bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     steps = panels * matrix.nnz
     return Cost(steps, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
 

@@ -13,7 +13,19 @@ from hypothesis.extra import numpy as arrays
 from sparsejit.assembler import POOL_ALIGNMENT, Assembler, Image, Line, line
 from sparsejit.errors import CompileError
 from sparsejit.memory import ExecutableMemory
-from sparsejit.operands import Literal, Memory, Register, dword, r8, rax, rdi, rsi, xmm, zmm
+from sparsejit.operands import (
+    Literal,
+    Memory,
+    Register,
+    Relative,
+    dword,
+    r8,
+    rax,
+    rdi,
+    rsi,
+    xmm,
+    zmm,
+)
 from sparsejit.target import Target
 
 TARGET = Target.named("avx512")
@@ -95,6 +107,13 @@ def test_when_leaves_out_exactly_the_masked_rows(when: np.ndarray) -> None:
 def test_a_wrong_mask_is_refused() -> None:
     with pytest.raises(CompileError, match=r"shape \(2,\), expected \(3,\)"):
         Assembler(TARGET).stamp(3, [line("ret", when=np.ones(2, bool))])
+
+
+def test_a_stamped_jump_goes_to_the_next_instruction() -> None:
+    asm = Assembler(TARGET)
+    asm.stamp(2, [line("jmp", Relative("next")), line("nop")])
+    jumps = decode(code_of(asm.finish()))[::2]
+    assert all(jump.near_branch_target == jump.next_ip for jump in jumps)
 
 
 def test_nothing_is_stamped_zero_times() -> None:
