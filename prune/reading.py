@@ -1,4 +1,8 @@
-"""Plain data, as a YAML file holds it, checked against the signature of what it is meant for."""
+"""Plain data, as a YAML file holds it, checked against the signature of what it is meant for.
+
+pydantic was tried: its errors hold branches of unions among the keys, and neither the known names
+nor what a missing parameter takes, so that putting them into words cost the lines it saved.
+"""
 
 import difflib
 import inspect
