@@ -1,12 +1,12 @@
 """How the time of a layer grows with its batch: it should rise evenly, without cliffs."""
 
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from sparsejit.api import compile_matrix
+from sparsejit.measure import median_of_least
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import PROBLEMS, MatVecProblem
 from sparsejit.spec import Layout
@@ -40,7 +40,7 @@ def sweep(
         kernel = compile_matrix(weights, batch=batch, layout=layout)
         shape = kernel.spec.x_shape
         x = np.random.default_rng(batch).standard_normal(shape).astype(np.float32)
-        ns = statistics.median(timing.min_ns for timing in time_at_places(kernel, x))
+        ns = median_of_least(time_at_places(kernel, x))
         growth = ns / longest if longest else 1.0
         rows.append(SweepRow(batch, layout.value, kernel.strategy, ns, growth))
         longest = max(longest, ns)

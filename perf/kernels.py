@@ -22,7 +22,7 @@ from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import Timing, aligned, pinned, time_copies
+from sparsejit.measure import Timing, aligned, median_of_least, time_copies
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
@@ -120,7 +120,7 @@ def run(
         return [
             _compare(
                 problem,
-                [(dtype, one) for dtype in dtypes for one in _families(dtype, problem, strategies)],
+                [(d, one) for d in dtypes for one in _families(target, d, problem, strategies)],
                 target,
                 progress,
             )
@@ -136,10 +136,10 @@ def available_strategies(target: Target, dtype: DType = DType.FLOAT32, batch: in
 
 
 def _families(
-    dtype: DType, problem: MatVecProblem, strategies: Iterable[str] | None
+    target: Target, dtype: DType, problem: MatVecProblem, strategies: Iterable[str] | None
 ) -> list[str]:
-    available = available_strategies(Target.detect(), dtype, problem.batch)
-    if problem.batch > 1 and problem.batch % Target.detect().lanes == 0 and "mixed" in available:
+    available = available_strategies(target, dtype, problem.batch)
+    if problem.batch > 1 and problem.batch % target.lanes == 0 and "mixed" in available:
         available.remove("mixed")  # the same code as "panels"
     if strategies is not None:
         return [one for one in strategies if one == AUTO or one in available]
@@ -197,7 +197,7 @@ def _measure(
     y = aligned(np.empty_like(exact, np.float32))
     error = _checked_error(kernel.strategy, kernel(x, out=y), exact)
     places = time_at_places(kernel, x)
-    ns_min = statistics.median(timing.min_ns for timing in places)
+    ns_min = median_of_least(places)
     stats = kernel.stats
     data_bytes = stats["pool_bytes"] + x.nbytes + y.nbytes
     flops = 2 * stats["nnz"] * problem.batch
@@ -243,15 +243,12 @@ def kernel_time(weights: FloatArray) -> tuple[str, float]:
     """
     x = aligned(np.random.default_rng(0).standard_normal((weights.shape[1],), np.float32))
     kernel = compile_matrix(weights)
-    _checked_error(kernel.strategy, kernel(x), exact_product(weights, x, Layout.BATCH_MAJOR))
-    with pinned():
-        places = time_at_places(kernel, x)
-    return kernel.strategy, statistics.median(timing.min_ns for timing in places)
+    exact = reference.product(kernel.spec, SparseMatrix(weights), x)
+    _checked_error(kernel.strategy, kernel(x), exact)
+    return kernel.strategy, median_of_least(time_at_places(kernel, x))
 
 
-def exact_product(
-    weights: FloatArray, x: FloatArray, layout: Layout
-) -> npt.NDArray[np.float64]:
+def exact_product(weights: FloatArray, x: FloatArray, layout: Layout) -> npt.NDArray[np.float64]:
     """y in float64 for a vector x, or for a batch in its layout."""
     matrix, values = weights.astype(np.float64), x.astype(np.float64)
     if x.ndim == 1 or layout is Layout.FEATURE_MAJOR:

@@ -117,9 +117,7 @@ def _repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> No
     asm.jump("jnz", again)
 
 
-def _least_ns(
-    target: Target, body: Callable[[Assembler], None], arguments: Sequence[int]
-) -> float:
+def _least_ns(target: Target, body: Callable[[Assembler], None], arguments: Sequence[int]) -> float:
     """The shortest time of a function over the arguments it may be given."""
     asm = Assembler(target)
     body(asm)

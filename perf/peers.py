@@ -129,7 +129,6 @@ _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray], Peer]] = {
     "torch CSR": _torch_csr,
     "MKL CSR": _mkl_csr,
 }
-DENSE_PEERS = ("numpy (OpenBLAS)", "OpenBLAS sgemv", "MKL sgemv", "torch F.linear", "torch.mv")
 
 
 def python_peer(name: str, compute: Callable[[], FloatArray]) -> Peer:

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparsejit.api import compile_matrix
 from sparsejit.matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern
+from sparsejit.measure import median_of_least
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import Problem
 from sparsejit.spec import DType
@@ -58,7 +57,7 @@ def compare(
     for problem, dtype in grid(dtypes):
         progress(f"{problem.name} {dtype.value}")
         kernel = compile_matrix(problem.weights(), dtype=dtype)
-        times = [timing.min_ns for timing in time_at_places(kernel, problem.input(), _PLACES)]
+        times = time_at_places(kernel, problem.input(), _PLACES)
         chosen = kernel.plan.chosen
         predictions.append(
             Prediction(
@@ -68,7 +67,7 @@ def compare(
                 dtype.value,
                 chosen.template.name,
                 chosen.cost.ns,
-                float(np.median(times)),
+                median_of_least(times),
             )
         )
     return predictions

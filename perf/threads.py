@@ -3,15 +3,14 @@
 The caller is pinned to one core as everywhere here; its workers go where Linux puts them.
 """
 
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.api import Kernel, compile_matrix
+from sparsejit.api import compile_matrix
 from sparsejit.assembler import Assembler, line
-from sparsejit.measure import Timing, time_native
+from sparsejit.measure import Timing, median_of_least, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import rax, rcx
 from sparsejit.perf.kernels import time_at_places
@@ -70,15 +69,11 @@ def gains(
                     dtype.value,
                     shared.plan.chosen.template.name,
                     shared.stats["threads"],
-                    _time(alone, x),
-                    _time(shared, x),
+                    median_of_least(time_at_places(alone, x)),
+                    median_of_least(time_at_places(shared, x)),
                 )
             )
     return found
-
-
-def _time(kernel: Kernel, x: np.ndarray) -> float:
-    return statistics.median(timing.min_ns for timing in time_at_places(kernel, x))
 
 
 def _chain(asm: Assembler) -> None:

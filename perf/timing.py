@@ -20,7 +20,6 @@ def time_python(
     *,
     samples: int = SAMPLES,
     budget_ns: int = BUDGET_NS,
-    core: int | None = None,
 ) -> Timing:
     """Time `callable_()` as Python sees it, with the garbage collector off."""
 
@@ -28,7 +27,7 @@ def time_python(
         for _ in itertools.repeat(None, count):
             callable_()
 
-    with pinned(core), _no_garbage_collection():
+    with pinned(), _no_garbage_collection():
         return sample(loop, samples, budget_ns)
 
 

@@ -1,6 +1,5 @@
 """What the layers of a pruned model cost, compiled: predicted and measured."""
 
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from sparsejit.api import Kernel, compile_matrix
 from sparsejit.cost import lane_use
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import time_copies
+from sparsejit.measure import median_of_least, time_copies
 from sparsejit.prune.in_model import us_in_turn
 from sparsejit.prune.report import LayerTime, SparsityReport
 from sparsejit.target import Target
@@ -48,7 +47,7 @@ def time_kernel(kernel: Kernel, matrix: SparseMatrix) -> LayerTime:
     x = np.random.default_rng(0).standard_normal(matrix.in_features).astype(np.float32)
     _check(kernel, matrix, x)
     times = time_copies(kernel.image.data, x, kernel.spec.y_shape, PLACES, samples=100)
-    measured_ns = statistics.median(timing.min_ns for timing in times)
+    measured_ns = median_of_least(times)
     cost = kernel.plan.chosen.cost
     use = lane_use(kernel.strategy, matrix, cost.steps, Target.detect())
     return LayerTime(

@@ -10,7 +10,7 @@ import os
 import statistics
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -51,15 +51,13 @@ def time_native(
     *,
     samples: int = SAMPLES,
     budget_ns: int = BUDGET_NS,
-    core: int | None = None,
 ) -> Timing:
     """Time a System V C function at `address`.
 
     `arguments` are passed on every call: an int as a 64-bit integer or pointer, a float as
-    float32. At most `samples` samples are taken, fewer if they would exceed `budget_ns`. `core`
-    is the processor to pin to (default: the first allowed one).
+    float32. At most `samples` samples are taken, fewer if they would exceed `budget_ns`.
     """
-    return time_in_turn([(address, arguments)], samples=samples, budget_ns=budget_ns, core=core)
+    return time_in_turn([(address, arguments)], samples=samples, budget_ns=budget_ns)
 
 
 def time_in_turn(
@@ -67,14 +65,13 @@ def time_in_turn(
     *,
     samples: int = SAMPLES,
     budget_ns: int = BUDGET_NS,
-    core: int | None = None,
 ) -> Timing:
     """Time System V C functions that run one after another: nanoseconds for all of them once.
 
     For each its address and arguments; see `time_native`.
     """
     loop = _native_loop(calls)
-    with pinned(core):
+    with pinned():
         return sample(loop, samples, budget_ns)
 
 
@@ -87,8 +84,8 @@ def time_copies(
 ) -> list[Timing]:
     """Time copies of `void kernel(const float *x, float *y)`, each at a place in memory of its own.
 
-    One kernel in L2 varies by up to 1.5 times with where its pages lie (DESIGN section 4): take the
-    median over places. Every copy has its own x and y, which begin with a cache line.
+    One kernel in L2 varies by up to 1.5 times with where its pages lie (DESIGN section 4): see
+    `median_of_least`. Every copy has its own x and y, which begin with a cache line.
     """
     # All are held until the end, or the next would be given the same pages again.
     held = [
@@ -99,6 +96,11 @@ def time_copies(
         time_native(memory.address, (source.ctypes.data, result.ctypes.data), samples=samples)
         for memory, source, result in held
     ]
+
+
+def median_of_least(timings: Iterable[Timing]) -> float:
+    """Nanoseconds a call: the median over places in memory of the least at each."""
+    return statistics.median(timing.min_ns for timing in timings)
 
 
 def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import statistics
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from sparsejit import asm_templates
 from sparsejit.calibration import cache_file
 from sparsejit.files import atomic_path
 from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import time_copies
+from sparsejit.measure import median_of_least, time_copies
 from sparsejit.plan import Candidate, Plan
 from sparsejit.program import build
 from sparsejit.spec import Layer
@@ -47,7 +46,7 @@ def _time(candidate: Candidate, spec: Layer, matrix: SparseMatrix, target: Targe
     program = build(candidate.template.name, target, lambda asm: emit(asm, spec, matrix))
     x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
     times = time_copies(program.image.data, x, spec.y_shape, _PLACES, samples=40)
-    return statistics.median(timing.min_ns for timing in times)
+    return median_of_least(times)
 
 
 def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:

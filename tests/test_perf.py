@@ -13,7 +13,14 @@ import pytest
 from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.matrix import LANE16
-from sparsejit.measure import call_native, pinned, time_in_turn, time_native
+from sparsejit.measure import (
+    Timing,
+    call_native,
+    median_of_least,
+    pinned,
+    time_in_turn,
+    time_native,
+)
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import Memory, r8, r9, rax, rcx, rdi, rdx, rsi, rsp, xmm
 from sparsejit.perf import history, kernels, peers
@@ -105,6 +112,11 @@ def test_python_timing_agrees_with_the_clock() -> None:
 def test_the_budget_limits_the_samples() -> None:
     timing = time_python(lambda: time.sleep(0.005), samples=1000, budget_ns=50_000_000)
     assert 5 <= timing.samples <= 10
+
+
+def test_the_figure_of_several_places_is_the_median_of_their_least() -> None:
+    timings = [Timing(min_ns, 100.0, samples=5) for min_ns in (30.0, 10.0, 50.0)]
+    assert median_of_least(timings) == 30.0
 
 
 def test_pinning_is_undone() -> None:
