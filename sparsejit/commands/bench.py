@@ -7,32 +7,29 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sparsejit.commands.console import (
-    JsonOption,
-    console,
-    error_console,
-    print_json,
-    require,
-)
+from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
 from sparsejit.files import atomic_path
 from sparsejit.spec import DType, Layout
 from sparsejit.split import parse_threads
 from sparsejit.target import Target
+
+ProblemsOption = Annotated[
+    list[str] | None, typer.Option(help="A, B, C90, ...; repeatable. Default: all.")
+]
+DtypesOption = Annotated[
+    list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
+]
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
 
 
 @bench.command()
 def kernels(
-    problem: Annotated[
-        list[str] | None, typer.Option(help="A, B, C90, ... or D16; repeatable. Default: all.")
-    ] = None,
+    problem: ProblemsOption = None,
     strategy: Annotated[
         list[str] | None, typer.Option(help="A kernel family; repeatable. Default: all.")
     ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
-    ] = None,
+    dtype: DtypesOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the rows here, a JSON array.")
     ] = None,
@@ -54,7 +51,7 @@ def kernels(
     chosen = problems_named(problem or ALL_PROBLEMS)
     limits = machine_limits(Target.detect())
     console.print(report.limits_table(limits))
-    dtypes = [DType.parse(name) for name in dtype or DType]
+    dtypes = _dtypes(dtype)
     rows: list[Row] = []
     for one in chosen:
         with error_console.status("") as status:
@@ -101,18 +98,15 @@ def batch(
 
 @bench.command()
 def predictions(
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
-    ] = None,
+    dtype: DtypesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the planner's predicted times with measured ones over a grid of layers."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf.prediction import WITHIN, compare
 
-    dtypes = tuple(DType.parse(name) for name in dtype or DType)
     with error_console.status("") as status:
-        found = compare(dtypes, status.update)
+        found = compare(_dtypes(dtype), status.update)
     if as_json:
         print_json([vars(one) for one in found])
         return
@@ -130,12 +124,8 @@ def predictions(
 @bench.command()
 def threads(
     count: Annotated[int, typer.Option("--threads", help="At most so many threads a layer.")] = 2,
-    problem: Annotated[
-        list[str] | None, typer.Option(help="A, B, C90, C95, G95 or E; repeatable. Default: all.")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
-    ] = None,
+    problem: ProblemsOption = None,
+    dtype: DtypesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time layers on one thread and shared among several, and the barrier between these."""
@@ -143,9 +133,11 @@ def threads(
     from sparsejit.perf.problems import PROBLEMS, problems_named
     from sparsejit.perf.threads import barrier, gains
 
-    chosen = problems_named(problem or PROBLEMS)
-    dtypes = [DType.parse(name) for name in dtype or DType]
-    count = parse_threads(count)
+    chosen, dtypes, count = (
+        problems_named(problem or PROBLEMS),
+        _dtypes(dtype),
+        parse_threads(count),
+    )
     with error_console.status("") as status:
         meeting = barrier(count)
         found = gains(chosen, count, dtypes, status.update)
@@ -162,3 +154,7 @@ def threads(
         f"barrier of {count} threads: {meeting.min_ns:.0f} ns at best, "
         f"{meeting.median_ns:.0f} ns in the median"
     )
+
+
+def _dtypes(names: list[str] | None) -> tuple[DType, ...]:
+    return tuple(DType.parse(name) for name in names or DType)

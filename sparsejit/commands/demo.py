@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import typer
 from rich.console import Group
 from rich.live import Live
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from sparsejit.perf.kernels import Comparison, Row
     from sparsejit.perf.synthesis import SynthesisTime
     from sparsejit.prune.showcase import PrunePoint, Showcase
+
+FloatArray = npt.NDArray[np.float32]
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _DENSE_BLAS = ("OpenBLAS sgemv", "MKL sgemv", "numpy (OpenBLAS)", "torch.mv")
@@ -99,14 +102,14 @@ def _bars(values: list[float], low: float, high: float) -> str:
     return "".join(_BARS[round(level * (len(_BARS) - 1))] for level in levels.tolist())
 
 
-def _draw(path: Path, voice: WaveRNN, mel: Any, audio: Any, text: str) -> None:
+def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: str) -> None:
     from sparsejit.perf.spectrogram import draw_mels
 
     spoken = voice.features(audio, voice.sample_rate)
     draw_mels(path, mel, spoken, voice.hop_length / voice.sample_rate, text)
 
 
-def _measure(voice: WaveRNN, mel: Any) -> "tuple[list[Comparison], SynthesisTime]":
+def _measure(voice: WaveRNN, mel: FloatArray) -> "tuple[list[Comparison], SynthesisTime]":
     from sparsejit.perf.kernels import run
     from sparsejit.perf.synthesis import layer_matrices, time_synthesis
 

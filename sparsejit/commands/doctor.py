@@ -1,4 +1,4 @@
-"""`sparsejit doctor`."""
+"""`sparsejit doctor`: print what `sparsejit.doctor` finds."""
 
 import typer
 from rich.table import Table

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import typer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -46,7 +47,7 @@ def _compile(path: Path, tensor: str | None, strategy: str) -> Kernel:
     return compile_matrix(read_matrix(path, tensor), strategy=strategy)
 
 
-def read_matrix(path: Path, tensor: str | None = None) -> Any:
+def read_matrix(path: Path, tensor: str | None = None) -> npt.NDArray[Any]:
     """The array in a .npy file, or one tensor of a .safetensors file.
 
     Raises DamagedFile for a file that does not hold what its name says, and InvalidInput where

@@ -13,7 +13,7 @@ from sparsejit.commands.console import JsonOption, console, error_console, print
 from sparsejit.files import atomic_path
 
 if TYPE_CHECKING:
-    from sparsejit.prune import PruningResult, RunProgress
+    from sparsejit.prune import PruningResult, Recipe, RunProgress, Workload
 
 
 def prune(
@@ -38,22 +38,14 @@ def prune(
     require("torch")
     from safetensors.torch import save_model
 
-    from sparsejit.prune import Recipe, load_weights, load_workload, run_recipe, time_layers
+    from sparsejit.prune import Recipe, load_weights, load_workload, time_layers
 
     plan = Recipe.load(recipe)
     workload = load_workload(model)
     if weights is not None:
         load_weights(workload.model, weights)
-    if checkpoint is not None and checkpoint.exists():
-        error_console.print(f"going on from {checkpoint}")
     with _Bar() as bar:
-        try:
-            result = run_recipe(workload, plan, checkpoint=checkpoint, progress=bar.show)
-        except KeyboardInterrupt:
-            if checkpoint is None or not checkpoint.exists():
-                raise
-            error_console.print(f"stopped; the same command goes on from {checkpoint}")
-            raise typer.Exit(130) from None
+        result = _carry_out(plan, workload, checkpoint, bar)
         # Before anything is timed: where that fails, the training is not lost.
         with atomic_path(out) as path:
             save_model(result.model, str(path))
@@ -72,6 +64,23 @@ def prune(
     if result.after:
         console.print(_figures(result))
     console.print(f"pruned weights in {out}")
+
+
+def _carry_out(
+    plan: "Recipe", workload: "Workload", checkpoint: Path | None, bar: "_Bar"
+) -> "PruningResult":
+    """Run the recipe; Ctrl-C exits with status 130 where the checkpoint can be gone on from."""
+    from sparsejit.prune import run_recipe
+
+    if checkpoint is not None and checkpoint.exists():
+        error_console.print(f"going on from {checkpoint}")
+    try:
+        return run_recipe(workload, plan, checkpoint=checkpoint, progress=bar.show)
+    except KeyboardInterrupt:
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        error_console.print(f"stopped; the same command goes on from {checkpoint}")
+        raise typer.Exit(130) from None
 
 
 class _Bar(Progress):

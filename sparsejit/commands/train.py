@@ -1,4 +1,4 @@
-"""`sparsejit train`."""
+"""`sparsejit train`: a voice from a folder of recordings."""
 
 from pathlib import Path
 from typing import Annotated, Any
