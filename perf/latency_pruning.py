@@ -147,7 +147,7 @@ def recorded() -> list[Row]:
 
 
 def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float]:
-    """The least amount for all layers that takes `us` at most, to 2 %, and what it takes."""
+    """The least amount for all layers that takes `us` or a little more, and what it takes."""
     low, high = 0.0, 0.998
     taken = {high: measured_in_turn([layer.pruned(high) for layer in layers.values()])}
     while high - low > 5e-4:

@@ -17,9 +17,9 @@ from sparsejit.prune.prunable import FloatArray, Prunable
 
 # Amounts between two measured ones that layers may take, their times in proportion.
 _STEPS_BETWEEN = 8
-# How close to the budget a model is close enough, and how many are measured to find one.
-_TOLERANCE = 0.02
-_TRIES = 10
+# How far below the budget a model is close enough, and how many are measured to find one.
+_TOLERANCE = 0.03
+_TRIES = 16
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,25 @@ def spend(
 def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -> tuple[int, float]:
     """The state of least loss that was measured within the budget, and its time.
 
-    The search narrows from both sides: where a model outgrows a cache its time may jump.
+    The search narrows from both sides, because where a model outgrows a cache its time may jump.
+    A moment in which the machine is slow refuses what would fit: so it looks above once more.
     """
     affordable: dict[int, float] = {}
-    lower, upper = 0, len(best.times) - 1
+    top = len(best.times) - 1
+    lower, upper = 0, top
     state = best.within(budget_us)
     for _ in range(_TRIES):
         us = measure(state)
-        if us <= budget_us * (1 + _TOLERANCE):
+        if us <= budget_us:
             affordable[state] = us
             lower = state + 1
-            if us >= budget_us * (1 - _TOLERANCE):
-                break
         else:
             upper = state - 1
+        if (1 - _TOLERANCE) * budget_us <= us <= budget_us:
+            break
+        if affordable and lower > upper:
+            upper = top
+            state, us = max(affordable.items())
         if lower > upper:
             break
         in_proportion = best.within(budget_us * best.times[state] / us)
@@ -155,7 +160,7 @@ def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -
     if affordable:
         return max(affordable.items())
     least = measure(0)
-    if least > budget_us * (1 + _TOLERANCE):
+    if least > budget_us:
         raise InvalidInput(
             f"budget_us={budget_us:g} is out of reach: pruned as far as the table goes, these "
             f"layers take {least:.3g} us on this machine; give more, choose a faster pattern, "

@@ -231,7 +231,7 @@ def test_a_budget_is_met(pretended: list[tuple[int, int]], pattern: str, share: 
     assert trade_off is not None and pruner.amount == trade_off.amounts
     # The pretended model takes 1.25 times its layers' sum, so the table alone would miss.
     assert pretended_us(model) == pytest.approx(trade_off.measured_us)
-    assert 0.9 * share * DENSE_US <= trade_off.measured_us <= 1.02 * share * DENSE_US
+    assert 0.9 * share * DENSE_US <= trade_off.measured_us <= share * DENSE_US
 
 
 def test_the_curve_is_never_worse_than_uniform_and_holds_the_choice(
@@ -279,6 +279,24 @@ def test_a_time_that_jumps_is_searched_from_both_sides(
     assert pruner.trade_off is not None
     assert 0.48 < pruner.trade_off.measured_us < 0.5
     assert 480 < sum(nonzeros(model)) < 500
+
+
+def test_a_slow_moment_does_not_decide(
+    pretended: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured third to sixth takes 1.4 times as long, as beside a busy neighbour."""
+    calls = itertools.count()
+
+    def us_in_turn(kernels: list[Kernel]) -> float:
+        slow = 1.4 if next(calls) in range(2, 6) else 1.0
+        nnz = sum(k.stats["nnz"] for k in kernels)
+        return 1e-3 * nnz * slow * (1.3 if nnz > 200 else 1.0)
+
+    monkeypatch.setattr(in_model, "us_in_turn", us_in_turn)
+    pruner = Pruner(budget_us=0.6, targets=TARGETS)
+    pruner.prepare(network())
+    assert pruner.trade_off is not None
+    assert 0.56 < pruner.trade_off.measured_us <= 0.6
 
 
 def test_a_schedule_ends_at_the_chosen_amounts(pretended: list[tuple[int, int]]) -> None:
@@ -380,4 +398,4 @@ def test_a_real_model_is_faster_within_a_real_budget() -> None:
     pruner = Pruner(budget_us=budget, targets=TARGETS)
     pruner.prepare(network())
     assert pruner.trade_off is not None
-    assert 0 < pruner.trade_off.measured_us <= 1.02 * budget
+    assert 0 < pruner.trade_off.measured_us <= budget
