@@ -9,7 +9,7 @@ from sparsejit.api import compile_matrix
 from sparsejit.measure import median_of_least
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import PROBLEMS, MatVecProblem
-from sparsejit.spec import Layout
+from sparsejit.spec import DType, Layout
 
 BATCHES = tuple(range(1, 65))
 
@@ -18,6 +18,8 @@ BATCHES = tuple(range(1, 65))
 class SweepRow:
     """One batch size: nanoseconds a call, and that over the most that a smaller batch took."""
 
+    problem: str
+    dtype: str
     batch: int
     layout: str
     strategy: str
@@ -29,6 +31,7 @@ def sweep(
     problem: MatVecProblem = PROBLEMS["A"],
     batches: Iterable[int] = BATCHES,
     layout: Layout = Layout.BATCH_MAJOR,
+    dtype: DType = DType.FLOAT32,
     progress: Callable[[str], None] = lambda step: None,
 ) -> list[SweepRow]:
     """Time the kernel that strategy="auto" picks for each batch, in ascending order."""
@@ -36,12 +39,13 @@ def sweep(
     rows: list[SweepRow] = []
     longest = 0.0
     for batch in sorted(batches):
-        progress(f"{problem.name}: batch {batch} {layout.value}")
-        kernel = compile_matrix(weights, batch=batch, layout=layout)
+        progress(f"{problem.name}: batch {batch} {layout.value} {dtype.value}")
+        kernel = compile_matrix(weights, batch=batch, layout=layout, dtype=dtype)
         shape = kernel.spec.x_shape
         x = np.random.default_rng(batch).standard_normal(shape).astype(np.float32)
         ns = median_of_least(time_at_places(kernel, x))
         growth = ns / longest if longest else 1.0
-        rows.append(SweepRow(batch, layout.value, kernel.strategy, ns, growth))
+        case = problem.name, dtype.value, batch, layout.value
+        rows.append(SweepRow(*case, kernel.strategy, ns, growth))
         longest = max(longest, ns)
     return rows

@@ -30,7 +30,8 @@ L2_CODE_FACTOR = 1.35
 FAR_CODE_RATE = 0.25
 NEAR_SHARE_OF_L3 = 1 / 3
 # To transpose lanes by n elements, and more for each n.
-SQUARE_CYCLES = {"avx512": (35, 3.0), "avx2": (8, 0.5)}
+SQUARE_CYCLES = {"avx512": (35, 1.0), "avx2": (8, 0.5)}
+REPEATED_SHARE = 1.15  # a kernel on one column after the other, over the same column again
 COPY_CYCLES = {"avx512": 2.5, "avx2": 1.3}  # to bring a vector of x into line
 
 
@@ -91,7 +92,7 @@ def _predict(
     if repeats:
         assert template.each is not None
         each = predict(template.each.family, matrix, target, rates, template.dtype)
-        parts.append((repeats, each))
+        parts.append((REPEATED_SHARE * repeats, each))
     moving = _transposing(spec, target, in_panels, repeats) / rates.cycles_per_ns
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
     return Cost(
