@@ -75,16 +75,25 @@ def batch(
         list[int] | None, typer.Option(help="A batch size; repeatable. Default: 1 to 64.")
     ] = None,
     layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
     as_json: JsonOption = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append the rows to perf/results/batch.jsonl.")
+    ] = False,
 ) -> None:
     """Time one layer at growing batch sizes; growth below 0.9 would be a cliff."""
     require("torch", "scipy", "threadpoolctl")
+    from sparsejit.perf import history
     from sparsejit.perf.batch_sweep import BATCHES, sweep
+    from sparsejit.perf.machine import machine_limits
     from sparsejit.perf.problems import problems_named
 
     (layer,) = problems_named([problem])
+    case = Layout.parse(layout), DType.parse(dtype)
     with error_console.status("") as status:
-        rows = sweep(layer, size or BATCHES, Layout.parse(layout), status.update)
+        rows = sweep(layer, size or BATCHES, *case, status.update)
+    if record:
+        history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
     if as_json:
         print_json([vars(row) for row in rows])
         return
