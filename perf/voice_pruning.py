@@ -87,13 +87,14 @@ RANKINGS += [(0.8, True), (0.97, True), (0.8, False), (0.97, False)]
 
 
 def arms() -> Iterator[Arm]:
-    """Yield every continuation, and again those at 90 %: in another order, for longer."""
+    """Yield every continuation, and again those at 90 %: in another order, two for longer."""
     yield DENSE
     for amount, per_gate in RANKINGS:
         yield from (Arm(pattern, amount, per_gate) for pattern in PATTERNS)
-    again = [DENSE, *(Arm(pattern, 0.9) for pattern in PATTERNS)]
-    yield from (replace(arm, order=2) for arm in again)
-    yield from (replace(arm, samples=3 * arm.samples) for arm in again)
+    for arm in (DENSE, *(Arm(pattern, 0.9) for pattern in PATTERNS)):
+        yield replace(arm, order=2)
+    for arm in (DENSE, Arm("lane16", 0.9), Arm("1x8", 0.9)):
+        yield replace(arm, samples=2 * arm.samples)
 
 
 class Study:

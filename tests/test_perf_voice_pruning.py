@@ -124,7 +124,7 @@ def test_kernels_are_timed_once_and_change_nothing_else(study, tmp_path):
 
 
 def test_all_arms_differ():
-    assert len(set(arms())) == len(list(arms())) == 1 + 4 * 4 * 2 + 2 * 5
+    assert len(set(arms())) == len(list(arms())) == 1 + 4 * 4 * 2 + 5 + 3
 
 
 def test_the_tables_show_changes_against_the_dense_arm_of_the_same_run():
