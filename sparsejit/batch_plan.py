@@ -87,19 +87,22 @@ def _predict(
     )
     repeats = spec.batch - in_panels
     parts: list[tuple[float, Cost]] = []
+    waiting = 0.0
     if in_panels:
         parts.append((1, _panels(spec, matrix, target, rates, in_panels)))
     if repeats:
         assert template.each is not None
         each = predict(template.each.family, matrix, target, rates, template.dtype)
         parts.append((REPEATED_SHARE * repeats, each))
-    moving = _transposing(spec, target, in_panels, repeats) / rates.cycles_per_ns
+        if in_panels:  # which have left nothing of its code where it is fetched from
+            waiting = each.code_bytes / (rates.code["L2"] * L2_CODE_FACTOR)
+    waiting += _transposing(spec, target, in_panels, repeats)
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
     return Cost(
         sum(int(times * cost.steps) for times, cost in parts),
         sum(cost.code_bytes for _, cost in parts),
         sum(cost.data_bytes for _, cost in parts),
-        sum(times * cost.ns for times, cost in parts) + moving,
+        sum(times * cost.ns for times, cost in parts) + waiting / rates.cycles_per_ns,
         dearest.bound,
     )
 
