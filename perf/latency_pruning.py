@@ -25,7 +25,7 @@ from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.pruning_study import Digits
 from sparsejit.prune import CubicSchedule, Pruner, Random
 from sparsejit.prune.in_model import us_in_turn
-from sparsejit.prune.latency import measured_in_turn
+from sparsejit.prune.latency import time_in_turn
 from sparsejit.prune.patterns import choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.target import Target
@@ -93,7 +93,7 @@ class BudgetRun(pruning_study.Run):
         """Measure, and yield every pattern and budget in each of the allocations."""
         for pattern in PATTERNS:
             layers = prunables(self.checkpoint, self.task.targets, choose_pattern(pattern))
-            dense_us = measured_in_turn([layer.weight for layer in layers.values()])
+            dense_us = time_in_turn([layer.weight for layer in layers.values()])
             for fraction in FRACTIONS[self.name]:
                 budget = fraction * dense_us
                 pruner = Pruner(budget_us=budget, pattern=pattern, targets=self.task.targets)
@@ -149,10 +149,10 @@ def recorded() -> list[Row]:
 def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float]:
     """The least amount for all layers that takes `us` or a little more, and what it takes."""
     low, high = 0.0, 0.998
-    taken = {high: measured_in_turn([layer.pruned(high) for layer in layers.values()])}
+    taken = {high: time_in_turn([layer.pruned(high) for layer in layers.values()])}
     while high - low > 5e-4:
         middle = (low + high) / 2
-        time = measured_in_turn([layer.pruned(middle) for layer in layers.values()])
+        time = time_in_turn([layer.pruned(middle) for layer in layers.values()])
         if time <= 1.02 * us:
             high, taken[middle] = middle, time
         else:

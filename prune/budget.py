@@ -11,7 +11,8 @@ from rich.table import Table
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.prune.frontier import Frontier, Options, frontier
-from sparsejit.prune.latency import LatencyTable, check_tradable, measured_in_turn
+from sparsejit.prune.latency import LatencyTable, check_tradable, time_in_turn
+from sparsejit.prune.measured import measurement_file, recall, remember
 from sparsejit.prune.patterns import Pattern
 from sparsejit.prune.prunable import FloatArray, Prunable
 
@@ -97,28 +98,36 @@ def spend(
     not quite add up to that of the model, so the model itself is measured, and another choice
     made where it misses the budget.
 
-    A budget that the dense layers keep prunes nothing. Raises InvalidInput, naming the least time
-    that can be reached, for a budget below it.
+    The choice is kept like the table: the same weights get the same amounts for a budget. One that
+    the dense layers keep prunes nothing. Raises InvalidInput, naming the least time that can be
+    reached, for a budget below it.
     """
-    amounts = [_between(table.curve(name, pattern)[0]) for name in layers]
+    grids = [_between(table.curve(name, pattern)[0]) for name in layers]
     options = [
-        Options(np.interp(among, *table.curve(name, pattern)), -np.log(layer.energy_left(among)))
-        for among, (name, layer) in zip(amounts, layers.items(), strict=True)
+        Options(np.interp(grid, *table.curve(name, pattern)), -np.log(layer.energy_left(grid)))
+        for grid, (name, layer) in zip(grids, layers.items(), strict=True)
     ]
     best = frontier(options)
 
     def amounts_of(state: int) -> dict[str, float]:
-        chosen = (among[c] for among, c in zip(amounts, best.choices[state], strict=True))
+        chosen = (grid[option] for grid, option in zip(grids, best.choices[state], strict=True))
         return {name: float(amount) for name, amount in zip(layers, chosen, strict=True)}
 
     def measure(state: int) -> float:
-        chosen = amounts_of(state)
-        weights = [layer.pruned(chosen[name]) for name, layer in layers.items()]
-        return measured_in_turn(weights, table.dtype)
+        amounts = amounts_of(state)
+        weights = (layer.pruned(amounts[name]) for name, layer in layers.items())
+        return time_in_turn(weights, table.dtype)
 
-    state, us = _settle(best, budget_us, measure)
+    digests = [layer.digest() for layer in layers.values()]
+    curve = (best.times.tobytes().hex(), best.losses.tobytes().hex())
+    file = measurement_file("choice", str(budget_us), table.dtype, pattern, *digests, *curve)
+    try:
+        state, us = recall(file)
+    except (TypeError, ValueError):
+        state, us = _settle(best, budget_us, measure)
+        remember(file, (state, us))
     scale = us / best.times[state]
-    uniform_times, uniform_losses = _uniform(options, amounts)
+    uniform_times, uniform_losses = _uniform(options, grids)
     return TradeOff(
         budget_us,
         amounts_of(state),
@@ -176,11 +185,11 @@ def _between(measured: Sequence[float]) -> FloatArray:
 
 
 def _uniform(
-    options: Sequence[Options], amounts: Sequence[FloatArray]
+    options: Sequence[Options], grids: Sequence[FloatArray]
 ) -> tuple[FloatArray, FloatArray]:
     """Times and losses of one amount for all layers, or the largest that a layer can take."""
-    shared = max(amounts, key=lambda among: among[-1])
-    paired = list(zip(amounts, options, strict=True))
-    times = sum((np.interp(shared, among, o.times) for among, o in paired), np.zeros(len(shared)))
-    losses = sum((np.interp(shared, among, o.losses) for among, o in paired), np.zeros(len(shared)))
+    shared = max(grids, key=lambda grid: grid[-1])
+    paired = list(zip(grids, options, strict=True))
+    times = sum((np.interp(shared, grid, o.times) for grid, o in paired), np.zeros(len(shared)))
+    losses = sum((np.interp(shared, grid, o.losses) for grid, o in paired), np.zeros(len(shared)))
     return times, losses

@@ -1,11 +1,8 @@
 """What each weight matrix costs as compiled code inside its model, by pattern and amount."""
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE
@@ -14,16 +11,14 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.calibration import cache_file, known_rates
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
 from sparsejit.prune import in_model
 from sparsejit.prune.amounts import check_amount
+from sparsejit.prune.measured import measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.prune.targets import Target as Targets
 from sparsejit.target import Target
-from sparsejit.tuning import compiler_digest
 
 AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 
@@ -131,14 +126,14 @@ def measured_latencies(
         check_amount(amount, pattern)
     grid = sorted(set(amounts))
     digests = (f"{name} {layer.digest()}" for name, layer in layers.items())
-    file = _file("latency", pattern.name, str(grid), dtype, *digests)
+    file = measurement_file("latency", pattern.name, str(grid), dtype, *digests)
     try:
-        rows = tuple(Latency(**row) for row in _recalled(file))
+        rows = tuple(Latency(**row) for row in recall(file))
     except TypeError:
         rows = ()
     if {row.name for row in rows} != set(layers):
         rows = tuple(_measure(layers, pattern.name, grid, dtype))
-        _remember(file, [asdict(row) for row in rows])
+        remember(file, [asdict(row) for row in rows])
     return LatencyTable(rows, dtype, Target.detect().model)
 
 
@@ -151,15 +146,9 @@ def check_tradable(pattern: Pattern) -> None:
         )
 
 
-def measured_in_turn(weights: Sequence[Tensor], dtype: str = "float32") -> float:
-    """Microseconds of all products one after another, measured here or recalled."""
-    kernels = [_compiled(weight, dtype) for weight in weights]
-    file = _file("in-turn", *(hashlib.sha256(k.image.data).hexdigest() for k in kernels))
-    us = _recalled(file)
-    if not isinstance(us, float):
-        us = in_model.us_in_turn(kernels)
-        _remember(file, us)
-    return us
+def time_in_turn(weights: Iterable[Tensor], dtype: str = "float32") -> float:
+    """Microseconds of the products of all matrices, one after another."""
+    return in_model.us_in_turn([_compiled(weight, dtype) for weight in weights])
 
 
 def _measure(
@@ -181,25 +170,3 @@ def _measure(
 
 def _compiled(weight: Tensor, dtype: str) -> Kernel:
     return compile_matrix(weight.cpu().numpy(), dtype=dtype)
-
-
-def _file(kind: str, *parts: str) -> Path:
-    """Where a measurement is kept: named by all that decides it, this way of measuring included."""
-    target = Target.detect()
-    sets = " ".join(sorted(target.instruction_sets))
-    rates = repr(known_rates(target))
-    method = Path(in_model.__file__).read_text()
-    return cache_file(kind, target.model, sets, rates, compiler_digest(), method, *parts)
-
-
-def _recalled(file: Path) -> Any:
-    """What was measured earlier; None where nothing was, or the file is damaged."""
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _remember(file: Path, value: object) -> None:
-    with atomic_path(file) as path:
-        path.write_text(json.dumps(value, indent=1))
