@@ -20,7 +20,8 @@ from sparsejit import reference
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
-from sparsejit.errors import CompileError
+from sparsejit.batch_plan import batch_strategies
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.matrix import SparseMatrix
 from sparsejit.measure import Timing, aligned, median_of_least, time_copies
 from sparsejit.perf.batch_peers import batch_peers_for
@@ -28,7 +29,7 @@ from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
-from sparsejit.plan import AUTO
+from sparsejit.plan import AUTO, strategies
 from sparsejit.spec import LARGEST_INT8, DType, Layout
 from sparsejit.target import Target
 
@@ -103,29 +104,34 @@ class Comparison:
 
 def run(
     problems: Iterable[MatVecProblem] = tuple(PROBLEMS.values()),
-    strategies: Iterable[str] | None = None,
+    families: Iterable[str] | None = None,
     progress: Callable[[str], None] = lambda step: None,
     dtypes: Iterable[DType] = tuple(DType),
 ) -> list[Comparison]:
     """Measure kernels of each of `dtypes` and the peers on every problem.
 
-    `strategies` are families or "auto"; by default all families for float32, whose dense peers
-    are float32 too, and "auto" for the other dtypes. A strategy without a kernel for a dtype is
-    passed over. `progress` is told what is about to be timed. Raises CompileError where an output
-    is wrong.
+    `families` may include "auto"; by default they are all for float32, whose dense peers
+    are float32 too, and "auto" for the other dtypes. A family without a kernel for a dtype is
+    passed over, and so is a problem without any. `progress` is told what is about to be timed.
+    Raises CompileError where an output is wrong.
     """
     target, dtypes = Target.detect(), tuple(dtypes)
-    strategies = None if strategies is None else tuple(strategies)
+    families = None if families is None else tuple(families)
+    comparisons = []
     with single_threaded():
-        return [
-            _compare(
-                problem,
-                [(d, one) for d in dtypes for one in _families(target, d, problem, strategies)],
-                target,
-                progress,
-            )
-            for problem in problems
-        ]
+        for problem in problems:
+            wanted = [(d, one) for d in dtypes for one in _chosen(target, d, problem, families)]
+            if wanted:
+                comparisons.append(_compare(problem, wanted, target, progress))
+    return comparisons
+
+
+def check_strategies(names: Iterable[str]) -> None:
+    """Raise InvalidInput for a name that is neither "auto" nor a family of any kernel."""
+    known = dict.fromkeys((*strategies(), *batch_strategies()))
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"strategy {name!r} is unknown; use one of {', '.join(known)}")
 
 
 def available_strategies(target: Target, dtype: DType = DType.FLOAT32, batch: int = 1) -> list[str]:
@@ -135,14 +141,14 @@ def available_strategies(target: Target, dtype: DType = DType.FLOAT32, batch: in
     return list(dict.fromkeys(row.family for row in rows))
 
 
-def _families(
-    target: Target, dtype: DType, problem: MatVecProblem, strategies: Iterable[str] | None
+def _chosen(
+    target: Target, dtype: DType, problem: MatVecProblem, families: Iterable[str] | None
 ) -> list[str]:
     available = available_strategies(target, dtype, problem.batch)
     if problem.batch > 1 and problem.batch % target.lanes == 0 and "mixed" in available:
         available.remove("mixed")  # the same code as "panels"
-    if strategies is not None:
-        return [one for one in strategies if one == AUTO or one in available]
+    if families is not None:
+        return [one for one in families if one == AUTO or one in available]
     if dtype is DType.FLOAT32:
         return available
     return [AUTO] if available else []

@@ -1,6 +1,6 @@
 """The matrices that every kernel and every rival is timed on; weights and inputs by seed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -124,11 +124,10 @@ BATCH_PROBLEMS = {
 ALL_PROBLEMS = {**PROBLEMS, **BATCH_PROBLEMS}
 
 
-def problems_named(names: Iterable[str]) -> list[Problem]:
-    """The problems of those names; raises InvalidInput for one that does not exist."""
+def problems_named(names: Iterable[str], among: Mapping[str, Problem]) -> list[Problem]:
+    """The problems of those names; raises InvalidInput for one that is not `among` them."""
     names = list(names)
     for name in names:
-        if name not in ALL_PROBLEMS:
-            known = ", ".join(ALL_PROBLEMS)
-            raise InvalidInput(f"problem {name!r} is unknown; use one of {known}")
-    return [ALL_PROBLEMS[name] for name in names]
+        if name not in among:
+            raise InvalidInput(f"problem {name!r} is unknown; use one of {', '.join(among)}")
+    return [among[name] for name in names]

@@ -32,12 +32,29 @@ def test_json_rows(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unknown_problem_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
-    arguments = ["bench", "kernels", "--problem", "Z", "--json", str(tmp_path / "rows.json")]
-    result = CliRunner().invoke(app, arguments)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("kernels --problem Z", "'Z' is unknown; use one of A, B"),
+        ("kernels --strategy fast", "'fast' is unknown; use one of auto, "),
+        ("kernels --dtype float8", "'float8' is unknown; use one of float32, "),
+        ("threads --problem D16", "'D16' is unknown; use one of A, B"),
+        ("batch --problem D16", "'D16' is unknown; use one of A, B"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_anything_is_timed(arguments: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *arguments.split()])
     assert isinstance(result.exception, InvalidInput)
-    assert "use one of A, B" in str(result.exception)
+    assert message in str(result.exception)
     assert result.output == ""
+
+
+@pytest.mark.serial
+def test_a_family_without_a_kernel_for_the_problem(tmp_path: Path) -> None:
+    arguments = ["bench", "kernels", "--problem", "D16", "--strategy", "lookup"]
+    result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "rows.json")])
+    assert isinstance(result.exception, InvalidInput)
+    assert "no such kernel" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -144,7 +144,7 @@ def test_problems_have_the_sparsity_they_state(problem: Problem) -> None:
 
 def test_an_unknown_problem_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'Z' is unknown; use one of A, B, C90"):
-        problems_named(["A", "Z"])
+        problems_named(["A", "Z"], PROBLEMS)
 
 
 def test_every_peer_computes_the_product_again_and_again() -> None:

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
+from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.spec import DType, Layout
 from sparsejit.split import parse_threads
@@ -43,21 +44,24 @@ def kernels(
     """Time kernels for a vector or a batch and every library that does the same, on one core."""
     require("torch", "scipy", "threadpoolctl", "matplotlib")
     from sparsejit.perf import history, report
-    from sparsejit.perf.kernels import Row, run
+    from sparsejit.perf.kernels import Row, check_strategies, run
     from sparsejit.perf.machine import machine_limits
     from sparsejit.perf.problems import ALL_PROBLEMS, problems_named
     from sparsejit.perf.roofline import draw_roofline
 
-    chosen = problems_named(problem or ALL_PROBLEMS)
+    chosen, dtypes = problems_named(problem or ALL_PROBLEMS, ALL_PROBLEMS), _dtypes(dtype)
+    check_strategies(strategy or ())
     limits = machine_limits(Target.detect())
     console.print(report.limits_table(limits))
-    dtypes = _dtypes(dtype)
     rows: list[Row] = []
     for one in chosen:
         with error_console.status("") as status:
-            (comparison,) = run([one], strategy, status.update, dtypes)
-        console.print(report.comparison_table(comparison))
-        rows += comparison.rows
+            found = run([one], strategy, status.update, dtypes)
+        for comparison in found:
+            console.print(report.comparison_table(comparison))
+            rows += comparison.rows
+    if not rows:
+        raise InvalidInput("no such kernel for these problems and dtypes: use --strategy auto")
     values = [row.as_dict() for row in rows]
     if json_file:
         with atomic_path(json_file) as path:
@@ -86,9 +90,9 @@ def batch(
     from sparsejit.perf import history
     from sparsejit.perf.batch_sweep import BATCHES, sweep
     from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.problems import problems_named
+    from sparsejit.perf.problems import PROBLEMS, problems_named
 
-    (layer,) = problems_named([problem])
+    (layer,) = problems_named([problem], PROBLEMS)
     case = Layout.parse(layout), DType.parse(dtype)
     with error_console.status("") as status:
         rows = sweep(layer, size or BATCHES, *case, status.update)
@@ -142,11 +146,8 @@ def threads(
     from sparsejit.perf.problems import PROBLEMS, problems_named
     from sparsejit.perf.threads import barrier, gains
 
-    chosen, dtypes, count = (
-        problems_named(problem or PROBLEMS),
-        _dtypes(dtype),
-        parse_threads(count),
-    )
+    chosen = problems_named(problem or PROBLEMS, PROBLEMS)
+    dtypes, count = _dtypes(dtype), parse_threads(count)
     with error_console.status("") as status:
         meeting = barrier(count)
         found = gains(chosen, count, dtypes, status.update)

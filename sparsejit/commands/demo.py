@@ -30,7 +30,7 @@ _DENSE_BLAS = ("OpenBLAS sgemv", "MKL sgemv", "numpy (OpenBLAS)", "torch.mv")
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where demo.wav and demo.png go.")] = Path("out"),
-    seed: Annotated[int, typer.Option(help="Seed of the pruning run and of the voice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the pruning run and of the voice.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Prune a small network live, speak with the bundled voice, and measure every layer."""

@@ -19,7 +19,7 @@ def synth(
     recording: Annotated[Path, typer.Argument(help="Audio whose mel is spoken again.")],
     out: Annotated[Path, typer.Option(help="The WAV file to write.")] = Path("out/synth.wav"),
     voice: Annotated[Path, typer.Option(help="A voice file.")] = VOICE,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same samples.")] = 0,
 ) -> None:
     """Analyse a recording into log-mel features and let a voice speak them."""
     require("soundfile", "scipy")

@@ -19,7 +19,7 @@ def train(
     hidden_size: Annotated[int | None, typer.Option(help="Units of the GRU.")] = None,
     amount: Annotated[float | None, typer.Option(help="Share of weights to prune.")] = None,
     pattern: Annotated[str | None, typer.Option(help="What to prune in, such as 1x8.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights and batches.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of weights and batches.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where present.")] = None,
 ) -> None:
     """Train a voice from a folder of audio, pruning it gradually; resumes where it stopped."""
