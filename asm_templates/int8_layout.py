@@ -1,11 +1,11 @@
 """Where every row and weight of an int8 permute kernel goes: from a matrix to what it streams.
 
-Four vectors of outputs (64 rows) are summed at a time: a run. `fold` runs share one piece of code
-and so one schedule, as in `permute_layout`. Within a run the rows lie in the order of their
-number of weights, so that the lanes of a vector finish together.
+Eight vectors of outputs (128 rows) are summed at a time: a run. `fold` runs share one piece of
+code and so one schedule, and rows trade places within a run, as in `permute_rows`.
 
-Rows that use the same inputs, as in blocks of 1x8 or 1x16, form granules and share indices: a
-step of a vector then reads one, two or sixteen indices (of four bytes, one for each product):
+Rows that use the same inputs, as in blocks of 1x8 or 1x16, form granules, trade places as one and
+share indices: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
+each product):
 
     rows a granule    indices a step    lanes 0 1 2 3 ... belong to granule
     16                1                 0 0 0 0 ...     vpbroadcastd
@@ -15,73 +15,61 @@ step of a vector then reads one, two or sixteen indices (of four bytes, one for 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.grouping import SWEEPS, exchange_indices
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.permute_rows import (
+    Prices,
+    Strip,
+    row_order,
+    strips,
+    wanted_counts,
+)
 from sparsejit.asm_templates.schedule import Demand, Windows
 from sparsejit.asm_templates.turns import turns
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
 LANES = 16
-ACCUMULATORS = 4
+ACCUMULATORS = 8
+MOST_STAGES = 3  # of exchanges among as many sums
 RUN_ROWS = ACCUMULATORS * LANES
 REGISTER_INPUTS = 64  # bytes of a register
-MOST_REGISTERS = 24  # that hold x
+MOST_REGISTERS = 20  # that hold x
 OFFSET = 128  # what is added to x to make it unsigned
 
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]
 
 
-@dataclass(frozen=True)
-class Strip:
-    """`runs` runs of `abreast` vectors each, from vector number `first` on; see above."""
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A strip of batches, and the row in every lane: `rows`, (batches, fold, abreast, lanes).
 
-    first: int
-    runs: int
-    abreast: int
-    fold: int
+    Its sums come back in order by `stages` of exchanges. `granule` rows share their indices, of
+    which a step reads `indices`.
+    """
+
+    strip: Strip
     granule: int
-
-    @property
-    def batches(self) -> int:
-        return self.runs // self.fold
-
-    @property
-    def teams(self) -> int:
-        """Schedules: one for each vector of a batch's first run, and its like in the others."""
-        return self.batches * self.abreast
+    stages: int
+    rows: _Numbers
 
     @property
     def indices(self) -> int:
-        """Indices a step: granules side by side in a vector."""
         return LANES // self.granule
 
-    @property
-    def ordered(self) -> bool:
-        """Whether rows lie in another order than that of y."""
-        return self.abreast == ACCUMULATORS and self.fold * self.indices > 1
 
-
-def strips(out_features: int, fold: int, granule: int) -> list[Strip]:
-    """As many whole runs as fill folded batches, then the other whole ones, then what is left."""
-    whole, rest = divmod(out_features, RUN_ROWS)
-    folded = whole - whole % fold
-    parts = [
-        Strip(0, folded, ACCUMULATORS, fold, granule),
-        Strip(folded * ACCUMULATORS, whole - folded, ACCUMULATORS, 1, granule),
-    ]
-    if rest:
-        last = Strip(
-            whole * ACCUMULATORS, 1, -(-rest // LANES), 1, LANES if granule == LANES else 1
-        )
-        parts.append(last)
-    return [part for part in parts if part.runs]
+def least_steps(wants: npt.NDArray[np.uint16]) -> _Numbers:
+    """What bounds the steps of a schedule from below; a `permute_rows.Bound`."""
+    fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
+    by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
+    least: _Numbers = np.maximum(fullest_lane, -(-by_register // 2))
+    return least
 
 
 def byte_of_input() -> _Numbers:
@@ -118,17 +106,21 @@ class Steps:
 class Piece:
     """One batch in one window: what a run of its code reads, in order of reading.
 
-    Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `order`
-    (which outputs go where, one byte each). All uint32 (fold, vectors, lanes).
+    Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `tail`
+    (the indices of exchanges, in bytes). All uint32 (fold, vectors, lanes).
     """
 
-    strip: Strip
+    held: Held
     batch: int
     window: int
     steps: Steps
     head: _Words
     scales: _Words
-    order: _Words
+    tail: _Words
+
+    @property
+    def strip(self) -> Strip:
+        return self.held.strip
 
     @property
     def count(self) -> int:
@@ -138,11 +130,11 @@ class Piece:
     @property
     def vectors(self) -> int:
         """Vectors that one run reads besides the indices."""
-        return sum(part.shape[1] for part in (self.head, self.scales, self.order)) + self.count
+        return sum(part.shape[1] for part in (self.head, self.scales, self.tail)) + self.count
 
     def pool(self) -> _Words:
         """Vectors of all runs."""
-        parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.order)
+        parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.tail)
         return np.concatenate(parts, axis=1)
 
     def indices(self) -> _Words:
@@ -176,15 +168,19 @@ class Layout:
 
 
 def layout_of(
-    spec: MatVec, matrix: SparseMatrix, fold: int, granule: int, tries: int
+    spec: MatVec, matrix: SparseMatrix, fold: int, granule: int, exchange: float, tries: int
 ) -> Layout:
-    """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`."""
+    """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`.
+
+    An exchange costs as much as `exchange` steps.
+    """
     windows = Windows.of(matrix.in_features, REGISTER_INPUTS, MOST_REGISTERS)
     weights, scales = quantised_rows(matrix)
-    cut = _Cut(spec, weights, output_scales(spec, scales), windows, tries)
+    prices = Prices(least_steps, exchange)
+    cut = _Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
     pieces: list[Piece] = []
-    for strip in strips(matrix.out_features, fold, granule):
-        pieces += cut.pieces(strip)
+    for strip in strips(matrix.out_features, LANES, ACCUMULATORS, fold):
+        pieces += cut.pieces(cut.held(strip, granule))
     return Layout(windows, sorted(pieces, key=lambda piece: piece.window))
 
 
@@ -196,46 +192,47 @@ class _Cut:
     weights: npt.NDArray[np.int8]
     scales: npt.NDArray[np.float32]
     windows: Windows
+    prices: Prices
     tries: int
 
-    @cached_property
-    def counts(self) -> _Numbers:
-        """Nonzeros of each row; the last entry stands for no row, which comes after all others."""
-        return np.append(np.count_nonzero(self.weights, axis=1), -1)
+    def held(self, strip: Strip, granule: int) -> Held:
+        """The rows of a strip in order.
 
-    def pieces(self, strip: Strip) -> Iterator[Piece]:
-        rows = self._rows(strip)
-        steps = self._steps(strip, rows)
+        Two granules in a vector lie there in turn, so that their sums need an exchange: a vector
+        that has no partner for one is not for granules of eight.
+        """
+        if granule == LANES // 2 and strip.abreast % 2:
+            granule = 1
+        indices = LANES // granule
+        stages = range(int(indices == 2), MOST_STAGES + 1)
+        whole = -(-len(self.weights) // granule) * granule
+        granules = self._padded(np.arange(whole)).reshape(-1, granule, self._width)
+        used = np.bitwise_or.reduce(granules, axis=1) != 0
+        counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
+        order = row_order(counts, indices, [strip], stages, self.prices, SWEEPS)
+        in_lanes = strip.by_batch(order.rows, indices)
+        rows = in_lanes[..., None, :] * granule + np.arange(granule)[:, None]
+        return Held(strip, granule, order.stages, rows.reshape(*in_lanes.shape[:3], LANES))
+
+    def pieces(self, held: Held) -> Iterator[Piece]:
+        strip, steps = held.strip, self._steps(held)
         for window in range(self.windows.number):
             for batch in range(strip.batches):
-                part = rows[batch * strip.fold : (batch + 1) * strip.fold]
                 region = steps.of_region(window * strip.batches + batch)
-                yield self._piece(strip, part, region, window, batch)
+                yield self._piece(held, region, window, batch)
 
-    def _rows(self, strip: Strip) -> _Numbers:
-        """The row in every lane, (runs, abreast, lanes); those past the end mean none."""
-        first = strip.first * LANES
-        rows = first + np.arange(strip.runs * strip.abreast * LANES).reshape(strip.runs, -1)
-        if strip.ordered:
-            granules = rows.reshape(strip.runs, -1, strip.granule)
-            counts = self.counts[np.minimum(granules, self.spec.out_features)].max(axis=2)
-            fullest = np.argsort(-counts, axis=1, kind="stable")
-            rows = np.take_along_axis(granules, fullest[:, :, None], axis=1)
-        shape = (strip.runs, strip.abreast, strip.indices, strip.granule)
-        return rows.reshape(shape).swapaxes(2, 3).reshape(strip.runs, strip.abreast, LANES)
-
-    def _steps(self, strip: Strip, rows: _Numbers) -> Steps:
+    def _steps(self, held: Held) -> Steps:
         """The steps of a strip in order of execution."""
-        batches = rows.reshape(strip.batches, strip.fold, strip.abreast, LANES).swapaxes(1, 2)
-        shape = (strip.teams, strip.fold, strip.granule, strip.indices, -1)
-        weights = self._padded(batches.ravel()).reshape(shape)
+        strip = held.strip
+        shape = (strip.teams, strip.fold, held.granule, held.indices, -1)
+        weights = self._padded(held.rows.swapaxes(1, 2).ravel()).reshape(shape)
         used = np.bitwise_or.reduce(weights, axis=2).reshape(-1, weights.shape[-1]) != 0
-        lanes = strip.fold * strip.indices
+        lanes = strip.fold * held.indices
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
         schedule = quad_schedule(demand, self.tries)
         window, team = np.divmod(schedule.problem, strip.teams)
         turn, due = turns(schedule.problem)
-        batch, position = np.divmod(team, strip.abreast)
+        batch, vector = np.divmod(team, strip.abreast)
         region = window * strip.batches + batch
         column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
         taken = schedule.taken >= 0
@@ -245,7 +242,7 @@ class _Cut:
         execution = np.lexsort((team, due, region))
         return Steps(
             region[execution],
-            position[execution],
+            vector[execution],
             turn[execution],
             schedule.first[execution],
             schedule.second[execution],
@@ -253,24 +250,27 @@ class _Cut:
             _bytes_as_words(
                 np.where(taken, index, 0)
                 .astype(np.int8)
-                .reshape(len(team), strip.fold, strip.indices, PRODUCTS)[execution]
+                .reshape(len(team), strip.fold, held.indices, PRODUCTS)[execution]
             ),
         )
+
+    @property
+    def _width(self) -> int:
+        """Inputs of whole windows."""
+        return self.windows.number * self.windows.width * REGISTER_INPUTS
 
     def _padded(self, rows: _Numbers) -> npt.NDArray[np.int8]:
         """The weights of these rows, whole windows wide."""
         out_features, in_features = self.weights.shape
-        width = self.windows.number * self.windows.width * REGISTER_INPUTS
-        padded = np.zeros((len(rows), width), np.int8)
+        padded = np.zeros((len(rows), self._width), np.int8)
         real = rows < out_features
         padded[real, :in_features] = self.weights[rows[real]]
         return padded
 
-    def _piece(
-        self, strip: Strip, rows: _Numbers, steps: Steps, window: int, batch: int
-    ) -> Piece:
-        head: _Words = np.zeros((strip.fold, 0, LANES), np.uint32)
-        scales = order = head
+    def _piece(self, held: Held, steps: Steps, window: int, batch: int) -> Piece:
+        rows, fold = held.rows[batch], held.strip.fold
+        head: _Words = np.zeros((fold, 0, LANES), np.uint32)
+        scales = tail = head
         if window == 0:
             starts = -OFFSET * self.weights.sum(axis=1, dtype=np.int64)
             head = _by_lane(starts.astype(np.int32), rows)
@@ -278,10 +278,9 @@ class _Cut:
             parts = [_by_lane(self.scales, rows)]
             if self.spec.bias is not None:
                 parts.append(_by_lane(self.spec.bias, rows))
-            scales = np.stack(parts, axis=2).reshape(strip.fold, -1, LANES)
-            if strip.ordered:
-                order = _order_of_outputs(rows)
-        return Piece(strip, batch, window, steps, head, scales, order)
+            scales = np.stack(parts, axis=2).reshape(fold, -1, LANES)
+            tail = _as_bytes(exchange_indices(rows, held.stages))
+        return Piece(held, batch, window, steps, head, scales, tail)
 
 
 def _by_lane(values: npt.NDArray[np.generic], rows: _Numbers) -> _Words:
@@ -291,14 +290,12 @@ def _by_lane(values: npt.NDArray[np.generic], rows: _Numbers) -> _Words:
     return chosen
 
 
-def _order_of_outputs(rows: _Numbers) -> _Words:
-    """A vector a run (fold, 1, lanes): a byte for each output, which says where it comes from.
-
-    Bits 0-4 are the lane within sums 0 and 1, or, where the sign bit is set, 2 and 3.
-    """
-    source = np.argsort(rows.reshape(len(rows), -1), axis=1)
-    place = np.where(source < 2 * LANES, source, source - 2 * LANES - 128)
-    return _bytes_as_words(place.astype(np.int8).reshape(len(rows), 1, LANES, 4))
+def _as_bytes(indices: _Numbers) -> _Words:
+    """Indices (fold, number, lanes) as bytes, four times as many of them in a vector."""
+    fold, number, lanes = indices.shape
+    padded = np.zeros((fold, -(-number // 4), lanes, 4), np.int8)
+    padded.reshape(fold, -1, lanes)[:, :number] = indices
+    return _bytes_as_words(padded)
 
 
 def _picked(

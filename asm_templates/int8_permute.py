@@ -19,8 +19,7 @@ window by window, with int32 sums in y meanwhile. So x and y must not overlap.
 
 Zen 5 takes a cycle a step in L1; from L2 on the 128 bytes of a step bind, at 46 to 54 bytes a
 cycle. Tried without gain: indices and weights in one stream (within 2 %), prefetching within L2
-(up to 30 % slower), rows ordered by count over 1024 rows instead of 64 (1 % fewer steps where
-95 % is zero).
+(up to 30 % slower).
 """
 
 import itertools
@@ -54,7 +53,6 @@ from sparsejit.operands import (
     Memory,
     Register,
     dword,
-    k,
     r8,
     r9,
     rcx,
@@ -65,11 +63,10 @@ from sparsejit.operands import (
 from sparsejit.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.target import Target
 
-# Vector registers: 0 to 3 the sums, then these, and x at the end.
+# Vector registers: 0 to 7 the sums, then these, and x at the end.
 _PICKED, _OTHER, _RECIPROCAL, _STEP = (zmm(ACCUMULATORS + number) for number in range(4))
 _FIRST_FREE = ACCUMULATORS + 4
 _SUMS = [zmm(number) for number in range(ACCUMULATORS)]
-_FROM_UPPER = k(1)
 _WEIGHTS, _INDICES, _FOLDED_Y, _RUNS_LEFT = rdx, r8, r9, rcx
 _VECTOR_BYTES = 64
 _REACH = 128  # operands to either side that a one-byte displacement reaches
@@ -87,6 +84,7 @@ _GRANULES = {16: 1.25, 8: 1.25}
 MOST_FOLD = 4
 _STEP_CODE_BYTES = 20
 _LANE_USE = 0.77  # about, to tell how much code there will be
+_POOL_BYTES_A_WEIGHT = 2.8  # at 90 % zero
 _SAMPLED_RUNS = 4  # for an estimate of the steps
 # A try takes about 0.5 us a nonzero, so schedules take 0.15 s, or as long as one try takes.
 _TRIED_NNZ, _MOST_TRIES = 300_000, 4
@@ -109,6 +107,12 @@ def fold_of(matrix: SparseMatrix, target: Target) -> int:
     return fold
 
 
+def exchange_steps(matrix: SparseMatrix, target: Target) -> float:
+    """What an exchange costs, in steps: 1.5 cycles within L1, beyond it a third of the bytes."""
+    near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
+    return 1.5 if near else 0.3
+
+
 def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
     """About how many steps the kernel has: those of every n-th run, times n."""
     runs = matrix.out_features // RUN_ROWS
@@ -117,14 +121,15 @@ def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
     sample = SparseMatrix(matrix.dense[rows_of_runs]) if every > 1 else matrix
     spec = MatVec(sample.out_features, sample.in_features, dtype=DType.INT8)
     fold, granule = fold_of(matrix, target), granule_of(matrix)
-    return every * layout_of(spec, sample, fold, granule, tries=1).steps
+    exchange = exchange_steps(matrix, target)
+    return every * layout_of(spec, sample, fold, granule, exchange, tries=1).steps
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
     fold, granule = fold_of(matrix, asm.target), granule_of(matrix)
     tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
-    layout = layout_of(spec, matrix, fold, granule, tries)
+    layout = layout_of(spec, matrix, fold, granule, exchange_steps(matrix, asm.target), tries)
     _Kernel(asm, spec, layout).emit()
 
 
@@ -199,10 +204,10 @@ class _Kernel:
     def _piece(self, piece: Piece) -> None:
         """Run a piece's code once, or `fold` times with y and the streams moving on."""
         asm, strip = self.asm, piece.strip
-        first = (strip.first + piece.batch * strip.fold * strip.abreast) * LANES
+        first = strip.first_of(piece.batch) * LANES
         weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES)
         weights.start(asm.literal(piece.pool()))
-        indices = _Stream(asm, _INDICES, 4 * strip.indices)
+        indices = _Stream(asm, _INDICES, 4 * piece.held.indices)
         indices.start(asm.literal(piece.indices()))
         if strip.fold == 1:
             _Run(self, piece, weights, indices, rsi, first, self.spec.out_features).emit()
@@ -284,7 +289,7 @@ class _Run:
         weight_move, weight = self.weights.lines(piece.head.shape[1], piece.count)
         return [
             index_move,
-            line(_INDEX_LOADS[piece.strip.indices], _PICKED, index),
+            line(_INDEX_LOADS[piece.held.indices], _PICKED, index),
             line("vpermi2b", _PICKED, zmm(x + steps.first), zmm(x + steps.second)),
             weight_move,
             line("vpdpbusd", self._accumulators(), _PICKED, weight),
@@ -295,7 +300,7 @@ class _Run:
         """Where both streams come from beyond L2: 4096x4096 in 40.2 us at the median of places and
         42.6 at the worst, instead of 40.7 and 47.8. Within L2 it loses up to 30 %.
         """
-        if not self.kernel.prefetch or self.piece.strip.indices < LANES:
+        if not self.kernel.prefetch or self.piece.held.indices < LANES:
             return []
         return [
             line("prefetcht0", Memory(place.base, place.displacement + _PREFETCHED_BYTES))
@@ -311,24 +316,20 @@ class _Run:
         free = [zmm(number) for number in range(_FIRST_FREE, self.kernel.first_input)]
         scratch = [_PICKED, _OTHER, _RECIPROCAL, *free]
         apply_activation(self.asm, self.spec.activation, self.sums, scratch)
-        if not piece.order.shape[1]:
-            for register, place in zip(self.sums, self.places, strict=True):
-                self._store(register, place)
-            return
-        order = next(vectors)
-        for position, place in enumerate(self.places):
-            self._in_order(Memory(order.base, order.displacement + position * LANES))
-            self._store(_PICKED, place)
-
-    def _in_order(self, order: Memory) -> None:
-        """Pick sixteen outputs of the run: from the first two sums, or from the others."""
-        asm = self.asm
-        asm.emit("vpmovsxbd", _PICKED, order)
-        asm.emit("vmovaps", _OTHER, _PICKED)
-        asm.emit("vpmovd2m", _FROM_UPPER, _PICKED)
-        asm.emit("vpermi2ps", _PICKED, *self.sums[:2])
-        asm.emit("vpermi2ps", _OTHER, *self.sums[2:])
-        asm.emit("vmovaps", _PICKED.masked(_FROM_UPPER), _OTHER)
+        quarters = (
+            Memory(vector.base, vector.displacement + quarter * LANES)
+            for vector in vectors
+            for quarter in range(4)
+        )
+        sums = rows.exchange(
+            self.asm,
+            self.sums,
+            piece.held.stages,
+            (_PICKED, _OTHER),
+            lambda register: self.asm.emit("vpmovsxbd", register, next(quarters)),
+        )
+        for register, place in zip(sums, self.places, strict=True):
+            self._store(register, place)
 
     def _store(self, register: Register, place: int) -> None:
         rows.store(self.asm, register, self.y, place, self.length, _OTHER)

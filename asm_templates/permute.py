@@ -44,13 +44,13 @@ Tried and slower: `prefetcht0` ahead of the pool (5-40 %), folding four times wi
 twice is not enough already, windows of 16 registers instead of 26 (1.5 % more steps).
 """
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates import rows
-from sparsejit.asm_templates.grouping import exchanges
 from sparsejit.asm_templates.permute_layout import Layout, Piece, layout_of
 from sparsejit.asm_templates.permute_machine import FoldingRule, Machine
 from sparsejit.assembler import Assembler, Line, line
@@ -282,19 +282,13 @@ class PermuteKernel:
 
     def _in_order(self, piece: Piece, sums: list[Register]) -> list[Register]:
         """Undo the layout's order of rows by exchanges between vectors, where sums are whole."""
-        result, free = list(sums), [self.index, self.picked]
         if not piece.tail.shape[1]:
-            return result
-        vector = piece.tail_start
-        for pair in exchanges(len(sums), self.layout.order.stages):
-            held = [result[position] for position in pair]
-            for position, register in zip(pair, free, strict=True):
-                self._read(register, vector)
-                self.asm.emit("vpermi2ps", register, *held)
-                result[position] = register
-                vector += 1
-            free = held
-        return result
+            return sums
+        vectors = itertools.count(piece.tail_start)
+        free, stages = (self.index, self.picked), self.layout.order.stages
+        return rows.exchange(
+            self.asm, sums, stages, free, lambda register: self._read(register, next(vectors))
+        )
 
     def _at(self, vector: Number) -> Memory:
         """A vector of the pool, counted from the start of the run, once it is in reach."""

@@ -4,9 +4,12 @@ A vector covers `target.lanes` consecutive outputs. The last one may be partial:
 stored under a mask, so that nothing beyond the array is touched.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sparsejit.asm_templates.activation import apply_activation
+from sparsejit.asm_templates.grouping import exchanges
 from sparsejit.assembler import Assembler
 from sparsejit.operands import VECTOR_BYTES, Literal, Memory, Register, dword, k, rax, ymm, zmm
 from sparsejit.spec import MatVec
@@ -83,6 +86,29 @@ def finish_rows(
     for position, register in enumerate(registers):
         row = first + position * asm.target.lanes
         store(asm, register, base, row, spec.out_features, scratch[0])
+
+
+def exchange(
+    asm: Assembler,
+    sums: list[Register],
+    stages: int,
+    free: tuple[Register, Register],
+    load: Callable[[Register], None],
+) -> list[Register]:
+    """The registers that hold sums in the order of y after exchanges between vectors.
+
+    `load` emits, call by call, the load of a row of `grouping.exchange_indices`. Clobbers `sums`
+    and `free`.
+    """
+    result, spare = list(sums), list(free)
+    for pair in exchanges(len(sums), stages):
+        held = [result[vector] for vector in pair]
+        for vector, register in zip(pair, spare, strict=True):
+            load(register)
+            asm.emit("vpermi2ps", register, *held)
+            result[vector] = register
+        spare = held
+    return result
 
 
 def zero(asm: Assembler, register: Register) -> None:

@@ -11,9 +11,10 @@ from matvec_checks import block_weights, check, compile_kernel, shapes, target_o
 
 from sparsejit import reference
 from sparsejit.api import compile_matrix
-from sparsejit.asm_templates.int8_layout import strips
+from sparsejit.asm_templates.int8_layout import ACCUMULATORS, LANES, RUN_ROWS
 from sparsejit.asm_templates.int8_permute import MOST_FOLD, fold_of, granule_of, sampled_steps
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, QuadSchedule, quad_schedule
+from sparsejit.asm_templates.permute_rows import strips
 from sparsejit.asm_templates.schedule import Demand
 from sparsejit.asm_templates.table import MatVecTemplate
 from sparsejit.errors import InvalidInput
@@ -147,9 +148,9 @@ def test_a_row_whose_sum_may_overflow_is_named(row):
 @pytest.mark.parametrize("row", PERMUTE)
 @pytest.mark.parametrize("block_rows", [1, 8, 16])
 def test_folded_batches_from_beyond_l2_and_what_is_left_over(row, block_rows):
-    weights = block_weights((64 * (2 * MOST_FOLD + 1) + 30, 2700), 0.3, block_rows)
+    weights = block_weights((RUN_ROWS * (MOST_FOLD + 1) + 30, 2700), 0.3, block_rows)
     assert fold_of(SparseMatrix(weights), target_of(row)) == MOST_FOLD
-    assert len(strips(len(weights), MOST_FOLD, 1)) == 3
+    assert len(strips(len(weights), LANES, ACCUMULATORS, MOST_FOLD)) == 3
     bias = np.linspace(-1, 1, len(weights), dtype=np.float32)
     check(row, weights, bias, Activation.TANH)
 
