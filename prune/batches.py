@@ -47,6 +47,7 @@ class Batches:
         return {"pass": self._pass, "taken": self._taken}
 
     def restore(self, position: Mapping[str, int]) -> None:
+        """Go on from a `position`: its pass is begun afresh, and what was taken is skipped."""
         if position["pass"] < 0:
             return
         with self._own_generator():

@@ -11,6 +11,8 @@ from sparsejit.errors import InvalidInput
 
 
 class Criterion(Protocol):
+    """What a Pruner ranks weights by; `weights` are its targets by name."""
+
     def start(self, weights: Mapping[str, Tensor]) -> None:
         """Forget everything; training of these weights begins."""
         ...

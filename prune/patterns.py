@@ -46,6 +46,8 @@ def least(scores: Tensor, count: int) -> Tensor:
 
 
 class Pattern(Protocol):
+    """How a matrix, weight[out_features, in_features], falls into blocks."""
+
     @property
     def name(self) -> str: ...
 

@@ -31,7 +31,8 @@ def prune_wanda(
     Unstructured, every output gives up round(amount * in_features) weights, as in the paper;
     in blocks and lanes every gate gives up round(amount * blocks).
 
-    amount: as for Pruner, one share or one for each glob or gate.
+    amount: as for Pruner, one share or one for each glob or gate. per_gate: as for Pruner.
+    Raises InvalidInput where amount, pattern or per_gate do not fit the weights.
     """
     chosen = choose_pattern(pattern)
 
@@ -62,9 +63,11 @@ def prune_second_order(
     blocks), and by magnitude; so the error is never above that of magnitude pruning. Weights that
     are zero already compete like others.
 
-    amount: as for Pruner, one share or one for each glob or gate.
+    amount: as for Pruner, one share or one for each glob or gate. per_gate: as for Pruner.
     damping: share of the inputs' mean square that is added to each, for inputs that are few or
         linearly dependent.
+    Raises InvalidInput where amount, pattern or per_gate do not fit the weights, and where the
+    inputs do not determine them.
     """
     chosen = choose_pattern(pattern)
 
@@ -90,7 +93,8 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
     """Set the weights that are not zero to the least squares fit of the calibrated outputs.
 
     For any mask: calibrate the dense model, prune it in any way, then call this. The error on the
-    calibration inputs is the least that these zeros allow, but for `damping`.
+    calibration inputs is the least that these zeros allow, but for `damping`. Raises InvalidInput
+    where the inputs do not determine the weights.
     """
     for name, layer in calibration.items():
         weight = model.get_parameter(name)

@@ -22,12 +22,14 @@ from sparsejit.prune.rewinding import Rewinder
 from sparsejit.prune.schedules import IterativeSchedule, OneShot, Schedule
 from sparsejit.prune.targets import (
     Target,
+    as_list,
     check_finite,
     check_globs,
     count_gates,
     match_targets,
     protect_diagonal,
 )
+from sparsejit.spec import DType
 
 
 class Pruner:
@@ -80,9 +82,9 @@ class Pruner:
         self.amount: Amount = {} if amount is None else amount  # {} until prepare chooses
         check_amount(self.amount, self.pattern)
         self.budget_us = budget_us
-        self.dtype = dtype
+        self.dtype = DType.parse(dtype).value
         self.trade_off: TradeOff | None = None
-        self.targets = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
+        self.targets = as_list(targets)
         if not self.targets:
             raise InvalidInput("targets is empty: name weights, for example ['fc*.weight']")
         self.schedule: Schedule = schedule if schedule is not None else OneShot()

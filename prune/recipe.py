@@ -286,6 +286,8 @@ class Recipe:
         return OPTIMIZERS[chosen.kind](parameters, **chosen.options)
 
     def _check(self, pruner: Pruner) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise InvalidInput(f"seed is {self.seed}: give 0 to 2**64 - 1")
         if self.method.kind == "gradual":
             self._check_gradual(pruner.schedule)
         elif "schedule" in self.prune:

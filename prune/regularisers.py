@@ -14,6 +14,8 @@ Project = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 class Regulariser(Protocol):
+    """A term of the loss while a Pruner works; `weights` are its targets by name."""
+
     def start(self, weights: Mapping[str, Tensor], project: Project) -> None:
         """Forget everything; training of these weights begins."""
         ...

@@ -59,7 +59,7 @@ class LayerSparsity:
 
 
 def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> LayerSparsity:
-    """Count what is left of one weight."""
+    """Count what is left of one weight, shape (out_features, ...), in `gates` equal row groups."""
     nonzero = weight.reshape(gates, weight.shape[0] // gates, -1) != 0
     scores = pattern.blocks(nonzero.double(), nonzero).scores
     return LayerSparsity(

@@ -26,6 +26,7 @@ class Rewinder:
             self._saved["optimizer"] = copy.deepcopy(optimizer.state_dict())
 
     def rewind(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Put the saved state back."""
         model.load_state_dict(self._saved["model"])
         if optimizer is not None:
             # Loading keeps references to the tensors, which training would then change.

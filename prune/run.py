@@ -170,6 +170,7 @@ class _Run:
         return value
 
     def save(self, path: str | PathLike[str]) -> None:
+        """Write what `restore` goes on from: plain data and tensors, no pickled code."""
         content = {
             "recipe": self.recipe.to_dict(),
             "step": self.step,
@@ -237,11 +238,12 @@ def _evaluate(workload: Workload) -> Mapping[str, float]:
         return {}
     with evaluating(workload.model), torch.no_grad():
         figures = workload.evaluate(workload.model)
-    if not isinstance(figures, Mapping):
+    try:
+        return {name: float(value) for name, value in figures.items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidInput(
             f"evaluate returned {figures!r}: return figures by name, such as {{'accuracy': 0.97}}"
-        )
-    return {name: float(value) for name, value in figures.items()}
+        ) from error
 
 
 def _read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:

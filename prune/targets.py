@@ -15,6 +15,11 @@ GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LS
 Target = str | Callable[[str, nn.Parameter], bool]
 
 
+def as_list(targets: Target | Sequence[Target]) -> list[Target]:
+    """Many targets, where one may have been given."""
+    return [targets] if isinstance(targets, str) or callable(targets) else [*targets]
+
+
 def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[str]:
     """Names of the parameters that any target selects and no "!glob" leaves out, in order.
 
@@ -22,7 +27,7 @@ def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[
     that is no weight matrix.
     """
     parameters = dict(model.named_parameters())
-    wanted = [targets] if isinstance(targets, str) or callable(targets) else [*targets]
+    wanted = as_list(targets)
     globs = [target for target in wanted if isinstance(target, str)]
     _check_not_computed(model, globs)
     check_globs(parameters, [glob.removeprefix("!") for glob in globs])

@@ -1,6 +1,7 @@
 """What a recipe is run on: the user's model and data, and where they come from."""
 
 import importlib.util
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +40,8 @@ def load_workload(reference: str) -> Workload:
     """Call "path/to/file.py:factory" or "package.module:factory", which imports and runs it.
 
     The factory takes nothing and returns a Workload, or a bare module where no data is needed.
-    Raises InvalidInput where file, module or factory do not exist, or return something else.
+    Raises InvalidInput where file, module or factory do not exist, and for a factory of another
+    kind; what its own code raises comes through.
     """
     module_name, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
@@ -56,6 +58,10 @@ def load_workload(reference: str) -> Workload:
             if getattr(value, "__module__", None) == module.__name__ and callable(value)
         ]
         raise InvalidInput(f"{module_name} has no function {name!r}: {suggest(name, own)}")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise InvalidInput(f"{reference}: {error}; name a function of no arguments") from error
     made = factory()
     if isinstance(made, nn.Module):
         return Workload(made)

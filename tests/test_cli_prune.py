@@ -49,6 +49,9 @@ def workload():
 def wrong():
     return 3
 
+def sized(size):
+    return nn.Linear(size, size)
+
 NUMBER = 4
 """
 ONE_SHOT = "method: one-shot\nprune: {targets: [0.weight], amount: 0.5, pattern: 1x8}\n"
@@ -197,8 +200,9 @@ def test_weights_that_do_not_fit_or_cannot_be_read(folder: Path) -> None:
         ("torch.absent:workload", r"there is no module torch\.absent"),
         ("..up:workload", r"there is no module \.\.up"),
         ("net.py:worklod", "has no function 'worklod': did you mean 'workload'?"),
-        ("net.py:zzz", "has no function 'zzz': use one of loss, bare, workload, wrong"),
+        ("net.py:zzz", "has no function 'zzz': use one of loss, bare, workload, wrong, sized"),
         ("net.py:NUMBER", "has no function 'NUMBER'"),
+        ("net.py:sized", "missing a required argument: 'size'; name a function of no arguments"),
         ("net.py:wrong", r"returned int: return a sparsejit\.prune\.Workload"),
     ],
 )
@@ -241,4 +245,8 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(folder: Path) ->
     assert isinstance(refused.exception, InvalidInput)
     assert str(refused.exception).startswith("training needs batches: return Workload(model,")
     assert prune(folder, "bare", "absent.yaml").exit_code == 2
+    assert prune(folder, "bare", "one_shot.yaml", "--checkpoint", str(folder)).exit_code == 2
+    refused = prune(folder, "bare", "one_shot.yaml", "--out", str(folder / "p.pt"))
+    assert isinstance(refused.exception, InvalidInput)
+    assert str(refused.exception).endswith("p.pt is not a .safetensors path; name the output so")
     assert not (folder / "p.safetensors").exists()

@@ -42,6 +42,7 @@ def test_amount_outside_range(amount):
         ({"block": (0, 4)}, r"block=\(0, 4\) is empty"),
         ({"block": (4,)}, r"block=\(4,\) has 1 sizes"),
         ({"targets": []}, r"targets is empty: name weights"),
+        ({"dtype": "float8"}, r"'float8' is unknown; use one of float32, bfloat16"),
     ],
 )
 def test_wrong_options(options, message):

@@ -1,6 +1,7 @@
 """Recipes carried out: what they leave, that they resume exactly, and what they refuse."""
 
 import copy
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,9 +288,11 @@ def test_losses_that_cannot_be_minimised(wrong: Any, message: str) -> None:
         carried_out(GRADUAL, Workload(given.model, given.batches, wrong))
 
 
-def test_an_evaluation_without_names() -> None:
-    with pytest.raises(InvalidInput, match=r"evaluate returned 0\.5: return figures by name"):
-        carried_out(GRADUAL, Workload(nn.Linear(2, 2), [1], loss, lambda model: 0.5))
+@pytest.mark.parametrize("returned", [0.5, None, {"accuracy": "high"}, {"losses": [1, 2]}])
+def test_an_evaluation_without_named_figures(returned: Any) -> None:
+    message = re.escape(f"evaluate returned {returned}: return figures by name")
+    with pytest.raises(InvalidInput, match=message):
+        carried_out(GRADUAL, Workload(nn.Linear(2, 2), [1], loss, lambda model: returned))
 
 
 def test_checkpoints_of_something_else(tmp_path: Path) -> None:

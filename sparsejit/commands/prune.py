@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
+from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 
 if TYPE_CHECKING:
@@ -25,12 +26,17 @@ def prune(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Trained weights: .safetensors or .pt."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Receives the pruned weights, .safetensors.")] = Path(
-        "out/pruned.safetensors"
-    ),
-    report: Annotated[Path | None, typer.Option(help="Also write the report here, JSON.")] = None,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Receives the pruned weights, .safetensors.")
+    ] = Path("out/pruned.safetensors"),
+    report: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write the report here, JSON.")
+    ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Saves the training here, and goes on from it if it exists.")
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Saves the training here, and goes on from it if it exists."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,6 +46,8 @@ def prune(
 
     from sparsejit.prune import Recipe, load_weights, load_workload, time_layers
 
+    if out.suffix != ".safetensors":
+        raise InvalidInput(f"{out} is not a .safetensors path; name the output so")
     plan = Recipe.load(recipe)
     workload = load_workload(model)
     if weights is not None:
