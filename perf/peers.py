@@ -132,10 +132,13 @@ _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray], Peer]] = {
 
 
 def python_peer(name: str, compute: Callable[[], FloatArray]) -> Peer:
+    """A Python function that returns y."""
     return Peer(name, "python", compute, lambda: time_python(compute))
 
 
 def torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
+    """The same of torch, in inference mode: what is timed records no graph."""
+
     def timing() -> Timing:
         with torch.inference_mode():
             return time_python(compute)
@@ -228,11 +231,13 @@ def _pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
 
 
 def address_of(function: Any) -> int:
+    """Of a function that ctypes loaded."""
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @cache
 def mkl() -> Any:
+    """MKL's single dynamic library, sequential; raises MissingDependency where it is absent."""
     try:
         files = metadata.files("mkl") or []
     except metadata.PackageNotFoundError:
@@ -250,7 +255,8 @@ def mkl() -> Any:
 def openblas(function: str) -> int:
     """The address of a function of cblas in the OpenBLAS that numpy loaded.
 
-    Its integers may be 32 or 64 bits wide: an argument register serves both.
+    Its integers may be 32 or 64 bits wide: an argument register serves both. Raises
+    MissingDependency where numpy has another BLAS.
     """
     for pool in threadpoolctl.threadpool_info():
         path = Path(pool["filepath"])

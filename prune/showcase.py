@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsejit.prune.pruner import Pruner
-from sparsejit.prune.schedules import CubicSchedule, OneShot
+from sparsejit.prune.schedules import CubicSchedule
 
 SAMPLE_RATE = 8000
 CLASSES = 32
@@ -21,6 +21,7 @@ DENSE_STEPS = 600
 PRUNE_STEPS = 600
 REPORT_EVERY = 10
 PRUNED_LAYER = "2.weight"
+AMOUNT, PATTERN = 0.9, "1x8"
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class Showcase:
     Deterministic for one seed on one machine and thread count.
     """
 
-    def __init__(self, seed: int = 0, amount: float = 0.9, pattern: str = "1x8") -> None:
-        self.seed, self.amount, self.pattern = seed, amount, pattern
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
         self.model = _build_predictor(seed)
         self.result: ShowcaseResult | None = None
 
     def run(self) -> Iterator[PrunePoint]:
+        """Train dense, then prune while training on, with a point every REPORT_EVERY steps."""
         train, held_out = _windows(vowels(self.seed, 48)), _windows(vowels(self.seed + 1, 16))
         optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
         batches = _batches(train, self.seed)
@@ -70,7 +72,7 @@ class Showcase:
         dense_longer = self._dense_longer_loss(optimizer, train, held_out)
 
         schedule = CubicSchedule(start=0, end=PRUNE_STEPS * 2 // 3, every=REPORT_EVERY)
-        pruner = Pruner(self.amount, self.pattern, targets=[PRUNED_LAYER], schedule=schedule)
+        pruner = Pruner(AMOUNT, PATTERN, targets=[PRUNED_LAYER], schedule=schedule)
         pruner.prepare(self.model, optimizer)
         yield PrunePoint(0, dense, 1.0)
         batches = _batches(train, self.seed + 1)
@@ -86,8 +88,7 @@ class Showcase:
 
     def _one_shot_loss(self, held_out: tuple[Tensor, Tensor]) -> float:
         model = copy.deepcopy(self.model)
-        pruner = Pruner(self.amount, self.pattern, targets=[PRUNED_LAYER], schedule=OneShot())
-        pruner.prepare(model)
+        Pruner(AMOUNT, PATTERN, targets=[PRUNED_LAYER]).prepare(model)
         return _loss(model, held_out)
 
     def _dense_longer_loss(
