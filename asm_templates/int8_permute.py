@@ -83,7 +83,7 @@ _GRANULES = {16: 1.25, 8: 1.25}
 # unfolded, 1360 folded twice, 1400 four times; at 95 %, where it fits, 858, 908 and 965.
 MOST_FOLD = 4
 _STEP_CODE_BYTES = 20
-_LANE_USE = 0.77  # about, to tell how much code there will be
+_LANE_USE = 0.6  # at 95 % zero and with the ends of runs, to tell how much code there will be
 _POOL_BYTES_A_WEIGHT = 2.8  # at 90 % zero
 _SAMPLED_RUNS = 4  # for an estimate of the steps
 # A try takes about 0.5 us a nonzero, so schedules take 0.15 s, or as long as one try takes.
