@@ -31,6 +31,7 @@ import numpy as np
 
 from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.batch_tiles import BoolArray, IntArray, Products, products
+from sparsejit.asm_templates.permute_storage import rounded
 from sparsejit.asm_templates.rows import vector, zero
 from sparsejit.asm_templates.tiles import windows
 from sparsejit.assembler import Assembler, Line, line
@@ -94,9 +95,11 @@ def shared_loads(isa: str, panels: int) -> float:
 def emit_panels(asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Panels) -> None:
     """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
 
-    Clobbers what templates may, rdi and rsi.
+    Short weights are stored as the float32 they stand for: one is read for 16 columns, so their
+    bytes count for nothing. Clobbers what templates may, rdi and rsi.
     """
-    for tile in products(matrix, asm.target.vector_registers - RESERVED):
+    weights = SparseMatrix(rounded(matrix.dense, spec.dtype))
+    for tile in products(weights, asm.target.vector_registers - RESERVED):
         _tile(asm, spec, tile, panels)
     asm.emit("ret")
 

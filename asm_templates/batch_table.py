@@ -34,10 +34,10 @@ class MatMulTemplate(NamedTuple):
 
 
 def _repeating(each: MatVecTemplate) -> Iterator[MatMulTemplate]:
-    """The batch kernels that repeat a matrix-vector kernel; panels are float32 only."""
+    """The batch kernels that repeat a matrix-vector kernel; panels sum float32 only."""
     families = {"rows": batch.rows, "mixed": batch.mixed}
     for family, emit in families.items():
-        if family == "rows" or each.dtype is DType.FLOAT32:
+        if family == "rows" or each.dtype is not DType.INT8:
             yield MatMulTemplate(
                 each.name.replace("-", f"-{family}-", 1),
                 family,
@@ -50,8 +50,12 @@ def _repeating(each: MatVecTemplate) -> Iterator[MatMulTemplate]:
             )
 
 
+_PANELS = tuple(
+    MatMulTemplate(f"{short}-panels-{isa}", "panels", isa, batch.panels, "DESIGN section 4", dtype)
+    for short, dtype in (("f32", DType.FLOAT32), ("bf16", DType.BFLOAT16), ("f16", DType.FLOAT16))
+    for isa in ("avx512", "avx2")
+)
 MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
-    MatMulTemplate("f32-panels-avx512", "panels", "avx512", batch.panels, "DESIGN section 4"),
-    MatMulTemplate("f32-panels-avx2", "panels", "avx2", batch.panels, "DESIGN section 4"),
+    *_PANELS,
     *(template for each in MATVEC_TEMPLATES for template in _repeating(each)),
 )

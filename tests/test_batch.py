@@ -189,13 +189,15 @@ def test_a_layer_too_large_for_the_workspace_is_repeated() -> None:
         panels.emit(Assembler(target), MatMul(each, 16), matrix)
 
 
-def test_panels_exist_for_float32_only() -> None:
+def test_panels_exist_for_all_but_int8() -> None:
     matrix = SparseMatrix(np.eye(20))
-    spec = MatMul(MatVec(20, 20, dtype=DType.BFLOAT16), 16)
-    choice = plan_batch(spec, matrix, Target.named("avx2"))
-    assert choice.chosen.template.family == "rows"
-    with pytest.raises(InvalidInput, match="'panels' has no kernel for bfloat16 and batch 16"):
-        plan_batch(spec, matrix, Target.named("avx2"), "panels")
+    target = Target.named("avx2")
+    short = MatMul(MatVec(20, 20, dtype=DType.BFLOAT16), 16)
+    assert plan_batch(short, matrix, target, "panels").chosen.template.name == "bf16-panels-avx2"
+    spec = MatMul(MatVec(20, 20, dtype=DType.INT8), 16)
+    assert plan_batch(spec, matrix, target).chosen.template.family == "rows"
+    with pytest.raises(InvalidInput, match="'panels' has no kernel for int8 and batch 16"):
+        plan_batch(spec, matrix, target, "panels")
 
 
 def test_an_unknown_strategy_is_named_with_the_known() -> None:
