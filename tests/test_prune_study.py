@@ -1,8 +1,9 @@
-"""The pruning study: its methods at a twentieth of their length, and its tables."""
+"""The pruning study: its methods at a twentieth of their length, its recorded rows, its report."""
 
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +12,22 @@ pytest.importorskip("sklearn")
 from sparsejit.perf import pruning_layers as layers
 from sparsejit.perf import pruning_report as report
 from sparsejit.perf import pruning_study as study
+from sparsejit.perf.history import read_rows
 
 CHANCE = 0.1
+# Points of accuracy that gradual pruning to 90 % may cost (issue 4).
+GOALS = {"unstructured": 0.5, "lane16": 0.5, "1x8": 1.5}
 
 
 @pytest.fixture
 def short(monkeypatch):
     for name, task in list(study.TASKS.items()):
         monkeypatch.setitem(study.TASKS, name, replace(task, phase=50))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return read_rows(report.STUDY)
 
 
 @pytest.mark.parametrize("task", study.TASKS)
@@ -70,6 +79,28 @@ def test_what_is_recorded_is_not_run_again(short, tmp_path):
     assert all(row["commit"] and row["machine"] for row in second)
 
 
+def test_the_recorded_study_is_whole(recorded):
+    found = [study.Cell.of(row) for row in recorded]
+    assert len(found) == len(set(found))
+    assert set(found) == set(study.cells(study.TASKS, study.SEEDS))
+
+
+@pytest.mark.parametrize("task", study.TASKS)
+@pytest.mark.parametrize("pattern", GOALS)
+def test_gradual_pruning_to_90_percent_keeps_the_accuracy(recorded, task, pattern):
+    losses = report.Study(recorded).losses(task, pattern, 0.9, "gradual")
+    assert len(losses) == 3
+    assert sum(losses) / 3 <= GOALS[pattern]
+
+
+def test_a_recorded_cell_can_be_measured_again(recorded):
+    cell = study.Cell("images", 0, "lane16", 0.9, "gradual")
+    [(_, accuracy)] = study.measure([cell])
+    [then] = [row["accuracy"] for row in recorded if study.Cell.of(row) == cell]
+    # Another processor rounds otherwise, and training amplifies that to as much as another start.
+    assert accuracy == pytest.approx(then, abs=0.015)
+
+
 def rows_of(accuracy):
     """A study of one pattern at two amounts, by a function of method and seed."""
     controls = [("dense", 0.0, method) for method in study.CONTROLS]
@@ -107,8 +138,11 @@ def test_the_best_method_is_not_the_random_mask():
     assert report.Study(rows).best_method("images", "1x8") == "rewinding"
 
 
-def test_the_plot_is_drawn(tmp_path):
-    report.draw(tmp_path / "plot.png", report.Study(rows_of(lambda method, seed: 0.8)))
+def test_the_page_shows_the_recorded_tables(recorded, tmp_path):
+    tables = report.markdown(report.Study(recorded), read_rows(report.KERNELS))
+    page = (Path(__file__).parents[1] / "docs" / "pruning.md").read_text()
+    assert tables in page
+    report.draw(tmp_path / "plot.png", report.Study(recorded))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
