@@ -1,6 +1,5 @@
 """What this core can do at most, measured by short machine-code loops."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -8,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from sparsejit.assembler import Assembler, line
-from sparsejit.measure import time_native
-from sparsejit.memory import ExecutableMemory
-from sparsejit.operands import Memory, Register, r8, rax, rcx, rdi, ymm, zmm
+from sparsejit.calibration import least_ns, load_bandwidth, repeat
+from sparsejit.operands import ymm, zmm
 from sparsejit.target import Target
 
-_LOADS_IN_BODY = 16
 _ACCUMULATORS = 12  # latency 4 at two a cycle needs 8; AVX2 has 16 registers
 _FMA_PASSES = 1000
 _MOST_MEMORY = 256 << 20
@@ -57,42 +54,20 @@ class MachineLimits:
 @cache
 def machine_limits(target: Target) -> MachineLimits:
     """Measure this core at the target's vector width. Takes about a second."""
+    l3_bytes = min(target.l3_bytes // 2, 4 * target.l2_bytes)
     return MachineLimits(
         target.isa,
-        l1_bytes_per_ns=_load_bandwidth(target, target.l1d_bytes // 2, 16),
-        l2_bytes_per_ns=_load_bandwidth(target, target.l2_bytes // 2, 1),
-        l3_bytes_per_ns=_load_bandwidth(target, min(target.l3_bytes // 2, 4 * target.l2_bytes), 1),
-        memory_bytes_per_ns=_load_bandwidth(target, min(4 * target.l3_bytes, _MOST_MEMORY), 1, 1),
+        l1_bytes_per_ns=load_bandwidth(target, target.l1d_bytes // 2, 16, _PLACES),
+        l2_bytes_per_ns=load_bandwidth(target, target.l2_bytes // 2, 1, _PLACES),
+        l3_bytes_per_ns=load_bandwidth(target, l3_bytes, 1, _PLACES),
+        memory_bytes_per_ns=load_bandwidth(target, min(4 * target.l3_bytes, _MOST_MEMORY)),
         fma_gflops=_fma_gflops(target),
     )
 
 
-def _load_bandwidth(target: Target, size: int, passes: int, places: int = _PLACES) -> float:
-    """Bytes a nanosecond when `size` bytes are read over and over, where they lie best."""
-    register = _register_maker(target)
-    step = _LOADS_IN_BODY * target.vector_bytes
-    offsets = np.arange(_LOADS_IN_BODY) * target.vector_bytes
-
-    def one_pass(asm: Assembler) -> None:
-        asm.emit("mov", rax, rdi)
-        asm.emit("mov", rcx, size // step)
-        inner = asm.label("inner")
-        asm.bind(inner)
-        loads = line("vmovups", register(np.arange(_LOADS_IN_BODY)), Memory(rax, offsets))
-        asm.stamp(_LOADS_IN_BODY, [loads])
-        asm.emit("add", rax, step)
-        asm.emit("sub", rcx, 1)
-        asm.jump("jnz", inner)
-
-    buffers = [np.ones(size + 64, np.uint8) for _ in range(places)]
-    starts = [buffer.ctypes.data + -buffer.ctypes.data % 64 for buffer in buffers]
-    elapsed = _least_ns(target, lambda asm: _repeat(asm, passes, one_pass), starts)
-    return size // step * step * passes / elapsed
-
-
 def _fma_gflops(target: Target) -> float:
     """Rate of independent fused multiply-adds, two operations a lane."""
-    register = _register_maker(target)
+    register = zmm if target.isa == "avx512" else ymm
     targets = register(np.arange(_ACCUMULATORS))
     source = register(_ACCUMULATORS)
 
@@ -102,30 +77,7 @@ def _fma_gflops(target: Target) -> float:
     def body(asm: Assembler) -> None:
         for number in range(_ACCUMULATORS + 1):  # zeros: stale bits could be slow denormals
             asm.emit("vxorps", ymm(number), ymm(number), ymm(number))
-        _repeat(asm, _FMA_PASSES, one_pass)
+        repeat(asm, _FMA_PASSES, one_pass)
 
-    elapsed = _least_ns(target, body, [0])
+    elapsed = least_ns(target, body)
     return 2 * target.lanes * _ACCUMULATORS * _FMA_PASSES / elapsed
-
-
-def _repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> None:
-    again = asm.label("again")
-    asm.emit("mov", r8, times)
-    asm.bind(again)
-    body(asm)
-    asm.emit("sub", r8, 1)
-    asm.jump("jnz", again)
-
-
-def _least_ns(target: Target, body: Callable[[Assembler], None], arguments: Sequence[int]) -> float:
-    """The shortest time of a function over the arguments it may be given."""
-    asm = Assembler(target)
-    body(asm)
-    asm.emit("vzeroupper")
-    asm.emit("ret")
-    memory = ExecutableMemory(asm.finish().data)
-    return min(time_native(memory.address, (one,), samples=50).min_ns for one in arguments)
-
-
-def _register_maker(target: Target) -> Callable[..., Register]:
-    return zmm if target.isa == "avx512" else ymm

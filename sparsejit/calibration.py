@@ -6,7 +6,7 @@ Until `sparsejit calibrate` has been run, or where the file is unusable, the pla
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from sparsejit.cost import ZEN5_RATES, Rates
 from sparsejit.files import atomic_path
 from sparsejit.measure import time_native
 from sparsejit.memory import ExecutableMemory
-from sparsejit.operands import Memory, rax, rcx, rdi, ymm, zmm
+from sparsejit.operands import Memory, r8, rax, rcx, rdi, ymm, zmm
 from sparsejit.target import Target
 
 _CHAIN = 4096
@@ -45,7 +45,7 @@ def known_rates(target: Target) -> Rates:
 
 def calibrate(target: Target) -> Rates:
     """Measure this core's rates (about a second), keep them, and return them."""
-    cycles_per_ns = _CHAIN / _fastest_ns(target, _dependent_additions)
+    cycles_per_ns = _CHAIN / least_ns(target, _dependent_additions)
     sizes = {
         "L1": target.l1d_bytes // 2,
         "L2": target.l2_bytes // 2,
@@ -53,7 +53,7 @@ def calibrate(target: Target) -> Rates:
         "memory": 2 * target.l3_bytes,
     }
     data = {
-        level: _loaded_bytes_per_ns(target, size) / cycles_per_ns for level, size in sizes.items()
+        level: load_bandwidth(target, size) / cycles_per_ns for level, size in sizes.items()
     }
     # In L1 the execution ports are the limit, and code from memory would take a second to fault
     # in for a case that no kernel should be in: for these the table's figures stay.
@@ -78,14 +78,16 @@ def _dependent_additions(asm: Assembler) -> None:
     asm.stamp(_CHAIN, [line("add", rax, rcx)])
 
 
-def _loaded_bytes_per_ns(target: Target, size: int) -> float:
-    buffer = np.ones(size + 64, np.uint8)
-    start = buffer.ctypes.data + -buffer.ctypes.data % 64
+def load_bandwidth(target: Target, size: int, passes: int = 1, places: int = 1) -> float:
+    """Bytes a nanosecond when `size` bytes are read over and over, where they lie best.
+
+    `passes` are made in each call, in each of `places` buffers.
+    """
     register = zmm if target.isa == "avx512" else ymm
     step = _LOADS * target.vector_bytes
     offsets = np.arange(_LOADS) * target.vector_bytes
 
-    def body(asm: Assembler) -> None:
+    def one_pass(asm: Assembler) -> None:
         again = asm.label("again")
         asm.emit("mov", rax, rdi)
         asm.emit("mov", rcx, size // step)
@@ -95,7 +97,10 @@ def _loaded_bytes_per_ns(target: Target, size: int) -> float:
         asm.emit("sub", rcx, 1)
         asm.jump("jnz", again)
 
-    return size // step * step / _fastest_ns(target, body, start)
+    buffers = [np.ones(size + 64, np.uint8) for _ in range(places)]
+    starts = [buffer.ctypes.data + -buffer.ctypes.data % 64 for buffer in buffers]
+    elapsed = least_ns(target, lambda asm: repeat(asm, passes, one_pass), starts)
+    return size // step * step * passes / elapsed
 
 
 def _executed_bytes_per_ns(target: Target, size: int) -> float:
@@ -105,13 +110,27 @@ def _executed_bytes_per_ns(target: Target, size: int) -> float:
         count = size // 5
         asm.stamp(count, [line("vxorps", ymm(np.arange(count) % 8), ymm(8), ymm(9))])
 
-    return size / _fastest_ns(target, body)
+    return size / least_ns(target, body)
 
 
-def _fastest_ns(target: Target, body: Callable[[Assembler], None], argument: int = 0) -> float:
+def repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> None:
+    """Append a loop around `body`, which must keep r8."""
+    again = asm.label("repeat")
+    asm.emit("mov", r8, times)
+    asm.bind(again)
+    body(asm)
+    asm.emit("sub", r8, 1)
+    asm.jump("jnz", again)
+
+
+def least_ns(
+    target: Target, body: Callable[[Assembler], None], arguments: Sequence[int] = (0,)
+) -> float:
+    """The shortest time of a function over the arguments it may be given."""
     asm = Assembler(target)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")
     memory = ExecutableMemory(asm.finish().data)
-    return time_native(memory.address, (argument,), samples=30, budget_ns=200_000_000).min_ns
+    timings = (time_native(memory.address, (one,), samples=50) for one in arguments)
+    return min(timing.min_ns for timing in timings)
