@@ -170,7 +170,7 @@ def _compare(
     for peer in peers:
         progress(f"{problem.name}: {peer.name}")
         peer_times.append(_time_peer(peer, exact))
-    rows = []
+    matrix, rows = SparseMatrix(weights), []
     for dtype, strategy in wanted:
         progress(f"{problem.name}: {strategy} {dtype.value}")
         kernel = compile_matrix(
@@ -181,7 +181,7 @@ def _compare(
             layout=problem.layout,
             input_scale=float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None,
         )
-        rows.append(_measure(problem, kernel, x, target, tuple(peer_times)))
+        rows.append(_measure(problem, matrix, kernel, x, target, tuple(peer_times)))
     return Comparison(problem, tuple(sorted(rows, key=lambda row: row.ns_min)), skipped)
 
 
@@ -193,12 +193,12 @@ def _time_peer(peer: Peer, exact: npt.NDArray[np.float64]) -> PeerTime:
 
 def _measure(
     problem: MatVecProblem,
+    matrix: SparseMatrix,
     kernel: Kernel,
     x: FloatArray,
     target: Target,
     peers: tuple[PeerTime, ...],
 ) -> Row:
-    matrix = SparseMatrix(problem.weights())
     exact = reference.product(kernel.spec, matrix, x)
     y = aligned(np.empty_like(exact, np.float32))
     error = _checked_error(kernel.strategy, kernel(x, out=y), exact)

@@ -125,11 +125,6 @@ class Assembler:
         """Bytes of code so far."""
         return len(self._code)
 
-    @property
-    def pool_position(self) -> int:
-        """Bytes of literals so far."""
-        return len(self._pool)
-
     def count(self, **numbers: int) -> None:
         """Add to what the image says of itself, such as steps."""
         self._counts.update(numbers)
