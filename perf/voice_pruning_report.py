@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.files import atomic_path
-from sparsejit.perf.history import read_rows
+from sparsejit.perf.history import circumstances, read_rows
 from sparsejit.perf.kernels import kernel_time
 
 Row = dict[str, Any]
@@ -29,11 +29,13 @@ HEADER = (
 def add_kernel_times(results: Path, matrices: Path) -> None:
     """Compile and time each row's matrix that is not timed yet, and write it into its row.
 
+    With the commit of the compiler, which is not that of the training.
     Raises CompileError where a kernel is wrong.
     """
-    rows = read_rows(results)
+    rows, commit = read_rows(results), circumstances()["commit"]
     for row in rows:
         if "kernel_ns" not in row:
+            row["kernel_commit"] = commit
             row["kernel"], row["kernel_ns"] = kernel_time(np.load(matrices / row["matrix"]))
             with atomic_path(results) as temporary:
                 temporary.write_text("".join(json.dumps(each) + "\n" for each in rows))
