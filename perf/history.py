@@ -2,12 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
 from sparsejit.perf.machine import MachineLimits
 from sparsejit.target import Target
 
@@ -22,10 +23,21 @@ def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> 
     shared = {"limits": limits.as_dict(), **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
-    lines = [json.dumps({**row, **shared}) + "\n" for row in rows]
-    with path.open("a") as results:
-        results.write("".join(lines))
+    append_rows(path, ({**row, **shared} for row in rows))
     return path
+
+
+def append_rows(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows to a file, all of them or, where one cannot be written as JSON, none."""
+    lines = _lines(rows)
+    with results.open("a") as file:
+        file.write(lines)
+
+
+def replace_rows(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of these rows alone."""
+    with atomic_path(results) as temporary:
+        temporary.write_text(_lines(rows))
 
 
 def read_rows(results: Path) -> list[dict[str, Any]]:
@@ -45,6 +57,10 @@ def circumstances() -> dict[str, str]:
         "commit": _commit(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _commit() -> str:

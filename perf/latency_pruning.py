@@ -6,7 +6,6 @@ with its read-out. Run with `python -m sparsejit.perf.latency_pruning`; see docs
 
 import argparse
 import copy
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +30,7 @@ from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.target import Target
 
 RESULTS = "latency_pruning"
+PLOT = history.RESULTS.parents[1] / "docs" / "latency_pruning.png"
 PATTERNS = ("unstructured", "lane16", "1x8")
 # Microseconds; the dense layers take 15.5 and 1.25 (AMD EPYC, Zen 5).
 BUDGETS = {"images": (0.5, 1.0), "sequences": (0.08, 0.15)}
@@ -136,11 +136,11 @@ def study(tasks: Iterable[str], seeds: Iterable[int]) -> Iterator[Row]:
 
 def recorded() -> list[Row]:
     """The rows of the last run that was recorded."""
-    lines = (history.RESULTS / f"{RESULTS}.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1])["time"]
-    rows = [row for row in map(json.loads, lines) if row["time"] == last]
+    rows = history.read_rows(history.RESULTS / f"{RESULTS}.jsonl")
     return [
-        Row(Arm(**row["arm"]), row["measured_us"], row["loss"], row["accuracy"]) for row in rows
+        Row(Arm(**row["arm"]), row["measured_us"], row["loss"], row["accuracy"])
+        for row in rows
+        if row["time"] == rows[-1]["time"]
     ]
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--plot", type=Path, default=Path("docs/latency_pruning.png"))
+    parser.add_argument("--plot", type=Path, default=PLOT)
     parser.add_argument("--recorded", action="store_true", help="Only show the last run again.")
     options = parser.parse_args()
     torch.set_num_threads(1)

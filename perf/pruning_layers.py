@@ -6,7 +6,6 @@ times the compiled layers and writes perf/results/pruning_kernels.jsonl for its 
 
 import argparse
 import copy
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sparsejit.files import atomic_path
-from sparsejit.perf.history import RESULTS, circumstances
+from sparsejit.perf.history import RESULTS, circumstances, replace_rows
 from sparsejit.perf.kernels import kernel_time
 from sparsejit.perf.pruning_study import AMOUNTS, PATTERNS, TASKS, Run
 from sparsejit.prune import Pruner, calibrate, prune_second_order, prune_wanda, refit
@@ -103,9 +101,8 @@ def main() -> None:
     if chosen.errors:
         print(output_errors(TASKS))
     if chosen.kernels:
-        rows = [{**asdict(time), **circumstances()} for time in kernel_times(TASKS, AMOUNTS)]
-        with atomic_path(chosen.results) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        times = kernel_times(TASKS, AMOUNTS)
+        replace_rows(chosen.results, ({**asdict(time), **circumstances()} for time in times))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsejit.perf.history import RESULTS, circumstances, read_rows
+from sparsejit.perf.history import RESULTS, append_rows, circumstances, read_rows
 from sparsejit.prune import (
     ADMM,
     CubicSchedule,
@@ -294,8 +294,7 @@ def record(wanted: Iterable[Cell], results: Path) -> Iterator[dict[str, Any]]:
     recorded = {Cell.of(row) for row in read_rows(results)}
     for cell, accuracy in measure(cell for cell in wanted if cell not in recorded):
         row = {**asdict(cell), "accuracy": accuracy, **shared}
-        with results.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
+        append_rows(results, [row])
         yield row
 
 

@@ -19,7 +19,7 @@ import torch
 
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
-from sparsejit.perf.history import RESULTS, circumstances, read_rows
+from sparsejit.perf.history import RESULTS, append_rows, circumstances, read_rows
 from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown
 from sparsejit.prune import CubicSchedule, Pruner
 from sparsejit.voice.dataset import Clip, held_out_names, load_clips
@@ -124,8 +124,7 @@ class Study:
         for arm in chosen:
             if arm not in recorded:
                 row = {**asdict(arm), **common, **self._train(arm, dense), **circumstances()}
-                with self.results.open("a") as lines:
-                    lines.write(json.dumps(row) + "\n")
+                append_rows(self.results, [row])
                 yield row
 
     def checkpoint(self) -> Path:

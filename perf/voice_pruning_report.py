@@ -1,14 +1,12 @@
 """The voice pruning study's rows: kernel times added to them, and tables made of them."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsejit.files import atomic_path
-from sparsejit.perf.history import circumstances, read_rows
+from sparsejit.perf.history import circumstances, read_rows, replace_rows
 from sparsejit.perf.kernels import kernel_time
 
 Row = dict[str, Any]
@@ -37,8 +35,7 @@ def add_kernel_times(results: Path, matrices: Path) -> None:
         if "kernel_ns" not in row:
             row["kernel_commit"] = commit
             row["kernel"], row["kernel_ns"] = kernel_time(np.load(matrices / row["matrix"]))
-            with atomic_path(results) as temporary:
-                temporary.write_text("".join(json.dumps(each) + "\n" for each in rows))
+            replace_rows(results, rows)
 
 
 def markdown(rows: Iterable[Row]) -> str:
