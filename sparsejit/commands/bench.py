@@ -153,17 +153,14 @@ def threads(
         found = gains(chosen, count, dtypes, status.update)
     if as_json:
         rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
-        print_json({"barrier_ns": meeting.min_ns, "gains": rows})
+        print_json({"barrier_ns": meeting, "gains": rows})
         return
     table = Table("problem", "dtype", "kernel", "threads", "alone ns", "shared ns", "speed-up")
     for one in found:
         times = (f"{one.ns_alone:.0f}", f"{one.ns_shared:.0f}", f"{one.speed_up:.2f}")
         table.add_row(one.problem, one.dtype, one.kernel, str(one.threads), *times)
     console.print(table)
-    console.print(
-        f"barrier of {count} threads: {meeting.min_ns:.0f} ns at best, "
-        f"{meeting.median_ns:.0f} ns in the median"
-    )
+    console.print(f"barrier of {count} threads: {meeting:.0f} ns")
 
 
 def _dtypes(names: list[str] | None) -> tuple[DType, ...]:
