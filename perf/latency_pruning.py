@@ -89,7 +89,7 @@ class BudgetRun(pruning_study.Run):
         self.train(self.checkpoint, self.task.phase)
 
     def arms(self) -> Iterator[Arm]:
-        """Measure, and yield every pattern and budget chosen and uniform; the least random too."""
+        """Measure, and yield every pattern and budget: chosen, uniform, and with a random mask."""
         for pattern in PATTERNS:
             layers = prunables(self.checkpoint, self.task.targets, choose_pattern(pattern))
             for budget in BUDGETS[self.name]:
@@ -101,8 +101,7 @@ class BudgetRun(pruning_study.Run):
                 point = (self.name, self.seed, pattern, budget)
                 yield Arm(*point, CHOSEN, chosen, us)
                 yield Arm(*point, UNIFORM, dict.fromkeys(layers, same), uniform_us)
-                if budget == min(BUDGETS[self.name]):
-                    yield Arm(*point, RANDOM, chosen, us)
+                yield Arm(*point, RANDOM, chosen, us)
 
     def trained(self, arm: Arm) -> nn.Module:
         """Pruned from the checkpoint on a cubic; or a random mask's, from scratch and as long."""
@@ -135,13 +134,13 @@ def study(tasks: Iterable[str], seeds: Iterable[int]) -> Iterator[Row]:
 
 
 def recorded() -> list[Row]:
-    """The rows of the last run that was recorded."""
-    rows = history.read_rows(history.RESULTS / f"{RESULTS}.jsonl")
-    return [
-        Row(Arm(**row["arm"]), row["measured_us"], row["loss"], row["accuracy"])
-        for row in rows
-        if row["time"] == rows[-1]["time"]
-    ]
+    """The last row of every arm that was recorded."""
+    last: dict[tuple[object, ...], Row] = {}
+    for row in history.read_rows(history.RESULTS / f"{RESULTS}.jsonl"):
+        arm = Arm(**row["arm"])
+        key = (arm.task, arm.seed, arm.pattern, arm.budget_us, arm.allocation)
+        last[key] = Row(arm, row["measured_us"], row["loss"], row["accuracy"])
+    return list(last.values())
 
 
 def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float]:
@@ -185,14 +184,10 @@ def markdown(rows: Sequence[Row]) -> str:
             continue
         cells = [task, pattern, f"{1e3 * budget:.0f}"]
         for other in (CHOSEN, UNIFORM, RANDOM):
-            group = by_point.get((task, pattern, budget, other))
-            if other != RANDOM and group:
+            group = by_point[task, pattern, budget, other]
+            if other != RANDOM:
                 cells.append(f"{1e3 * mean(group, 'measured_us'):.0f}")
-            cells += (
-                [f"{mean(group, 'loss'):.3f}", f"{mean(group, 'accuracy'):.1%}"]
-                if group
-                else ["", ""]
-            )
+            cells += [f"{mean(group, 'loss'):.3f}", f"{mean(group, 'accuracy'):.1%}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
