@@ -20,12 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates import permute_storage
 from sparsejit.asm_templates.lookup_layout import LANES, STEPS, WINDOW, Chunks
-from sparsejit.asm_templates.permute_storage import with_index
-from sparsejit.asm_templates.storage import bfloat16_bits
 from sparsejit.spec import DType
 
-_Floats = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]
 
@@ -68,9 +66,12 @@ class Format:
         return 0 if self.index_in_weight else LINE
 
     @property
+    def weight_lines(self) -> int:
+        return STEPS if self.dtype is DType.FLOAT32 else STEPS // 2
+
+    @property
     def chunk_bytes(self) -> int:
-        weights = STEPS * LINE // (1 if self.dtype is DType.FLOAT32 else 2)
-        return self.index_bytes + weights
+        return self.index_bytes + self.weight_lines * LINE
 
     @property
     def place_bytes(self) -> int:
@@ -100,21 +101,11 @@ def _packed(chunks: Chunks, form: Format) -> _Words:
     """The chunks in order: a line of indices unless they lie in the weights, then the weights."""
     in_window = (chunks.inputs % WINDOW).astype(np.uint8)
     if form.index_in_weight:
-        return with_index(chunks.weights, in_window, WINDOW.bit_length() - 1)
+        return permute_storage.with_index(chunks.weights, in_window, WINDOW.bit_length() - 1)
     # Unpacking brings byte b of lane 4q + s to lane 4q + b of step s.
     quads = in_window.reshape(-1, STEPS, LANES // 4, 4).transpose(0, 2, 1, 3)
     indices = np.ascontiguousarray(quads).reshape(-1, 1, LINE).view(np.uint32)
-    packed: _Words = np.concatenate([indices, _weights(chunks.weights, form.dtype)], axis=1)
+    steps = permute_storage.stored(chunks.weights.reshape(-1, 1, LANES), form.dtype)
+    weights = steps.reshape(-1, form.weight_lines, LANES)
+    packed: _Words = np.concatenate([indices, weights], axis=1)
     return packed
-
-
-def _weights(weights: _Floats, dtype: DType) -> _Words:
-    """Weights (chunks, STEPS, LANES) as lines (chunks, lines, LANES), short ones in pairs."""
-    if dtype is DType.FLOAT32:
-        return weights.view(np.uint32)
-    if dtype is DType.FLOAT16:
-        halves = weights.astype(np.float16).view(np.uint16)
-    else:
-        pairs = bfloat16_bits(weights).reshape(-1, STEPS // 2, 2, LANES)
-        halves = np.ascontiguousarray(pairs.transpose(0, 1, 3, 2))
-    return halves.view(np.uint32).reshape(-1, STEPS // 2, LANES)
