@@ -14,7 +14,7 @@ each product):
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from sparsejit.asm_templates.permute_rows import (
     wanted_counts,
 )
 from sparsejit.asm_templates.schedule import Demand, Windows
-from sparsejit.asm_templates.turns import turns
+from sparsejit.asm_templates.turns import Steps
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
@@ -78,30 +78,6 @@ def byte_of_input() -> _Numbers:
     """Where inputs 0..63 of a register lie after `vpackssdw` and `vpacksswb` of four vectors."""
     vector, lane = np.divmod(np.arange(REGISTER_INPUTS), LANES)
     return lane // 4 * 16 + vector * 4 + lane % 4
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """The steps of a strip in order of execution.
-
-    `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
-    vector, `first`, `second`: shape (steps,).
-    `weights`: uint32 (steps, fold, lanes), four signed bytes each; `indices`: uint32
-    (steps, fold, indices), four numbers of inputs in 0 .. 127 each.
-    """
-
-    region: _Numbers
-    vector: _Numbers
-    turn: _Numbers
-    first: _Numbers
-    second: _Numbers
-    weights: _Words
-    indices: _Words
-
-    def of_region(self, number: int) -> "Steps":
-        """The steps of one batch in one window."""
-        begin, end = np.searchsorted(self.region, (number, number + 1))
-        return Steps(*(getattr(self, field.name)[begin:end] for field in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,27 +209,17 @@ class _Cut:
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
         schedule = quad_schedule(demand, self.tries)
         window, team = np.divmod(schedule.problem, strip.teams)
-        turn, due = turns(schedule.problem)
-        batch, vector = np.divmod(team, strip.abreast)
-        region = window * strip.batches + batch
         column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
         taken = schedule.taken >= 0
         left = (window * self.windows.width + schedule.first)[:, None, None]
         index = byte_of_input()[column % REGISTER_INPUTS]
         index += REGISTER_INPUTS * (column // REGISTER_INPUTS != left)
-        execution = np.lexsort((team, due, region))
-        return Steps(
-            region[execution],
-            vector[execution],
-            turn[execution],
-            schedule.first[execution],
-            schedule.second[execution],
-            _bytes_as_words(_picked(weights, team, column, taken)[execution]),
-            _bytes_as_words(
-                np.where(taken, index, 0)
-                .astype(np.int8)
-                .reshape(len(team), strip.fold, held.indices, PRODUCTS)[execution]
-            ),
+        indices = np.where(taken, index, 0).astype(np.int8)
+        return Steps.of(
+            strip,
+            schedule,
+            _bytes_as_words(_picked(weights, team, column, taken)),
+            _bytes_as_words(indices.reshape(len(team), strip.fold, held.indices, PRODUCTS)),
         )
 
     @property

@@ -4,7 +4,7 @@
 steps are put in order of execution, given their accumulators, and packed into the pool.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.permute_rows import RowOrder, RowPlan, Strip
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import Demand, Windows
-from sparsejit.asm_templates.turns import accumulators_of, turns
+from sparsejit.asm_templates.turns import Steps, accumulators_of
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
 
@@ -26,28 +26,6 @@ _APART = 6
 _Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
 _Numbers = npt.NDArray[np.integer]
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """The steps of a strip in order of execution.
-
-    `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
-    vector, `first`, `second`: shape (steps,). `weights` and `indices`: (steps, fold, lanes).
-    """
-
-    region: _Numbers
-    vector: _Numbers
-    turn: _Numbers
-    first: _Numbers
-    second: _Numbers
-    weights: _Floats
-    indices: _Words
-
-    def of_region(self, number: int) -> "Steps":
-        """The steps of one batch in one window."""
-        begin, end = np.searchsorted(self.region, (number, number + 1))
-        return Steps(*(getattr(self, field.name)[begin:end] for field in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,25 +174,13 @@ class _Cut:
         lanes, width = self.machine.lanes, self.windows.width
         schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
         window, team = np.divmod(schedule.problem, strip.teams)
-        turn, due = turns(schedule.problem)
-        batch, vector = np.divmod(team, strip.abreast)
-        region = window * strip.batches + batch
         left = window * width  # the window's first register
         weights, indices = _weights_and_indices(
             dense.reshape(strip.teams, strip.fold * lanes, -1, lanes),
             schedule.taken, team, left + schedule.first, left + schedule.second,
         )  # fmt: skip
         shape = (len(team), strip.fold, lanes)
-        execution = np.lexsort((team, due, region))
-        return Steps(
-            region[execution],
-            vector[execution],
-            turn[execution],
-            schedule.first[execution],
-            schedule.second[execution],
-            weights.reshape(shape)[execution],
-            indices.reshape(shape)[execution],
-        )
+        return Steps.of(strip, schedule, weights.reshape(shape), indices.reshape(shape))
 
     def _rows_by_team(self, strip: Strip) -> _Floats:
         """The strip's rows, those of a team together; whole windows wide."""

@@ -7,10 +7,64 @@ again before the last addition to it has ended, it shares its steps with others:
     accumulators 0 2 1 3 0 2 1 3 ...       which has two accumulators
 """
 
+from dataclasses import dataclass, fields
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.int8_schedule import QuadSchedule
+from sparsejit.asm_templates.permute_rows import Strip
+from sparsejit.asm_templates.schedule import Schedule
+
 _Numbers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of a strip in order of execution.
+
+    `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
+    vector, `first`, `second`: shape (steps,). `weights` and `indices`: (steps, fold, lanes),
+    float32 and uint32; of int8 both uint32, four bytes each, and as many indices as a step reads.
+    """
+
+    region: _Numbers
+    vector: _Numbers
+    turn: _Numbers
+    first: _Numbers
+    second: _Numbers
+    weights: npt.NDArray[Any]
+    indices: npt.NDArray[np.uint32]
+
+    @classmethod
+    def of(
+        cls,
+        strip: Strip,
+        schedule: Schedule | QuadSchedule,
+        weights: npt.NDArray[Any],
+        indices: npt.NDArray[np.uint32],
+    ) -> "Steps":
+        """A strip's schedule, and the weights and indices of its steps, put in order."""
+        window, team = np.divmod(schedule.problem, strip.teams)
+        turn, due = turns(schedule.problem)
+        batch, vector = np.divmod(team, strip.abreast)
+        region = window * strip.batches + batch
+        order = np.lexsort((team, due, region))
+        return cls(
+            region[order],
+            vector[order],
+            turn[order],
+            schedule.first[order],
+            schedule.second[order],
+            weights[order],
+            indices[order],
+        )
+
+    def of_region(self, number: int) -> "Steps":
+        """The steps of one batch in one window."""
+        begin, end = np.searchsorted(self.region, (number, number + 1))
+        return Steps(*(getattr(self, field.name)[begin:end] for field in fields(self)))
 
 
 def turns(problem: _Numbers) -> tuple[_Numbers, npt.NDArray[np.float64]]:
