@@ -10,13 +10,13 @@ from itertools import product
 
 import numpy as np
 
-from sparsejit.api import compile_matrix
+from sparsejit.api import Kernel, compile_matrix
 from sparsejit.assembler import Assembler, line
 from sparsejit.measure import median_of_least, time_native
 from sparsejit.memory import ExecutableMemory
 from sparsejit.operands import rax, rcx
 from sparsejit.perf.kernels import time_at_places
-from sparsejit.perf.problems import MatVecProblem
+from sparsejit.perf.problems import FloatArray, MatVecProblem
 from sparsejit.spec import DType
 from sparsejit.target import Target
 from sparsejit.workers import NativePart, pool
@@ -42,6 +42,26 @@ class Gain:
         return self.ns_alone / self.ns_shared
 
 
+@dataclass(frozen=True)
+class _Case:
+    """One layer compiled for one thread and for several, and its input."""
+
+    problem: str
+    alone: Kernel
+    shared: Kernel
+    x: FloatArray
+
+    def times(self) -> tuple[float, float]:
+        """Nanoseconds alone and shared, medians over places."""
+        alone, shared = (time_at_places(kernel, self.x) for kernel in (self.alone, self.shared))
+        return median_of_least(alone), median_of_least(shared)
+
+    def gain(self, times: FloatArray) -> Gain:
+        plan, dtype = self.shared.plan, self.shared.spec.dtype.value
+        name, threads = plan.chosen.template.name, self.shared.stats["threads"]
+        return Gain(self.problem, dtype, name, threads, float(times[0]), float(times[1]))
+
+
 def barrier(threads: int) -> float:
     """Nanoseconds that a call of equal parts costs beyond one part: request and answer.
 
@@ -65,29 +85,17 @@ def gains(
     In rounds over all of them, of which the least counts: another guest may slow either core for
     seconds (docs/threads.md).
     """
-    cases = list(product(problems, tuple(dtypes)))
-    pairs = []
-    for problem, dtype in cases:
+    cases = []
+    for problem, dtype in product(problems, tuple(dtypes)):
         progress(f"compiling {problem.name}: {dtype.value}")
-        weights = problem.weights()
+        weights, x = problem.weights(), problem.input()
         shared = compile_matrix(weights, dtype=dtype, threads=threads)
-        pairs.append((compile_matrix(weights, dtype=dtype), shared))
-    least = np.full((len(cases), 2), np.inf)
-    for round_number, (case, pair) in product(range(_ROUNDS), enumerate(pairs)):
-        problem, dtype = cases[case]
-        progress(f"{problem.name}: {dtype.value}, round {round_number + 1} of {_ROUNDS}")
-        times = [median_of_least(time_at_places(kernel, problem.input())) for kernel in pair]
-        least[case] = np.minimum(least[case], times)
-    return [
-        Gain(
-            problem.name,
-            dtype.value,
-            shared.plan.chosen.template.name,
-            shared.stats["threads"],
-            *map(float, times),
-        )
-        for (problem, dtype), (_, shared), times in zip(cases, pairs, least, strict=True)
-    ]
+        cases.append(_Case(problem.name, compile_matrix(weights, dtype=dtype), shared, x))
+    rounds = []
+    for number in range(1, _ROUNDS + 1):
+        progress(f"round {number} of {_ROUNDS}")
+        rounds.append([case.times() for case in cases])
+    return [case.gain(np.min(times, axis=0)) for case, *times in zip(cases, *rounds, strict=True)]
 
 
 def _chain(asm: Assembler) -> None:
