@@ -63,7 +63,7 @@ def time_kernel(kernel: Kernel, matrix: SparseMatrix) -> LayerTime:
 def _check(kernel: Kernel, matrix: SparseMatrix, x: np.ndarray) -> None:
     error = np.abs(kernel(x) - reference.product(kernel.spec, matrix, x)).max()
     allowed = TOLERANCE * (np.abs(matrix.dense) @ np.abs(x)).max()
-    if error > allowed:
+    if not error <= allowed:  # NaN too
         raise CompileError(
             f"{kernel.plan.chosen.template.name} is off by {error:.3g} against its oracle: "
             "its time would mean nothing; please report this"
