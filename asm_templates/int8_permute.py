@@ -257,7 +257,10 @@ class _Run:
             self._finish()
         else:
             for register, place in zip(self.sums, self.places, strict=True):
-                self._store(register, place)
+                self.asm.emit("vmovups", self._waiting_place(register, place), register)
+
+    def _waiting_place(self, register: Register, place: int) -> Memory:
+        return rows.waiting_place(register, self.y, place, self.length)
 
     def _other_accumulators(self) -> list[list[Register]]:
         """What adds up besides each sum where a sum has so many steps that they would wait."""
@@ -281,7 +284,7 @@ class _Run:
             if self.piece.window == 0:
                 self.asm.emit("vmovups", register, self.weights.at(position))
             else:
-                rows.load(self.asm, register, self.y, place, self.length, _PICKED)
+                self.asm.emit("vmovups", register, self._waiting_place(register, place))
         for other in itertools.chain.from_iterable(self.others):
             rows.zero(self.asm, other)
 
@@ -332,7 +335,4 @@ class _Run:
             lambda register: self.asm.emit("vpmovsxbd", register, next(quarters)),
         )
         for register, place in zip(sums, self.places, strict=True):
-            self._store(register, place)
-
-    def _store(self, register: Register, place: int) -> None:
-        rows.store(self.asm, register, self.y, place, self.length, _OTHER)
+            rows.store(self.asm, register, self.y, place, self.length, _OTHER)

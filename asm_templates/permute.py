@@ -182,9 +182,13 @@ class PermuteKernel:
         """Add a piece to vectors `first` and following of y, which has `length` elements."""
         sums = [self.vector(number) for number in piece.firsts]
         places = [(first + position) * self.machine.lanes for position in range(len(sums))]
+        waiting = [
+            rows.waiting_place(register, y, place, length)
+            for register, place in zip(sums, places, strict=True)
+        ]
         if piece.window > 0:
-            for register, place in zip(sums, places, strict=True):
-                self._load(register, y, place, length)
+            for register, memory in zip(sums, waiting, strict=True):
+                self.asm.emit("vmovups", register, memory)
         else:
             self._start(piece, sums)
         others = [
@@ -197,8 +201,12 @@ class PermuteKernel:
         self.asm.stamp(piece.count, self._steps(piece))
         for register, other in others:
             self.asm.emit("vaddps", register, register, other)
-        for register, place in zip(self._in_order(piece, sums), places, strict=True):
-            rows.store(self.asm, register, y, place, length, self.picked)
+        if piece.window < self.layout.windows.number - 1:
+            for register, memory in zip(sums, waiting, strict=True):
+                self.asm.emit("vmovups", memory, register)
+        else:
+            for register, place in zip(self._in_order(piece, sums), places, strict=True):
+                rows.store(self.asm, register, y, place, length, self.picked)
         self._leave(piece)
 
     def _start(self, piece: Piece, sums: list[Register]) -> None:

@@ -11,7 +11,18 @@ import numpy as np
 from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.grouping import exchanges
 from sparsejit.assembler import Assembler
-from sparsejit.operands import VECTOR_BYTES, Literal, Memory, Register, dword, k, rax, ymm, zmm
+from sparsejit.operands import (
+    VECTOR_BYTES,
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    rax,
+    rsp,
+    ymm,
+    zmm,
+)
 from sparsejit.spec import MatVec
 
 TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded or stored
@@ -57,6 +68,16 @@ def store(
     else:
         asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
         asm.emit("vmaskmovps", place, scratch, register)
+
+
+def waiting_place(register: Register, base: Register, first: int, length: int) -> Memory:
+    """Where sums wait for the next window of x: where base[first : first + lanes] will be.
+
+    Where `length` leaves no room for all lanes, below the stack pointer: a row that is grouped with
+    others may wait in any lane. A leaf function may use 128 bytes there (System V ABI, 3.2.2).
+    """
+    size = VECTOR_BYTES[register.kind]
+    return Memory(base, 4 * first) if first + size // 4 <= length else Memory(rsp, -size)
 
 
 def start_rows(asm: Assembler, spec: MatVec, register: Register, first: int) -> None:
