@@ -25,6 +25,7 @@ cycle. Tried without gain: indices and weights in one stream (within 2 %), prefe
 import itertools
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.asm_templates import rows
 from sparsejit.asm_templates.activation import apply_activation
@@ -45,6 +46,7 @@ from sparsejit.asm_templates.int8_layout import (
     layout_of,
 )
 from sparsejit.asm_templates.int8_schedule import PRODUCTS
+from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing, spacing
 from sparsejit.asm_templates.turns import accumulators_of
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
@@ -139,32 +141,35 @@ def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
 class _Stream:
     """Operands of equal size that a run reads one after the other through a base register."""
 
-    def __init__(self, asm: Assembler, base: Register, unit: int) -> None:
-        self.asm, self.base, self.unit = asm, base, unit
+    def __init__(self, asm: Assembler, base: Register, unit: int, spacing: Spacing) -> None:
+        self.asm, self.base, self.unit, self.spacing = asm, base, unit, spacing
         self.span = 2 * _REACH
 
-    def start(self, pool: int) -> None:
-        """Point at the operands of the first run."""
+    def start(self, operands: npt.NDArray[np.uint32]) -> None:
+        """Put the operands (runs, number, lanes) in the pool and point at those of the first."""
+        pool = self.asm.literal(self.spacing.spread(operands))
         self.asm.emit("lea", self.base, Literal(pool + _REACH * self.unit))
 
     def lines(self, first: int, count: int) -> tuple[Line, Memory]:
         """For operands `first` and following of the run, one a row: what moves the base, places."""
-        number = first + np.arange(count)
-        moves = (number > 0) & (number % self.span == 0)
-        place = Memory(self.base, (number % self.span - _REACH) * self.unit)
-        return line("add", self.base, self.span * self.unit, when=moves), place
+        place = self.spacing.place(first + np.arange(count))
+        moves = (place > 0) & (place % self.span == 0)
+        operand = Memory(self.base, (place % self.span - _REACH) * self.unit)
+        return line("add", self.base, self.span * self.unit, when=moves), operand
 
     def at(self, number: int) -> Memory:
         """One operand of the run; call in order."""
-        if number and number % self.span == 0:
+        place = self.spacing.place(number)
+        if place and place % self.span == 0:
             self.asm.emit("add", self.base, self.span * self.unit)
-        return Memory(self.base, (number % self.span - _REACH) * self.unit)
+        return Memory(self.base, (place % self.span - _REACH) * self.unit)
 
     def leave(self, count: int) -> None:
         """After `count` operands, point at those of the next run."""
-        moved = max(count - 1, 0) // self.span * self.span
-        if count > moved:
-            self.asm.emit("add", self.base, (count - moved) * self.unit)
+        moved = self.spacing.place(max(count - 1, 0)) // self.span * self.span
+        room = self.spacing.room(count)
+        if room > moved:
+            self.asm.emit("add", self.base, (room - moved) * self.unit)
 
 
 class _Kernel:
@@ -176,6 +181,7 @@ class _Kernel:
         self.layout = layout
         self.first_input = 32 - layout.windows.width
         self.prefetch = layout.streamed_bytes > asm.target.l2_bytes
+        self.spacing = spacing(layout.streamed_bytes, asm.target)
 
     def emit(self) -> None:
         self.asm.count(steps=self.layout.steps)
@@ -208,10 +214,12 @@ class _Kernel:
         """Run a piece's code once, or `fold` times with y and the streams moving on."""
         asm, strip = self.asm, piece.strip
         first = strip.first_of(piece.batch) * LANES
-        weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES)
-        weights.start(asm.literal(piece.pool()))
-        indices = _Stream(asm, _INDICES, 4 * piece.held.indices)
-        indices.start(asm.literal(piece.indices()))
+        weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES, self.spacing)
+        weights.start(piece.pool())
+        index_bytes = 4 * piece.held.indices
+        whole_lines = index_bytes == CACHE_LINE_BYTES
+        indices = _Stream(asm, _INDICES, index_bytes, self.spacing if whole_lines else DENSE)
+        indices.start(piece.indices())
         if strip.fold == 1:
             _Run(self, piece, weights, indices, rsi, first, self.spec.out_features).emit()
             return

@@ -53,12 +53,12 @@ import numpy.typing as npt
 from sparsejit.asm_templates import rows
 from sparsejit.asm_templates.permute_layout import Layout, Piece, layout_of
 from sparsejit.asm_templates.permute_machine import FoldingRule, Machine
+from sparsejit.asm_templates.spare_lines import spacing
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
     Literal,
     Memory,
-    Number,
     Register,
     dword,
     r8,
@@ -126,6 +126,7 @@ class PermuteKernel:
         self.vector = zmm if layout.machine.lanes == 16 else ymm
         self.vector_bytes = 4 * layout.machine.lanes
         self.span = 2 * layout.machine.reach  # vectors that one value of the pool pointer reaches
+        self.spacing = spacing(layout.pool_bytes, asm.target)
         # The sums, a vector of packed indices, what was picked; where weights are short, those of
         # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
         self.registers = 32 if self.vector is zmm else 16
@@ -138,7 +139,7 @@ class PermuteKernel:
     def emit(self) -> None:
         order = self.layout.order
         self.asm.count(steps=self.layout.steps, least_steps_ungrouped=order.steps_as_they_come)
-        pool = self.asm.literal(self.layout.pool())
+        pool = self.asm.literal(self.layout.pool(self.spacing))
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
         if self.machine.dtype is DType.BFLOAT16:
             self._set_upper_halves()
@@ -298,24 +299,26 @@ class PermuteKernel:
             self.asm, sums, stages, free, lambda register: self._read(register, next(vectors))
         )
 
-    def _at(self, vector: Number) -> Memory:
-        """A vector of the pool, counted from the start of the run, once it is in reach."""
-        return Memory(_POOL, (vector % self.span - self.machine.reach) * self.vector_bytes)
+    def _at(self, vector: npt.NDArray[np.integer]) -> Memory:
+        """A vector that the run reads, counted from its start, once it is in reach."""
+        place = self.spacing.place(vector)
+        return Memory(_POOL, (place % self.span - self.machine.reach) * self.vector_bytes)
 
     def _out_of_reach(self, vector: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Whether the pool pointer must move on before this vector is read."""
-        return (vector > 0) & (vector % self.span == 0)
+        return (vector > 0) & (self.spacing.place(vector) % self.span == 0)
 
     def _read(self, register: Register, vector: int) -> None:
         if self._out_of_reach(np.array(vector)):
             self.asm.emit("add", _POOL, self.span * self.vector_bytes)
-        self.asm.emit("vmovups", register, self._at(vector))
+        self.asm.emit("vmovups", register, self._at(np.array(vector)))
 
     def _leave(self, piece: Piece) -> None:
         """Point at the vectors of the next run."""
-        moved = max(piece.vectors - 1, 0) // self.span * self.span
-        if piece.vectors > moved:
-            self.asm.emit("add", _POOL, (piece.vectors - moved) * self.vector_bytes)
+        moved = self.spacing.place(max(piece.vectors - 1, 0)) // self.span * self.span
+        room = self.spacing.room(piece.vectors)
+        if room > moved:
+            self.asm.emit("add", _POOL, (room - moved) * self.vector_bytes)
 
     def _load(self, register: Register, base: Register, first: int, length: int) -> None:
         rows.load(self.asm, register, base, first, length, self.picked)

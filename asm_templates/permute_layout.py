@@ -15,6 +15,7 @@ from sparsejit.asm_templates.permute_machine import Machine
 from sparsejit.asm_templates.permute_rows import RowOrder, RowPlan, Strip
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
 from sparsejit.asm_templates.schedule import Demand, Windows
+from sparsejit.asm_templates.spare_lines import Spacing
 from sparsejit.asm_templates.turns import Steps, accumulators_of
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import MatVec
@@ -137,9 +138,15 @@ class Layout:
         pieces = (piece for piece in self.pieces if piece.window == window)
         return [piece for piece in pieces if piece.count or window in ends]
 
-    def pool(self) -> _Words:
+    @property
+    def pool_bytes(self) -> int:
+        """What a call reads of the pool."""
+        vectors = sum(piece.vectors * piece.strip.fold for piece in self.pieces)
+        return 4 * self.machine.lanes * vectors
+
+    def pool(self, spacing: Spacing) -> _Words:
         """The literal pool: every vector in the order in which it is read."""
-        parts = [piece.pool() for piece in self.pieces]
+        parts = [spacing.spread(piece.pool()) for piece in self.pieces]
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
 
 

@@ -191,5 +191,6 @@ def test_a_step_takes_twenty_bytes_of_code_and_thirty_where_weights_are_unpacked
     image = compile_kernel(row, spec, matrix)
     short = layout.machine.steps_a_vector == 2
     assert image.code_bytes / steps_in(layout) < (31 if short else 22.5)
-    vectors = image.pool_bytes / (4 * machine.lanes)
+    vectors = layout.pool_bytes / (4 * machine.lanes)
     assert vectors < steps_in(layout) * (1 / (1 + short) + 1 / machine.fields) + 64
+    assert layout.pool_bytes <= image.pool_bytes < layout.pool_bytes * 4 / 3 + 4096

@@ -1,0 +1,54 @@
+"""Spare lines: where what is read lies, which streams have them, and kernels that have."""
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+from matvec_checks import check, scattered, target_of, templates_of
+
+from sparsejit.asm_templates.spare_lines import DENSE, SPACED, spacing
+from sparsejit.target import Target
+
+TARGET = Target.named("avx512")
+
+
+def test_no_four_lines_follow_each_other():
+    lines = SPACED.place(np.arange(1000))
+    runs = [len(list(run)) for _, run in groupby(lines - np.arange(len(lines)))]
+    assert max(runs) == 3
+
+
+@pytest.mark.parametrize("space", [DENSE, SPACED])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 6, 7, 1000])
+def test_what_is_spread_lies_where_it_is_read_and_runs_follow_each_other(space, count):
+    lines = np.arange(1, 2 * count * 8 + 1).reshape(2, count, 8)
+    spread = space.spread(lines)
+    assert spread.shape == (2, space.room(count), 8)
+    assert np.array_equal(spread[:, space.place(np.arange(count))], lines)
+    assert np.count_nonzero(spread) == lines.size
+
+
+def test_streams_from_l2_have_spare_lines():
+    assert spacing(2 * TARGET.l1d_bytes, TARGET) == SPACED
+
+
+def test_streams_of_half_lines_are_dense():
+    assert spacing(2 * TARGET.l1d_bytes, Target.named("avx2")) == DENSE
+
+
+@pytest.mark.parametrize("share_of_l1", [0.5, 1.0])
+def test_streams_within_l1_are_dense(share_of_l1):
+    assert spacing(int(share_of_l1 * TARGET.l1d_bytes), TARGET) == DENSE
+
+
+def test_streams_over_half_of_l2_are_dense():
+    assert spacing(TARGET.l2_bytes // 2, TARGET) == DENSE
+
+
+@pytest.mark.parametrize(
+    "row", [*templates_of("permute"), *templates_of("lane16"), *templates_of("int8-permute")]
+)
+@pytest.mark.parametrize("shape", [(512, 512), (300, 700), (1000, 1000)])
+def test_kernels_with_spare_lines_compute_the_product(row, shape):
+    image = check(row, scattered(shape, 0.12))
+    assert image.pool_bytes > target_of(row).l1d_bytes
