@@ -40,8 +40,8 @@ as the dense product does, so an output is NaN only where that of the dense prod
 with weights for all inputs of a step's registers has no such input, and gets one of its own.
 Where weights hold their index, an idle lane takes the first input of the register.)
 
-Tried and slower: `prefetcht0` ahead of the pool (5-40 %), folding four times with AVX-512 where
-twice is not enough already, windows of 16 registers instead of 26 (1.5 % more steps).
+Tried and slower: `prefetcht0` ahead of the pool (5-40 %), windows of 16 registers instead of 26
+(1.5 % more steps).
 """
 
 import itertools
@@ -74,14 +74,14 @@ from sparsejit.target import Target
 
 _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
-# Folding measured on Zen 5, AVX-512: float32 pays from 40 KB of code on (768x256 at 80 % 1125 ->
-# 1033 ns, 1024x1024 at 90 % 5083 -> 4105, while 768x256 at 90 % loses 7 %), short weights, whose
-# steps take 30 bytes, sooner (768x256 at 90 % 686 -> 490 ns, 1024x1024 at 90 % 3940 -> 3298).
-# Twice is no better than once or four times. AVX2: 256x256 at 90 % 620 -> 530 ns, 1024x1024 at 90 %
-# 14900 -> 13600 ns, while 256x256 at 95 % loses 45 %.
+# Folding measured on Zen 5. AVX-512: float32 pays from 42 KB of code on (768x256 at 12 % 724 -> 650
+# ns, 512x1024 at 6 % 1191 -> 1062; 768x256 at 10 % loses 8 %), four times where twice leaves 44 KB
+# (1024x512 at 10 % 1729, 1640, 1557); short weights, whose steps take 30 bytes, sooner (768x256 at
+# 10 % 686 -> 490 ns, 1024x1024 at 10 % 3940 -> 3298). AVX2: 256x256 at 10 % 620 -> 530 ns,
+# 1024x1024 at 10 % 14900 -> 13600 ns, while 256x256 at 5 % loses 45 %.
 AVX512 = Machine(
     lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128, most_stages=3,
-    folding=(FoldingRule(27_000, 0.045, 4),),
+    folding=(FoldingRule(21_000, 0.045, 2), FoldingRule(50_000, 0.045, 4)),
 )  # fmt: skip
 AVX512_SHORT = replace(AVX512, folding=(FoldingRule(15_000, 0.045, 4),))
 AVX2 = Machine(
