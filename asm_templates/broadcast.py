@@ -17,9 +17,8 @@ instead of 118; beyond L1 it only adds code):
     vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 uop
     vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes, 1 uop
 
-Weights that exceed L1 by less than half are prefetched far ahead, which keeps part of them there:
-256x256 at 20 % in 1x8 blocks (52 KB) takes 213 ns instead of 275. With more weights it gains
-nothing, and short weights or AVX2, whose code is longer, lose by it.
+Weights from L2 have spare lines in between (`spare_lines`): 256x256 at 25 % in 1x8 blocks takes 323
+ns instead of 429, 1024x1024 at 5 % in 1x16 blocks 1126 instead of 1429.
 
 A 1x8 block is half a zmm. Where both halves of an accumulator have weights, one step does both;
 where one has, the step is masked, and two such steps share the 64 bytes of one pool line: no
@@ -33,6 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsejit.asm_templates.rows import vector
+from sparsejit.asm_templates.spare_lines import spacing
 from sparsejit.asm_templates.storage import Storage
 from sparsejit.asm_templates.tiles import (
     BoolArray,
@@ -48,13 +48,10 @@ from sparsejit.asm_templates.tiles import (
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import Literal, Memory, Register, dword, k, rax, rcx, rdi, rdx
-from sparsejit.spec import DType, MatVec
+from sparsejit.spec import MatVec
 
 BLOCK_ROWS = 8
 LOW_HALF, HIGH_HALF = k(1), k(2)
-PREFETCHED_L1_SHARES = (1.0, 1.5)  # weights over L1: 256x256 at 17 to 36 % in both block sizes
-PREFETCH_LINES = 192
-CACHE_LINE_BYTES = 64
 SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
 
 
@@ -90,8 +87,8 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     weights = grouped(asm, matrix)
     parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
     block_bytes = storage.weight_bytes * BLOCK_ROWS * int(matrix.block_mask(BLOCK_ROWS).sum())
+    storage = replace(storage, spacing=spacing(block_bytes, asm.target))
     by_fours = block_bytes <= asm.target.l1d_bytes
-    prefetch = _prefetch_pays(storage, block_bytes)
     for tile in tiles(asm, matrix.out_features, SUMS, spare=storage.registers):
         own = parts[tile.first : tile.first + tile.groups]
         steps = _order(own)
@@ -99,8 +96,7 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
         start(asm, spec, tile)
         storage.start()
         pool = storage.literal(_lines_of_weights(own, steps))
-        ahead = [_prefetch(storage, steps, pool)] if prefetch else []
-        _multiply(storage, tile, steps, fours, pool, ahead)
+        _multiply(storage, tile, steps, fours, pool)
         finish(asm, spec, tile)
 
 
@@ -156,30 +152,7 @@ def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
     return whole[column // 4]
 
 
-def _prefetch_pays(storage: Storage, block_bytes: int) -> bool:
-    target, (least, most) = storage.asm.target, PREFETCHED_L1_SHARES
-    short_code = storage.dtype is DType.FLOAT32 and target.isa == "avx512"
-    return short_code and least < block_bytes / target.l1d_bytes <= most
-
-
-def _prefetch(storage: Storage, steps: _Steps, pool: int) -> Line:
-    """Prefetch a line when the one PREFETCH_LINES before it is first used."""
-    number = storage.place(steps.line) // CACHE_LINE_BYTES
-    first_use = np.zeros(len(number), bool)
-    first_use[np.unique(number, return_index=True)[1]] = True
-    ahead = number + PREFETCH_LINES
-    there = ahead <= number.max(initial=0)
-    return line("prefetcht0", Literal(pool + ahead * CACHE_LINE_BYTES), when=first_use & there)
-
-
-def _multiply(
-    storage: Storage,
-    tile: Tile,
-    steps: _Steps,
-    fours: BoolArray,
-    pool: int,
-    ahead: list[Line],
-) -> None:
+def _multiply(storage: Storage, tile: Tile, steps: _Steps, fours: BoolArray, pool: int) -> None:
     asm = storage.asm
     weights = windows(storage.place(steps.line), storage.displacement_unit)
     unpack, operand = storage.operand(steps.line, Memory(rcx, weights.displacement))
@@ -195,7 +168,6 @@ def _multiply(
             *_inputs(asm, x, steps.column, fours),
             *(_only(each, new_line) for each in unpack),
             *_products(steps.kept, accumulator, x, operand),
-            *ahead,
         ],
     )
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from sparsejit.target import Target
 
 CACHE_LINE_BYTES = 64
-Number = TypeVar("Number", int, npt.NDArray[np.integer])
+Number = TypeVar("Number", int, npt.NDArray[Any])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.rows import vector
+from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.operands import Memory, Register
 from sparsejit.spec import DType
@@ -31,10 +32,14 @@ LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers, where weights must be unpacke
 
 @dataclass(frozen=True)
 class Storage:
-    """How vectors of weights, numbered from 0, are stored and read in one dtype."""
+    """How vectors of weights, numbered from 0, are stored and read in one dtype.
+
+    `spacing` is that of the cache lines they lie in.
+    """
 
     asm: Assembler
     dtype: DType
+    spacing: Spacing = DENSE
 
     @property
     def weight_bytes(self) -> int:
@@ -60,11 +65,14 @@ class Storage:
     def place(self, number: IntArray) -> IntArray:
         """Byte offset of the memory operand that holds each vector."""
         row = number // self.whole * self.whole
-        return row * self.asm.target.lanes * self.weight_bytes
+        read, within = np.divmod(row * self.asm.target.lanes * self.weight_bytes, CACHE_LINE_BYTES)
+        return self.spacing.place(read) * CACHE_LINE_BYTES + within
 
     def literal(self, vectors: FloatArray) -> int:
         """Put vectors (count, lanes) into the pool, rounded to the dtype."""
-        return self.asm.literal(_packed(self.dtype, vectors))
+        packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
+        lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
+        return self.asm.literal(self.spacing.spread(lines.reshape(1, -1, CACHE_LINE_BYTES)))
 
     def start(self) -> None:
         """Set up what unpacking needs beyond the weights."""

@@ -36,7 +36,7 @@ def test_empty_rows_and_columns(row):
 
 
 def test_pool_holds_little_but_weights(row):
-    weights = block_weights((256, 256), 0.2)
+    weights = block_weights((192, 256), 0.2)  # within L1, so without spare lines
     image = check(row, weights)
     weight_bytes = 4 if row.dtype is DType.FLOAT32 else 2
     assert image.pool_bytes <= 1.05 * weight_bytes * np.count_nonzero(weights)
@@ -48,12 +48,3 @@ def test_weights_at_the_ends_of_a_dtype(row, scale):
     largest = 65504 if row.dtype is DType.FLOAT16 else 3.3e38
     weights = block_weights((40, 30), 0.5) * np.float32(scale)
     check(row, np.clip(weights, -largest, largest))
-
-
-def test_what_a_little_exceeds_l1_is_prefetched_from_the_pool(row):
-    image = check(row, block_weights((256, 256), 0.2))
-    prefetches = [entry for entry in image.listing() if "prefetcht0" in entry]
-    assert bool(prefetches) == (row.name == "f32-broadcast-avx512")
-    places = [int(entry.split("pool+")[1].split("]")[0]) for entry in prefetches]
-    assert len(set(places)) == len(places)
-    assert all(0 < place < image.pool_bytes and place % 64 == 0 for place in places)

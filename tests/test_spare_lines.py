@@ -4,7 +4,7 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from matvec_checks import check, scattered, target_of, templates_of
+from matvec_checks import block_weights, check, target_of, templates_of
 
 from sparsejit.asm_templates.spare_lines import DENSE, SPACED, spacing
 from sparsejit.target import Target
@@ -45,10 +45,12 @@ def test_streams_over_half_of_l2_are_dense():
     assert spacing(TARGET.l2_bytes // 2, TARGET) == DENSE
 
 
-@pytest.mark.parametrize(
-    "row", [*templates_of("permute"), *templates_of("lane16"), *templates_of("int8-permute")]
-)
-@pytest.mark.parametrize("shape", [(512, 512), (300, 700), (1000, 1000)])
-def test_kernels_with_spare_lines_compute_the_product(row, shape):
-    image = check(row, scattered(shape, 0.12))
+FAMILIES = ("permute", "lane16", "int8-permute", "broadcast")
+
+
+@pytest.mark.parametrize("row", [row for family in FAMILIES for row in templates_of(family)])
+@pytest.mark.parametrize("shape", [(600, 900), (1000, 1000)])
+@pytest.mark.parametrize("block_rows", [1, 8])
+def test_kernels_beyond_l1_compute_the_product(row, shape, block_rows):
+    image = check(row, block_weights(shape, 0.16, block_rows))
     assert image.pool_bytes > target_of(row).l1d_bytes
