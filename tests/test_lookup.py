@@ -14,7 +14,7 @@ from sparsejit.asm_templates.lookup_layout import (
     chunks_of,
     paired_order,
 )
-from sparsejit.asm_templates.lookup_storage import AHEAD_BIT, CHUNK_BIT, LINE, UNIT, Format, stored
+from sparsejit.asm_templates.lookup_storage import LINE, Format, stored
 from sparsejit.asm_templates.permute_storage import with_index
 from sparsejit.matrix import SparseMatrix
 from sparsejit.memory import ExecutableMemory
@@ -54,7 +54,7 @@ def test_more_rows_than_sums_fit_the_stack(row):
 
 @every_template
 @pytest.mark.parametrize("shape", [(1100, 1000), (2000, 1500)], ids=["half of L2", "beyond L2"])
-def test_more_weights_than_are_scattered(row, shape):
+def test_more_weights_than_are_spaced(row, shape):
     check(row, scattered(shape, 0.12 if shape[0] == 1100 else 0.25))
 
 
@@ -99,28 +99,21 @@ def test_chunks_hold_every_weight_once_within_the_window(
     assert np.count_nonzero(chunks.weights) == matrix.nnz
 
 
-@given(
-    out_features=st.integers(1, 400),
-    density=st.sampled_from([0.0, 0.05, 0.3]),
-    dtype=st.sampled_from([DType.FLOAT32, DType.BFLOAT16]),
-)
-def test_a_scattered_chunk_is_where_its_place_says(out_features, density, dtype):
-    matrix = SparseMatrix(scattered((out_features, 300), density))
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_a_spare_line_follows_each_chunk(dtype):
+    matrix = SparseMatrix(scattered((100, 300), 0.3))
     chunks = chunks_of(matrix, paired_order(matrix))
-    in_order, sums = stored(chunks, Format(dtype))
-    lines, places = stored(chunks, Format(dtype, scattered=True))
-    np.testing.assert_array_equal(places % (1 << CHUNK_BIT), sums)
-    found = (places >> CHUNK_BIT) % (1 << (AHEAD_BIT - CHUNK_BIT)) * UNIT // LINE
-    flat = lines.reshape(-1, LANES)
-    at = found.astype(int)[:, None] + np.arange(in_order.shape[1])
-    np.testing.assert_array_equal(flat[at], in_order)
-    np.testing.assert_array_equal(np.sort(places >> AHEAD_BIT), np.sort(found * LINE // UNIT))
+    form = Format(dtype, spaced=True)
+    lines = stored(chunks, form)
+    assert lines.shape[1] * LINE == form.chunk_bytes
+    np.testing.assert_array_equal(lines[:, :-1], stored(chunks, Format(dtype)))
+    assert not lines[:, -1].any()
 
 
-def test_only_float32_chunks_in_half_of_the_second_cache_are_scattered():
+def test_only_float32_chunks_in_half_of_the_second_cache_are_spaced():
     l2_bytes = 1 << 20
     most = l2_bytes // 2 // Format(DType.FLOAT32).chunk_bytes
-    assert Format.fitting(DType.FLOAT32, most, l2_bytes).scattered
+    assert Format.fitting(DType.FLOAT32, most, l2_bytes).spaced
     assert Format.fitting(DType.FLOAT32, most + 1, l2_bytes) == Format(DType.FLOAT32)
     assert Format.fitting(DType.FLOAT32, 2 * most + 1, l2_bytes).far
     assert Format.fitting(DType.BFLOAT16, most, l2_bytes) == Format(DType.BFLOAT16)
