@@ -11,10 +11,11 @@ chunk is transposed to and from a workspace on the stack:
                       workspace -> y
 
 A feature-major x of whole panels is used where it lies if that is aligned. Any other is copied
-first, 0.6 ns a vector, because a load that touches two cache lines takes two: batch 63 would take
-5300 ns with x where it lies, and takes 4800. No column needs a mask: the last panel ends where the
-batch ends and computes some columns a second time, to the same result. Only a batch of less than a
-panel has one.
+first, because a load that touches two cache lines takes two: batch 63 would take 5830 ns with x
+where it lies, and takes 5000 copied. A copy that exceeds L1 waits for L2, which delivers the lines
+that are written as well as those that are read; with spare lines in it (`spare_lines`) batch 63
+takes 4820. No column needs a mask: the last panel ends where the batch ends and computes some
+columns a second time, to the same result. Only a batch of less than a panel has one.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from sparsejit.asm_templates.batch_panels import (
     emit_panels,
 )
 from sparsejit.asm_templates.batch_transpose import Place, copy, transpose
+from sparsejit.asm_templates.spare_lines import DENSE, Spacing, spacing
 from sparsejit.assembler import Assembler
 from sparsejit.errors import CompileError
 from sparsejit.matrix import SparseMatrix
@@ -139,10 +141,20 @@ class _Kernel:
         """In the workspace panels follow each other, except where x may be used as it lies."""
         each, vector = self.spec.each, self.asm.target.vector_bytes
         as_it_lies = self._feature_pitch, vector
-        x = as_it_lies if self._x_has_panels else (vector, vector * each.in_features)
+        room = vector * self._spacing.room(each.in_features)
+        x = as_it_lies if self._x_has_panels else (vector, room)
         y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
         count = -(-self.panel_chunks[0].columns // self.lanes)
-        return Panels(count, *x, *y, masked=self.y_lies and self.in_panels < self.lanes)
+        masked = self.y_lies and self.in_panels < self.lanes
+        return Panels(count, *x, *y, masked, self._spacing)
+
+    @cached_property
+    def _spacing(self) -> Spacing:
+        """Of the vectors of a feature-major x that is copied."""
+        if not self.feature_major or self._x_has_panels:
+            return DENSE
+        copied = 4 * self.spec.each.in_features * self.panel_chunks[0].columns
+        return spacing(copied, self.asm.target)
 
     @cached_property
     def y_lies(self) -> bool:
@@ -217,8 +229,8 @@ class _Kernel:
         if self._x_has_panels:
             panels = self._feature_pitch * each.in_features
         elif self.panel_chunks:
-            features = each.in_features + (0 if self.y_lies else each.out_features)
-            panels = self.panels.count * vector * features
+            y_bytes = 0 if self.y_lies else vector * each.out_features
+            panels = self.panels.count * (self.panels.x_step + y_bytes)
         if self.row_chunks and self.feature_major:
             rows = self.lanes * sum(self._row_pitches)
         return max(panels, rows)
@@ -312,10 +324,11 @@ class _Kernel:
         asm.jump("call", self.entry)
 
     def _x_work(self, panel: int) -> Place:
-        return Place(rsp, self.panels.x_pitch, panel * self.panels.x_step, padded=True)
+        offset = panel * self.panels.x_step
+        return Place(rsp, self.panels.x_pitch, offset, padded=True, spacing=self._spacing)
 
     def _y_work(self, panel: int) -> Place:
-        x_bytes = self.panels.count * self.asm.target.vector_bytes * self.spec.each.in_features
+        x_bytes = self.panels.count * self.panels.x_step
         return Place(rsp, self.panels.y_pitch, x_bytes + panel * self.panels.y_step)
 
     @property

@@ -10,7 +10,8 @@ Zen 5 starts two loads a cycle: 1.3 loads a weight and 16 columns leave 1.5 mult
 cycle of the two it could do. Therefore some weights come without a load of their own:
 
     vbroadcastf32x4 zmm2, [r10+16*d]            four weights                  7 bytes, 1 load
-    vpermilps    zmm1, zmm2, 0x55               one of them in all lanes      7 bytes
+    vbroadcastss zmm1, xmm2                     the first of them             6 bytes
+    vpermilps    zmm1, zmm2, 0x55               another                       7 bytes
     vfmadd231ps  zmm31, zmm1, [r8+64*d]         the only use of x[column]     7 bytes, 1 load
     vfmadd231ps  zmm31, zmm0, zmm1              or one of several             6 bytes
 
@@ -33,6 +34,7 @@ from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.batch_tiles import BoolArray, IntArray, Products, products
 from sparsejit.asm_templates.permute_storage import rounded
 from sparsejit.asm_templates.rows import vector, zero
+from sparsejit.asm_templates.spare_lines import DENSE, Spacing
 from sparsejit.asm_templates.tiles import windows
 from sparsejit.assembler import Assembler, Line, line
 from sparsejit.matrix import SparseMatrix
@@ -52,6 +54,7 @@ from sparsejit.operands import (
     rdi,
     rdx,
     rsi,
+    xmm,
 )
 from sparsejit.spec import Activation, MatVec
 
@@ -75,7 +78,7 @@ class Panels:
     """How x and y lie: bytes from one feature to the next, and from one panel to the next.
 
     `count` is how many panels are computed at once; `masked` whether only the columns in
-    PANEL_MASK exist in y.
+    PANEL_MASK exist in y; `x_spacing` that of the features of x.
     """
 
     count: int
@@ -84,6 +87,7 @@ class Panels:
     y_pitch: int
     y_step: int
     masked: bool = False
+    x_spacing: Spacing = DENSE
 
 
 def shared_loads(isa: str, panels: int) -> float:
@@ -156,7 +160,7 @@ def _multiply(asm: Assembler, tile: Products, panels: Panels, begins: BoolArray)
     x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
-    move_x, x_place = _inputs(tile.column, panels.x_pitch, wide)
+    move_x, x_place = _inputs(panels.x_spacing.place(tile.column) * panels.x_pitch, wide)
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
@@ -191,11 +195,11 @@ def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
     return chosen | tile.alone if wide else chosen
 
 
-def _inputs(column: IntArray, x_pitch: int, wide: bool) -> tuple[list[Line], Memory]:
-    """Lines to come first, and where the inputs are then."""
+def _inputs(address: IntArray, wide: bool) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where the inputs are then, `address` bytes after the first."""
     if not wide:
-        return [], Memory(rdi, column * x_pitch)
-    places = windows(column * x_pitch, 64)
+        return [], Memory(rdi, address)
+    places = windows(address, 64)
     move = line("lea", r8, Memory(rdi, places.base), when=places.moves)
     return [move], Memory(r8, places.displacement)
 
@@ -212,7 +216,8 @@ def _weights_by_four(asm: Assembler, tile: Products, by_four: BoolArray) -> list
     return [
         line("lea", r10, Literal(pool + places.base), when=places.moves),
         line(load, four, Memory(r10, places.displacement), when=begins),
-        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four),
+        line("vbroadcastss", weight, xmm(2), when=begins),
+        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four & ~begins),
     ]
 
 
@@ -230,20 +235,39 @@ def _weights_one_by_one(
 
 def _finish(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> None:
     """Store the sums; those of a costly activation in two halves, the later with more scratch."""
-    sums = [_sum(asm, number) for number in range(len(tile.rows))]
-    places = [Memory(rsi, int(row) * panels.y_pitch) for row in tile.rows]
-    stores = [place.masked(PANEL_MASK) if panels.masked else place for place in places]
+    everyone = np.arange(len(tile.rows))
     halves = 1 if spec.activation in (Activation.NONE, Activation.RELU) else 2
-    half = -(-len(sums) // halves)
-    for register, place in zip(sums[half:], stores[half:], strict=True):
-        asm.emit("vmovups", place, register)
-    for first in range(0, len(sums), half):
-        own = sums[: len(sums[first : first + half])]
-        for register, place in zip(own, places[first:], strict=False):
-            if first:
-                load = register.masked(PANEL_MASK, zeroing=True) if panels.masked else register
-                asm.emit("vmovups", load, place)
+    half = -(-len(everyone) // halves)
+    _store(asm, everyone[half:], tile.rows[half:], panels)
+    for first in range(0, len(everyone), half):
+        rows = tile.rows[first : first + half]
+        own = everyone[: len(rows)]
+        if first:
+            _load(asm, own, rows, panels)
         free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
-        apply_activation(asm, spec.activation, own, free)
-        for register, place in zip(own, stores[first:], strict=False):
-            asm.emit("vmovups", place, register)
+        apply_activation(asm, spec.activation, [_sum(asm, int(n)) for n in own], free)
+        _store(asm, own, rows, panels)
+
+
+def _store(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels) -> None:
+    move, place = _outputs(asm, rows, panels)
+    target = place.masked(PANEL_MASK) if panels.masked else place
+    asm.stamp(len(rows), [*move, line("vmovups", target, _sums(asm, accumulator))])
+
+
+def _load(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels) -> None:
+    move, place = _outputs(asm, rows, panels)
+    sums = _sums(asm, accumulator)
+    target = sums.masked(PANEL_MASK, zeroing=True) if panels.masked else sums
+    asm.stamp(len(rows), [*move, line("vmovups", target, place)])
+
+
+def _outputs(asm: Assembler, rows: IntArray, panels: Panels) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where these rows of y are then."""
+    address = rows * panels.y_pitch
+    if asm.target.isa == "avx2" or panels.y_pitch % 64:
+        return [], Memory(rsi, address)
+    places = windows(address, 64)
+    return [line("lea", r8, Memory(rsi, places.base), when=places.moves)], Memory(
+        r8, places.displacement
+    )

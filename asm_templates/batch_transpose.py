@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsejit.asm_templates.rows import vector, zero
+from sparsejit.asm_templates.spare_lines import DENSE, Spacing
 from sparsejit.assembler import Assembler
 from sparsejit.operands import Literal, Memory, Register, dword, k, r8, r9, r10, rax, xmm
 
@@ -22,13 +23,19 @@ _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
 class Place:
     """A matrix in memory: the address of its first element and the bytes from row to row.
 
-    `padded` rows may be written up to a whole number of vectors.
+    `padded` rows may be written up to a whole number of vectors. Where `spacing` is not dense,
+    some rows are left out after each run.
     """
 
     base: Register
     pitch: int
     offset: int = 0
     padded: bool = False
+    spacing: Spacing = DENSE
+
+    def bytes_to(self, row: int) -> int:
+        """From the first row of a run to the one so many rows on."""
+        return self.spacing.place(row) * self.pitch
 
     def row(self, number: int) -> "Place":
         """The place from that row on."""
@@ -80,15 +87,17 @@ def copy(
     def turn(count: int) -> None:
         moves = [(row, pair) for row in range(count) for pair in vectors]
         for number, (row, (start, _)) in enumerate(moves):
-            masks.load(vector(asm, number), Memory(_SOURCE, row * source.pitch + start), whole)
+            place = Memory(_SOURCE, source.bytes_to(row) + start)
+            masks.load(vector(asm, number), place, whole)
         for number, (row, (_, start)) in enumerate(moves):
-            place = Memory(_DESTINATION, row * destination.pitch + start)
+            place = Memory(_DESTINATION, destination.bytes_to(row) + start)
             masks.store(place, vector(asm, number), whole or destination.padded)
 
     _point(asm, source, destination)
-    at_once = max(1, asm.target.vector_registers // 2 // len(vectors))
+    run = destination.spacing.run
+    at_once = max(1, asm.target.vector_registers // 2 // len(vectors) // run) * run
     turns, rest = divmod(rows, at_once)
-    step = (at_once * source.pitch, at_once * destination.pitch)
+    step = (source.bytes_to(at_once), destination.bytes_to(at_once))
     _repeat(asm, turns, lambda: turn(at_once), step)
     turn(rest)
 

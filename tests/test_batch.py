@@ -23,6 +23,7 @@ from sparsejit.target import ISA_LEVELS, Target
 RUNNABLE = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
 # The repeated kernel is tested elsewhere: here one of each kind will do.
 KINDS = [row for row in RUNNABLE if row.each is None or row.each.name.startswith("f32-permute")]
+WITH_PANELS = [row for row in KINDS if row.family != "rows"]
 
 
 def compiled(row: MatMulTemplate, spec: MatMul, matrix: SparseMatrix) -> ExecutableMemory:
@@ -95,6 +96,21 @@ def test_every_template_with_several_chunks(row: MatMulTemplate, layout: Layout)
     spec = spec_of(row, matrix, 165, layout, Activation.NONE)
     kernel = compiled(row, spec, matrix)
     checks = [(edge, partial(check, kernel, spec, matrix, edge)) for edge in EDGES]
+    run_in_child(checks).assert_clean()
+
+
+@pytest.mark.parametrize("row", WITH_PANELS, ids=lambda row: row.name)
+def test_every_batch_of_many_inputs(row: MatMulTemplate) -> None:
+    """A copy of x that exceeds L1 has spare lines: 301 inputs from 44 columns on, 1700 from 8."""
+    many = SparseMatrix(block_weights((20, 301), 0.05))
+    most = SparseMatrix(block_weights((3, 1700), 0.05))
+    cases = [(many, batch) for batch in (*range(2, 71), 127, 191)]
+    checks = []
+    for matrix, batch in (*cases, (most, 9), (most, 15), (most, 17)):
+        spec = spec_of(row, matrix, batch, Layout.FEATURE_MAJOR, Activation.NONE)
+        kernel = compiled(row, spec, matrix)
+        edge = EDGES[batch % 2]
+        checks.append((f"batch {batch}, {edge}", partial(check, kernel, spec, matrix, edge)))
     run_in_child(checks).assert_clean()
 
 
