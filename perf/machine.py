@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.assembler import Assembler, line
-from sparsejit.calibration import least_ns, load_bandwidth, repeat
+from sparsejit.calibration import least_ns, load_bandwidth, repeat, spaced_l2_bandwidth
 from sparsejit.operands import ymm, zmm
 from sparsejit.target import Target
 
@@ -58,7 +58,10 @@ def machine_limits(target: Target) -> MachineLimits:
     return MachineLimits(
         target.isa,
         l1_bytes_per_ns=load_bandwidth(target, target.l1d_bytes // 2, 16, _PLACES),
-        l2_bytes_per_ns=load_bandwidth(target, target.l2_bytes // 2, 1, _PLACES),
+        l2_bytes_per_ns=max(
+            load_bandwidth(target, target.l2_bytes // 2, 1, _PLACES),
+            spaced_l2_bandwidth(target, _PLACES),
+        ),
         l3_bytes_per_ns=load_bandwidth(target, l3_bytes, 1, _PLACES),
         memory_bytes_per_ns=load_bandwidth(target, min(4 * target.l3_bytes, _MOST_MEMORY)),
         fma_gflops=_fma_gflops(target),

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_path
 
+from sparsejit.asm_templates.spare_lines import DENSE, Spacing, spacing
 from sparsejit.assembler import Assembler, line
 from sparsejit.cost import ZEN5_RATES, Rates
 from sparsejit.files import atomic_path
@@ -38,14 +39,15 @@ def known_rates(target: Target) -> Rates:
     """The rates measured on this kind of core earlier, or Zen 5's."""
     try:
         stored = json.loads(_file(target).read_text())
-        return Rates(stored["cycles_per_ns"], stored["data"], stored["code"])
+        data = {level: stored["data"][level] for level in ZEN5_RATES.data}
+        return Rates(stored["cycles_per_ns"], data, stored["code"])
     except (OSError, ValueError, KeyError, TypeError):
         return ZEN5_RATES
 
 
 def calibrate(target: Target) -> Rates:
     """Measure this core's rates (about a second), keep them, and return them."""
-    cycles_per_ns = _CHAIN / least_ns(target, _dependent_additions)
+    clock = cycles_per_ns(target)
     sizes = {
         "L1": target.l1d_bytes // 2,
         "L2": target.l2_bytes // 2,
@@ -53,16 +55,17 @@ def calibrate(target: Target) -> Rates:
         "memory": 2 * target.l3_bytes,
     }
     data = {
-        level: load_bandwidth(target, size) / cycles_per_ns for level, size in sizes.items()
+        level: load_bandwidth(target, size) / clock for level, size in sizes.items()
     }
+    data["spaced L2"] = spaced_l2_bandwidth(target) / clock
     # In L1 the execution ports are the limit, and code from memory would take a second to fault
     # in for a case that no kernel should be in: for these the table's figures stay.
     code = {
         **ZEN5_RATES.code,
-        "L2": _executed_bytes_per_ns(target, sizes["L2"]) / cycles_per_ns,
-        "L3": _executed_bytes_per_ns(target, sizes["L3"]) / cycles_per_ns,
+        "L2": _executed_bytes_per_ns(target, sizes["L2"]) / clock,
+        "L3": _executed_bytes_per_ns(target, sizes["L3"]) / clock,
     }
-    rates = Rates(cycles_per_ns, data, code)
+    rates = Rates(clock, data, code)
     with atomic_path(_file(target)) as path:
         path.write_text(json.dumps(asdict(rates), indent=2))
     known_rates.cache_clear()
@@ -73,34 +76,49 @@ def _file(target: Target) -> Path:
     return cache_file("rates", target.model, target.isa)
 
 
+def cycles_per_ns(target: Target) -> float:
+    """The core's clock in GHz, now."""
+    return _CHAIN / least_ns(target, _dependent_additions)
+
+
 def _dependent_additions(asm: Assembler) -> None:
     """Each addition waits for the one before: one cycle each."""
     asm.stamp(_CHAIN, [line("add", rax, rcx)])
 
 
-def load_bandwidth(target: Target, size: int, passes: int = 1, places: int = 1) -> float:
+def spaced_l2_bandwidth(target: Target, places: int = 1) -> float:
+    """Bytes a nanosecond from L2 at the spacing that kernels give their pools on this target."""
+    size = target.l2_bytes // 4
+    return load_bandwidth(target, size, places=places, space=spacing(size, target))
+
+
+def load_bandwidth(
+    target: Target, size: int, passes: int = 1, places: int = 1, space: Spacing = DENSE
+) -> float:
     """Bytes a nanosecond when `size` bytes are read over and over, where they lie best.
 
-    `passes` are made in each call, in each of `places` buffers.
+    `passes` are made in each call, in each of `places` buffers. `space` is that of the vectors.
     """
     register = zmm if target.isa == "avx512" else ymm
-    step = _LOADS * target.vector_bytes
-    offsets = np.arange(_LOADS) * target.vector_bytes
+    # One run a trip: in steps of 1 KB, four runs a trip, spaced lines come at 44 bytes a cycle.
+    loads = _LOADS if space == DENSE else space.run
+    offsets = space.place(np.arange(loads)) * target.vector_bytes
+    step, trips = space.room(loads) * target.vector_bytes, size // (loads * target.vector_bytes)
 
     def one_pass(asm: Assembler) -> None:
         again = asm.label("again")
         asm.emit("mov", rax, rdi)
-        asm.emit("mov", rcx, size // step)
+        asm.emit("mov", rcx, trips)
         asm.bind(again)
-        asm.stamp(_LOADS, [line("vmovups", register(np.arange(_LOADS)), Memory(rax, offsets))])
+        asm.stamp(loads, [line("vmovups", register(np.arange(loads)), Memory(rax, offsets))])
         asm.emit("add", rax, step)
         asm.emit("sub", rcx, 1)
         asm.jump("jnz", again)
 
-    buffers = [np.ones(size + 64, np.uint8) for _ in range(places)]
+    buffers = [np.ones(trips * step + 64, np.uint8) for _ in range(places)]
     starts = [buffer.ctypes.data + -buffer.ctypes.data % 64 for buffer in buffers]
     elapsed = least_ns(target, lambda asm: repeat(asm, passes, one_pass), starts)
-    return size // step * step * passes / elapsed
+    return trips * loads * target.vector_bytes * passes / elapsed
 
 
 def _executed_bytes_per_ns(target: Target, size: int) -> float:

@@ -68,3 +68,14 @@ def test_threads_are_compared_with_one() -> None:
     assert (gain["problem"], gain["threads"]) == ("C95", 2)
     assert gain["speed_up"] == pytest.approx(gain["ns_alone"] / gain["ns_shared"])
     assert found["barrier_ns"] > 0
+
+
+@pytest.mark.serial
+def test_lines_left_out_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsejit.perf.spare_lines.KILOBYTES", (16, 128))
+    result = CliRunner().invoke(app, ["bench", "spare-lines", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.output)
+    rates = {(row["run"], row["kilobytes"]): row["bytes_a_cycle"] for row in rows}
+    assert rates["all", 16] > rates["all", 128] > 10
+    assert rates["3", 128] > 0.8 * rates["all", 128]

@@ -135,6 +135,23 @@ def predictions(
 
 
 @bench.command()
+def spare_lines(as_json: JsonOption = False) -> None:
+    """Time loads from L2 by how many lines are read before one is left out."""
+    from sparsejit.perf.spare_lines import KILOBYTES, SPACINGS, compare
+
+    with error_console.status("") as status:
+        found = compare(status.update)
+    if as_json:
+        print_json([vars(one) for one in found])
+        return
+    table = Table("lines in a row", *(f"{size} KB" for size in KILOBYTES), title="bytes a cycle")
+    for run in SPACINGS:
+        rates = (one.bytes_a_cycle for one in found if one.run == run)
+        table.add_row(run, *(f"{rate:.1f}" for rate in rates))
+    console.print(table)
+
+
+@bench.command()
 def threads(
     count: Annotated[int, typer.Option("--threads", help="At most so many threads a layer.")] = 2,
     problem: ProblemsOption = None,

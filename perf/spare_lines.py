@@ -1,0 +1,64 @@
+"""How fast lines come from L2 by how many are read in a row: what `asm_templates.spare_lines` uses.
+
+Straight-line loads, one a line, over and over.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing
+from sparsejit.asm_templates.tiles import windows
+from sparsejit.assembler import Assembler, line
+from sparsejit.calibration import cycles_per_ns, least_ns
+from sparsejit.operands import Memory, rdi, rdx, ymm, zmm
+from sparsejit.target import Target
+
+# One spare line after each run of so many, and all in a row.
+RUNS = (1, 2, 3, 4, 5, 8)
+SPACINGS = {"all": DENSE, **{str(run): Spacing(run, run + 1) for run in reversed(RUNS)}}
+KILOBYTES = (64, 96, 128, 192, 256, 384)
+_PLACES = 3
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Bytes a cycle at which `kilobytes` arrive in runs of so many lines, or "all" in a row."""
+
+    run: str
+    kilobytes: int
+    bytes_a_cycle: float
+
+
+def compare(progress: Callable[[str], None] = lambda step: None) -> list[Arrival]:
+    """Every run length at every size, in turn."""
+    target = Target.detect()
+    arrivals = []
+    for kilobytes in KILOBYTES:
+        for run, space in SPACINGS.items():
+            progress(f"{kilobytes} KB in runs of {run}")
+            rate = straight_line_bandwidth(target, kilobytes << 10, space) / cycles_per_ns(target)
+            arrivals.append(Arrival(run, kilobytes, rate))
+    return arrivals
+
+
+def straight_line_bandwidth(target: Target, size: int, space: Spacing) -> float:
+    """Bytes a nanosecond when `size` bytes of lines are read, each by an instruction of its own."""
+    register = zmm if target.isa == "avx512" else ymm
+    number = np.arange(size // CACHE_LINE_BYTES)
+    address = windows(space.place(number) * CACHE_LINE_BYTES, target.vector_bytes)
+
+    def body(asm: Assembler) -> None:
+        asm.stamp(
+            len(number),
+            [
+                line("lea", rdx, Memory(rdi, address.base), when=address.moves),
+                line("vmovups", register(number % 16), Memory(rdx, address.displacement)),
+            ],
+        )
+
+    room = space.room(len(number)) * CACHE_LINE_BYTES
+    buffers = [np.ones(room + CACHE_LINE_BYTES, np.uint8) for _ in range(_PLACES)]
+    starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
+    return size / least_ns(target, body, starts)
