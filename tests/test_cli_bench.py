@@ -78,4 +78,4 @@ def test_lines_left_out_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     rows = json.loads(result.output)
     rates = {(row["run"], row["kilobytes"]): row["bytes_a_cycle"] for row in rows}
     assert rates["all", 16] > rates["all", 128] > 10
-    assert rates["3", 128] > 0.8 * rates["all", 128]
+    assert rates["3", 128] > 0.6 * rates["all", 128]
