@@ -1,6 +1,7 @@
 """Batch kernels against the float64 oracle, flush against inaccessible memory, and their plan."""
 
 from functools import partial
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -163,6 +164,23 @@ def test_tiles_group_rows_that_share_inputs() -> None:
     weights[::2, :10] = weights[1::2, 10:] = 1
     tiles = products(SparseMatrix(weights), 20)
     assert [len(np.unique(tile.rows % 2)) for tile in tiles] == [1, 1]
+
+
+def test_no_two_rows_would_better_be_in_each_others_tiles() -> None:
+    matrix = SparseMatrix(block_weights((36, 40), 0.15, block_rows=1))
+    tiles = [tile.rows for tile in products(matrix, 12)]
+
+    def loads(groups: list[np.ndarray]) -> float:
+        """An input used once comes with its product and costs less than one used more often."""
+        uses = [np.count_nonzero(matrix.dense[rows], axis=0) for rows in groups]
+        return sum(0.6 * np.sum(n > 0) + 0.4 * np.sum(n > 1) for n in uses)
+
+    for a, b in combinations(tiles, 2):
+        now = loads([a, b])
+        for i, j in product(range(len(a)), range(len(b))):
+            c, d = a.copy(), b.copy()
+            c[i], d[j] = b[j], a[i]
+            assert loads([c, d]) > now - 1e-6
 
 
 def test_tiles_are_of_nearly_equal_size() -> None:
