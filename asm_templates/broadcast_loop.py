@@ -106,38 +106,18 @@ class _Loop:
         return Tile(0, len(self.strips), self.chains)
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX-512; see `table` for the contract."""
-    rows = strip_rows(matrix, asm.target.lanes)
-    if rows < asm.target.lanes:
+def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0) -> None:
+    """Append the kernel, or that of the outputs from `first_row` on, which begins a vector.
+
+    See `table` for the contract.
+    """
+    storage, lanes = Storage(asm, spec.dtype), asm.target.lanes
+    rows = strip_rows(matrix, lanes)
+    parts = lanes // rows
+    if parts > 1:
         asm.emit("mov", dword(rax), 0xFF00)
         asm.emit("kmovw", UPPER_LANES, dword(rax))
-    _emit_loops(asm, spec, matrix, rows)
-
-
-def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX2; see `table` for the contract."""
-    _emit_loops(asm, spec, matrix, HALF)
-
-
-def strip_rows(matrix: SparseMatrix, lanes: int) -> int:
-    """Rows of the strips that a matrix is cut into: those of a vector, or half as many."""
-    whole = int(matrix.block_mask(lanes).sum())
-    halves = int(matrix.block_mask(HALF).sum()) * HALF / lanes
-    return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
-
-
-def planned_loops(matrix: SparseMatrix, lanes: int) -> list[LoopShape]:
-    """The loops that a matrix takes, for the planner."""
-    rows = strip_rows(matrix, lanes)
-    longest_first = np.sort(matrix.block_mask(rows).sum(axis=1))[::-1]
-    return loop_shapes(longest_first[:: lanes // rows])
-
-
-def _emit_loops(asm: Assembler, spec: MatVec, matrix: SparseMatrix, rows: int) -> None:
-    storage = Storage(asm, spec.dtype)
-    parts = asm.target.lanes // rows
-    loops = list(_loops(_strips(matrix, rows, parts), parts))
+    loops = list(_loops(_strips(matrix, rows, parts), parts, first_row // rows))
     columns = np.uint16 if matrix.in_features <= 1 << 16 else np.uint32
     streams = [
         storage.literal(np.concatenate([storage.in_turns(loop.weights) for loop in loops])),
@@ -152,6 +132,20 @@ def _emit_loops(asm: Assembler, spec: MatVec, matrix: SparseMatrix, rows: int) -
         _finish(asm, spec, loop, rows)
 
 
+def strip_rows(matrix: SparseMatrix, lanes: int) -> int:
+    """Rows of the strips that a matrix is cut into: those of a vector, or half as many."""
+    whole = int(matrix.block_mask(lanes).sum())
+    halves = int(matrix.block_mask(HALF).sum()) * HALF / lanes
+    return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
+
+
+def planned_loops(matrix: SparseMatrix, lanes: int, first_row: int = 0) -> list[LoopShape]:
+    """The loops that a matrix takes, for the planner."""
+    rows = strip_rows(matrix, lanes)
+    longest_first = np.sort(matrix.block_mask(rows)[first_row // rows :].sum(axis=1))[::-1]
+    return loop_shapes(longest_first[:: lanes // rows])
+
+
 def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _Strips:
     """Strips of a matrix, with empty ones up to a `multiple`."""
     count = -(-matrix.out_features // (rows * multiple)) * multiple
@@ -161,9 +155,11 @@ def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _Strips:
     return _Strips(weights, [np.flatnonzero(used) for used in np.any(weights != 0, axis=1)])
 
 
-def _loops(strips: _Strips, parts: int) -> Iterator[_Loop]:
+def _loops(strips: _Strips, parts: int, begin: int) -> Iterator[_Loop]:
+    """The loops over the strips from number `begin` on."""
     counts = np.array([len(columns) for columns in strips.columns])
-    accumulators = np.argsort(-counts, kind="stable").reshape(-1, parts)
+    longest_first = begin + np.argsort(-counts[begin:], kind="stable")
+    accumulators = longest_first.reshape(-1, parts)
     first = 0
     for shape in loop_shapes(counts[accumulators[:, 0]]):
         own = accumulators[first : first + shape.accumulators]

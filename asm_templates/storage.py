@@ -72,7 +72,8 @@ class Storage:
         """Put vectors (count, lanes) into the pool, rounded to the dtype."""
         packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
         lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
-        return self.asm.literal(self.spacing.spread(lines.reshape(1, -1, CACHE_LINE_BYTES)))
+        spread = self.spacing.spread(lines.reshape(1, -1, CACHE_LINE_BYTES))
+        return self.asm.literal(spread, self.spacing.alignment)
 
     def start(self) -> None:
         """Set up what unpacking needs beyond the weights."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sparsejit.asm_templates import (
     broadcast,
     broadcast_loop,
+    broadcast_mixed,
     dense,
     immediate,
     int8_pairs,
@@ -51,10 +52,11 @@ _SHORT_NAMES = {DType.FLOAT32: "f32", DType.BFLOAT16: "bf16", DType.FLOAT16: "f1
 
 # The emitters that take weights in every dtype.
 _IN_EVERY_DTYPE = (
-    ("broadcast", "avx512", broadcast.emit_avx512),
-    ("broadcast", "avx2", broadcast.emit_avx2),
-    ("broadcast-loop", "avx512", broadcast_loop.emit_avx512),
-    ("broadcast-loop", "avx2", broadcast_loop.emit_avx2),
+    ("broadcast", "avx512", broadcast.emit),
+    ("broadcast", "avx2", broadcast.emit),
+    ("broadcast-loop", "avx512", broadcast_loop.emit),
+    ("broadcast-loop", "avx2", broadcast_loop.emit),
+    ("broadcast-mixed", "avx512", broadcast_mixed.emit),
     ("dense", "avx512", dense.emit_avx512),
     ("dense", "avx2", dense.emit_avx2),
     ("permute", "avx512", permute.emit),

@@ -25,6 +25,7 @@ from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import Register, rsi
 from sparsejit.spec import MatVec
+from sparsejit.target import Target
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -62,12 +63,17 @@ def tiles(
     A tile of fewer groups than `sums` has as many chains as it takes and as fit. Registers 2 to
     `spare` + 1 stay free besides the reserved.
     """
-    capacity = asm.target.vector_registers - max(RESERVED, INPUTS + spare)
+    capacity = tile_capacity(asm.target, spare)
     largest = min(capacity, at_most or capacity)
     groups = group_count(asm, out_features)
     for first in range(0, groups, largest):
         size = min(largest, groups - first)
         yield Tile(first, size, min(-(-sums // size), capacity // size))
+
+
+def tile_capacity(target: Target, spare: int) -> int:
+    """Accumulators that a tile has; `spare` as in `tiles`."""
+    return target.vector_registers - max(RESERVED, INPUTS + spare)
 
 
 def group_count(asm: Assembler, out_features: int) -> int:

@@ -17,6 +17,7 @@ from sparsejit.asm_templates.broadcast_loop import (
     planned_loops,
     strip_rows,
 )
+from sparsejit.asm_templates.broadcast_mixed import straight_rows
 from sparsejit.asm_templates.int8_pairs import pairs_of
 from sparsejit.asm_templates.int8_permute import granule_of, sampled_steps
 from sparsejit.asm_templates.lookup_layout import STEPS, chunk_count
@@ -112,20 +113,34 @@ def lookup_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) 
     return weights + (0 if far and weight == WEIGHT_BYTES[F32] else indices) + steps
 
 
-def broadcast_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
+def broadcast_steps(
+    matrix: SparseMatrix, target: Target, dtype: DType, rows: int | None = None
+) -> int:
     """Blocks of one input by an accumulator's rows that hold a nonzero, and a share for inputs.
 
     Each tile of accumulators (`tiles`) broadcasts its inputs anew, at a third of a step's price.
+    Of the first `rows`, whole vectors, or of all.
     """
-    tile_rows = target.lanes * (target.vector_registers - RESERVED)
-    inputs = int(matrix.block_mask(tile_rows).sum())
-    return int(matrix.block_mask(target.lanes).sum()) + inputs // 3
+    vectors = None if rows is None else -(-rows // target.lanes)
+    used, tile = matrix.block_mask(target.lanes)[:vectors], target.vector_registers - RESERVED
+    inputs = sum(int(used[at : at + tile].any(axis=0).sum()) for at in range(0, len(used), tile))
+    return int(used.sum()) + inputs // 3
 
 
-def broadcast_loop_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
-    """Vectors of weights, each at the price of its strips, and the ends of the loops."""
+def block_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
+    """Blocks of eight outputs by one input."""
+    return 8 * weight * int(matrix.block_mask(8).sum())
+
+
+def broadcast_loop_steps(
+    matrix: SparseMatrix, target: Target, dtype: DType, first_row: int = 0
+) -> int:
+    """Vectors of weights, each at the price of its strips, and the ends of the loops.
+
+    Of the outputs from `first_row` on, which begins a vector.
+    """
     whole = strip_rows(matrix, target.lanes) == target.lanes
-    loops = planned_loops(matrix, target.lanes)
+    loops = planned_loops(matrix, target.lanes, first_row)
     vectors = sum(loop.vectors for loop in loops)
     return int(vectors * (1.0 if whole else PRICE_OF_HALVES)) + LOOP_ENDS * len(loops)
 
@@ -135,6 +150,27 @@ def broadcast_loop_bytes(matrix: SparseMatrix, target: Target, steps: int, weigh
     parts = target.lanes // strip_rows(matrix, target.lanes)
     vectors = sum(loop.vectors for loop in planned_loops(matrix, target.lanes))
     return vectors * (target.lanes * weight + 2 * parts)
+
+
+def broadcast_mixed_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
+    """Steps in straight-line code, and those in loops as many times as they cost more."""
+    straight, looped = _mixed_steps(matrix, target, dtype)
+    loop = FAMILY_COSTS["broadcast-loop"].prices[target.isa, dtype]
+    line = FAMILY_COSTS["broadcast"].prices[target.isa, dtype]
+    return straight + int(looped * loop.cycles / line.cycles)
+
+
+def mixed_form(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType, float]:
+    """Code is that of the straight-line steps."""
+    straight, _ = _mixed_steps(matrix, target, dtype)
+    steps = broadcast_mixed_steps(matrix, target, dtype)
+    return dtype, max(steps, 1) / max(straight, 1)
+
+
+def _mixed_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[int, int]:
+    rows = straight_rows(matrix, target, dtype)
+    straight = broadcast_steps(matrix, target, dtype, rows)
+    return straight, broadcast_loop_steps(matrix, target, dtype, rows)
 
 
 def dense_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
@@ -246,7 +282,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
     ),
     "broadcast": FamilyCost(
         broadcast_steps,
-        lambda matrix, target, steps, weight: 8 * weight * int(matrix.block_mask(8).sum()),
+        block_bytes,
         {
             ("avx512", F32): StepPrice(0.62, 8.5, "B: 1560 steps, 13 KB of code in 215-260 ns"),
             ("avx2", F32): StepPrice(0.72, 8.5, "1152x384 and 1024x1024 at 50 to 80 % zero"),
@@ -269,6 +305,17 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx512", F16): StepPrice(1.0, 1, "1024x1024 at 5 % in 1x16 in 855 ns"),
             ("avx2", F16): StepPrice(0.97, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
         },
+    ),
+    "broadcast-mixed": FamilyCost(
+        broadcast_mixed_steps,
+        block_bytes,
+        {
+            ("avx512", F32): StepPrice(0.62, 8.5, "as in broadcast; 1x16 in 983 ns"),
+            ("avx512", BF16): StepPrice(0.51, 17, "1x16 in 758 ns, deck in 1947"),
+            ("avx512", F16): StepPrice(0.77, 14, "1x16 in 885 ns"),
+        },
+        mixed_form,
+        spaced=True,
     ),
     "dense": FamilyCost(
         dense_steps,

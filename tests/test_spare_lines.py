@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, check, target_of, templates_of
 
-from sparsejit.asm_templates.spare_lines import DENSE, SPACED, spacing
+from sparsejit.asm_templates.int8_permute import spacings
+from sparsejit.asm_templates.spare_lines import ALTERNATE, DENSE, SPACED, spacing
+from sparsejit.assembler import Assembler
 from sparsejit.target import Target
 
 TARGET = Target.named("avx512")
@@ -18,7 +20,7 @@ def test_no_four_lines_follow_each_other():
     assert max(runs) == 3
 
 
-@pytest.mark.parametrize("space", [DENSE, SPACED])
+@pytest.mark.parametrize("space", [DENSE, ALTERNATE, SPACED])
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 6, 7, 1000])
 def test_what_is_spread_lies_where_it_is_read_and_runs_follow_each_other(space, count):
     lines = np.arange(1, 2 * count * 8 + 1).reshape(2, count, 8)
@@ -30,6 +32,23 @@ def test_what_is_spread_lies_where_it_is_read_and_runs_follow_each_other(space, 
 
 def test_streams_from_l2_have_spare_lines():
     assert spacing(2 * TARGET.l1d_bytes, TARGET) == SPACED
+
+
+@pytest.mark.parametrize("l1s", [0.9, 1.5, 2.9, 3.1, 6, 11])
+def test_int8_weights_leave_out_every_other_line_near_l1(l1s):
+    streams = spacings(int(l1s * TARGET.l1d_bytes), TARGET)
+    far = SPACED if 3 < l1s < 10 else DENSE
+    assert streams == ((ALTERNATE, DENSE) if 1.5 <= l1s < 3 else (far, far))
+
+
+@pytest.mark.parametrize("space", [ALTERNATE, SPACED])
+def test_spare_lines_of_all_streams_belong_to_the_same_sets(space):
+    asm = Assembler(TARGET)
+    asm.literal(np.zeros(16, np.float32))
+    offsets = [asm.literal(space.spread(np.ones((1, 9, 16), np.float32)), space.alignment)]
+    asm.literal(np.zeros(16, np.float32))
+    offsets += [asm.literal(space.spread(np.ones((1, 9, 16), np.float32)), space.alignment)]
+    assert [offset % (space.period * 64) for offset in offsets] == [0, 0]
 
 
 def test_streams_of_half_lines_are_dense():
@@ -45,7 +64,7 @@ def test_streams_over_half_of_l2_are_dense():
     assert spacing(TARGET.l2_bytes // 2, TARGET) == DENSE
 
 
-FAMILIES = ("permute", "lane16", "int8-permute", "broadcast")
+FAMILIES = ("permute", "lane16", "int8-permute", "broadcast", "broadcast-mixed")
 
 
 @pytest.mark.parametrize("row", [row for family in FAMILIES for row in templates_of(family)])
