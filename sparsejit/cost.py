@@ -127,11 +127,6 @@ def broadcast_steps(
     return int(used.sum()) + inputs // 3
 
 
-def block_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
-    """Blocks of eight outputs by one input."""
-    return 8 * weight * int(matrix.block_mask(8).sum())
-
-
 def broadcast_loop_steps(
     matrix: SparseMatrix, target: Target, dtype: DType, first_row: int = 0
 ) -> int:
@@ -145,10 +140,12 @@ def broadcast_loop_steps(
     return int(vectors * (1.0 if whole else PRICE_OF_HALVES)) + LOOP_ENDS * len(loops)
 
 
-def broadcast_loop_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
+def broadcast_loop_bytes(
+    matrix: SparseMatrix, target: Target, steps: int, weight: int, first_row: int = 0
+) -> int:
     """A vector of weights and two bytes of column for each strip in it."""
     parts = target.lanes // strip_rows(matrix, target.lanes)
-    vectors = sum(loop.vectors for loop in planned_loops(matrix, target.lanes))
+    vectors = sum(loop.vectors for loop in planned_loops(matrix, target.lanes, first_row))
     return vectors * (target.lanes * weight + 2 * parts)
 
 
@@ -158,6 +155,13 @@ def broadcast_mixed_steps(matrix: SparseMatrix, target: Target, dtype: DType) ->
     loop = FAMILY_COSTS["broadcast-loop"].prices[target.isa, dtype]
     line = FAMILY_COSTS["broadcast"].prices[target.isa, dtype]
     return straight + int(looped * loop.cycles / line.cycles)
+
+
+def broadcast_mixed_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
+    """Blocks in straight-line code, and what the loops read; of float16 as of bfloat16."""
+    rows = straight_rows(matrix, target, F32 if weight == WEIGHT_BYTES[F32] else BF16)
+    straight = 8 * weight * int(matrix.block_mask(8)[: -(-rows // 8)].sum())
+    return straight + broadcast_loop_bytes(matrix, target, steps, weight, rows)
 
 
 def mixed_form(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType, float]:
@@ -282,7 +286,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
     ),
     "broadcast": FamilyCost(
         broadcast_steps,
-        block_bytes,
+        lambda matrix, target, steps, weight: 8 * weight * int(matrix.block_mask(8).sum()),
         {
             ("avx512", F32): StepPrice(0.62, 8.5, "B: 1560 steps, 13 KB of code in 215-260 ns"),
             ("avx2", F32): StepPrice(0.72, 8.5, "1152x384 and 1024x1024 at 50 to 80 % zero"),
@@ -308,7 +312,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
     ),
     "broadcast-mixed": FamilyCost(
         broadcast_mixed_steps,
-        block_bytes,
+        broadcast_mixed_bytes,
         {
             ("avx512", F32): StepPrice(0.62, 8.5, "as in broadcast; 1x16 in 983 ns"),
             ("avx512", BF16): StepPrice(0.51, 17, "1x16 in 758 ns, deck in 1947"),
