@@ -48,3 +48,12 @@ def test_weights_at_the_ends_of_a_dtype(row, scale):
     largest = 65504 if row.dtype is DType.FLOAT16 else 3.3e38
     weights = block_weights((40, 30), 0.5) * np.float32(scale)
     check(row, np.clip(weights, -largest, largest))
+
+
+def test_jumps_to_the_next_instruction_lie_close_together(row):
+    image = check(row, block_weights((600, 300), 0.2))
+    listed = [text.split(maxsplit=2) for text in image.listing()]
+    jumps = [int(position, 16) for position, mnemonic, *_ in listed if mnemonic == "jmp"]
+    steps = [int(position, 16) for position, mnemonic, *_ in listed if "fmadd" in mnemonic]
+    assert max(np.diff([steps[0], *jumps, steps[-1]])) < 1500
+    assert np.median(np.diff(jumps)) < 500
