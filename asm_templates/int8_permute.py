@@ -27,7 +27,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates import rows
+from sparsejit.asm_templates import rows, spare_lines
 from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.int8_boundary import (
     STEP_SCRATCH,
@@ -167,7 +167,7 @@ class _Stream:
 
     def start(self, operands: npt.NDArray[np.uint32]) -> None:
         """Put the operands (runs, number, lanes) in the pool and point at those of the first."""
-        pool = self.asm.literal(self.spacing.spread(operands), self.spacing.alignment)
+        pool = spare_lines.literal(self.asm, operands, self.spacing)
         self.asm.emit("lea", self.base, Literal(pool + _REACH * self.unit))
 
     def lines(self, first: int, count: int) -> tuple[Line, Memory]:

@@ -203,6 +203,7 @@ class _Strip:
     def emit(self, form: Format, loop: Label) -> None:
         asm = self.asm
         sums = (self.chunks.group * LINE).astype(np.uint32)
+        asm.count(spare_bytes=form.spaced * LINE * len(sums))
         self._start_sums()
         asm.emit("lea", _CHUNKS, Literal(asm.literal(stored(self.chunks, form))))
         asm.emit("lea", _PLACES, Literal(asm.literal(sums)))

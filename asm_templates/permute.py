@@ -139,7 +139,9 @@ class PermuteKernel:
     def emit(self) -> None:
         order = self.layout.order
         self.asm.count(steps=self.layout.steps, least_steps_ungrouped=order.steps_as_they_come)
-        pool = self.asm.literal(self.layout.pool(self.spacing))
+        vectors = self.layout.pool(self.spacing)
+        pool = self.asm.literal(vectors)
+        self.asm.count(spare_bytes=vectors.nbytes - self.layout.pool_bytes)
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
         if self.machine.dtype is DType.BFLOAT16:
             self._set_upper_halves()

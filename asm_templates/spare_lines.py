@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.assembler import Assembler
 from sparsejit.target import Target
 
 CACHE_LINE_BYTES = 64
@@ -44,11 +45,6 @@ class Spacing:
         """Where the line of that number among those that are read lies."""
         return number + number // self.run * (self.period - self.run)
 
-    @property
-    def alignment(self) -> int:
-        """Of what is spread, in bytes, so that all spare lines belong to the same sets of L1."""
-        return self.period * CACHE_LINE_BYTES
-
     def room(self, count: int) -> int:
         """Lines from the start of `count` that are read to where others may start."""
         return -(-count // self.run) * self.period
@@ -64,6 +60,16 @@ class Spacing:
 
 
 DENSE, ALTERNATE, SPACED = Spacing(1, 1), Spacing(1, 2), Spacing(3, 4)
+
+
+def literal(asm: Assembler, lines: npt.NDArray[Any], space: Spacing) -> int:
+    """Put lines, along axis 1, into the pool, and count the spare bytes in between.
+
+    Their alignment has the spare lines belong to the same sets of L1 in every call.
+    """
+    spread = space.spread(lines)
+    asm.count(spare_bytes=spread.nbytes - lines.nbytes)
+    return asm.literal(spread, space.period * CACHE_LINE_BYTES)
 
 
 def spacing(stream_bytes: int, target: Target) -> Spacing:

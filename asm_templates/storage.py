@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates import spare_lines
 from sparsejit.asm_templates.rows import vector
 from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing
 from sparsejit.assembler import Assembler, Line, line
@@ -72,8 +73,7 @@ class Storage:
         """Put vectors (count, lanes) into the pool, rounded to the dtype."""
         packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
         lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
-        spread = self.spacing.spread(lines.reshape(1, -1, CACHE_LINE_BYTES))
-        return self.asm.literal(spread, self.spacing.alignment)
+        return spare_lines.literal(self.asm, lines.reshape(1, -1, CACHE_LINE_BYTES), self.spacing)
 
     def start(self) -> None:
         """Set up what unpacking needs beyond the weights."""

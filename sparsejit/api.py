@@ -70,6 +70,7 @@ class Kernel:
     def stats(self) -> dict[str, Any]:
         """Shape, nnz, density, block fill, strategy, isa, threads, code and pool bytes, time.
 
+        `spare_bytes` are those of the pool that are never read (`asm_templates.spare_lines`).
         Of permute kernels on one thread also `steps` and `lane_use`, the share of a step's lanes
         that do not idle; where rows are grouped, the `least_steps_ungrouped` that they had needed.
         """
@@ -80,6 +81,7 @@ class Kernel:
             "threads": len(self.split.parts),
             "code_bytes": self._program.image.code_bytes,
             "pool_bytes": self._program.image.pool_bytes,
+            "spare_bytes": self._program.image.counts.get("spare_bytes", 0),
             "compile_ms": self.compile_ms,
         }
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, check, target_of, templates_of
 
+import sparsejit
 from sparsejit.asm_templates.int8_permute import spacings
-from sparsejit.asm_templates.spare_lines import ALTERNATE, DENSE, SPACED, spacing
+from sparsejit.asm_templates.spare_lines import ALTERNATE, DENSE, SPACED, literal, spacing
 from sparsejit.assembler import Assembler
 from sparsejit.target import Target
 
@@ -44,11 +45,10 @@ def test_int8_weights_leave_out_every_other_line_near_l1(l1s):
 @pytest.mark.parametrize("space", [ALTERNATE, SPACED])
 def test_spare_lines_of_all_streams_belong_to_the_same_sets(space):
     asm = Assembler(TARGET)
-    asm.literal(np.zeros(16, np.float32))
-    offsets = [asm.literal(space.spread(np.ones((1, 9, 16), np.float32)), space.alignment)]
-    asm.literal(np.zeros(16, np.float32))
-    offsets += [asm.literal(space.spread(np.ones((1, 9, 16), np.float32)), space.alignment)]
-    assert [offset % (space.period * 64) for offset in offsets] == [0, 0]
+    for _ in range(2):
+        asm.literal(np.zeros(16, np.float32))
+        offset = literal(asm, np.ones((1, 9, 16), np.float32), space)
+        assert offset % (space.period * 64) == 0
 
 
 def test_streams_of_half_lines_are_dense():
@@ -73,3 +73,11 @@ FAMILIES = ("permute", "lane16", "int8-permute", "broadcast", "broadcast-mixed")
 def test_kernels_beyond_l1_compute_the_product(row, shape, block_rows):
     image = check(row, block_weights(shape, 0.16, block_rows))
     assert image.pool_bytes > target_of(row).l1d_bytes
+
+
+@pytest.mark.skipif(Target.detect().isa != "avx512", reason="needs AVX-512")
+def test_a_kernel_says_how_much_of_its_pool_is_spare():
+    kernel = sparsejit.compile_matrix(block_weights((512, 512), 0.1, 1), strategy="permute")
+    assert kernel.stats["spare_bytes"] == pytest.approx(kernel.stats["pool_bytes"] / 4, rel=0.02)
+    small = sparsejit.compile_matrix(block_weights((64, 64), 0.1, 1), strategy="permute")
+    assert small.stats["spare_bytes"] == 0
