@@ -246,3 +246,11 @@ def test_every_target_has_an_int8_kernel(target):
     kernel = compile_matrix(weights, dtype="int8", target=target)
     expected = reference.matvec(kernel.spec, SparseMatrix(weights), x)
     np.testing.assert_allclose(kernel(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", PERMUTE)
+def test_jumps_to_the_next_instruction_lie_close_together(row):
+    image = check(row, block_weights((600, 900), 0.1, 16))
+    listed = [text.split(maxsplit=2) for text in image.listing()]
+    jumps = [int(position, 16) for position, mnemonic, *_ in listed if mnemonic == "jmp"]
+    assert len(jumps) > 10 and np.median(np.diff(jumps)) < 500
