@@ -85,8 +85,8 @@ _REACH = 128  # operands to either side that a one-byte displacement reaches
 # four cycles. With four C95 takes 852 ns instead of 829.
 _APART = 3
 _PREFETCHED_BYTES = 1024  # ahead of a step
-# Steps from one jump to the next instruction to another (see `broadcast`): 1024x1024 at 90 % in 1x16
-# takes 591 ns instead of 665, deck 1000 instead of 1048.
+# Steps from one jump to the next (see `broadcast`): 1024x1024 at 90 % in 1x16 takes 591 ns instead
+# of 665, deck 1000 instead of 1048.
 _LEAP = 16
 # In L1s: up to here much may still be in L1 at the next call, unless prefetches evict it. What they
 # fetch in vain beyond weights in even lines only goes to other sets: 512x512 at 90 % takes 235 ns
