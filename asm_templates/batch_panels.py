@@ -32,6 +32,7 @@ import numpy as np
 
 from sparsejit.asm_templates.activation import apply_activation
 from sparsejit.asm_templates.batch_tiles import BoolArray, IntArray, Products, products
+from sparsejit.asm_templates.leaps import leaps
 from sparsejit.asm_templates.permute_storage import rounded
 from sparsejit.asm_templates.rows import vector, zero
 from sparsejit.asm_templates.spare_lines import DENSE, Spacing
@@ -42,7 +43,6 @@ from sparsejit.operands import (
     Literal,
     Memory,
     Register,
-    Relative,
     k,
     r8,
     r9,
@@ -164,7 +164,6 @@ def _multiply(asm: Assembler, tile: Products, panels: Panels, begins: BoolArray)
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
-    leap = np.arange(len(tile)) % _LEAP == 0
 
     def add(first: Register, second: Register | Memory, when: BoolArray) -> list[Line]:
         return [
@@ -175,7 +174,7 @@ def _multiply(asm: Assembler, tile: Products, panels: Panels, begins: BoolArray)
     asm.stamp(
         len(tile),
         [
-            *([line("jmp", Relative("next"), when=leap)] if panels.count > 1 else []),
+            *([leaps(len(tile), _LEAP)] if panels.count > 1 else []),
             *move_x,
             line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,

@@ -46,6 +46,7 @@ from sparsejit.asm_templates.int8_layout import (
     layout_of,
 )
 from sparsejit.asm_templates.int8_schedule import PRODUCTS
+from sparsejit.asm_templates.leaps import leaps
 from sparsejit.asm_templates.spare_lines import (
     ALTERNATE,
     CACHE_LINE_BYTES,
@@ -61,7 +62,6 @@ from sparsejit.operands import (
     Literal,
     Memory,
     Register,
-    Relative,
     dword,
     r8,
     r9,
@@ -85,9 +85,6 @@ _REACH = 128  # operands to either side that a one-byte displacement reaches
 # four cycles. With four C95 takes 852 ns instead of 829.
 _APART = 3
 _PREFETCHED_BYTES = 1024  # ahead of a step
-# Steps from one jump to the next (see `broadcast`): 1024x1024 at 90 % in 1x16 takes 591 ns instead
-# of 665, deck 1000 instead of 1048.
-_LEAP = 16
 # In L1s: up to here much may still be in L1 at the next call, unless prefetches evict it. What they
 # fetch in vain beyond weights in even lines only goes to other sets: 512x512 at 90 % takes 235 ns
 # instead of 303 with every fourth line spare, 1024x1024 at 95 % in 1x16 326 instead of 392. With
@@ -325,9 +322,8 @@ class _Run:
         piece, steps, x = self.piece, self.piece.steps, self.kernel.first_input
         index_move, index = self.indices.lines(0, piece.count)
         weight_move, weight = self.weights.lines(piece.head.shape[1], piece.count)
-        leap = np.arange(1, piece.count + 1) % _LEAP == 0
         return [
-            line("jmp", Relative("next"), when=leap),
+            leaps(piece.count),
             index_move,
             line(_INDEX_LOADS[piece.held.indices], _PICKED, index),
             line("vpermi2b", _PICKED, zmm(x + steps.first), zmm(x + steps.second)),

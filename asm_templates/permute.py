@@ -51,6 +51,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates import rows
+from sparsejit.asm_templates.leaps import leaps
 from sparsejit.asm_templates.permute_layout import Layout, Piece, layout_of
 from sparsejit.asm_templates.permute_machine import FoldingRule, Machine
 from sparsejit.asm_templates.spare_lines import spacing
@@ -76,14 +77,16 @@ _POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
 
 # Folding measured on Zen 5. AVX-512: float32 pays from 42 KB of code on (768x256 at 12 % 724 -> 650
 # ns, 512x1024 at 6 % 1191 -> 1062; 768x256 at 10 % loses 8 %), four times where twice leaves 44 KB
-# (1024x512 at 10 % 1729, 1640, 1557); short weights, whose steps take 30 bytes, sooner (768x256 at
-# 10 % 686 -> 490 ns, 1024x1024 at 10 % 3940 -> 3298). AVX2: 256x256 at 10 % 620 -> 530 ns,
-# 1024x1024 at 10 % 14900 -> 13600 ns, while 256x256 at 5 % loses 45 %.
+# (1024x512 at 10 % 1745, 1621, 1568); bfloat16, whose steps take 30 bytes, sooner (768x256 at 10 %
+# 655 -> 471 ns, 1024x512 at 10 % 1846, 1570, 1373), float16 neither gains nor loses much. AVX2:
+# 256x256 at 10 % 620 -> 530 ns, 1024x1024 at 10 % 14900 -> 13600, while 256x256 at 5 % loses 45 %.
 AVX512 = Machine(
     lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128, most_stages=3,
     folding=(FoldingRule(21_000, 0.045, 2), FoldingRule(50_000, 0.045, 4)),
 )  # fmt: skip
-AVX512_SHORT = replace(AVX512, folding=(FoldingRule(15_000, 0.045, 4),))
+AVX512_SHORT = replace(
+    AVX512, folding=(FoldingRule(17_000, 0.025, 2), FoldingRule(50_000, 0.025, 4))
+)
 AVX2 = Machine(
     lanes=8, sources=1, index_bits=3, inputs=6, accumulators=8, reach=4,
     folding=(FoldingRule(6_000, 0.09, 4), FoldingRule(50_000, 0.04, 2)), index_in_weight=True,
@@ -241,6 +244,7 @@ class PermuteKernel:
         begun = np.arange(piece.count) % machine.steps_a_vector != 0
         unpack, weight = self._unpacked(weights, begun)
         return [
+            leaps(piece.count),
             line("add", _POOL, forward, when=(field == 0) & self._out_of_reach(indices)),
             line("vmovups", index, self._at(indices), when=field == 0),
             line("vpsrld", shifted, index, machine.shifts[field], when=~last),
@@ -251,19 +255,14 @@ class PermuteKernel:
         ]
 
     def _steps_with_index_in_weight(self, piece: Piece) -> list[Line]:
-        steps, places, picked = piece.steps, piece.weight_places, self.picked
-        first, second = (self.vector(self.first_input + p) for p in (steps.first, steps.second))
-        pick = (
-            [line("vmovaps", picked, self.index), line("vpermi2ps", picked, first, second)]
-            if self.machine.sources == 2
-            else [line("vpermps", picked, self.index, first)]
-        )
+        places, source = piece.weight_places, self.vector(self.first_input + piece.steps.first)
         forward = self.span * self.vector_bytes
         return [
+            leaps(piece.count),
             line("add", _POOL, forward, when=self._out_of_reach(places)),
             line("vmovups", self.index, self._at(places)),
-            *pick,
-            line("vfmadd231ps", self.vector(piece.accumulators), picked, self.index),
+            line("vpermps", self.picked, self.index, source),
+            line("vfmadd231ps", self.vector(piece.accumulators), self.picked, self.index),
         ]
 
     def _unpacked(
