@@ -263,7 +263,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx2", F16): StepPrice(1.3, 24.5, "256x256 at 90 % in 1x8 in 267 ns"),
         },
         permute_form,
-        code_rate=1.2,
+        code_rate=1.4,
         spaced=True,
     ),
     "lane16": FamilyCost(
