@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from sparsejit.assembler import Image
 from sparsejit.batch_plan import plan_batch
-from sparsejit.cost import FAMILY_COSTS, lane_use
+from sparsejit.cost import lane_use
 from sparsejit.errors import InvalidInput, UnsupportedTarget
+from sparsejit.family_costs import FAMILY_COSTS
 from sparsejit.gate import bind, call_gate
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import AUTO, Plan, plan

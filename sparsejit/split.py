@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from sparsejit.assembler import Assembler
-from sparsejit.cost import FAMILY_COSTS
 from sparsejit.errors import InvalidInput
+from sparsejit.family_costs import FAMILY_COSTS
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import AUTO, Plan
 from sparsejit.spec import DType, Layer, MatVec

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights, check, shapes, templates_of
 
-from sparsejit.cost import lane16_steps
+from sparsejit.family_costs import lane16_steps
 from sparsejit.matrix import LANE16, SparseMatrix
 from sparsejit.perf.problems import Problem
 from sparsejit.spec import Activation, DType

@@ -5,8 +5,9 @@ import pytest
 from matvec_checks import block_weights, target_of
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
-from sparsejit.cost import permute_steps, predict
+from sparsejit.cost import predict
 from sparsejit.errors import InvalidInput
+from sparsejit.family_costs import permute_steps
 from sparsejit.matrix import SparseMatrix
 from sparsejit.plan import OVERFLOWS_AT, plan, strategies
 from sparsejit.reference import stored_weights
