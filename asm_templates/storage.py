@@ -91,8 +91,8 @@ class Storage:
         return padded.reshape(-1, weights.shape[2])
 
     def turn_bytes(self, vectors: int) -> int:
-        """Bytes from one such turn to the next."""
-        return (vectors + -vectors % self.whole) * self.asm.target.lanes * self.weight_bytes
+        """Bytes from one such turn, of whole runs of lines, to the next."""
+        return int(self.place(np.array(vectors + -vectors % self.whole)))
 
     def operand(
         self, number: IntArray, place: Memory, consecutive: bool = False

@@ -22,6 +22,14 @@ def test_weights_beyond_l2(row):
     check(row, weights)
 
 
+@pytest.mark.parametrize("groups", [1, 3, 5, 7, 16, 17])
+def test_weights_from_l2_in_turns_of_any_size(row, groups):
+    """Turns of 16, 18, 20, 21 and 16 vectors, where they are whole in runs of four lines."""
+    rows = 16 * groups - 3
+    image = check(row, block_weights((rows, 70_000 // rows), 1.0, block_rows=1))
+    assert Target.named(row.isa).l1d_bytes < image.pool_bytes < Target.named(row.isa).l2_bytes / 2
+
+
 @pytest.mark.parametrize("activation", list(Activation))
 def test_bias_and_activation(row, activation):
     for shape in ((13, 40), (257, 33), (600, 20)):
