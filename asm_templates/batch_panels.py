@@ -21,7 +21,8 @@ wherever it comes from. Several panels therefore follow each other within a tile
 there. It is used from there only after a taken jump to what has been decoded by then, and the
 processor looks so far ahead that at the end of the first panel this is nothing yet: the second
 panel would be as slow as the first. A jump to the next instruction now and then (`_LEAP`) cures
-that: batch 64 takes 4460 ns without, 4090 with. For 256x256 at 90 % zero, the first panel then
+that: batch 64 takes 4460 ns without, 4090 with. One panel alone has some of its code stay decoded
+until the next call (`code_placement`). For 256x256 at 90 % zero, the first panel then
 takes 1330 ns and each other 920, of which multiplications are 850: every store of a sum costs
 a cycle of both multipliers, which lend it a register port.
 """
@@ -38,6 +39,7 @@ from sparsejit.asm_templates.rows import vector, zero
 from sparsejit.asm_templates.spare_lines import DENSE, Spacing
 from sparsejit.asm_templates.tiles import windows
 from sparsejit.assembler import Assembler, Line, line
+from sparsejit.code_placement import Placement
 from sparsejit.matrix import SparseMatrix
 from sparsejit.operands import (
     Literal,
@@ -66,11 +68,18 @@ PANEL_MASK = k(1)
 RESERVED = 3  # x, a weight, four weights
 
 # Share of the weights of shared inputs that come by fours: by instruction set, for one panel, for
-# two and so on. 256x256 at 90 % zero, AVX-512: batch 16 takes 1081 ns with 0.05, 1180 with 0.2;
-# batch 64 4184 ns with 0.3, 4046 with 0.45, 4272 with 0.6. AVX2: batch 8 takes 1460 ns without,
-# 1600 with all; batch 64 10,500 and 8700 ns.
-SHARED_LOADS = {"avx512": (0.05, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)}
-_LEAP = 48  # weights from one jump to the next, some 500 bytes
+# two and so on. 256x256 at 90 % zero, AVX-512: batch 64 takes 4184 ns with 0.3, 4046 with 0.45,
+# 4272 with 0.6. AVX2: batch 8 takes 1460 ns without, 1600 with all; batch 64 10,500 and 8700 ns.
+# The first tiles of one panel stay decoded, so that loads bind there and code elsewhere: batch 16
+# takes 997 ns with 0.4 and 0.1, 1012 with 0.55 and 0.1, 1028 with 0.4 and 0.2.
+SHARED_LOADS = {"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)}
+_SHARED_WHERE_DECODED = 0.4
+# Where the code of one panel lies, up to so many weights. 256x256 at 10 % takes 1058 ns so instead
+# of 1115, 512x512 4450 instead of 4760, but 1024x1024 at 5 % 12,960 instead of 12,550. Where panels
+# follow each other in a tile it gains nothing to 1 %, and loses up to 20.
+_PLACEMENT = Placement(32 << 10, 1024)
+_PLACED_WEIGHTS = 30_000
+_LEAP = 20  # weights from one jump to the next, some 200 bytes; with 40 batch 64 takes 3900 ns
 
 
 @dataclass(frozen=True)
@@ -103,19 +112,25 @@ def emit_panels(asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Pane
     bytes count for nothing. Clobbers what templates may, rdi and rsi.
     """
     weights = SparseMatrix(rounded(matrix.dense, spec.dtype))
-    for tile in products(weights, asm.target.vector_registers - RESERVED):
-        _tile(asm, spec, tile, panels)
-    asm.emit("ret")
+    stays = asm.target.isa == "avx512" and panels.count == 1 and matrix.nnz <= _PLACED_WEIGHTS
+    with asm.placed(_PLACEMENT if stays else None):
+        for tile in products(weights, asm.target.vector_registers - RESERVED):
+            decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
+            share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target.isa, panels.count)
+            _tile(asm, spec, tile, panels, share)
+        asm.emit("ret")
 
 
-def _tile(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> None:
+def _tile(
+    asm: Assembler, spec: MatVec, tile: Products, panels: Panels, shared: float
+) -> None:
     asm.emit("mov", rdi, PANEL_X)
     asm.emit("mov", rsi, PANEL_Y)
     asm.emit("mov", rax, PANELS)
     again = asm.label("again")
     asm.bind(again)
     _start(asm, spec, tile)
-    _multiply(asm, tile, panels, _begins(spec, tile))
+    _multiply(asm, tile, panels, _begins(spec, tile), shared)
     _finish(asm, spec, tile, panels)
     asm.emit("add", rdi, panels.x_step)
     asm.emit("add", rsi, panels.y_step)
@@ -153,9 +168,11 @@ def _begins(spec: MatVec, tile: Products) -> BoolArray:
     return begins
 
 
-def _multiply(asm: Assembler, tile: Products, panels: Panels, begins: BoolArray) -> None:
+def _multiply(
+    asm: Assembler, tile: Products, panels: Panels, begins: BoolArray, shared: float
+) -> None:
     wide = asm.target.isa == "avx512"
-    by_four = _come_by_four(tile, shared_loads(asm.target.isa, panels.count), wide)
+    by_four = _come_by_four(tile, shared, wide)
     in_register = by_four if wide else np.ones(len(tile), bool)
     x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
@@ -174,7 +191,7 @@ def _multiply(asm: Assembler, tile: Products, panels: Panels, begins: BoolArray)
     asm.stamp(
         len(tile),
         [
-            *([leaps(len(tile), _LEAP)] if panels.count > 1 else []),
+            leaps(len(tile), _LEAP),
             *move_x,
             line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,

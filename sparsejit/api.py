@@ -75,14 +75,15 @@ class Kernel:
         Of permute kernels on one thread also `steps` and `lane_use`, the share of a step's lanes
         that do not idle; where rows are grouped, the `least_steps_ungrouped` that they had needed.
         """
+        image = self.image
         return {
             **self._statistics,
             "strategy": self.strategy,
             "isa": self.plan.chosen.template.isa,
             "threads": len(self.split.parts),
-            "code_bytes": self._program.image.code_bytes,
-            "pool_bytes": self._program.image.pool_bytes,
-            "spare_bytes": self._program.image.counts.get("spare_bytes", 0),
+            "code_bytes": image.code_bytes - image.counts.get("gap_bytes", 0),
+            "pool_bytes": image.pool_bytes,
+            "spare_bytes": image.counts.get("spare_bytes", 0),
             "compile_ms": self.compile_ms,
         }
 

@@ -12,12 +12,14 @@ that `lea` loads. The image is therefore position-independent.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.code_placement import JUMP_BYTES, Placement
 from sparsejit.encoder import form_for, is_vector
 from sparsejit.errors import CompileError
 from sparsejit.form import Form
@@ -25,6 +27,7 @@ from sparsejit.operands import Literal, Memory, Operand, Register, Relative, ope
 from sparsejit.target import Target
 
 POOL_ALIGNMENT = 64
+_LEFT_OUT = 0xCC  # int3: what is jumped over must never run
 _IntArray = npt.NDArray[np.int64]
 
 
@@ -119,6 +122,7 @@ class Assembler:
         self._trace: list[_Run] = []
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
+        self._placement: Placement | None = None
 
     @property
     def position(self) -> int:
@@ -154,6 +158,7 @@ class Assembler:
         """Append one instruction; its operands hold plain numbers, no arrays."""
         item = Line(mnemonic, operands)
         form = _form_of(item)
+        self._make_room(form.length)
         start = len(self._code)
         self._code.extend(form.encode(*_numbers_of(item)))
         self._trace.append(_Run(item, (start,), (0,)))
@@ -172,14 +177,26 @@ class Assembler:
         present = [_present(item, count) for item in lines]
         lengths = np.array([form.length for form in forms])[:, None] * np.array(present)
         ends_in_row = np.cumsum(lengths, axis=0)
-        row_starts = np.concatenate(([0], np.cumsum(ends_in_row[-1])))
-        code = np.empty(int(row_starts[-1]), np.uint8)
+        gaps = self._gaps(ends_in_row[-1])
+        row_ends = np.cumsum(gaps + ends_in_row[-1])
+        row_starts = row_ends - ends_in_row[-1]
+        code = np.full(int(row_ends[-1]), _LEFT_OUT, np.uint8)
+        for row in np.flatnonzero(gaps):
+            jump = self._jump_over(int(row_starts[row] - gaps[row]), int(gaps[row]))
+            code[row_starts[row] - gaps[row] :][:JUMP_BYTES] = np.frombuffer(jump, np.uint8)
         for item, form, keep, ends in zip(lines, forms, present, ends_in_row, strict=True):
             rows = np.flatnonzero(keep)
             starts = row_starts[rows] + ends[rows] - form.length
             code[starts[:, None] + np.arange(form.length)] = _bytes_of(item, form, rows)
             self._record(item, form, rows, starts + len(self._code))
         self._code.extend(code.tobytes())
+
+    @contextmanager
+    def placed(self, placement: Placement | None) -> Iterator[None]:
+        """Leave out what `placement` does while code is appended; `gap_bytes` counts that."""
+        self._placement = placement
+        yield
+        self._placement = None
 
     def label(self, name: str) -> Label:
         """A new label, to be bound later."""
@@ -226,7 +243,29 @@ class Assembler:
             tuple(self._trace),
         )
 
+    def _gaps(self, lengths: _IntArray) -> _IntArray:
+        if self._placement is None:
+            return np.zeros(len(lengths), np.int64)
+        gaps = self._placement.gaps(len(self._code), lengths)
+        self.count(gap_bytes=int(gaps.sum()))
+        return gaps
+
+    def _make_room(self, length: int) -> None:
+        """Jump to where an instruction may lie, if it may not lie here."""
+        gap = int(self._gaps(np.array([length]))[0])
+        if gap:
+            jump = self._jump_over(0, gap)
+            self._code.extend(jump + bytes([_LEFT_OUT]) * (gap - JUMP_BYTES))
+
+    def _jump_over(self, offset: int, gap: int) -> bytes:
+        """The jump over a gap of so many bytes, itself included, that begins `offset` bytes on."""
+        item = Line("jmp", (Relative("next"),))
+        form = form_for("jmp", item.operands, 4)
+        self._trace.append(_Run(item, (len(self._code) + offset,), (0,)))
+        return form.encode([], gap - form.length)
+
     def _refer(self, item: Line, form: Form, label: Label) -> None:
+        self._make_room(form.length)
         start = len(self._code)
         self._code.extend(form.template.tobytes())
         self._fix(form, np.array([start]), label)

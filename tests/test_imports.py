@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # "sparsejit" is the public surface, sparsejit/__init__.py.
 ORDER = (
     *("errors", "files", "operands", "target", "matrix", "spec", "reference"),
-    *("form", "encoder", "assembler", "memory", "measure", "asm_templates"),
+    *("form", "encoder", "code_placement", "assembler", "memory", "measure", "asm_templates"),
     *("family_costs", "cost", "calibration"),
     *("plan", "batch_plan", "program", "tuning", "gate", "worker_code", "workers", "split", "api"),
     *("prune", "voice", "frontend", "sparsejit", "perf"),
