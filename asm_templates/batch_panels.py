@@ -177,7 +177,8 @@ def _multiply(
     x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
-    move_x, x_place = _inputs(panels.x_spacing.place(tile.column) * panels.x_pitch, wide)
+    x_address = panels.x_spacing.place(tile.column) * panels.x_pitch
+    move_x, x_place = _reached(rdi, x_address, wide)
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
@@ -211,12 +212,15 @@ def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
     return chosen | tile.alone if wide else chosen
 
 
-def _inputs(address: IntArray, wide: bool) -> tuple[list[Line], Memory]:
-    """Lines to come first, and where the inputs are then, `address` bytes after the first."""
-    if not wide:
-        return [], Memory(rdi, address)
+def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
+    """Lines to come first, and what lies `address` bytes after `base` then.
+
+    `in_windows`: of whole vectors, by one-byte displacements.
+    """
+    if not in_windows:
+        return [], Memory(base, address)
     places = windows(address, 64)
-    move = line("lea", r8, Memory(rdi, places.base), when=places.moves)
+    move = line("lea", r8, Memory(base, places.base), when=places.moves)
     return [move], Memory(r8, places.displacement)
 
 
@@ -280,10 +284,5 @@ def _load(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels)
 
 def _outputs(asm: Assembler, rows: IntArray, panels: Panels) -> tuple[list[Line], Memory]:
     """Lines to come first, and where these rows of y are then."""
-    address = rows * panels.y_pitch
-    if asm.target.isa == "avx2" or panels.y_pitch % 64:
-        return [], Memory(rsi, address)
-    places = windows(address, 64)
-    return [line("lea", r8, Memory(rsi, places.base), when=places.moves)], Memory(
-        r8, places.displacement
-    )
+    in_windows = asm.target.isa == "avx512" and panels.y_pitch % 64 == 0
+    return _reached(rsi, rows * panels.y_pitch, in_windows)

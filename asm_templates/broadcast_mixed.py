@@ -21,7 +21,7 @@ import numpy as np
 
 from sparsejit.asm_templates import broadcast, broadcast_loop
 from sparsejit.asm_templates.spare_lines import ALTERNATE, DENSE, Spacing
-from sparsejit.asm_templates.storage import Storage
+from sparsejit.asm_templates.storage import UNPACKING_REGISTERS, Storage
 from sparsejit.asm_templates.tiles import tile_capacity
 from sparsejit.assembler import Assembler
 from sparsejit.matrix import SparseMatrix
@@ -49,7 +49,7 @@ def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
 def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Outputs in straight-line code, which with the loops' code fits L1: whole vectors, or all."""
     used = matrix.block_mask(target.lanes)
-    capacity = tile_capacity(target, Storage(Assembler(target), dtype).registers)
+    capacity = tile_capacity(target, UNPACKING_REGISTERS[dtype])
     looped_bytes = _STRIP_BYTES * target.lanes // broadcast_loop.strip_rows(matrix, target.lanes)
     room = CODE_SHARES[dtype] * target.l1i_bytes - looped_bytes * len(used)
     for first in range(0, len(used), capacity):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates import permute_storage
 from sparsejit.asm_templates.lookup_layout import LANES, STEPS, WINDOW, Chunks
+from sparsejit.asm_templates.spare_lines import DENSE, Spacing
 from sparsejit.spec import DType
 
 _Words = npt.NDArray[np.uint32]
@@ -56,7 +57,12 @@ class Format:
     @property
     def chunk_bytes(self) -> int:
         """From one chunk to the next."""
-        return (self.lines + self.spaced) * LINE
+        return self.spacing.room(self.lines) * LINE
+
+    @property
+    def spacing(self) -> Spacing:
+        """Of the lines of all chunks."""
+        return Spacing(self.lines, self.lines + 1) if self.spaced else DENSE
 
 
 def stored(chunks: Chunks, form: Format) -> _Words:
@@ -72,6 +78,4 @@ def stored(chunks: Chunks, form: Format) -> _Words:
     indices = np.ascontiguousarray(quads).reshape(-1, 1, LINE).view(np.uint32)
     steps = permute_storage.stored(chunks.weights.reshape(-1, 1, LANES), form.dtype)
     weights = steps.reshape(-1, form.weight_lines, LANES)
-    spare = np.zeros((len(weights), int(form.spaced), LANES), np.uint32)
-    lines: _Words = np.concatenate([indices, weights, spare], axis=1)
-    return lines
+    return form.spacing.spread(np.concatenate([indices, weights], axis=1))

@@ -14,6 +14,7 @@ from sparsejit.asm_templates.schedule import (
     one_register_schedule,
     two_register_schedule,
 )
+from sparsejit.asm_templates.storage import UNPACKING_REGISTERS
 from sparsejit.matrix import SparseMatrix
 from sparsejit.spec import DType
 
@@ -51,7 +52,7 @@ class Machine:
 
     def storing(self, dtype: DType) -> "Machine":
         """The same machine with weights of another dtype."""
-        spare = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}[dtype]
+        spare = UNPACKING_REGISTERS[dtype]
         # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
         return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)

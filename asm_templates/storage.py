@@ -29,6 +29,8 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers, where weights must be unpacked
+# How many of them, from `WEIGHT` on.
+UNPACKING_REGISTERS = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Storage:
     @property
     def registers(self) -> int:
         """Registers from `WEIGHT` on that unpacking needs."""
-        return {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}[self.dtype]
+        return UNPACKING_REGISTERS[self.dtype]
 
     @property
     def whole(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing
 from sparsejit.asm_templates.tiles import windows
 from sparsejit.assembler import Assembler, line
-from sparsejit.calibration import cycles_per_ns, least_ns
+from sparsejit.calibration import cycles_per_ns, least_ns_reading
 from sparsejit.operands import Memory, rdi, rdx, ymm, zmm
 from sparsejit.target import Target
 
@@ -59,6 +59,4 @@ def straight_line_bandwidth(target: Target, size: int, space: Spacing) -> float:
         )
 
     room = space.room(len(number)) * CACHE_LINE_BYTES
-    buffers = [np.ones(room + CACHE_LINE_BYTES, np.uint8) for _ in range(_PLACES)]
-    starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
-    return size / least_ns(target, body, starts)
+    return size / least_ns_reading(target, body, room, _PLACES)

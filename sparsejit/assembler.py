@@ -252,6 +252,8 @@ class Assembler:
 
     def _make_room(self, length: int) -> None:
         """Jump to where an instruction may lie, if it may not lie here."""
+        if self._placement is None:
+            return
         gap = int(self._gaps(np.array([length]))[0])
         if gap:
             jump = self._jump_over(0, gap)

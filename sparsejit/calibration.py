@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_path
 
-from sparsejit.asm_templates.spare_lines import DENSE, Spacing, spacing
+from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing, spacing
 from sparsejit.assembler import Assembler, line
 from sparsejit.cost import ZEN5_RATES, Rates
 from sparsejit.files import atomic_path
@@ -115,9 +115,10 @@ def load_bandwidth(
         asm.emit("sub", rcx, 1)
         asm.jump("jnz", again)
 
-    buffers = [np.ones(trips * step + 64, np.uint8) for _ in range(places)]
-    starts = [buffer.ctypes.data + -buffer.ctypes.data % 64 for buffer in buffers]
-    elapsed = least_ns(target, lambda asm: repeat(asm, passes, one_pass), starts)
+    def body(asm: Assembler) -> None:
+        repeat(asm, passes, one_pass)
+
+    elapsed = least_ns_reading(target, body, trips * step, places)
     return trips * loads * target.vector_bytes * passes / elapsed
 
 
@@ -139,6 +140,15 @@ def repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> Non
     body(asm)
     asm.emit("sub", r8, 1)
     asm.jump("jnz", again)
+
+
+def least_ns_reading(
+    target: Target, body: Callable[[Assembler], None], size: int, places: int
+) -> float:
+    """The shortest time of a function over buffers of `size` bytes, each aligned to a line."""
+    buffers = [np.ones(size + CACHE_LINE_BYTES, np.uint8) for _ in range(places)]
+    starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
+    return least_ns(target, body, starts)
 
 
 def least_ns(

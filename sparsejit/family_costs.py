@@ -105,11 +105,8 @@ def broadcast_loop_bytes(
 
 
 def broadcast_mixed_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
-    """Steps in straight-line code, and those in loops as many times as they cost more."""
-    straight, looped = _mixed_steps(matrix, target, dtype)
-    loop = FAMILY_COSTS["broadcast-loop"].prices[target.isa, dtype]
-    line = FAMILY_COSTS["broadcast"].prices[target.isa, dtype]
-    return straight + int(looped * loop.cycles / line.cycles)
+    """Those in straight-line code and in loops."""
+    return sum(_mixed_steps(matrix, target, dtype))
 
 
 def broadcast_mixed_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
@@ -121,15 +118,17 @@ def broadcast_mixed_bytes(matrix: SparseMatrix, target: Target, steps: int, weig
 
 def mixed_form(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[DType, float]:
     """Code is that of the straight-line steps."""
-    straight, _ = _mixed_steps(matrix, target, dtype)
-    steps = broadcast_mixed_steps(matrix, target, dtype)
-    return dtype, max(steps, 1) / max(straight, 1)
+    straight, looped = _mixed_steps(matrix, target, dtype)
+    return dtype, max(straight + looped, 1) / max(straight, 1)
 
 
 def _mixed_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> tuple[int, int]:
+    """Steps in straight-line code, and those in loops as many times as they cost more."""
     rows = straight_rows(matrix, target, dtype)
-    straight = broadcast_steps(matrix, target, dtype, rows)
-    return straight, broadcast_loop_steps(matrix, target, dtype, rows)
+    loop = FAMILY_COSTS["broadcast-loop"].prices[target.isa, dtype]
+    line = FAMILY_COSTS["broadcast"].prices[target.isa, dtype]
+    looped = broadcast_loop_steps(matrix, target, dtype, rows) * loop.cycles / line.cycles
+    return broadcast_steps(matrix, target, dtype, rows), int(looped)
 
 
 def dense_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
