@@ -1,7 +1,7 @@
 """Where every row and weight of an int8 permute kernel goes: from a matrix to what it streams.
 
 Eight vectors of outputs (128 rows) are summed at a time: a run. `fold` runs share one piece of
-code and so one schedule, and rows trade places within a run, as in `permute_rows`.
+code and so one schedule, and rows trade places within a run, as in `row_order`.
 
 Rows that use the same inputs, as in blocks of 1x8 or 1x16, form granules, trade places as one and
 share indices: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.grouping import exchange_indices
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.int8_weights import output_scales, quantised_rows
-from sparsejit.asm_templates.permute_rows import (
+from sparsejit.asm_templates.row_order import (
     Prices,
     Strip,
     row_order,
@@ -67,7 +67,7 @@ class Held:
 
 
 def least_steps(wants: npt.NDArray[np.uint16]) -> _Numbers:
-    """What bounds the steps of a schedule from below; a `permute_rows.Bound`."""
+    """What bounds the steps of a schedule from below; a `row_order.Bound`."""
     fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
     by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
     least: _Numbers = np.maximum(fullest_lane, -(-by_register // 2))

@@ -23,7 +23,7 @@ eight inputs a step. Short weights share ten packed indices of three bits a lane
 its index in its own lowest bits, which changes it by at most 2**-21 of itself (635 -> 590 ns).
 
 Only the weights and which registers are named differ from matrix to matrix; `schedule` chooses
-the steps, `permute_rows` which rows lie in which lane (uneven ones are grouped: `grouping`),
+the steps, `row_order` which rows lie in which lane (uneven ones are grouped: `grouping`),
 `permute_layout` what the pool holds. Inputs beyond one window of registers are taken window by
 window, with partial sums in y. So x and y must not overlap.
 

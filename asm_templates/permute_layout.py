@@ -1,6 +1,6 @@
 """Where every weight of a permute kernel goes: from a matrix to the vectors that it streams.
 
-`permute_rows` says which row lies in which lane and `schedule` which weights a step takes; here
+`row_order` says which row lies in which lane and `schedule` which weights a step takes; here
 steps are put in order of execution, given their accumulators, and packed into the pool.
 """
 
@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.grouping import exchange_indices
 from sparsejit.asm_templates.permute_machine import Machine
-from sparsejit.asm_templates.permute_rows import RowOrder, RowPlan, Strip
+from sparsejit.asm_templates.permute_rows import RowPlan
 from sparsejit.asm_templates.permute_storage import rounded, stored, with_index
+from sparsejit.asm_templates.row_order import RowOrder, Strip
 from sparsejit.asm_templates.schedule import Demand, Windows
 from sparsejit.asm_templates.spare_lines import Spacing
 from sparsejit.asm_templates.turns import Steps, accumulators_of

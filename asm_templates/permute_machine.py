@@ -81,7 +81,7 @@ class Machine:
         return two_register_schedule if self.sources == 2 else one_register_schedule
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> npt.NDArray[np.integer]:
-        """What bounds the steps of a schedule from below; a `permute_rows.Bound`."""
+        """What bounds the steps of a schedule from below; a `row_order.Bound`."""
         fullest_lane = wants.sum(axis=3, dtype=np.int64).max(axis=1)
         by_register = wants.max(axis=1).sum(axis=2, dtype=np.int64)
         least: npt.NDArray[np.integer] = np.maximum(fullest_lane, -(-by_register // self.sources))

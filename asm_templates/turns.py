@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.int8_schedule import QuadSchedule
-from sparsejit.asm_templates.permute_rows import Strip
+from sparsejit.asm_templates.row_order import Strip
 from sparsejit.asm_templates.schedule import Schedule
 
 _Numbers = npt.NDArray[np.integer]

@@ -64,7 +64,7 @@ def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, .
 def compiler_digest() -> str:
     """Of all source that decides what code a layer becomes."""
     folders = [Path(__file__).parent, *map(Path, asm_templates.__path__)]
-    sources = [source for folder in folders for source in sorted(folder.glob("*.py"))]
+    sources = [source for folder in folders for source in sorted(folder.rglob("*.py"))]
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 

@@ -14,7 +14,7 @@ from sparsejit.api import compile_matrix
 from sparsejit.asm_templates.int8_layout import ACCUMULATORS, LANES, RUN_ROWS
 from sparsejit.asm_templates.int8_permute import MOST_FOLD, fold_of, granule_of, sampled_steps
 from sparsejit.asm_templates.int8_schedule import PRODUCTS, QuadSchedule, quad_schedule
-from sparsejit.asm_templates.permute_rows import strips
+from sparsejit.asm_templates.row_order import strips
 from sparsejit.asm_templates.schedule import Demand
 from sparsejit.asm_templates.table import MatVecTemplate
 from sparsejit.errors import InvalidInput
