@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from sparsejit.asm_templates import batch
+from sparsejit.asm_templates.batch import whole
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
-from sparsejit.assembler import Assembler
-from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import DType, MatMul
-from sparsejit.target import Target
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
 
 
 class MatMulTemplate(NamedTuple):
@@ -35,7 +35,7 @@ class MatMulTemplate(NamedTuple):
 
 def _repeating(each: MatVecTemplate) -> Iterator[MatMulTemplate]:
     """The batch kernels that repeat a matrix-vector kernel; panels sum float32 only."""
-    families = {"rows": batch.rows, "mixed": batch.mixed}
+    families = {"rows": whole.rows, "mixed": whole.mixed}
     for family, emit in families.items():
         if family == "rows" or each.dtype is not DType.INT8:
             yield MatMulTemplate(
@@ -51,7 +51,7 @@ def _repeating(each: MatVecTemplate) -> Iterator[MatMulTemplate]:
 
 
 _PANELS = tuple(
-    MatMulTemplate(f"{short}-panels-{isa}", "panels", isa, batch.panels, "DESIGN section 4", dtype)
+    MatMulTemplate(f"{short}-panels-{isa}", "panels", isa, whole.panels, "DESIGN section 4", dtype)
     for short, dtype in (("f32", DType.FLOAT32), ("bf16", DType.BFLOAT16), ("f16", DType.FLOAT16))
     for isa in ("avx512", "avx2")
 )

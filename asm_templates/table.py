@@ -1,7 +1,7 @@
 """Every kernel there is. Dispatch, tests and benchmarks walk this table.
 
 Naming law: element type, family, instruction set. Adding a kernel touches its template file, its
-row here, and its oracle in `sparsejit/reference.py`.
+row here, and its oracle in `sparsejit/ir/reference.py`.
 
 A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
 rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
@@ -11,22 +11,12 @@ writes nothing outside y, and falls through at its end (no `ret`).
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsejit.asm_templates import (
-    broadcast,
-    broadcast_loop,
-    broadcast_mixed,
-    dense,
-    immediate,
-    int8_pairs,
-    int8_permute,
-    lane16,
-    lookup,
-    permute,
-)
-from sparsejit.assembler import Assembler
-from sparsejit.matrix import SparseMatrix
-from sparsejit.spec import DType, MatVec
-from sparsejit.target import Target
+from sparsejit.asm_templates.broadcast import dense, immediate, loop, mixed, straight
+from sparsejit.asm_templates.gather import int8_pairs, int8_permute, lane16, lookup, permute
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
 
 
 class MatVecTemplate(NamedTuple):
@@ -52,11 +42,11 @@ _SHORT_NAMES = {DType.FLOAT32: "f32", DType.BFLOAT16: "bf16", DType.FLOAT16: "f1
 
 # The emitters that take weights in every dtype.
 _IN_EVERY_DTYPE = (
-    ("broadcast", "avx512", broadcast.emit),
-    ("broadcast", "avx2", broadcast.emit),
-    ("broadcast-loop", "avx512", broadcast_loop.emit),
-    ("broadcast-loop", "avx2", broadcast_loop.emit),
-    ("broadcast-mixed", "avx512", broadcast_mixed.emit),
+    ("broadcast", "avx512", straight.emit),
+    ("broadcast", "avx2", straight.emit),
+    ("broadcast-loop", "avx512", loop.emit),
+    ("broadcast-loop", "avx2", loop.emit),
+    ("broadcast-mixed", "avx512", mixed.emit),
     ("dense", "avx512", dense.emit_avx512),
     ("dense", "avx2", dense.emit_avx2),
     ("permute", "avx512", permute.emit),

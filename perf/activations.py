@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit import reference
-from sparsejit.asm_templates.elementwise import emit_elementwise
-from sparsejit.measure import time_native
-from sparsejit.program import Program, build
-from sparsejit.spec import Activation, Elementwise
-from sparsejit.target import ISA_LEVELS, Target
+from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
+from sparsejit.ir import reference
+from sparsejit.ir.spec import Activation, Elementwise
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.runtime.native_timing import time_native
+from sparsejit.runtime.program import Program, build
 
 FloatArray = npt.NDArray[np.float32]
 RankArray = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ _INTRODUCTION = """\
 Written by `python -m sparsejit.perf.activations > docs/activations.md`; not edited by hand.
 Every finite float32 and both infinities, in ascending order, against float64. A decreasing pair is
 two consecutive floats of which the larger has the smaller result. There can be none while each
-function is a chain of monotone steps (see `asm_templates/exponential.py`).
+function is a chain of monotone steps (see `asm_templates/shared/exponential.py`).
 Near zero tanh is accurate in absolute terms only: its results there are multiples of 2^-24.
 """
 _HEADER = (

@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from sparsejit.errors import MissingDependency
+from sparsejit.ir.spec import Layout
 from sparsejit.perf.peers import (
     CBLAS_NO_TRANSPOSE,
     CBLAS_TRANSPOSE,
@@ -29,7 +30,6 @@ from sparsejit.perf.peers import (
     python_peer,
     torch_peer,
 )
-from sparsejit.spec import Layout
 
 
 def batch_peers_for(

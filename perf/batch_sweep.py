@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.api import compile_matrix
-from sparsejit.measure import median_of_least
+from sparsejit.ir.spec import DType, Layout
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import PROBLEMS, MatVecProblem
-from sparsejit.spec import DType, Layout
+from sparsejit.runtime.native_timing import median_of_least
 
 BATCHES = tuple(range(1, 65))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
+from sparsejit.machine.target import Target
 from sparsejit.perf.machine import MachineLimits
-from sparsejit.target import Target
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit import reference
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
-from sparsejit.batch_plan import batch_strategies
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import Timing, aligned, median_of_least, time_copies
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, DType, Layout
+from sparsejit.machine.target import Target
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
-from sparsejit.plan import AUTO, strategies
-from sparsejit.spec import LARGEST_INT8, DType, Layout
-from sparsejit.target import Target
+from sparsejit.planner.batch_plan import batch_strategies
+from sparsejit.planner.plan import AUTO, strategies
+from sparsejit.runtime.native_timing import Timing, aligned, median_of_least, time_copies
 
 PLACES = 5
 # Of the largest output in float64; the project's bound on every kernel.

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from sparsejit.api import compile_matrix
 from sparsejit.files import atomic_path
+from sparsejit.machine.target import Target
 from sparsejit.perf import history, pruning_study
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.pruning_study import Digits
@@ -27,7 +28,6 @@ from sparsejit.prune.in_model import us_in_turn
 from sparsejit.prune.latency import time_in_turn
 from sparsejit.prune.patterns import choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
-from sparsejit.target import Target
 
 RESULTS = "latency_pruning"
 PLOT = history.RESULTS.parents[1] / "docs" / "latency_pruning.png"

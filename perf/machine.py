@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.assembler import Assembler, line
-from sparsejit.calibration import least_ns, load_bandwidth, repeat, spaced_l2_bandwidth
-from sparsejit.operands import ymm, zmm
-from sparsejit.target import Target
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import least_ns, load_bandwidth, repeat, spaced_l2_bandwidth
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import ymm, zmm
 
 _ACCUMULATORS = 12  # latency 4 at two a cycle needs 8; AVX2 has 16 registers
 _FMA_PASSES = 1000

@@ -23,8 +23,8 @@ import torch
 from torch.nn.functional import linear
 
 from sparsejit.errors import MissingDependency
-from sparsejit.measure import Timing, call_native, time_native
 from sparsejit.perf.timing import time_python
+from sparsejit.runtime.native_timing import Timing, call_native, time_native
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sparsejit.api import compile_matrix
-from sparsejit.matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern
-from sparsejit.measure import median_of_least
+from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern
+from sparsejit.ir.spec import DType
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import Problem
-from sparsejit.spec import DType
+from sparsejit.runtime.native_timing import median_of_least
 
 SHAPES = ((64, 64), (256, 256), (768, 256), (1152, 384), (1024, 1024), (3072, 1024))
 SPARSITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)

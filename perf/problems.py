@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.matrix import (
+from sparsejit.ir.sparse_matrix import (
     BLOCK_1X8,
     BLOCK_1X16,
     LANE16,
@@ -16,7 +16,7 @@ from sparsejit.matrix import (
     Pattern,
     SparseMatrix,
 )
-from sparsejit.spec import Layout
+from sparsejit.ir.spec import Layout
 
 FloatArray = npt.NDArray[np.float32]
 

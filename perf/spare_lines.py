@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.spare_lines import CACHE_LINE_BYTES, DENSE, Spacing
-from sparsejit.asm_templates.tiles import windows
-from sparsejit.assembler import Assembler, line
-from sparsejit.calibration import cycles_per_ns, least_ns_reading
-from sparsejit.operands import Memory, rdi, rdx, ymm, zmm
-from sparsejit.target import Target
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Spacing
+from sparsejit.asm_templates.shared.tiles import windows
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import cycles_per_ns, least_ns_reading
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import Memory, rdi, rdx, ymm, zmm
 
 # One spare line after each run of so many, and all in a row.
 RUNS = (1, 2, 3, 4, 5, 8)

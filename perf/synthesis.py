@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsejit.measure import pinned
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
+from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.prediction import CLASSES
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.wavernn import WaveRNN

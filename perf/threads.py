@@ -11,15 +11,15 @@ from itertools import product
 import numpy as np
 
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.assembler import Assembler, line
-from sparsejit.measure import median_of_least, time_native
-from sparsejit.memory import ExecutableMemory
-from sparsejit.operands import rax, rcx
+from sparsejit.ir.spec import DType
+from sparsejit.machine.target import Target
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import FloatArray, MatVecProblem
-from sparsejit.spec import DType
-from sparsejit.target import Target
-from sparsejit.workers import NativePart, pool
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.native_timing import median_of_least, time_native
+from sparsejit.runtime.workers import NativePart, pool
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import rax, rcx
 
 # A part of about two microseconds, all in registers: cores cannot disturb each other.
 _CHAIN = 8192

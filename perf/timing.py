@@ -1,4 +1,4 @@
-"""Times calls from Python, beside the native timing of `sparsejit/measure.py`.
+"""Times calls from Python, beside the native timing of `sparsejit/runtime/native_timing.py`.
 
 `empty_native_call` and `empty_python_call` say how much of a figure is the loop's own.
 """
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from sparsejit.assembler import Assembler
-from sparsejit.measure import BUDGET_NS, SAMPLES, Timing, pinned, sample, time_native
-from sparsejit.memory import ExecutableMemory
-from sparsejit.target import Target
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.native_timing import BUDGET_NS, SAMPLES, Timing, pinned, sample, time_native
+from sparsejit.x86.assembler import Assembler
 
 
 def time_python(

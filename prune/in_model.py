@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api import Kernel
-from sparsejit.measure import Call, aligned, time_in_turn
-from sparsejit.memory import ExecutableMemory
-from sparsejit.target import Target
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.native_timing import Call, aligned, time_in_turn
 
 Vector = npt.NDArray[np.float32]
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
 from sparsejit.prune import in_model
 from sparsejit.prune.amounts import check_amount
 from sparsejit.prune.measured import measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.prune.targets import Target as Targets
-from sparsejit.target import Target
 
 AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 

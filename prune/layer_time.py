@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from sparsejit import reference
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.cost import lane_use
 from sparsejit.errors import CompileError
-from sparsejit.matrix import SparseMatrix
-from sparsejit.measure import median_of_least, time_copies
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.machine.target import Target
+from sparsejit.planner.cost import lane_use
 from sparsejit.prune.in_model import us_in_turn
 from sparsejit.prune.report import LayerTime, SparsityReport
-from sparsejit.target import Target
+from sparsejit.runtime.native_timing import median_of_least, time_copies
 
 PLACES = 5
 # Of the sum of magnitudes. An index in a weight's lowest bits changes it by 2^-17 at most.

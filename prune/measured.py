@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparsejit.calibration import cache_file, known_rates
 from sparsejit.files import atomic_path
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import cache_file, known_rates
+from sparsejit.planner.tuning import compiler_digest
 from sparsejit.prune import in_model
-from sparsejit.target import Target
-from sparsejit.tuning import compiler_digest
 
 
 def measurement_file(kind: str, *parts: str) -> Path:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.spec import DType
 from sparsejit.prune.allocation import ALLOCATIONS, choose_pruned
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
 from sparsejit.prune.budget import TradeOff, check_budget, spend
@@ -29,7 +30,6 @@ from sparsejit.prune.targets import (
     match_targets,
     protect_diagonal,
 )
-from sparsejit.spec import DType
 
 
 class Pruner:

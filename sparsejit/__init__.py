@@ -5,7 +5,7 @@
 """
 
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.target import Target
+from sparsejit.machine.target import Target
 from sparsejit.voice.wavernn import WaveRNN
 
 __all__ = ["Kernel", "Target", "WaveRNN", "compile_matrix"]

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.assembler import Image
-from sparsejit.batch_plan import plan_batch
-from sparsejit.cost import lane_use
 from sparsejit.errors import InvalidInput, UnsupportedTarget
-from sparsejit.family_costs import FAMILY_COSTS
-from sparsejit.gate import bind, call_gate
-from sparsejit.matrix import SparseMatrix
-from sparsejit.plan import AUTO, Plan, plan
-from sparsejit.program import Program, build, debug_level
-from sparsejit.spec import Activation, DType, Layer, Layout, MatMul, MatVec
-from sparsejit.split import Split, parse_threads, split, undivided
-from sparsejit.target import Target
-from sparsejit.tuning import tuned
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.cost import lane_use
+from sparsejit.planner.family_costs import FAMILY_COSTS
+from sparsejit.planner.plan import AUTO, Plan, plan
+from sparsejit.planner.split import Split, parse_threads, split, undivided
+from sparsejit.planner.tuning import tuned
+from sparsejit.runtime.program import Program, build, debug_level
+from sparsejit.runtime.trampoline import bind, call_gate
+from sparsejit.x86.assembler import Image
 
 FloatArray = npt.NDArray[np.float32]
 Progress = Callable[[str, float], None]

@@ -4,7 +4,7 @@ import numpy as np
 from iced_x86 import Decoder, Formatter, FormatterSyntax, Instruction, Mnemonic, OpKind
 from iced_x86 import Register as Iced
 
-from sparsejit.operands import Literal, Memory, Operand, Register, Relative, pick
+from sparsejit.x86.operands import Literal, Memory, Operand, Register, Relative, pick
 
 _MNEMONICS = {value: name.lower() for name, value in vars(Mnemonic).items() if name.isupper()}
 _ADDRESS = 1 << 40  # so that no displacement wraps around address 0

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparsejit import reference
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
-from sparsejit.assembler import Assembler, Image
-from sparsejit.matrix import SparseMatrix
-from sparsejit.memory import ExecutableMemory
-from sparsejit.spec import Activation, MatVec
-from sparsejit.target import Target
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.x86.assembler import Assembler, Image
 
 SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257, 1000)
 TOLERANCE = 1e-5

@@ -10,9 +10,9 @@ from rich.table import Table
 from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
-from sparsejit.spec import DType, Layout
-from sparsejit.split import parse_threads
-from sparsejit.target import Target
+from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.target import Target
+from sparsejit.planner.split import parse_threads
 
 ProblemsOption = Annotated[
     list[str] | None, typer.Option(help="A, B, C90, ...; repeatable. Default: all.")

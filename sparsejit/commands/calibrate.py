@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
-from sparsejit.calibration import calibrate as measure_rates
 from sparsejit.commands.console import JsonOption, console, print_json
-from sparsejit.target import Target
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrate as measure_rates
 
 
 def calibrate(as_json: JsonOption = False) -> None:

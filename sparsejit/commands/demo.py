@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sparsejit.commands.console import JsonOption, console, print_json, require
 from sparsejit.commands.synth import write_wav
-from sparsejit.spec import DType
+from sparsejit.ir.spec import DType
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.wavernn import WaveRNN
 

@@ -1,11 +1,11 @@
-"""`sparsejit doctor`: print what `sparsejit.doctor` finds."""
+"""`sparsejit doctor`: print what `sparsejit.commands.machine_report` finds."""
 
 import typer
 from rich.table import Table
 
 from sparsejit.commands.console import JsonOption, console, print_json
-from sparsejit.doctor import Diagnosis, Finding, examine
-from sparsejit.target import Target
+from sparsejit.commands.machine_report import Diagnosis, Finding, examine
+from sparsejit.machine.target import Target
 
 
 def doctor(as_json: JsonOption = False) -> None:

@@ -1,8 +1,8 @@
 """The sampler in plain numpy: the definition the compiled one is held to.
 
 The network runs in float64. The signal (prediction, quantiser inputs, reconstruction) runs in
-float32 in the order of operations that `asm_templates/signal.py` states, so that it agrees with
-native code to the bit as long as the classes do.
+float32 in the order of operations that `asm_templates/pointwise/signal.py` states, so that it
+agrees with native code to the bit as long as the classes do.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit import reference
-from sparsejit.asm_templates.signal import PREDICTION_WINDOW
-from sparsejit.spec import CategoricalDraw, GruUpdate
+from sparsejit.asm_templates.pointwise.signal import PREDICTION_WINDOW
+from sparsejit.ir import reference
+from sparsejit.ir.spec import CategoricalDraw, GruUpdate
 from sparsejit.voice.features import HOP_LENGTH
 from sparsejit.voice.prediction import (
     CLASSES,

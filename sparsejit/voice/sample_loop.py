@@ -3,13 +3,13 @@
 `void generate(arguments)` produces frames * 220 samples without returning to Python.
 Each sample runs, in this order, with every intermediate in one workspace:
 
-    p          = prediction from the last samples           asm_templates/signal.py
+    p          = prediction from the last samples           asm_templates/pointwise/signal.py
     recurrent  = W_h h + b                                  the planner's kernel for W_h
-    input      = three table rows + the frame's gate term   asm_templates/signal.py
-    h          = GRU update                                 asm_templates/gru.py
+    input      = three table rows + the frame's gate term   asm_templates/pointwise/signal.py
+    h          = GRU update                                 asm_templates/pointwise/gru_gates.py
     dense      = relu(W_1 h + the frame's bias)             the planner's kernel for W_1
     logits     = W_2 dense + b                              the planner's kernel for W_2
-    class      ~ softmax(logits / temperature)              asm_templates/categorical.py
+    class      ~ softmax(logits / temperature)              asm_templates/pointwise/categorical.py
     s, y       = reconstruction, de-emphasis, feedback      here
 
 Registers held across a sample: rbx arguments, rbp workspace, r12 the frame's gate term, r13 next
@@ -22,11 +22,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates import categorical, gru, random_uniform, signal
-from sparsejit.asm_templates.signal import PREDICTION_WINDOW, Quantiser
-from sparsejit.assembler import Assembler
-from sparsejit.matrix import SparseMatrix
-from sparsejit.operands import (
+from sparsejit.asm_templates.pointwise import categorical, gru_gates, random_uniform, signal
+from sparsejit.asm_templates.pointwise.signal import PREDICTION_WINDOW, Quantiser
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import CategoricalDraw, GruUpdate, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.planner.plan import Plan, plan
+from sparsejit.runtime.program import Program, build
+from sparsejit.voice.features import HOP_LENGTH
+from sparsejit.voice.prediction import (
+    CLASSES,
+    DECODED,
+    PRE_EMPHASIS,
+    SIGNAL_LIMIT,
+    THRESHOLDS,
+    ZERO_CLASS,
+)
+from sparsejit.voice.weights import VoiceWeights
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
@@ -44,20 +58,6 @@ from sparsejit.operands import (
     rsi,
     xmm,
 )
-from sparsejit.plan import Plan, plan
-from sparsejit.program import Program, build
-from sparsejit.spec import CategoricalDraw, GruUpdate, MatVec
-from sparsejit.target import Target
-from sparsejit.voice.features import HOP_LENGTH
-from sparsejit.voice.prediction import (
-    CLASSES,
-    DECODED,
-    PRE_EMPHASIS,
-    SIGNAL_LIMIT,
-    THRESHOLDS,
-    ZERO_CLASS,
-)
-from sparsejit.voice.weights import VoiceWeights
 
 FLOAT = 4
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
@@ -276,7 +276,7 @@ class _Emitter:
         self._point(rdi, "input")
         self._point(rsi, "recurrent")
         self._point(rdx, "state")
-        gru.emit_gru_update(self.asm, GruUpdate(self.hidden))
+        gru_gates.emit_gru_update(self.asm, GruUpdate(self.hidden))
 
     def _add_dense_bias(self) -> None:
         self.asm.emit("mov", rcx, argument("dense_biases"))

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.signal import PREDICTION_WINDOW
+from sparsejit.asm_templates.pointwise.signal import PREDICTION_WINDOW
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.features import HOP_LENGTH, FloatArray
 from sparsejit.voice.prediction import ORDER

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.target import Target
+from sparsejit.machine.target import Target
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import FloatArray

@@ -1,0 +1,1 @@
+"""Batches: panels, tiles and transposes."""

@@ -1,0 +1,288 @@
+"""A panel: as many columns of a batch as a vector has lanes, multiplied by the whole matrix.
+
+x lies feature-major, so that one input of all columns is a vector. A tile of rows has its sums
+in registers, the columns of W are taken in turn, and every weight is broadcast:
+
+    vmovups      zmm0, [r8+64*d]                x[column], 16 of the batch    7 bytes, 1 load
+    vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x                 7 bytes, 1 load
+
+Zen 5 starts two loads a cycle: 1.3 loads a weight and 16 columns leave 1.5 multiplications a
+cycle of the two it could do. Therefore some weights come without a load of their own:
+
+    vbroadcastf32x4 zmm2, [r10+16*d]            four weights                  7 bytes, 1 load
+    vbroadcastss zmm1, xmm2                     the first of them             6 bytes
+    vpermilps    zmm1, zmm2, 0x55               another                       7 bytes
+    vfmadd231ps  zmm31, zmm1, [r8+64*d]         the only use of x[column]     7 bytes, 1 load
+    vfmadd231ps  zmm31, zmm0, zmm1              or one of several             6 bytes
+
+It pays for every input that a tile uses once, and for as many of the others as the code can bear
+(`SHARED_LOADS`): what is not in the cache of decoded instructions arrives at 16 bytes a cycle,
+wherever it comes from. Several panels therefore follow each other within a tile, whose code fits
+there. It is used from there only after a taken jump to what has been decoded by then, and the
+processor looks so far ahead that at the end of the first panel this is nothing yet: the second
+panel would be as slow as the first. A jump to the next instruction now and then (`_LEAP`) cures
+that: batch 64 takes 4460 ns without, 4090 with. One panel alone has some of its code stay decoded
+until the next call (`code_placement`). For 256x256 at 90 % zero, the first panel then
+takes 1330 ns and each other 920, of which multiplications are 850: every store of a sum costs
+a cycle of both multipliers, which lend it a register port.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products, products
+from sparsejit.asm_templates.gather.permute_storage import rounded
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.padding import DENSE, Spacing
+from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.tiles import windows
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, MatVec
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    r15,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    xmm,
+)
+from sparsejit.x86.placement import Placement
+
+# What the subroutine is called with: x and y of the first panel, how many panels there are, and y
+# of the last one, which may overlap the one before it. In AVX-512 besides, which columns exist.
+PANEL_X, PANEL_Y, PANELS, LAST_Y = rdx, r9, r11, r15
+PANEL_MASK = k(1)
+
+RESERVED = 3  # x, a weight, four weights
+
+# Share of the weights of shared inputs that come by fours: by instruction set, for one panel, for
+# two and so on. 256x256 at 90 % zero, AVX-512: batch 64 takes 4184 ns with 0.3, 4046 with 0.45,
+# 4272 with 0.6. AVX2: batch 8 takes 1460 ns without, 1600 with all; batch 64 10,500 and 8700 ns.
+# The first tiles of one panel stay decoded, so that loads bind there and code elsewhere: batch 16
+# takes 997 ns with 0.4 and 0.1, 1012 with 0.55 and 0.1, 1028 with 0.4 and 0.2.
+SHARED_LOADS = {"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)}
+_SHARED_WHERE_DECODED = 0.4
+# Where the code of one panel lies, up to so many weights. 256x256 at 10 % takes 1058 ns so instead
+# of 1115, 512x512 4450 instead of 4760, but 1024x1024 at 5 % 12,960 instead of 12,550. Where panels
+# follow each other in a tile it gains nothing to 1 %, and loses up to 20.
+_PLACEMENT = Placement(32 << 10, 1024)
+_PLACED_WEIGHTS = 30_000
+_LEAP = 20  # weights from one jump to the next, some 200 bytes; with 40 batch 64 takes 3900 ns
+
+
+@dataclass(frozen=True)
+class Panels:
+    """How x and y lie: bytes from one feature to the next, and from one panel to the next.
+
+    `count` is how many panels are computed at once; `masked` whether only the columns in
+    PANEL_MASK exist in y; `x_spacing` that of the features of x.
+    """
+
+    count: int
+    x_pitch: int
+    x_step: int
+    y_pitch: int
+    y_step: int
+    masked: bool = False
+    x_spacing: Spacing = DENSE
+
+
+def shared_loads(isa: str, panels: int) -> float:
+    """The share of weights with a load for four, where so many panels are computed at once."""
+    shares = SHARED_LOADS[isa]
+    return shares[min(panels, len(shares)) - 1]
+
+
+def emit_panels(asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Panels) -> None:
+    """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
+
+    Short weights are stored as the float32 they stand for: one is read for 16 columns, so their
+    bytes count for nothing. Clobbers what templates may, rdi and rsi.
+    """
+    weights = SparseMatrix(rounded(matrix.dense, spec.dtype))
+    stays = asm.target.isa == "avx512" and panels.count == 1 and matrix.nnz <= _PLACED_WEIGHTS
+    with asm.placed(_PLACEMENT if stays else None):
+        for tile in products(weights, asm.target.vector_registers - RESERVED):
+            decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
+            share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target.isa, panels.count)
+            _tile(asm, spec, tile, panels, share)
+        asm.emit("ret")
+
+
+def _tile(
+    asm: Assembler, spec: MatVec, tile: Products, panels: Panels, shared: float
+) -> None:
+    asm.emit("mov", rdi, PANEL_X)
+    asm.emit("mov", rsi, PANEL_Y)
+    asm.emit("mov", rax, PANELS)
+    again = asm.label("again")
+    asm.bind(again)
+    _start(asm, spec, tile)
+    _multiply(asm, tile, panels, _begins(spec, tile), shared)
+    _finish(asm, spec, tile, panels)
+    asm.emit("add", rdi, panels.x_step)
+    asm.emit("add", rsi, panels.y_step)
+    asm.emit("cmp", rsi, LAST_Y)
+    asm.emit("cmova", rsi, LAST_Y)
+    asm.emit("sub", rax, 1)
+    asm.jump("jnz", again)
+
+
+def _sums(asm: Assembler, accumulator: IntArray) -> Register:
+    return Register(vector(asm, 0).kind, asm.target.vector_registers - 1 - accumulator)
+
+
+def _sum(asm: Assembler, accumulator: int) -> Register:
+    return vector(asm, asm.target.vector_registers - 1 - accumulator)
+
+
+def _start(asm: Assembler, spec: MatVec, tile: Products) -> None:
+    """Begin at the bias; without, at the first product, or at zero where there is none."""
+    everyone = np.arange(len(tile.rows))
+    if spec.bias is None:
+        for accumulator in np.setdiff1d(everyone, tile.accumulator):
+            zero(asm, _sum(asm, int(accumulator)))
+        return
+    biases = asm.literal(spec.bias[tile.rows]) + 4 * everyone
+    lines = [line("vbroadcastss", _sums(asm, everyone), Literal(biases))]
+    asm.stamp(len(tile.rows), lines)
+
+
+def _begins(spec: MatVec, tile: Products) -> BoolArray:
+    """Whether a product is the first of a sum that has no bias."""
+    begins = np.zeros(len(tile), bool)
+    if spec.bias is None:
+        begins[np.unique(tile.accumulator, return_index=True)[1]] = True
+    return begins
+
+
+def _multiply(
+    asm: Assembler, tile: Products, panels: Panels, begins: BoolArray, shared: float
+) -> None:
+    wide = asm.target.isa == "avx512"
+    by_four = _come_by_four(tile, shared, wide)
+    in_register = by_four if wide else np.ones(len(tile), bool)
+    x_from_memory = tile.alone & in_register
+    x, weight = vector(asm, 0), vector(asm, 1)
+    accumulator = _sums(asm, tile.accumulator)
+    x_address = panels.x_spacing.place(tile.column) * panels.x_pitch
+    move_x, x_place = _reached(rdi, x_address, wide)
+    fours = _weights_by_four(asm, tile, by_four)
+    move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
+    load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
+
+    def add(first: Register, second: Register | Memory, when: BoolArray) -> list[Line]:
+        return [
+            line("vmulps", accumulator, first, second, when=when & begins),
+            line("vfmadd231ps", accumulator, first, second, when=when & ~begins),
+        ]
+
+    asm.stamp(
+        len(tile),
+        [
+            leaps(len(tile), _LEAP),
+            *move_x,
+            line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
+            *fours,
+            *move_weights,
+            *([] if wide else [load]),
+            *add(weight, x_place, x_from_memory),
+            *add(x, weight, in_register & ~x_from_memory),
+            *(add(x, weight_place, ~by_four) if wide else []),
+        ],
+    )
+
+
+def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
+    """Which weights share a load with three others; AVX2 needs none for its lone inputs."""
+    rank = np.cumsum(~tile.alone)
+    chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
+    return chosen | tile.alone if wide else chosen
+
+
+def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
+    """Lines to come first, and what lies `address` bytes after `base` then.
+
+    `in_windows`: of whole vectors, by one-byte displacements.
+    """
+    if not in_windows:
+        return [], Memory(base, address)
+    places = windows(address, 64)
+    move = line("lea", r8, Memory(base, places.base), when=places.moves)
+    return [move], Memory(r8, places.displacement)
+
+
+def _weights_by_four(asm: Assembler, tile: Products, by_four: BoolArray) -> list[Line]:
+    """Bring such weights into register 1."""
+    wide = asm.target.isa == "avx512"
+    rank: IntArray = np.cumsum(by_four) - by_four
+    pool = asm.literal(np.append(tile.weight[by_four], np.zeros(4, np.float32)))
+    places = windows(rank // 4 * 16, 16 if wide else 1)
+    weight, four = vector(asm, 1), vector(asm, 2)
+    load = "vbroadcastf32x4" if wide else "vbroadcastf128"
+    begins = by_four & (rank % 4 == 0)
+    return [
+        line("lea", r10, Literal(pool + places.base), when=places.moves),
+        line(load, four, Memory(r10, places.displacement), when=begins),
+        line("vbroadcastss", weight, xmm(2), when=begins),
+        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four & ~begins),
+    ]
+
+
+def _weights_one_by_one(
+    asm: Assembler, tile: Products, own: BoolArray
+) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where the weights are then, AVX-512 broadcasting as it reads."""
+    wide = asm.target.isa == "avx512"
+    rank: IntArray = np.cumsum(own) - own
+    pool = asm.literal(tile.weight[own])
+    places = windows(4 * rank, 4 if wide else 1)
+    move = line("lea", rcx, Literal(pool + places.base), when=places.moves)
+    return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
+
+
+def _finish(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> None:
+    """Store the sums; those of a costly activation in two halves, the later with more scratch."""
+    everyone = np.arange(len(tile.rows))
+    halves = 1 if spec.activation in (Activation.NONE, Activation.RELU) else 2
+    half = -(-len(everyone) // halves)
+    _store(asm, everyone[half:], tile.rows[half:], panels)
+    for first in range(0, len(everyone), half):
+        rows = tile.rows[first : first + half]
+        own = everyone[: len(rows)]
+        if first:
+            _load(asm, own, rows, panels)
+        free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
+        apply_activation(asm, spec.activation, [_sum(asm, int(n)) for n in own], free)
+        _store(asm, own, rows, panels)
+
+
+def _store(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels) -> None:
+    move, place = _outputs(asm, rows, panels)
+    target = place.masked(PANEL_MASK) if panels.masked else place
+    asm.stamp(len(rows), [*move, line("vmovups", target, _sums(asm, accumulator))])
+
+
+def _load(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels) -> None:
+    move, place = _outputs(asm, rows, panels)
+    sums = _sums(asm, accumulator)
+    target = sums.masked(PANEL_MASK, zeroing=True) if panels.masked else sums
+    asm.stamp(len(rows), [*move, line("vmovups", target, place)])
+
+
+def _outputs(asm: Assembler, rows: IntArray, panels: Panels) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where these rows of y are then."""
+    in_windows = asm.target.isa == "avx512" and panels.y_pitch % 64 == 0
+    return _reached(rsi, rows * panels.y_pitch, in_windows)

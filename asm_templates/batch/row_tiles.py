@@ -1,0 +1,138 @@
+"""Which rows a batch kernel computes together, and in which order their weights come.
+
+A tile is as many rows as have an accumulator each. An input that any row of the tile needs is
+loaded once a tile, so rows that share inputs belong together: at random 90 % zeros the grouping
+saves an eighth of those loads and 3 % of the time (256x256). Rows of two tiles then trade places
+as long as that saves loads, for another 0.8 %.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.sparse_matrix import SparseMatrix
+
+# Loads that an input costs: one that a tile uses once comes with its product.
+_FIRST_USE, _SECOND_USE = 0.6, 0.4
+# How often all pairs of tiles are tried: after eight times few rows still trade places. 256x256
+# takes 15 ms, 1024x1024 0.2 s; with more than 71 tiles none is tried.
+_SWEEPS, _MOST_SWAPS = 8, 2500
+_LEAST_GAIN = 1e-3  # more than rounding makes of nothing
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The nonzero weights of one tile in the order of use.
+
+    `rows` (accumulators,) are the tile's rows of the matrix. The other arrays have an entry a
+    weight: its accumulator, its column, its value, whether it is the first of its column, and
+    whether it is the only one.
+    """
+
+    rows: IntArray
+    accumulator: IntArray
+    column: IntArray
+    weight: FloatArray
+    first: BoolArray
+    alone: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+
+def products(matrix: SparseMatrix, accumulators: int) -> list[Products]:
+    """The tiles of a matrix, at most `accumulators` rows each.
+
+    Every other tile takes its columns from last to first: what the tile before used last is
+    still in L1 (inputs 256 bytes apart, as at batch 64: 4400 -> 4130 ns).
+    """
+    return [
+        _in_order(matrix, np.sort(rows), descending=number % 2 == 1)
+        for number, rows in enumerate(_trade(matrix, _group(matrix, accumulators)))
+    ]
+
+
+def tile_rows(out_features: int, most: int) -> list[IntArray]:
+    """Consecutive rows in as few tiles of at most `most` as suffice, of nearly equal size."""
+    return np.array_split(np.arange(out_features), -(-out_features // most))
+
+
+def _in_order(matrix: SparseMatrix, rows: IntArray, descending: bool) -> Products:
+    columns = np.arange(matrix.in_features)[:: -1 if descending else 1]
+    tile = matrix.dense[rows][:, columns]
+    position, accumulator = np.nonzero(tile.T)
+    return Products(
+        rows,
+        accumulator,
+        columns[position],
+        tile[accumulator, position],
+        np.diff(position, prepend=-1) != 0,
+        (np.count_nonzero(tile, axis=0) == 1)[position],
+    )
+
+
+def _group(matrix: SparseMatrix, most: int) -> list[IntArray]:
+    """Rows in groups of nearly equal size, each begun with the emptiest row that is left.
+
+    A group then takes the row whose inputs cost least a weight, again and again: an input that
+    the group has not used yet costs `_FIRST_USE`, one that it has used once `_SECOND_USE`.
+    """
+    used = matrix.dense != 0
+    used_by_column = np.ascontiguousarray(used.T)
+    counts = np.maximum(matrix.row_counts, 1)
+    left = np.ones(len(used), bool)
+    groups = []
+    for group in tile_rows(len(used), most):
+        cost = _FIRST_USE * counts
+        uses = np.zeros(used.shape[1], np.int64)
+        chosen = int(np.argmin(np.where(left, counts, np.inf)))
+        for position in range(len(group)):
+            if position:
+                chosen = int(np.argmin(np.where(left, cost / counts, np.inf)))
+            left[chosen] = False
+            group[position] = chosen
+            first, second = used[chosen] & (uses == 0), used[chosen] & (uses == 1)
+            cost += (_SECOND_USE - _FIRST_USE) * used_by_column[first].sum(axis=0)
+            cost -= _SECOND_USE * used_by_column[second].sum(axis=0)
+            uses += used[chosen]
+        groups.append(group)
+    return groups
+
+
+def _trade(matrix: SparseMatrix, groups: list[IntArray]) -> list[IntArray]:
+    """The groups, after rows of every two of them have traded places as often as that pays."""
+    used = (matrix.dense != 0).astype(np.float32)
+    pairs = list(combinations(groups, 2))
+    for _ in range(min(_SWEEPS, _MOST_SWAPS // max(1, len(pairs)))):
+        swaps = sum(_swap(used, a, b) for a, b in pairs)
+        if swaps == 0:
+            break
+    return groups
+
+
+def _swap(used: FloatArray, a: IntArray, b: IntArray) -> bool:
+    """Make the swap of a row of `a` with a row of `b` that saves most, if any saves."""
+    lost_a, gained_a = _changes(used[a])
+    lost_b, gained_b = _changes(used[b])
+    # An input that both rows use changes nothing, in either group.
+    both = (used[a] * (lost_a + gained_a + lost_b + gained_b)) @ used[b].T
+    cost = (used[a] @ (lost_a + gained_b))[:, None] + used[b] @ (gained_a + lost_b) - both
+    best = np.unravel_index(np.argmin(cost), cost.shape)
+    if cost[best] > -_LEAST_GAIN:
+        return False
+    a[best[0]], b[best[1]] = b[best[1]], a[best[0]]
+    return True
+
+
+def _changes(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """By input, what a group of these rows costs more with one use less, and with one more."""
+    uses = rows.sum(axis=0).astype(np.int64)
+    price = np.array([0, *np.cumsum((_FIRST_USE, _SECOND_USE))], np.float32)
+    now, fewer, more = (price[np.clip(uses + n, 0, 2)] for n in (0, -1, 1))
+    return fewer - now, more - now

@@ -1,0 +1,217 @@
+"""Copies between a matrix in memory and the panels of a batch kernel: transposed or as it is.
+
+A transposition takes squares of `lanes` by `lanes` elements, held in registers, in three (AVX2)
+or four (AVX-512) rounds in which every pair of registers trades halves. One spare register is
+enough: the first result goes there, the second over the first input, the second input is spare.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparsejit.asm_templates.shared.padding import DENSE, Spacing
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, r9, r10, rax, xmm
+
+_LOAD_MASK, _STORE_MASK = k(5), k(6)
+_SOURCE, _DESTINATION, _LEFT = r8, r9, r10
+
+
+@dataclass(frozen=True)
+class Place:
+    """A matrix in memory: the address of its first element and the bytes from row to row.
+
+    `padded` rows may be written up to a whole number of vectors. Where `spacing` is not dense,
+    some rows are left out after each run.
+    """
+
+    base: Register
+    pitch: int
+    offset: int = 0
+    padded: bool = False
+    spacing: Spacing = DENSE
+
+    def bytes_to(self, row: int) -> int:
+        """From the first row of a run to the one so many rows on."""
+        return self.spacing.place(row) * self.pitch
+
+    def row(self, number: int) -> "Place":
+        """The place from that row on."""
+        return replace(self, offset=self.offset + number * self.pitch)
+
+    def column(self, number: int) -> "Place":
+        """The place from that column on."""
+        return replace(self, offset=self.offset + 4 * number)
+
+
+def transpose(
+    asm: Assembler, source: Place, destination: Place, rows: int, columns: int
+) -> None:
+    """destination (columns, rows) = source (rows, columns), one of which is at most `lanes`.
+
+    A padded destination gets zeros after `rows`. Clobbers rax, r8-r10 and all vectors.
+    """
+    lanes = asm.target.lanes
+    tall = rows > lanes
+    step = (source.pitch * lanes, 4 * lanes) if tall else (4 * lanes, destination.pitch * lanes)
+
+    def square(count: int) -> None:
+        height, width = (count, columns) if tall else (rows, count)
+        _square(asm, source, destination, height, width)
+
+    _point(asm, source, destination)
+    squares, rest = divmod(rows if tall else columns, lanes)
+    _repeat(asm, squares, lambda: square(lanes), step)
+    if rest:
+        square(rest)
+
+
+def copy(
+    asm: Assembler,
+    source: Place,
+    destination: Place,
+    rows: int,
+    vectors: Sequence[tuple[int, int]],
+    columns: int | None = None,
+) -> None:
+    """In every row, copy a vector from the first to the second of each pair of byte offsets.
+
+    Of less than a vector, the only one, `columns` elements are copied, and zeros follow them in a
+    padded destination. Clobbers rax, r8-r10 and some vectors.
+    """
+    whole = columns is None
+    masks = _Masks(asm, columns or 0, columns or 0)
+
+    def turn(count: int) -> None:
+        moves = [(row, pair) for row in range(count) for pair in vectors]
+        for number, (row, (start, _)) in enumerate(moves):
+            place = Memory(_SOURCE, source.bytes_to(row) + start)
+            masks.load(vector(asm, number), place, whole)
+        for number, (row, (_, start)) in enumerate(moves):
+            place = Memory(_DESTINATION, destination.bytes_to(row) + start)
+            masks.store(place, vector(asm, number), whole or destination.padded)
+
+    _point(asm, source, destination)
+    run = destination.spacing.run
+    at_once = max(1, asm.target.vector_registers // 2 // len(vectors) // run) * run
+    turns, rest = divmod(rows, at_once)
+    step = (source.bytes_to(at_once), destination.bytes_to(at_once))
+    _repeat(asm, turns, lambda: turn(at_once), step)
+    turn(rest)
+
+
+class _Masks:
+    """Loads and stores of whole vectors, or of the first few lanes."""
+
+    def __init__(self, asm: Assembler, load_lanes: int, store_lanes: int) -> None:
+        self.asm = asm
+        self.wide = asm.target.isa == "avx512"
+        if self.wide:
+            for lanes, mask in ((load_lanes, _LOAD_MASK), (store_lanes, _STORE_MASK)):
+                asm.emit("mov", dword(rax), (1 << lanes) - 1)
+                asm.emit("kmovw", mask, dword(rax))
+        else:
+            self.bits = asm.literal(np.where(np.arange(8) < load_lanes, -1, 0).astype(np.int32))
+        self.store_lanes = store_lanes
+
+    def load(self, register: Register, place: Memory, whole: bool) -> None:
+        if whole:
+            self.asm.emit("vmovups", register, place)
+        elif self.wide:
+            self.asm.emit("vmovups", register.masked(_LOAD_MASK, zeroing=True), place)
+        else:
+            mask = vector(self.asm, self.asm.target.vector_registers - 1)
+            self.asm.emit("vmovups", mask, Literal(self.bits))
+            self.asm.emit("vmaskmovps", register, mask, place)
+
+    def store(self, place: Memory, register: Register, whole: bool) -> None:
+        if whole:
+            self.asm.emit("vmovups", place, register)
+        elif self.wide:
+            self.asm.emit("vmovups", place.masked(_STORE_MASK), register)
+        else:
+            self._store_in_parts(place, register)
+
+    def _store_in_parts(self, place: Memory, register: Register) -> None:
+        """AVX2: four, two and one lane, which spoils the register; Zen takes 12 cycles to mask."""
+        low, displacement = xmm(register.number), place.displacement
+        for lanes, store in ((4, "vmovups"), (2, "vmovlps"), (1, "vmovss")):
+            if not self.store_lanes & lanes:
+                continue
+            self.asm.emit(store, Memory(place.base, displacement), low)
+            displacement += 4 * lanes
+            if lanes == 4:
+                self.asm.emit("vextractf128", low, register, 1)
+            elif lanes == 2:
+                self.asm.emit("vpermilps", low, low, 0b10)
+
+
+def _point(asm: Assembler, source: Place, destination: Place) -> None:
+    asm.emit("lea", _SOURCE, Memory(source.base, source.offset))
+    asm.emit("lea", _DESTINATION, Memory(destination.base, destination.offset))
+
+
+def _repeat(
+    asm: Assembler, times: int, body: Callable[[], None], step: tuple[int, int]
+) -> None:
+    """Run `body` so many times, moving the source and the destination on by `step` bytes."""
+    if times == 0:
+        return
+    again = asm.label("again")
+    asm.emit("mov", dword(_LEFT), times)
+    asm.bind(again)
+    body()
+    asm.emit("add", _SOURCE, step[0])
+    asm.emit("add", _DESTINATION, step[1])
+    asm.emit("sub", dword(_LEFT), 1)
+    asm.jump("jnz", again)
+
+
+def _square(
+    asm: Assembler, source: Place, destination: Place, height: int, width: int
+) -> None:
+    """Transpose `height` rows of `width` elements, each at most `lanes`."""
+    lanes = asm.target.lanes
+    masks = _Masks(asm, width % lanes, height % lanes)
+    registers = [vector(asm, number) for number in range(lanes)]
+    for row, register in enumerate(registers):
+        if row < height:
+            masks.load(register, Memory(_SOURCE, row * source.pitch), width == lanes)
+        else:
+            zero(asm, register)
+    columns = _transposed(asm, registers, vector(asm, lanes))
+    for column in range(width):
+        place = Memory(_DESTINATION, column * destination.pitch)
+        masks.store(place, columns[column], height == lanes or destination.padded)
+
+
+def _transposed(asm: Assembler, rows: list[Register], spare: Register) -> list[Register]:
+    """The registers that hold the columns."""
+    lanes = len(rows)
+    held = list(rows)
+
+    def trade(first: int, second: int, low: tuple[str, int], high: tuple[str, int]) -> None:
+        nonlocal spare
+        a, b = held[first], held[second]
+        for target, (mnemonic, control) in ((spare, low), (a, high)):
+            asm.emit(mnemonic, target, a, b, *([control] if control else []))
+        held[first], held[second], spare = spare, a, b
+
+    for row in range(0, lanes, 2):
+        trade(row, row + 1, ("vunpcklps", 0), ("vunpckhps", 0))
+    for row in range(0, lanes, 4):
+        trade(row, row + 2, ("vunpcklpd", 0), ("vunpckhpd", 0))
+        trade(row + 1, row + 3, ("vunpcklpd", 0), ("vunpckhpd", 0))
+    # Now register 4 g + s holds, in its 128-bit part p, rows 4 g .. 4 g + 3 of column
+    # 4 p + (0, 2, 1, 3)[s].
+    if lanes == 8:
+        for low in range(4):
+            trade(low, low + 4, ("vperm2f128", 0x20), ("vperm2f128", 0x31))
+        return [held[4 * part + slot] for part in range(2) for slot in (0, 2, 1, 3)]
+    for distance, starts in ((4, (0, 8)), (8, (0, 4))):
+        for start in starts:
+            for slot in range(start, start + 4):
+                trade(slot, slot + distance, ("vshuff32x4", 0x88), ("vshuff32x4", 0xDD))
+    return [held[4 * part + slot] for part in range(4) for slot in (0, 2, 1, 3)]

@@ -1,0 +1,366 @@
+"""A whole batch by one matrix: in panels, one column at a time, or both.
+
+*Panels* (`batch_panels`) are as wide as a vector and want x and y feature-major; a few follow
+each other in a chunk. *Rows* runs a matrix-vector kernel for every column of the batch and wants
+each column contiguous. *Mixed* is panels as long as they are full, then rows: where few columns
+remain, a panel for them would cost as much as a full one. Where the layout is the other one, a
+chunk is transposed to and from a workspace on the stack:
+
+    for each chunk:   x -> workspace    transposed or copied
+                      workspace -> workspace, or y itself
+                      workspace -> y
+
+A feature-major x of whole panels is used where it lies if that is aligned. Any other is copied
+first, because a load that touches two cache lines takes two: batch 63 would take 5830 ns with x
+where it lies, and takes 5000 copied. A copy that exceeds L1 waits for L2, which delivers the lines
+that are written as well as those that are read; with spare lines in it (`spare_lines`) batch 63
+takes 4820. No column needs a mask: the last panel ends where the batch ends and computes some
+columns a second time, to the same result. Only a batch of less than a panel has one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from sparsejit.asm_templates.batch.panels import (
+    LAST_Y,
+    PANEL_MASK,
+    PANEL_X,
+    PANEL_Y,
+    PANELS,
+    Panels,
+    emit_panels,
+)
+from sparsejit.asm_templates.batch.transpose import Place, copy, transpose
+from sparsejit.asm_templates.shared.padding import DENSE, Spacing, spacing
+from sparsejit.errors import CompileError
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layout, MatMul, MatVec
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    dword,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rdi,
+    rsi,
+    rsp,
+)
+
+EmitMatVec = Callable[[Assembler, MatVec, SparseMatrix], None]
+
+# Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
+# for every panel: 6340 ns for 64 columns of 256x256, batch-major, 5800 with 64; 128 gain no more.
+CHUNK_COLUMNS = 64
+LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
+_PAGE = 4096
+_X, _Y, _TURNS, _COLUMNS_LEFT = r12, r13, rbx, r14
+_SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
+
+
+def panels(asm: Assembler, spec: MatMul, matrix: SparseMatrix) -> None:
+    """Every column in a panel, the last perhaps partial. x and y must not overlap."""
+    _Kernel(asm, spec, matrix, spec.batch, None).emit()
+
+
+def rows(asm: Assembler, spec: MatMul, matrix: SparseMatrix, each: EmitMatVec) -> None:
+    """Every column by the matrix-vector template `each`. x and y must not overlap."""
+    _Kernel(asm, spec, matrix, 0, each).emit()
+
+
+def mixed(asm: Assembler, spec: MatMul, matrix: SparseMatrix, each: EmitMatVec) -> None:
+    """Full panels, then `each` for the columns that are left. x and y must not overlap."""
+    in_panels = spec.batch - spec.batch % asm.target.lanes
+    _Kernel(asm, spec, matrix, in_panels, each).emit()
+
+
+def chunk_columns(spec: MatMul, lanes: int) -> int:
+    """Columns that are computed together in panels; 0 where the workspace cannot hold one panel."""
+    fitting = LARGEST_WORKSPACE // _bytes_a_column(spec)
+    return min(CHUNK_COLUMNS, fitting // lanes * lanes)
+
+
+def _bytes_a_column(spec: MatMul) -> int:
+    """Workspace for one column of x and of y, each rounded up to vectors."""
+    return 4 * (spec.each.in_features + spec.each.out_features + 2 * 16)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """So many columns at once, so many times."""
+
+    columns: int
+    times: int
+
+
+def _chunks(columns: int, size: int) -> list[_Chunk]:
+    """`columns` cut into chunks of `size`, and what is left over."""
+    chunks = [_Chunk(size, columns // size), _Chunk(columns % size, 1)] if size else []
+    return [chunk for chunk in chunks if chunk.columns and chunk.times]
+
+
+class _Kernel:
+    """Appends the code; `in_panels` columns are computed in panels, the others by `each`."""
+
+    def __init__(
+        self,
+        asm: Assembler,
+        spec: MatMul,
+        matrix: SparseMatrix,
+        in_panels: int,
+        each: EmitMatVec | None,
+    ) -> None:
+        self.asm, self.spec, self.matrix, self.each = asm, spec, matrix, each
+        self.lanes = asm.target.lanes
+        self.in_panels = in_panels
+        self.feature_major = spec.layout is Layout.FEATURE_MAJOR
+        self.entry = asm.label("panels")
+        self.panel_chunks = _chunks(in_panels, self._chunk_columns) if in_panels else []
+        step = self.lanes if self.feature_major else spec.batch - in_panels
+        self.row_chunks = _chunks(spec.batch - in_panels, step)
+
+    @cached_property
+    def _chunk_columns(self) -> int:
+        columns = chunk_columns(self.spec, self.lanes)
+        if columns == 0 and (self.feature_major or self.in_panels):
+            each = self.spec.each
+            raise CompileError(
+                f"a {each.out_features}x{each.in_features} layer needs more than the "
+                f"{LARGEST_WORKSPACE} bytes of stack that a batch kernel may take; "
+                "use layout='batch-major' and strategy='rows', or split the layer"
+            )
+        return columns
+
+    @cached_property
+    def panels(self) -> Panels:
+        """In the workspace panels follow each other, except where x may be used as it lies."""
+        each, vector = self.spec.each, self.asm.target.vector_bytes
+        as_it_lies = self._feature_pitch, vector
+        room = vector * self._spacing.room(each.in_features)
+        x = as_it_lies if self._x_has_panels else (vector, room)
+        y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
+        count = -(-self.panel_chunks[0].columns // self.lanes)
+        masked = self.y_lies and self.in_panels < self.lanes
+        return Panels(count, *x, *y, masked, self._spacing)
+
+    @cached_property
+    def _spacing(self) -> Spacing:
+        """Of the vectors of a feature-major x that is copied."""
+        if not self.feature_major or self._x_has_panels:
+            return DENSE
+        copied = 4 * self.spec.each.in_features * self.panel_chunks[0].columns
+        return spacing(copied, self.asm.target)
+
+    @cached_property
+    def y_lies(self) -> bool:
+        """Whether panels are written to y itself."""
+        masks = self.asm.target.isa == "avx512"
+        return self.feature_major and (masks or self.in_panels >= self.lanes)
+
+    @property
+    def _x_has_panels(self) -> bool:
+        """Whether x consists of whole panels, and a copy of its pitch would fit the workspace.
+
+        Not at pitches of a multiple of 512 bytes, where a panel has but 8 of the 64 sets of L1:
+        batch 256 takes 24.8 us where it lies, and 20.7 copied.
+        """
+        pitch = self._feature_pitch
+        whole = self.feature_major and self.in_panels == self.spec.batch
+        fits = pitch * self.spec.each.in_features <= LARGEST_WORKSPACE and pitch % 512 != 0
+        return whole and fits and self.spec.batch % self.lanes == 0
+
+    def emit(self) -> None:
+        self._enter()
+        for chunk in self.panel_chunks:
+            self._repeat(chunk, partial(self._panels, chunk.columns))
+        for chunk in self.row_chunks:
+            self._repeat(chunk, partial(self._rows, chunk.columns))
+        self._leave()
+        if self.panel_chunks:
+            self._append_panels()
+
+    def _append_panels(self) -> None:
+        end = self.asm.label("end")
+        self.asm.jump("jmp", end)
+        self.asm.bind(self.entry)
+        emit_panels(self.asm, self.spec.each, self.matrix, self.panels)
+        self.asm.bind(end)
+
+    @property
+    def _feature_pitch(self) -> int:
+        return 4 * self.spec.batch
+
+    def _enter(self) -> None:
+        """Save registers, make room for the workspace, and point at x and y."""
+        asm = self.asm
+        for register in _SAVED:
+            asm.emit("push", register)
+        asm.emit("mov", rbp, rsp)
+        asm.emit("mov", _X, rdi)
+        asm.emit("mov", _Y, rsi)
+        if not self._x_has_panels:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Move the stack pointer page by page, touching each: the stack grows on demand only."""
+        asm, room = self.asm, self._room
+        if room == 0:
+            return
+        again = asm.label("again")
+        asm.emit("mov", rsp, rbp)  # an earlier chunk may have made room
+        asm.emit("mov", dword(rax), -(-(room + 64) // _PAGE))
+        asm.bind(again)
+        asm.emit("sub", rsp, _PAGE)
+        asm.emit("mov", Memory(rsp), rax)
+        asm.emit("sub", dword(rax), 1)
+        asm.jump("jnz", again)
+        asm.emit("and", rsp, -64)
+
+    @property
+    def _room(self) -> int:
+        """Bytes of workspace for the panels of a chunk, or the rows of one."""
+        each, vector = self.spec.each, self.asm.target.vector_bytes
+        panels = rows = 0
+        if self._x_has_panels:
+            panels = self._feature_pitch * each.in_features
+        elif self.panel_chunks:
+            y_bytes = 0 if self.y_lies else vector * each.out_features
+            panels = self.panels.count * (self.panels.x_step + y_bytes)
+        if self.row_chunks and self.feature_major:
+            rows = self.lanes * sum(self._row_pitches)
+        return max(panels, rows)
+
+    def _leave(self) -> None:
+        self.asm.emit("mov", rsp, rbp)
+        for register in reversed(_SAVED):
+            self.asm.emit("pop", register)
+
+    def _repeat(self, chunk: _Chunk, body: Callable[[], None]) -> None:
+        """Run `body` for each chunk, with x and y moving on."""
+        asm, each = self.asm, self.spec.each
+        again = asm.label("again")
+        if chunk.times > 1:
+            asm.emit("mov", dword(_TURNS), chunk.times)
+            asm.bind(again)
+        body()
+        x_step = 1 if self.feature_major else each.in_features
+        y_step = 1 if self.feature_major else each.out_features
+        asm.emit("add", _X, 4 * chunk.columns * x_step)
+        asm.emit("add", _Y, 4 * chunk.columns * y_step)
+        if chunk.times > 1:
+            asm.emit("sub", dword(_TURNS), 1)
+            asm.jump("jnz", again)
+
+    def _panels(self, columns: int) -> None:
+        if self.feature_major:
+            self._feature_major_panels(columns)
+        else:
+            self._transposed_panels(columns)
+
+    def _transposed_panels(self, columns: int) -> None:
+        asm, each = self.asm, self.spec.each
+        x, y = Place(_X, 4 * each.in_features), Place(_Y, 4 * each.out_features)
+        panels = [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
+        for number, (first, width) in enumerate(panels):
+            transpose(asm, x.row(first), self._x_work(number), width, each.in_features)
+        asm.emit("mov", PANEL_X, rsp)
+        self._call_into_workspace(len(panels))
+        for number, (first, width) in enumerate(panels):
+            transpose(asm, self._y_work(number), y.row(first), each.out_features, width)
+
+    def _feature_major_panels(self, columns: int) -> None:
+        starts = self._starts(columns)
+        self._point_at_x(starts)
+        if self.y_lies:
+            self._call(Memory(_Y, starts[0]), Memory(_Y, starts[-1]), len(starts))
+            return
+        self._call_into_workspace(1)
+        target = Place(_Y, self._feature_pitch)
+        copy(self.asm, self._y_work(0), target, self.spec.each.out_features, [(0, 0)], columns)
+
+    def _starts(self, columns: int) -> list[int]:
+        """Byte offsets of the panels in a chunk; the last ends with it and may begin before it."""
+        if self.in_panels < self.lanes:
+            return [0]
+        whole = range(0, columns - self.lanes, self.lanes)
+        return [4 * first for first in (*whole, columns - self.lanes)]
+
+    def _point_at_x(self, starts: list[int]) -> None:
+        """Leave x where it lies if it can be used there, else copy it."""
+        asm, each = self.asm, self.spec.each
+        done = asm.label("done")
+        if self._x_has_panels:
+            asm.emit("mov", PANEL_X, _X)
+            if asm.target.isa == "avx2":  # half of its loads stay within a cache line anyway
+                return
+            asm.emit("mov", rax, _X)
+            asm.emit("and", rax, asm.target.vector_bytes - 1)
+            asm.jump("jz", done)
+            self._make_room()
+        source = Place(_X, self._feature_pitch)
+        vectors = [(start, n * self.panels.x_step) for n, start in enumerate(starts)]
+        columns = self.in_panels if self.in_panels < self.lanes else None
+        copy(asm, source, self._x_work(0), each.in_features, vectors, columns)
+        asm.emit("mov", PANEL_X, rsp)
+        asm.bind(done)
+
+    def _call_into_workspace(self, count: int) -> None:
+        first, last = self._y_work(0), self._y_work(count - 1)
+        self._call(Memory(rsp, first.offset), Memory(rsp, last.offset), count)
+
+    def _call(self, first_y: Memory, last_y: Memory, count: int) -> None:
+        asm = self.asm
+        asm.emit("lea", PANEL_Y, first_y)
+        asm.emit("lea", LAST_Y, last_y)
+        if self.panels.masked:
+            asm.emit("mov", dword(rax), (1 << self.in_panels) - 1)
+            asm.emit("kmovw", PANEL_MASK, dword(rax))
+        asm.emit("mov", dword(PANELS), count)
+        asm.jump("call", self.entry)
+
+    def _x_work(self, panel: int) -> Place:
+        offset = panel * self.panels.x_step
+        return Place(rsp, self.panels.x_pitch, offset, padded=True, spacing=self._spacing)
+
+    def _y_work(self, panel: int) -> Place:
+        x_bytes = self.panels.count * self.panels.x_step
+        return Place(rsp, self.panels.y_pitch, x_bytes + panel * self.panels.y_step)
+
+    @property
+    def _row_pitches(self) -> tuple[int, int]:
+        """Bytes from one column of x, and of y, to the next: whole cache lines in the workspace."""
+        x_bytes, y_bytes = 4 * self.spec.each.in_features, 4 * self.spec.each.out_features
+        if not self.feature_major:
+            return x_bytes, y_bytes
+        return -(-x_bytes // 64) * 64, -(-y_bytes // 64) * 64
+
+    def _rows(self, columns: int) -> None:
+        """The matrix-vector kernel for each column."""
+        asm, each = self.asm, self.spec.each
+        assert self.each is not None
+        x_pitch, y_pitch = self._row_pitches
+        if self.feature_major:
+            source = Place(_X, self._feature_pitch)
+            transpose(asm, source, Place(rsp, x_pitch), each.in_features, columns)
+            asm.emit("mov", rdi, rsp)
+            asm.emit("lea", rsi, Memory(rsp, columns * x_pitch))
+        else:
+            asm.emit("mov", rdi, _X)
+            asm.emit("mov", rsi, _Y)
+        again = asm.label("again")
+        asm.emit("mov", dword(_COLUMNS_LEFT), columns)
+        asm.bind(again)
+        self.each(asm, each, self.matrix)
+        asm.emit("add", rdi, x_pitch)
+        asm.emit("add", rsi, y_pitch)
+        asm.emit("sub", dword(_COLUMNS_LEFT), 1)
+        asm.jump("jnz", again)
+        if self.feature_major:
+            source = Place(rsp, y_pitch, columns * x_pitch)
+            target = Place(_Y, self._feature_pitch)
+            transpose(asm, source, target, columns, each.out_features)

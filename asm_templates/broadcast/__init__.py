@@ -1,0 +1,1 @@
+"""Blocks of consecutive outputs, and dense: one input for a whole vector."""

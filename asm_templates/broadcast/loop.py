@@ -1,0 +1,284 @@
+"""Blocks of one input and eight or sixteen consecutive outputs, in loops: code that hardly grows.
+
+Straight-line code (`broadcast`) takes 7 to 20 bytes a step, and beyond L1 code arrives at no more
+than 16 bytes a cycle. Here the column of each block is a 16-bit number in memory instead:
+
+    again: mov         r9, [rdx+2*slot]          columns of four slots
+           movzx       eax, r9w                  (before the other three: shr r9, 16)
+           vmovups     zmm2, [rcx+64*slot]       weights, or what unpacks them (`storage`)
+           vfmadd231ps zmm31, zmm2, [rdi+4*rax]{1to16}     zmm30, ... in the next slots
+           ...
+           add rcx, bytes of weights; add rdx, bytes of columns
+           sub r8, 1; jnz again
+
+A strip is the blocks of the same eight or sixteen outputs. Strips are sorted by their number of
+blocks; each loop takes the next few, a slot each, and runs until its longest strip ends, the
+others with weights of zero. How many each takes is what makes that waste least. Two strips of
+eight outputs share a zmm, whichever they are:
+
+           vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other strip's column
+           vbroadcastss zmm0{k1}, [rdi+4*rax]    its input, in the upper lanes
+
+A core has four ports to load through, of which a vector takes two: a step of float32 in L1 takes
+1.13 cycles, of bfloat16 0.84. A column loaded by itself cost 0.15 cycles more; inputs that come
+through a general register and `vpbroadcastd`, in every second to fourth slot, up to a tenth.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.rows import store, vector, zero
+from sparsejit.asm_templates.shared.storage import Storage
+from sparsejit.asm_templates.shared.tiles import FloatArray, IntArray, Tile, add_chains
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    word,
+    ymm,
+)
+
+HALF = 8  # rows of the shorter strips
+UPPER_LANES = k(1)
+# Accumulators of a loop: an FMA takes 4 cycles and two start in each. With 16, more strips wait
+# for a longer one, and 1024x1024 at 5 % takes 4 % longer.
+SLOTS = 8
+COLUMNS_AT_ONCE = 4
+LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a line of bfloat16 unused
+LOOP_ENDS = 20  # steps that starting and leaving a loop cost, the misprediction included
+# What two strips in a register cost over one: 1152x384 takes 1.3 to 1.6 times as long a slot.
+PRICE_OF_HALVES = 1.5
+
+
+@dataclass(frozen=True)
+class LoopShape:
+    """A loop over so many accumulators, each summed in so many chains."""
+
+    accumulators: int
+    chains: int
+    trips: int
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of weights it reads, those of zeros included."""
+        return self.accumulators * self.chains * self.trips
+
+
+@dataclass(frozen=True, eq=False)
+class _Strips:
+    """`weights` (strips, rows, in_features); `columns` of each strip that hold a nonzero."""
+
+    weights: FloatArray
+    columns: list[IntArray]
+
+
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """One loop: which strips lie in its accumulators, and what it reads.
+
+    `strips` (accumulators, parts), `columns` (trips, slots * parts), `weights` (trips, slots,
+    lanes). Slots are the accumulators of chain 0, then of chain 1, and so on.
+    """
+
+    strips: IntArray
+    chains: int
+    columns: npt.NDArray[np.uint32]
+    weights: FloatArray
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(0, len(self.strips), self.chains)
+
+
+def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0) -> None:
+    """Append the kernel, or that of the outputs from `first_row` on, which begins a vector.
+
+    See `table` for the contract.
+    """
+    storage, lanes = Storage(asm, spec.dtype), asm.target.lanes
+    rows = strip_rows(matrix, lanes)
+    parts = lanes // rows
+    if parts > 1:
+        asm.emit("mov", dword(rax), 0xFF00)
+        asm.emit("kmovw", UPPER_LANES, dword(rax))
+    loops = list(_loops(_strips(matrix, rows, parts), parts, first_row // rows))
+    columns = np.uint16 if matrix.in_features <= 1 << 16 else np.uint32
+    streams = [
+        storage.literal(np.concatenate([storage.in_turns(loop.weights) for loop in loops])),
+        asm.literal(np.concatenate([_padded(loop.columns).astype(columns) for loop in loops])),
+    ]
+    for base, stream in zip((rcx, rdx), streams, strict=True):
+        asm.emit("lea", base, Literal(stream))
+    for loop in loops:
+        _start(asm, spec, loop, rows)
+        storage.start()
+        _repeat(storage, loop, np.dtype(columns).itemsize)
+        _finish(asm, spec, loop, rows)
+
+
+def strip_rows(matrix: SparseMatrix, lanes: int) -> int:
+    """Rows of the strips that a matrix is cut into: those of a vector, or half as many."""
+    whole = int(matrix.block_mask(lanes).sum())
+    halves = int(matrix.block_mask(HALF).sum()) * HALF / lanes
+    return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
+
+
+def planned_loops(matrix: SparseMatrix, lanes: int, first_row: int = 0) -> list[LoopShape]:
+    """The loops that a matrix takes, for the planner."""
+    rows = strip_rows(matrix, lanes)
+    longest_first = np.sort(matrix.block_mask(rows)[first_row // rows :].sum(axis=1))[::-1]
+    return loop_shapes(longest_first[:: lanes // rows])
+
+
+def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _Strips:
+    """Strips of a matrix, with empty ones up to a `multiple`."""
+    count = -(-matrix.out_features // (rows * multiple)) * multiple
+    padded = np.zeros((count * rows, matrix.in_features), np.float32)
+    padded[: matrix.out_features] = matrix.dense
+    weights = padded.reshape(count, rows, matrix.in_features)
+    return _Strips(weights, [np.flatnonzero(used) for used in np.any(weights != 0, axis=1)])
+
+
+def _loops(strips: _Strips, parts: int, begin: int) -> Iterator[_Loop]:
+    """The loops over the strips from number `begin` on."""
+    counts = np.array([len(columns) for columns in strips.columns])
+    longest_first = begin + np.argsort(-counts[begin:], kind="stable")
+    accumulators = longest_first.reshape(-1, parts)
+    first = 0
+    for shape in loop_shapes(counts[accumulators[:, 0]]):
+        own = accumulators[first : first + shape.accumulators]
+        yield _loop(strips, own, shape.chains, shape.trips)
+        first += shape.accumulators
+
+
+def loop_shapes(blocks: IntArray) -> list[LoopShape]:
+    """Cut accumulators of so many blocks each, the longest first, into loops that cost least."""
+    cheapest: list[tuple[int, list[LoopShape]]] = [(0, [])]
+    for end in range(1, len(blocks) + 1):
+        choices = []
+        for size in (size for size in LOOP_SIZES if size <= end):
+            chains = SLOTS // size
+            shape = LoopShape(size, chains, -(-int(blocks[end - size]) // chains))
+            cost, before = cheapest[end - size]
+            choices.append((cost + shape.vectors + LOOP_ENDS, [*before, shape]))
+        cheapest.append(min(choices, key=lambda choice: choice[0]))
+    return cheapest[-1][1]
+
+
+def _loop(strips: _Strips, own: IntArray, chains: int, trips: int) -> _Loop:
+    rows = strips.weights.shape[1]
+    columns = np.zeros((trips, chains, *own.shape), np.uint32)
+    weights = np.zeros((*columns.shape, rows), np.float32)
+    for (accumulator, part), strip in np.ndenumerate(own):
+        used = strips.columns[strip]
+        trip, chain = np.divmod(np.arange(len(used)), chains)
+        columns[trip, chain, accumulator, part] = used
+        weights[trip, chain, accumulator, part] = strips.weights[strip][:, used].T
+    slots, parts = chains * own.shape[0], own.shape[1]
+    return _Loop(
+        own,
+        chains,
+        columns.reshape(trips, slots * parts),
+        weights.reshape(trips, slots, parts * rows),
+    )
+
+
+def _padded(columns: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Columns (trips, any) in a row, each trip with zeros up to COLUMNS_AT_ONCE."""
+    missing = -columns.shape[1] % COLUMNS_AT_ONCE
+    return np.pad(columns, ((0, 0), (0, missing))).reshape(-1)
+
+
+def _start(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
+    """Put the bias, or zero, in the first chain and zero in the others."""
+    for slot, accumulator in enumerate(loop.tile.registers(asm)):
+        if spec.bias is None or slot >= len(loop.strips):
+            zero(asm, accumulator)
+            continue
+        at = (loop.strips[slot][:, None] * rows + np.arange(rows)).reshape(-1)
+        bias = np.append(spec.bias, np.float32(0))[np.minimum(at, spec.out_features)]
+        asm.emit("vmovups", accumulator, Literal(asm.literal(bias)))
+
+
+def _repeat(storage: Storage, loop: _Loop, column_bytes: int) -> None:
+    trips, slots = loop.weights.shape[:2]
+    if not trips:
+        return
+    asm = storage.asm
+    again = asm.label("again")
+    asm.emit("mov", r8, trips)
+    asm.bind(again)
+    asm.stamp(slots, _slot_lines(storage, loop, column_bytes))
+    asm.emit("add", rcx, storage.turn_bytes(slots))
+    columns = loop.columns.shape[1]
+    asm.emit("add", rdx, column_bytes * (columns + -columns % COLUMNS_AT_ONCE))
+    asm.emit("sub", r8, 1)
+    asm.jump("jnz", again)
+
+
+def _slot_lines(storage: Storage, loop: _Loop, column_bytes: int) -> list[Line]:
+    asm, parts = storage.asm, loop.strips.shape[1]
+    slot = np.arange(loop.weights.shape[1])
+    accumulator = loop.tile.accumulator(asm, slot % len(loop.strips), slot // len(loop.strips))
+    unpack, weights = storage.unpacked(slot, Memory(rcx, storage.place(slot)))
+    column = [_column(slot * parts + part, column_bytes) for part in range(parts)]
+    x, chosen = vector(asm, 0), Memory(rdi, 0, index=rax, scale=4)
+    if asm.target.isa == "avx512" and parts == 1:
+        everywhere = Memory(rdi, 0, index=rax, scale=4, broadcast=asm.target.lanes)
+        return [*column[0], *unpack, line("vfmadd231ps", accumulator, weights, everywhere)]
+    inputs = [*column[0], line("vbroadcastss", x, chosen)]
+    if parts == 2:
+        inputs += [*column[1], line("vbroadcastss", x.masked(UPPER_LANES), chosen)]
+    return [*inputs, *unpack, line("vfmadd231ps", accumulator, weights, x)]
+
+
+def _column(number: IntArray, column_bytes: int) -> list[Line]:
+    """rax = the trip's column of that number; r9 holds the following ones of the same load."""
+    if column_bytes == 4:
+        return [line("mov", dword(rax), Memory(rdx, 4 * number))]
+    first = number % COLUMNS_AT_ONCE == 0
+    return [
+        line("mov", r9, Memory(rdx, 2 * number), when=first),
+        line("shr", r9, 16, when=~first),
+        line("movzx", dword(rax), word(r9)),
+    ]
+
+
+def _finish(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
+    """Add up the chains, apply the activation and store each strip where it belongs."""
+    add_chains(asm, loop.tile)
+    accumulators = loop.tile.registers(asm)[: len(loop.strips)]
+    free = [vector(asm, n) for n in range(asm.target.vector_registers - len(accumulators))]
+    apply_activation(asm, spec.activation, accumulators, free)
+    for accumulator, strips in zip(accumulators, loop.strips, strict=True):
+        for part, strip in enumerate(strips):
+            _store_strip(asm, spec, accumulator, part if len(strips) > 1 else None, strip * rows)
+
+
+def _store_strip(
+    asm: Assembler, spec: MatVec, accumulator: Register, part: int | None, first: int
+) -> None:
+    """Store an accumulator, or half of it, as outputs from `first` on; none where those end."""
+    if first >= spec.out_features:
+        return
+    source = accumulator
+    if part is not None:
+        source = ymm(0)
+        asm.emit("vextractf32x8", source, accumulator, part)
+    store(asm, source, rsi, int(first), spec.out_features, vector(asm, 1))

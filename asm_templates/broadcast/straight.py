@@ -1,0 +1,236 @@
+"""Blocks of one input and eight or sixteen consecutive outputs: broadcast the input, multiply.
+
+Outputs are the lanes of accumulators that stay in registers (`tiles`). The columns of W are
+visited in turn; a column's input is broadcast once and then multiplied into every accumulator
+that has weights there:
+
+    vbroadcastss zmm0, [rdx+4*column]         x[column] in all lanes             7 bytes, 1 uop
+    vfmadd231ps  zmm31, zmm0, [rcx+64*line]   outputs 0..15 += x * weights       7 bytes, 1 uop
+    vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only                7 bytes, 1 uop
+
+Zen 5 starts two such loads a cycle, so a step costs half a cycle while weights are in L1; from
+L2 on, the 64 bytes a step (45-63 bytes a cycle) bind instead. The weights lie in the pool in the
+order in which they are used, and the base registers move ahead of them, so that displacements
+take one byte. Where weights fit L1, loads bind, so four inputs share one (256x256 at 10 %: 97 ns
+instead of 118; beyond L1 it only adds code, and with short weights it gains only where 1x8 blocks
+of bfloat16 are read out of order):
+
+    vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 uop
+    vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes, 1 uop
+
+Weights from L2 have spare lines in between (`spare_lines`): 256x256 at 25 % in 1x8 blocks takes 323
+ns instead of 429, 1024x1024 at 5 % in 1x16 blocks 1126 instead of 1429.
+
+A 1x8 block is half a zmm. Where both halves of an accumulator have weights, one step does both;
+where one has, the step is masked, and two such steps share the 64 bytes of one pool line: no
+byte is read that is not a weight, and no load crosses a cache line. Mates of one column follow
+each other, so that short weights are unpacked once for both (256x256 at 20 % in bfloat16: 173 ns
+instead of 200). Where a tile reads its lines in order, both vectors of bfloat16 in a line share its
+load: 512x512 at 5 % in 1x16 blocks takes 126 ns instead of 161.
+
+Every few steps there is a jump to the next instruction (`leaps`): 1024x1024 at 5 % in 1x16 blocks
+takes 1073 ns instead of 1143, in bfloat16 943 instead of 991.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparsejit.asm_templates.shared.padding import spacing
+from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.storage import Storage
+from sparsejit.asm_templates.shared.tiles import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Tile,
+    finish,
+    grouped,
+    start,
+    tiles,
+    windows,
+)
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, MatVec
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, rcx, rdi, rdx
+
+BLOCK_ROWS = 8
+LOW_HALF, HIGH_HALF = k(1), k(2)
+# Code over weights where bfloat16 lines are loaded once, at the least.
+_CODE_A_WEIGHT_BYTE = 0.6
+SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """The multiplications of one tile in order: arrays of one entry a step.
+
+    `kept` (steps, parts) says which 8-row parts of the group have weights, `line` which line of
+    the pool holds them.
+    """
+
+    column: IntArray
+    group: IntArray
+    kept: BoolArray
+    line: IntArray
+
+
+def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """Append the kernel; see `table` for the contract."""
+    storage = Storage(asm, spec.dtype)
+    weights = block_bytes(storage, matrix)
+    storage = replace(storage, spacing=spacing(weights, asm.target))
+    by_fours = weights <= asm.target.l1d_bytes and spec.dtype is not DType.FLOAT16
+    once = _CODE_A_WEIGHT_BYTE * weights <= asm.target.l1i_bytes
+    emit_rows(storage, spec, matrix, matrix.out_features, by_fours=by_fours, lines_once=once)
+
+
+def block_bytes(storage: Storage, matrix: SparseMatrix) -> int:
+    """What the blocks of a matrix take without spare lines."""
+    return storage.weight_bytes * BLOCK_ROWS * int(matrix.block_mask(BLOCK_ROWS).sum())
+
+
+def emit_rows(
+    storage: Storage,
+    spec: MatVec,
+    matrix: SparseMatrix,
+    rows: int,
+    *,
+    by_fours: bool = False,
+    lines_once: bool = False,
+) -> None:
+    """Append what computes the first `rows` outputs, whole vectors unless they are all.
+
+    `lines_once`: the bfloat16 weights of a line share its load in each tile that reads its lines in
+    order. `by_fours`: inputs share loads in the other tiles.
+    """
+    asm = storage.asm
+    if asm.target.isa == "avx512":
+        for mask, bits in ((LOW_HALF, 0x00FF), (HIGH_HALF, 0xFF00)):
+            asm.emit("mov", dword(rax), bits)
+            asm.emit("kmovw", mask, dword(rax))
+    weights = grouped(asm, matrix)
+    parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
+    for tile in tiles(asm, rows, SUMS, spare=storage.registers):
+        own = parts[tile.first : tile.first + tile.groups]
+        steps = _order(own)
+        in_order = bool(np.all(np.diff(steps.line) >= 0))
+        once = lines_once and in_order and spec.dtype is DType.BFLOAT16
+        fours = _whole_fours(steps.column, matrix.in_features) & (by_fours and not once)
+        start(asm, spec, tile)
+        storage.start()
+        pool = storage.literal(_lines_of_weights(own, steps))
+        _multiply(storage, tile, steps, fours, pool, once)
+        finish(asm, spec, tile)
+
+
+def _order(weights: FloatArray) -> _Steps:
+    kept = np.any(weights != 0, axis=2)
+    column, group = np.nonzero(kept.any(axis=1).T)
+    parts = kept[group, :, column]
+    order = _mates_together(column, parts)
+    column, parts = column[order], parts[order]
+    return _Steps(column, group[order], parts, _lines(column, parts))
+
+
+def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
+    """Order of the steps in which the n-th low half of a column precedes its n-th high half."""
+    high = ~kept[:, 0]
+    rank = np.zeros(len(kept), np.int64)
+    for half in (high, ~kept[:, -1]):
+        before: IntArray = np.cumsum(half) - half
+        rank[half] = (before - before[np.searchsorted(column, column)])[half]
+    return np.lexsort((high, rank, column))
+
+
+def _lines(column: IntArray, kept: BoolArray) -> IntArray:
+    """Pool line of each step: mates share one, then the n-th low and n-th high half left over."""
+    line_of = np.arange(len(kept))
+    low, high = ~kept[:, -1], ~kept[:, 0]
+    mate = high & np.roll(low, 1) & (np.diff(column, prepend=-1) == 0)
+    line_of[mate] -= 1
+    single = ~(mate | np.roll(mate, -1))
+    lows, highs = np.flatnonzero(low & single), np.flatnonzero(high & single)
+    pairs = min(len(lows), len(highs))
+    lows, highs = lows[:pairs], highs[:pairs]
+    line_of[lows] = line_of[highs] = np.minimum(lows, highs)
+    return np.unique(line_of, return_inverse=True)[1]
+
+
+def _lines_of_weights(weights: FloatArray, steps: _Steps) -> FloatArray:
+    lines = int(steps.line.max(initial=-1)) + 1
+    pool = np.zeros((lines, *weights.shape[1:3]), np.float32)
+    for part in range(weights.shape[1]):
+        chosen = steps.kept[:, part]
+        source = weights[steps.group[chosen], part, :, steps.column[chosen]]
+        pool[steps.line[chosen], part] = source
+    return pool.reshape(lines, weights.shape[1] * BLOCK_ROWS)
+
+
+def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
+    """Per step: whether its aligned four inputs are all there and three of them are used."""
+    used = np.zeros(4 * (int(column.max(initial=0)) // 4 + 1), bool)
+    used[column] = True
+    whole = used.reshape(-1, 4).sum(axis=1) >= 3
+    whole[in_features // 4 :] = False
+    return whole[column // 4]
+
+
+def _multiply(
+    storage: Storage, tile: Tile, steps: _Steps, fours: BoolArray, pool: int, lines_once: bool
+) -> None:
+    asm = storage.asm
+    weights = windows(storage.place(steps.line), storage.displacement_unit)
+    unpack, operand = storage.operand(steps.line, Memory(rcx, weights.displacement), lines_once)
+    new_line = np.diff(steps.line, prepend=-1) != 0
+    new_column = np.diff(steps.column, prepend=-1) != 0
+    chain = (np.cumsum(new_column) - 1) % tile.chains
+    accumulator = tile.accumulator(asm, steps.group, chain)
+    x = vector(asm, 0)
+    asm.stamp(
+        len(steps.column),
+        [
+            leaps(len(steps.column)),
+            line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
+            *_inputs(asm, x, steps.column, fours),
+            *(_only(each, new_line) for each in unpack),
+            *_products(steps.kept, accumulator, x, operand),
+        ],
+    )
+
+
+def _only(item: Line, when: BoolArray) -> Line:
+    """The line, left out of further rows."""
+    return replace(item, when=when if item.when is None else item.when & when)
+
+
+def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> list[Line]:
+    """x = the column's input in all lanes, before the first step of each column."""
+    evex = asm.target.isa == "avx512"
+    inputs = windows(column * 4, 4 if evex else 1)
+    new_column, new_four = (np.diff(index, prepend=-1) != 0 for index in (column, column // 4))
+    four = vector(asm, 1)
+    place = inputs.displacement
+    load_four = "vbroadcastf32x4" if evex else "vbroadcastf128"
+    return [
+        line("lea", rdx, Memory(rdi, inputs.base), when=inputs.moves),
+        line(load_four, four, Memory(rdx, place - place % 16), when=new_four & fours),
+        line("vpermilps", x, four, column % 4 * 0x55, when=new_column & fours),
+        line("vbroadcastss", x, Memory(rdx, place), when=new_column & ~fours),
+    ]
+
+
+def _products(
+    kept: BoolArray, accumulator: Register, x: Register, weights: Register | Memory
+) -> list[Line]:
+    if kept.shape[1] == 1:
+        return [line("vfmadd231ps", accumulator, x, weights)]
+    low, high = kept.T
+    low_half, high_half = accumulator.masked(LOW_HALF), accumulator.masked(HIGH_HALF)
+    return [
+        line("vfmadd231ps", accumulator, x, weights, when=low & high),
+        line("vfmadd231ps", low_half, x, weights, when=low & ~high),
+        line("vfmadd231ps", high_half, x, weights, when=high & ~low),
+    ]

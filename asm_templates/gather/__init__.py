@@ -1,0 +1,1 @@
+"""Unstructured sparsity: every lane picks its own input."""

@@ -1,0 +1,123 @@
+"""Between float32 and int8: x to integers in -127 .. 127, int32 sums to outputs.
+
+Dynamic: a first pass over x takes the largest magnitude. It compares the bits of floats as
+integers, in which order NaN is the largest: so a NaN in x makes the step and every output NaN,
+and an infinity makes every output infinite or NaN. With a fixed step values beyond 127 steps are
+clipped, and NaN counts as the largest.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sparsejit.asm_templates.shared import rows
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Register, rdi
+
+_MAGNITUDE_BITS = 0x7FFFFFFF
+# Halves of a vector change places, then quarters, down to single lanes: mnemonic, sources, order.
+_SWAPS = {
+    "avx512": (
+        ("vshufi64x2", 2, 0x4E), ("vshufi64x2", 2, 0xB1), ("vpshufd", 1, 0x4E), ("vpshufd", 1, 0xB1)
+    ),
+    "avx2": (("vpermq", 1, 0x4E), ("vpshufd", 1, 0x4E), ("vpshufd", 1, 0xB1)),
+}  # fmt: skip
+STEP_SCRATCH = 6  # registers that `emit_step` clobbers
+
+
+def emit_step(
+    asm: Assembler, spec: MatVec, reciprocal: Register, step: Register, scratch: list[Register]
+) -> None:
+    """Both registers in all lanes: the reciprocal of the step of x; the step, where dynamic."""
+    if spec.input_scale is not None:
+        value = np.float32(1) / np.float32(spec.input_scale)
+        asm.emit("vbroadcastss", reciprocal, _element(asm, value))
+        return
+    *largest, magnitude_bits, loaded = scratch[:STEP_SCRATCH]
+    asm.emit("vbroadcastss", magnitude_bits, _element(asm, np.int32(_MAGNITUDE_BITS)))
+    for register in largest:
+        asm.emit("vbroadcastss", register, _element(asm, np.float32(SMALLEST_SCALE)))
+    for number, first in enumerate(range(0, spec.in_features, asm.target.lanes)):
+        _load_bits(asm, spec, first, loaded, magnitude_bits)
+        sink = largest[number % len(largest)]
+        asm.emit("vpmaxud", sink, sink, loaded)
+    _reduce(asm, largest)
+    asm.emit("vbroadcastss", reciprocal, _element(asm, np.float32(LARGEST_INT8)))
+    asm.emit("vdivps", reciprocal, reciprocal, largest[0])
+    asm.emit("vmulps", step, largest[0], asm.constant(1 / LARGEST_INT8))
+
+
+def emit_integers(
+    asm: Assembler, spec: MatVec, register: Register, first: int, reciprocal: Register
+) -> None:
+    """register = x[first : first + lanes] in steps, int32, zeros past the end of x.
+
+    Not below -127 but for a fixed step, for which the caller clips; never above 127.
+    """
+    lanes = asm.target.lanes
+    if first >= spec.in_features:
+        rows.zero(asm, register)
+        return
+    if first + lanes <= spec.in_features:
+        asm.emit("vmulps", register, reciprocal, Memory(rdi, 4 * first))
+    else:
+        rows.load(asm, register, rdi, first, spec.in_features, register)
+        asm.emit("vmulps", register, reciprocal, register)
+    if spec.input_scale is not None:
+        asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
+    asm.emit("vcvtps2dq", register, register)
+
+
+def emit_output(
+    asm: Assembler,
+    spec: MatVec,
+    register: Register,
+    operands: Iterator[Memory | Literal],
+    step: Register,
+    scratch: Register,
+) -> None:
+    """register = sums (int32) times steps plus bias, float32.
+
+    `operands` are the vector of `int8_weights.output_scales`, then, where there is one, of the
+    bias; `step` as from `emit_step`.
+    """
+    dynamic = spec.input_scale is None
+    asm.emit("vcvtdq2ps", register, register)
+    if spec.bias is None:
+        asm.emit("vmulps", register, register, next(operands))
+        if dynamic:
+            asm.emit("vmulps", register, register, step)
+        return
+    if dynamic:
+        asm.emit("vmulps", register, register, next(operands))
+    else:
+        asm.emit("vmovups", scratch, next(operands))
+    asm.emit("vfmadd213ps", register, step if dynamic else scratch, next(operands))
+
+
+def _load_bits(
+    asm: Assembler, spec: MatVec, first: int, register: Register, magnitude_bits: Register
+) -> None:
+    """register = the bits of |x[first : first + lanes]|."""
+    if first + asm.target.lanes <= spec.in_features:
+        asm.emit("vandps", register, magnitude_bits, Memory(rdi, 4 * first))
+    else:
+        rows.load(asm, register, rdi, first, spec.in_features, register)
+        asm.emit("vandps", register, magnitude_bits, register)
+
+
+def _reduce(asm: Assembler, largest: list[Register]) -> None:
+    """All lanes of the first register = the largest of all lanes of all registers."""
+    total, other, *rest = largest
+    for register in (other, *rest):
+        asm.emit("vpmaxud", total, total, register)
+    for mnemonic, sources, order in _SWAPS[asm.target.isa]:
+        asm.emit(mnemonic, other, *[total] * sources, order)
+        asm.emit("vpmaxud", total, total, other)
+
+
+def _element(asm: Assembler, value: np.generic) -> Literal:
+    """One element of the pool, for a broadcast."""
+    return Literal(asm.literal(np.array(value), 4))
+

@@ -1,0 +1,288 @@
+"""Where every row and weight of an int8 permute kernel goes: from a matrix to what it streams.
+
+Eight vectors of outputs (128 rows) are summed at a time: a run. `fold` runs share one piece of
+code and so one schedule, and rows trade places within a run, as in `row_order`.
+
+Rows that use the same inputs, as in blocks of 1x8 or 1x16, form granules, trade places as one and
+share indices: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
+each product):
+
+    rows a granule    indices a step    lanes 0 1 2 3 ... belong to granule
+    16                1                 0 0 0 0 ...     vpbroadcastd
+    8                 2                 0 1 0 1 ...     vpbroadcastq
+    1                 16                0 1 2 3 ...     vmovups
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.scheduling.grouping import exchange_indices
+from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
+from sparsejit.asm_templates.scheduling.interleaving import Steps
+from sparsejit.asm_templates.scheduling.row_order import (
+    Prices,
+    Strip,
+    row_order,
+    strips,
+    wanted_counts,
+)
+from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+
+LANES = 16
+ACCUMULATORS = 8
+MOST_STAGES = 3  # of exchanges among as many sums
+RUN_ROWS = ACCUMULATORS * LANES
+REGISTER_INPUTS = 64  # bytes of a register
+MOST_REGISTERS = 20  # that hold x
+# More gain nothing: 1024x1024 at 95 % needs 1108 steps before any, 1089 after one.
+_SWEEPS = 1
+OFFSET = 128  # what is added to x to make it unsigned
+
+_Words = npt.NDArray[np.uint32]
+_Numbers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A strip of batches, and the row in every lane: `rows`, (batches, fold, abreast, lanes).
+
+    Its sums come back in order by `stages` of exchanges. `granule` rows share their indices, of
+    which a step reads `indices`.
+    """
+
+    strip: Strip
+    granule: int
+    stages: int
+    rows: _Numbers
+
+    @property
+    def indices(self) -> int:
+        return LANES // self.granule
+
+
+def least_steps(wants: npt.NDArray[np.uint16]) -> _Numbers:
+    """What bounds the steps of a schedule from below; a `row_order.Bound`."""
+    fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
+    by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
+    least: _Numbers = np.maximum(fullest_lane, -(-by_register // 2))
+    return least
+
+
+def byte_of_input() -> _Numbers:
+    """Where inputs 0..63 of a register lie after `vpackssdw` and `vpacksswb` of four vectors."""
+    vector, lane = np.divmod(np.arange(REGISTER_INPUTS), LANES)
+    return lane // 4 * 16 + vector * 4 + lane % 4
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One batch in one window: what a run of its code reads, in order of reading.
+
+    Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `tail`
+    (the indices of exchanges, in bytes). All uint32 (fold, vectors, lanes).
+    """
+
+    held: Held
+    batch: int
+    window: int
+    steps: Steps
+    head: _Words
+    scales: _Words
+    tail: _Words
+
+    @property
+    def strip(self) -> Strip:
+        return self.held.strip
+
+    @property
+    def count(self) -> int:
+        """Number of steps."""
+        return len(self.steps.region)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that one run reads besides the indices."""
+        return sum(part.shape[1] for part in (self.head, self.scales, self.tail)) + self.count
+
+    def pool(self) -> _Words:
+        """Vectors of all runs."""
+        parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.tail)
+        return np.concatenate(parts, axis=1)
+
+    def indices(self) -> _Words:
+        """Indices of all runs."""
+        return self.steps.indices.swapaxes(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The pieces of a kernel in order of execution, window by window."""
+
+    windows: Windows
+    pieces: list[Piece]
+
+    @property
+    def steps(self) -> int:
+        """How many are executed."""
+        return sum(piece.count * piece.strip.fold for piece in self.pieces)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What a call reads of weights and indices."""
+        steps = (piece.steps for piece in self.pieces)
+        return sum(step.weights.nbytes + step.indices.nbytes for step in steps)
+
+    def pieces_of(self, window: int) -> list[Piece]:
+        """What is to be run in a window: all in the first and the last, else what has steps."""
+        ends = (0, self.windows.number - 1)
+        pieces = (piece for piece in self.pieces if piece.window == window)
+        return [piece for piece in pieces if piece.count or window in ends]
+
+
+def layout_of(
+    spec: MatVec, matrix: SparseMatrix, fold: int, granule: int, exchange: float, tries: int
+) -> Layout:
+    """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`.
+
+    An exchange costs as much as `exchange` steps.
+    """
+    windows = Windows.of(matrix.in_features, REGISTER_INPUTS, MOST_REGISTERS)
+    weights, scales = quantised_rows(matrix)
+    prices = Prices(least_steps, exchange)
+    cut = _Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
+    pieces: list[Piece] = []
+    for strip in strips(matrix.out_features, LANES, ACCUMULATORS, fold):
+        pieces += cut.pieces(cut.held(strip, granule))
+    return Layout(windows, sorted(pieces, key=lambda piece: piece.window))
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """A quantised matrix on its way to pieces."""
+
+    spec: MatVec
+    weights: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    windows: Windows
+    prices: Prices
+    tries: int
+
+    def held(self, strip: Strip, granule: int) -> Held:
+        """The rows of a strip in order.
+
+        Two granules in a vector lie there in turn, so that their sums need an exchange: a vector
+        that has no partner for one is not for granules of eight.
+        """
+        if granule == LANES // 2 and strip.abreast % 2:
+            granule = 1
+        indices = LANES // granule
+        stages = range(int(indices == 2), MOST_STAGES + 1)
+        whole = -(-len(self.weights) // granule) * granule
+        granules = self._padded(np.arange(whole)).reshape(-1, granule, self._width)
+        used = np.bitwise_or.reduce(granules, axis=1) != 0
+        counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
+        order = row_order(counts, indices, [strip], stages, self.prices, _SWEEPS)
+        in_lanes = strip.by_batch(order.rows, indices)
+        rows = in_lanes[..., None, :] * granule + np.arange(granule)[:, None]
+        return Held(strip, granule, order.stages, rows.reshape(*in_lanes.shape[:3], LANES))
+
+    def pieces(self, held: Held) -> Iterator[Piece]:
+        strip, steps = held.strip, self._steps(held)
+        for window in range(self.windows.number):
+            for batch in range(strip.batches):
+                region = steps.of_region(window * strip.batches + batch)
+                yield self._piece(held, region, window, batch)
+
+    def _steps(self, held: Held) -> Steps:
+        """The steps of a strip in order of execution."""
+        strip = held.strip
+        shape = (strip.teams, strip.fold, held.granule, held.indices, -1)
+        weights = self._padded(held.rows.swapaxes(1, 2).ravel()).reshape(shape)
+        used = np.bitwise_or.reduce(weights, axis=2).reshape(-1, weights.shape[-1]) != 0
+        lanes = strip.fold * held.indices
+        demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
+        schedule = quad_schedule(demand, self.tries)
+        window, team = np.divmod(schedule.problem, strip.teams)
+        column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
+        taken = schedule.taken >= 0
+        left = (window * self.windows.width + schedule.first)[:, None, None]
+        index = byte_of_input()[column % REGISTER_INPUTS]
+        index += REGISTER_INPUTS * (column // REGISTER_INPUTS != left)
+        indices = np.where(taken, index, 0).astype(np.int8)
+        return Steps.of(
+            strip,
+            schedule,
+            _bytes_as_words(_picked(weights, team, column, taken)),
+            _bytes_as_words(indices.reshape(len(team), strip.fold, held.indices, PRODUCTS)),
+        )
+
+    @property
+    def _width(self) -> int:
+        """Inputs of whole windows."""
+        return self.windows.number * self.windows.width * REGISTER_INPUTS
+
+    def _padded(self, rows: _Numbers) -> npt.NDArray[np.int8]:
+        """The weights of these rows, whole windows wide."""
+        out_features, in_features = self.weights.shape
+        padded = np.zeros((len(rows), self._width), np.int8)
+        real = rows < out_features
+        padded[real, :in_features] = self.weights[rows[real]]
+        return padded
+
+    def _piece(self, held: Held, steps: Steps, window: int, batch: int) -> Piece:
+        rows, fold = held.rows[batch], held.strip.fold
+        head: _Words = np.zeros((fold, 0, LANES), np.uint32)
+        scales = tail = head
+        if window == 0:
+            starts = -OFFSET * self.weights.sum(axis=1, dtype=np.int64)
+            head = _by_lane(starts.astype(np.int32), rows)
+        if window == self.windows.number - 1:
+            parts = [_by_lane(self.scales, rows)]
+            if self.spec.bias is not None:
+                parts.append(_by_lane(self.spec.bias, rows))
+            scales = np.stack(parts, axis=2).reshape(fold, -1, LANES)
+            tail = _as_bytes(exchange_indices(rows, held.stages))
+        return Piece(held, batch, window, steps, head, scales, tail)
+
+
+def _by_lane(values: npt.NDArray[np.generic], rows: _Numbers) -> _Words:
+    """What belongs to the row of each lane; zero where there is no row."""
+    padded = np.append(values, np.zeros(1, values.dtype))
+    chosen: _Words = padded[np.minimum(rows, len(values))].view(np.uint32)
+    return chosen
+
+
+def _as_bytes(indices: _Numbers) -> _Words:
+    """Indices (fold, number, lanes) as bytes, four times as many of them in a vector."""
+    fold, number, lanes = indices.shape
+    padded = np.zeros((fold, -(-number // 4), lanes, 4), np.int8)
+    padded.reshape(fold, -1, lanes)[:, :number] = indices
+    return _bytes_as_words(padded)
+
+
+def _picked(
+    weights: npt.NDArray[np.int8], team: _Numbers, column: _Numbers, taken: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int8]:
+    """Per step (steps, fold, lanes, 4): the weights of the columns that each granule takes.
+
+    `weights`: (teams, fold, rows of a granule, granules, inputs); `column`, `taken`:
+    (steps, fold * granules, 4).
+    """
+    _, fold, granule, granules, _ = weights.shape
+    shape = (len(team), fold, 1, granules, PRODUCTS)
+    place = np.ix_(team, np.arange(fold), np.arange(granule), np.arange(granules))
+    picked = weights[(*(part[..., None] for part in place), column.reshape(shape))]
+    picked *= taken.reshape(shape)
+    return picked.reshape(len(team), fold, granule * granules, PRODUCTS)
+
+
+def _bytes_as_words(values: npt.NDArray[np.int8]) -> _Words:
+    """(..., 4) bytes to (...) words."""
+    words: _Words = np.ascontiguousarray(values).view(np.uint32)[..., 0]
+    return words

@@ -1,0 +1,167 @@
+"""int8 without VNNI: two inputs at a time, broadcast as 16-bit integers, in loops.
+
+x is quantised to int16 on the stack. A step is two neighbouring inputs and a vector of outputs,
+of which some row has a weight there; its place in x is a number in memory:
+
+    again: mov          eax, [rdx+4*slot]         which pair of x
+           vpbroadcastd zmm5, [rsp+4*rax]         both inputs in all lanes
+           vpmovsxbw    zmm4, [rcx+32*slot]       two weights a lane, int8 to int16
+           vpmaddwd     zmm4, zmm4, zmm5          exact: 2 * 127 * 127 fits 32 bits
+           vpaddd       zmm0, zmm0, zmm4          zmm1, zmm2, zmm3 in the next slots
+           ...
+
+`vpmaddubsw` would take four bytes at once, but its 16-bit sums saturate.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.int8_boundary import (
+    STEP_SCRATCH,
+    emit_integers,
+    emit_output,
+    emit_step,
+)
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, MatVec
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, rax, rcx, rdx, rsi, rsp
+
+PAIR = 2
+SLOTS = 4  # accumulators of a loop
+_WEIGHT, _INPUT, _RECIPROCAL, _STEP, _FIRST_FREE = 4, 5, 6, 7, 8
+MOST_INPUTS = 1 << 18  # they take half a megabyte of stack
+
+
+def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """Append the kernel for AVX-512 without VNNI and VBMI; see `table` for the contract."""
+    _emit_loops(asm, spec, matrix)
+
+
+def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """Append the kernel for AVX2; see `table` for the contract."""
+    _emit_loops(asm, spec, matrix)
+
+
+def _emit_loops(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    if spec.in_features > MOST_INPUTS:
+        raise InvalidInput(
+            f"in_features={spec.in_features}; without AVX-512 VNNI and VBMI int8 takes at most "
+            f"{MOST_INPUTS}, use another dtype"
+        )
+    weights, scales = quantised_rows(matrix)
+    stack_bytes = 2 * _padded_inputs(asm, spec.in_features)
+    asm.emit("sub", rsp, stack_bytes)
+    _store_inputs(asm, spec)
+    lanes = asm.target.lanes
+    for first in range(0, spec.out_features, lanes):
+        _sum(asm, weights[first : first + lanes])
+        _finish(asm, spec, first, output_scales(spec, scales))
+    asm.emit("add", rsp, stack_bytes)
+
+
+def pairs_of(matrix: SparseMatrix, lanes: int) -> int:
+    """Steps: pairs of inputs by vectors of outputs that hold a nonzero."""
+    used = matrix.block_mask(lanes)
+    padded = np.pad(used, ((0, 0), (0, used.shape[1] % PAIR)))
+    return int(padded.reshape(len(used), -1, PAIR).any(axis=2).sum())
+
+
+def _padded_inputs(asm: Assembler, in_features: int) -> int:
+    block = PAIR * asm.target.lanes
+    return -(-in_features // block) * block
+
+
+def _store_inputs(asm: Assembler, spec: MatVec) -> None:
+    """x as int16 at rsp, in the order of `_place_of_pair`."""
+    lanes, reciprocal = asm.target.lanes, vector(asm, _RECIPROCAL)
+    free = [vector(asm, number) for number in range(_FIRST_FREE, 16)]
+    emit_step(asm, spec, reciprocal, vector(asm, _STEP), free[:STEP_SCRATCH])
+    even, odd = vector(asm, 0), vector(asm, 1)
+    lowest = asm.literal(np.full(PAIR * lanes, -LARGEST_INT8, np.int16))
+    for first in range(0, spec.in_features, PAIR * lanes):
+        emit_integers(asm, spec, even, first, reciprocal)
+        emit_integers(asm, spec, odd, first + lanes, reciprocal)
+        asm.emit("vpackssdw", even, even, odd)
+        if spec.input_scale is not None:
+            asm.emit("vpmaxsw", even, even, Literal(lowest))
+        asm.emit("vmovups", Memory(rsp, 2 * first), even)
+
+
+def _place_of_pair(pair: npt.NDArray[np.intp], lanes: int) -> npt.NDArray[np.uint32]:
+    """Where inputs 2 * pair and 2 * pair + 1 lie, in units of four bytes, after `vpackssdw`."""
+    block, within = np.divmod(pair, lanes)
+    source, position = np.divmod(within, lanes // PAIR)
+    place = block * lanes + position // 2 * 4 + source * 2 + position % 2
+    return place.astype(np.uint32)
+
+
+def _sum(asm: Assembler, weights: npt.NDArray[np.int8]) -> None:
+    """Register 0 = the int32 sums of one vector of outputs; weights (rows, in_features)."""
+    lanes = asm.target.lanes
+    padded = np.zeros((lanes, _padded_inputs(asm, weights.shape[1])), np.int8)
+    padded[: len(weights), : weights.shape[1]] = weights
+    pairs = padded.reshape(lanes, -1, PAIR).swapaxes(0, 1)
+    used = np.flatnonzero(pairs.any(axis=(1, 2)))
+    trips = -(-len(used) // SLOTS)
+    slots = [vector(asm, number) for number in range(SLOTS)]
+    for slot in slots:
+        rows.zero(asm, slot)
+    if trips:
+        stored = np.zeros((trips * SLOTS, lanes, PAIR), np.int8)
+        stored[: len(used)] = pairs[used]
+        places = np.zeros(trips * SLOTS, np.uint32)
+        places[: len(used)] = _place_of_pair(used, lanes)
+        asm.emit("lea", rcx, Literal(asm.literal(stored)))
+        asm.emit("lea", rdx, Literal(asm.literal(places)))
+        _repeat(asm, trips)
+    total, second, third, fourth = slots
+    asm.emit("vpaddd", total, total, second)
+    asm.emit("vpaddd", third, third, fourth)
+    asm.emit("vpaddd", total, total, third)
+
+
+def _repeat(asm: Assembler, trips: int) -> None:
+    weight, x, slot = vector(asm, _WEIGHT), vector(asm, _INPUT), np.arange(SLOTS)
+    step_bytes = PAIR * asm.target.lanes
+    again = asm.label("again")
+    asm.emit("mov", r8, trips)
+    asm.bind(again)
+    accumulator = Register(x.kind, slot)
+    asm.stamp(
+        SLOTS,
+        [
+            line("mov", dword(rax), Memory(rdx, 4 * slot)),
+            line("vpbroadcastd", x, Memory(rsp, 0, index=rax, scale=4)),
+            line("vpmovsxbw", weight, Memory(rcx, step_bytes * slot)),
+            line("vpmaddwd", weight, weight, x),
+            line("vpaddd", accumulator, accumulator, weight),
+        ],
+    )
+    asm.emit("add", rcx, SLOTS * step_bytes)
+    asm.emit("add", rdx, SLOTS * 4)
+    asm.emit("sub", r8, 1)
+    asm.jump("jnz", again)
+
+
+def _finish(
+    asm: Assembler, spec: MatVec, first: int, scales: npt.NDArray[np.float32]
+) -> None:
+    """Turn register 0 into outputs from `first` on and store them."""
+    lanes, total = asm.target.lanes, vector(asm, 0)
+    parts = [scales] if spec.bias is None else [scales, spec.bias]
+    vectors = np.zeros((len(parts), lanes), np.float32)
+    for row, part in zip(vectors, parts, strict=True):
+        chosen = part[first : first + lanes]
+        row[: len(chosen)] = chosen
+    operands = (Literal(asm.literal(row)) for row in vectors)
+    scratch = vector(asm, _WEIGHT)
+    emit_output(asm, spec, total, operands, vector(asm, _STEP), scratch)
+    free = [scratch, *(vector(asm, number) for number in range(_FIRST_FREE, 16))]
+    apply_activation(asm, spec.activation, [total], free)
+    rows.store(asm, total, rsi, first, spec.out_features, scratch)

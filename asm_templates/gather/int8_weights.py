@@ -1,0 +1,35 @@
+"""Weights as signed bytes, and the proof that their int32 sums cannot overflow."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+
+_LARGEST_SUM = 2**31 - 1
+
+
+def quantised_rows(
+    matrix: SparseMatrix,
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Weights (out, in) as int8 and the step of each row (out,); see `reference`.
+
+    Raises InvalidInput naming a row for which some x overflows an int32 sum.
+    """
+    largest = np.maximum(matrix.dense.max(axis=1), -matrix.dense.min(axis=1))
+    scales = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+    integers = np.rint(matrix.dense / scales[:, None]).astype(np.int8)
+    sums = LARGEST_INT8 * np.abs(integers).sum(axis=1, dtype=np.int64)
+    worst = int(sums.argmax())
+    if sums[worst] > _LARGEST_SUM:
+        raise InvalidInput(
+            f"weights[{worst}] has {matrix.row_counts[worst]} nonzeros whose int8 products can "
+            f"sum to {sums[worst]}, more than int32 holds; prune the row or use another dtype"
+        )
+    return integers, scales
+
+
+def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What an int32 sum is multiplied by, but for a step of x known only when the kernel runs."""
+    return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)

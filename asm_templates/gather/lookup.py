@@ -1,0 +1,266 @@
+"""Unstructured sparsity in large layers: a loop over data that looks x up in byte tables.
+
+Straight-line code is longer than the weights it serves once they are short, and beyond L1 it
+arrives more slowly than data. Here all that differs from matrix to matrix is data, and one
+`vpermi2b` looks up 64 bytes among 128. So x is split into four tables, one of each float's first
+bytes and so on, of the 128 inputs that a window holds; a chunk of four steps needs four look-ups,
+each with the chunk's 64 indices of 7 bits, and eight `vpunpck` put the bytes together again:
+
+    vpermi2b    byte b of lane l: byte j of x[index b of lane l], from table j
+    vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
+                step s, whole; so the index lies there
+
+The window slides over x (see `lookup_layout`), while the sums of all rows wait on the stack.
+
+Where float32 weights and indices would not fit L2, the index replaces the lowest seven bits of
+the weight, which changes it by at most 2**-17 of itself: 4096x4096 at 90 % in 82 us instead of 91,
+3072x1024 at 95 % in 7.8 us instead of 9.7. Within L2 that gains nothing, and weights are exact.
+
+On Zen 5 a chunk takes 6.6 cycles where data comes from L2. The store of the sums to ever other
+lines takes near two of them: it hinders loads. Tried and slower: rotating and blending bytes
+instead of `vpunpck`, since rotations share pipes with `vpermi2b` and FMA (2.5 cycles); sums in y,
+which is seldom aligned (1); loading the indices four times instead of copying them (1). No gain:
+a second sum, looking up for the next chunk while this one is multiplied.
+
+Infinite and NaN inputs: as in `permute`, an idle lane multiplies zero by an input that its row
+has no weight for, if there is one among 32; but with the index in the weight by any input.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.lookup_layout import (
+    LANES,
+    SLIDE,
+    WINDOW,
+    chunks_of,
+    paired_order,
+)
+from sparsejit.asm_templates.gather.lookup_storage import LINE, Format, stored
+from sparsejit.asm_templates.shared import rows
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, MatVec
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+    zmm,
+)
+
+IntArray = npt.NDArray[np.integer]
+
+_CHUNKS, _PLACES, _LEFT, _OLD_STACK = rdx, r8, rcx, r9
+_PLACE = rax
+_SUM, _PAIR, _UPPER_HALVES, _INDEX_BITS = zmm(0), zmm(13), zmm(14), zmm(15)
+_WEIGHTS = [zmm(number) for number in range(9, 13)]
+_LOOKED_UP = [zmm(number) for number in range(1, 5)]
+_INTERLEAVED = [zmm(number) for number in range(5, 9)]
+_TABLES = [(zmm(16 + 2 * byte), zmm(17 + 2 * byte)) for byte in range(4)]
+_BYTE_PICKS = [zmm(24 + byte) for byte in range(4)]
+_NEW_INPUTS = (zmm(28), zmm(29))
+_FREE_AT_END = _WEIGHTS + [zmm(number) for number in range(16, 32)]
+_HALVES = (k(1), k(2))
+
+# The sums of a strip take 16 KB of stack, so that they stay in L1.
+_STRIP_ROWS = 4096
+# The same from 5 to 20 chunks ahead; without, 1024x1024 at 90 % takes 3800 ns instead of 2900.
+_PREFETCHED_CHUNKS = 8
+
+
+def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """Needs AVX512-VBMI."""
+    order = paired_order(matrix)
+    asm.emit("mov", _OLD_STACK, rsp)
+    asm.emit("sub", rsp, 4 * min(len(order), _STRIP_ROWS))
+    asm.emit("and", rsp, -LINE)
+    strips = [
+        _Strip(asm, spec, first, order[first : first + _STRIP_ROWS], matrix)
+        for first in range(0, len(order), _STRIP_ROWS)
+    ]
+    count = sum(len(strip.chunks.group) for strip in strips)
+    form = Format.fitting(spec.dtype, count, asm.target.l2_bytes)
+    start, loop = asm.label("start"), asm.label("loop")
+    asm.jump("jmp", start)
+    _emit_loop(asm, form, loop)
+    asm.bind(start)
+    _emit_constants(asm, form)
+    for strip in strips:
+        strip.emit(form, loop)
+    asm.emit("mov", rsp, _OLD_STACK)
+
+
+def _emit_constants(asm: Assembler, form: Format) -> None:
+    for mask, lanes in zip(_HALVES, (0x00FF, 0xFF00), strict=True):
+        asm.emit("mov", dword(rax), lanes)
+        asm.emit("kmovw", mask, dword(rax))
+    if form.dtype is DType.BFLOAT16:
+        asm.emit("vpternlogd", _UPPER_HALVES, _UPPER_HALVES, _UPPER_HALVES, 0xFF)
+        asm.emit("vpslld", _UPPER_HALVES, _UPPER_HALVES, 16)
+    if form.index_in_weight:
+        asm.emit("mov", dword(rax), WINDOW - 1)
+        asm.emit("vpbroadcastd", _INDEX_BITS, dword(rax))
+    for byte, register in enumerate(_BYTE_PICKS):
+        places = np.arange(SLIDE) * 4 + byte
+        picks = asm.literal(np.concatenate([places, places]).astype(np.uint8))
+        asm.emit("vmovups", register, Literal(picks))
+
+
+def _emit_loop(asm: Assembler, form: Format, label: Label) -> None:
+    """A subroutine that adds rcx chunks to the sums."""
+    sums = Memory(rsp, 8, index=_PLACE)  # above the return address
+    asm.bind(label)
+    asm.emit("mov", dword(_PLACE), Memory(_PLACES))
+    asm.emit("vmovups", _SUM, sums)
+    ahead = _PREFETCHED_CHUNKS * form.chunk_bytes
+    for line in range(form.lines):
+        asm.emit("prefetcht0", Memory(_CHUNKS, ahead + LINE * line))
+    if form.index_in_weight:
+        _emit_indices_from_weights(asm)
+    else:
+        asm.emit("vmovups", _LOOKED_UP[0], Memory(_CHUNKS))
+    for step, inputs in enumerate(_look_up(asm)):
+        asm.emit("vfmadd231ps", _SUM, inputs, _weights_of(asm, form, step))
+    asm.emit("vmovups", sums, _SUM)
+    asm.emit("add", _CHUNKS, form.chunk_bytes)
+    asm.emit("add", _PLACES, 4)
+    asm.emit("sub", dword(_LEFT), 1)
+    asm.jump("jnz", label)
+    asm.emit("ret")
+
+
+def _emit_indices_from_weights(asm: Assembler) -> None:
+    """The weights' lowest bits, packed in the order in which `stored` keeps them elsewhere."""
+    for step, register in enumerate(_INTERLEAVED):
+        asm.emit("vmovups", _WEIGHTS[step], Memory(_CHUNKS, LINE * step))
+        asm.emit("vpandd", register, _INDEX_BITS, _WEIGHTS[step])
+    first, second, third, fourth = _INTERLEAVED
+    asm.emit("vpackusdw", first, first, second)
+    asm.emit("vpackusdw", third, third, fourth)
+    asm.emit("vpackuswb", _LOOKED_UP[0], first, third)
+
+
+def _look_up(asm: Assembler) -> list[Register]:
+    """The inputs of each step, by the indices in the first register of `_LOOKED_UP`."""
+    for register in _LOOKED_UP[1:]:
+        asm.emit("vmovaps", register, _LOOKED_UP[0])
+    for register, table in zip(_LOOKED_UP, _TABLES, strict=True):
+        asm.emit("vpermi2b", register, *table)
+    low = _unpack(asm, "bw", _LOOKED_UP[0], _LOOKED_UP[1], _INTERLEAVED[:2])
+    high = _unpack(asm, "bw", _LOOKED_UP[2], _LOOKED_UP[3], _INTERLEAVED[2:])
+    for part in (0, 1):
+        _unpack(asm, "wd", low[part], high[part], _LOOKED_UP[2 * part : 2 * part + 2])
+    return _LOOKED_UP
+
+
+def _unpack(
+    asm: Assembler, kind: str, even: Register, odd: Register, results: list[Register]
+) -> list[Register]:
+    """Interleave the lower and the upper halves of each 16 bytes."""
+    for half, register in zip("lh", results, strict=True):
+        asm.emit(f"vpunpck{half}{kind}", register, even, odd)
+    return results
+
+
+def _weights_of(asm: Assembler, form: Format, step: int) -> Register | Memory:
+    """The operand that holds a step's weights, unpacked where they are short."""
+    weights = _WEIGHTS[step]
+    if form.dtype is DType.FLOAT32:
+        return weights if form.index_in_weight else Memory(_CHUNKS, LINE * (1 + step))
+    if form.dtype is DType.FLOAT16:
+        asm.emit("vcvtph2ps", weights, Memory(_CHUNKS, LINE + step * LINE // 2))
+    elif step % 2:
+        asm.emit("vpandd", weights, _UPPER_HALVES, _PAIR)
+    else:
+        asm.emit("vmovups", _PAIR, Memory(_CHUNKS, LINE * (1 + step // 2)))
+        asm.emit("vpslld", weights, _PAIR, 16)
+    return weights
+
+
+class _Strip:
+    """Appends the code for the rows from `first` on, which lie in lanes as `order` says."""
+
+    def __init__(
+        self, asm: Assembler, spec: MatVec, first: int, order: IntArray, matrix: SparseMatrix
+    ) -> None:
+        self.asm = asm
+        self.spec = spec
+        self.first = first
+        self.order = order
+        self.chunks = chunks_of(matrix, order)
+        self.vectors = len(order) // LANES
+
+    def emit(self, form: Format, loop: Label) -> None:
+        asm = self.asm
+        sums = (self.chunks.group * LINE).astype(np.uint32)
+        asm.count(spare_bytes=form.spaced * LINE * len(sums))
+        self._start_sums()
+        asm.emit("lea", _CHUNKS, Literal(asm.literal(stored(self.chunks, form))))
+        asm.emit("lea", _PLACES, Literal(asm.literal(sums)))
+        positions = -(-self.spec.in_features // SLIDE)
+        counts = np.bincount(self.chunks.position, minlength=positions)
+        for position in range(positions):
+            self._slide(position)
+            if counts[position]:
+                asm.emit("mov", dword(_LEFT), int(counts[position]))
+                asm.jump("call", loop)
+        self._finish()
+
+    def _slide(self, position: int) -> None:
+        """Put the next inputs into the tables in place of the oldest."""
+        asm, scratch = self.asm, zmm(1)
+        for part, register in enumerate(_NEW_INPUTS):
+            first = position * SLIDE + part * LANES
+            if first < self.spec.in_features:
+                rows.load(asm, register, rdi, first, self.spec.in_features, scratch)
+            else:
+                rows.zero(asm, register)
+        table, half = divmod(position % (WINDOW // SLIDE), 2)
+        for byte in range(4):
+            asm.emit("vmovaps", scratch, _BYTE_PICKS[byte])
+            asm.emit("vpermi2b", scratch, *_NEW_INPUTS)
+            asm.emit("vmovaps", _TABLES[byte][table].masked(_HALVES[half]), scratch)
+
+    def _start_sums(self) -> None:
+        """The bias, in the order of the lanes, or zero."""
+        bias = np.zeros(self.first + len(self.order), np.float32)
+        if self.spec.bias is not None:
+            bias[: self.spec.out_features] = self.spec.bias[: len(bias)]
+            literal = self.asm.literal(bias[self.order])
+        rows.zero(self.asm, _SUM)
+        for vector in range(self.vectors):
+            if self.spec.bias is not None:
+                self.asm.emit("vmovups", _SUM, Literal(literal + vector * LINE))
+            self.asm.emit("vmovups", Memory(rsp, vector * LINE), _SUM)
+
+    def _finish(self) -> None:
+        """Put the outputs in order, apply the activation and store them."""
+        pairs = self.order[: self.vectors // 2 * 2 * LANES].reshape(-1, 2 * LANES)
+        if len(pairs):
+            places = np.argsort(pairs, axis=1).astype(np.uint32)
+            self.asm.emit("lea", _CHUNKS, Literal(self.asm.literal(places)))
+        for vector in range(0, self.vectors, 2):
+            count = min(2, self.vectors - vector)
+            registers = _INTERLEAVED[:count]
+            for part, register in enumerate(registers):
+                self.asm.emit("vmovups", _LOOKED_UP[part], Memory(rsp, (vector + part) * LINE))
+                if count == 2:
+                    place = Memory(_CHUNKS, (vector + part) * LINE)
+                    self.asm.emit("vmovups", register, place)
+            if count == 2:
+                for register in registers:
+                    self.asm.emit("vpermi2ps", register, *_LOOKED_UP[:2])
+            else:
+                registers = _LOOKED_UP[:1]
+            first = self.first + vector * LANES
+            rows.finish_rows(self.asm, self.spec, registers, first, rsi, _FREE_AT_END)

@@ -1,0 +1,337 @@
+"""Unstructured sparsity: x in registers, and every lane picks its own input out of them.
+
+Sixteen outputs are the lanes of an accumulator, sixteen inputs those of a register. One step
+multiplies one weight of each of the sixteen rows, wherever in two registers of x the input lies:
+
+    index                 19      2     31 ...     five bits a lane: 0-15 in a, 16-31 in b
+    registers a, b     x[..] x[..] x[..] ...       which two is part of the instruction
+                          |      |      |
+    vpermi2ps           b[3]   a[2]  b[15] ...
+    vfmadd231ps   sums +=  * weights from the pool, one a lane; 0 in a lane that is idle
+
+In AVX-512 code, for the first of the six steps that share one vector of indices:
+
+    vmovups     zmm4, [rdx+64*7]       six indices a lane, 30 bits; once in six steps
+    vpsrld      zmm5, zmm4, 5          the next index comes to the low bits       7 bytes
+    vpermi2ps   zmm5, zmm9, zmm22      reads only the low 5 bits of a lane        6 bytes
+    vfmadd231ps zmm0, zmm5, [rdx+64*8]                                            7 bytes
+
+Zen 5 does a step in 0.85 cycles where all fits L1. Beyond L1 the bytes rule, code even more than
+data: hence the pool pointer rdx, which moves on now and then so that displacements take one
+byte, and the pool in the order of reading. AVX2 has only `vpermps`: eight lanes and one register of
+eight inputs a step. Short weights share ten packed indices of three bits a lane; a float32 holds
+its index in its own lowest bits, which changes it by at most 2**-21 of itself (635 -> 590 ns).
+
+Only the weights and which registers are named differ from matrix to matrix; `schedule` chooses
+the steps, `row_order` which rows lie in which lane (uneven ones are grouped: `grouping`),
+`permute_layout` what the pool holds. Inputs beyond one window of registers are taken window by
+window, with partial sums in y. So x and y must not overlap.
+
+The steps of a batch's vectors take turns, each vector's spread evenly over all; one that has more
+than a sixth of the steps has two or more accumulators, or its FMAs would wait for each other:
+a power law of row counts, 256x256 at 90 %, takes 145 ns so, 375 ns otherwise.
+
+Short weights halve the pool's larger part and cost an instruction a step to unpack: 1024x1024 at
+90 % in 3600 ns against 4200 ns, but 256x256 at 90 % in 134 ns (bfloat16) and 178 ns (float16)
+against 104 ns.
+
+Infinite and NaN inputs: an idle lane multiplies zero by an input that its row has no weight for,
+as the dense product does, so an output is NaN only where that of the dense product is. (A row
+with weights for all inputs of a step's registers has no such input, and gets one of its own.
+Where weights hold their index, an idle lane takes the first input of the register.)
+
+Tried and slower: `prefetcht0` ahead of the pool (5-40 %), windows of 16 registers instead of 26
+(1.5 % more steps).
+"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.permute_layout import Layout, Piece, layout_of
+from sparsejit.asm_templates.gather.permute_machine import FoldingRule, Machine
+from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.padding import spacing
+from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    r8,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    ymm,
+    zmm,
+)
+
+_POOL, _FOLDED_Y, _RUNS_LEFT = rdx, r8, rcx
+
+# Folding measured on Zen 5. AVX-512: float32 pays from 42 KB of code on (768x256 at 12 % 724 -> 650
+# ns, 512x1024 at 6 % 1191 -> 1062; 768x256 at 10 % loses 8 %), four times where twice leaves 44 KB
+# (1024x512 at 10 % 1745, 1621, 1568); bfloat16, whose steps take 30 bytes, sooner (768x256 at 10 %
+# 655 -> 471 ns, 1024x512 at 10 % 1846, 1570, 1373), float16 neither gains nor loses much. AVX2:
+# 256x256 at 10 % 620 -> 530 ns, 1024x1024 at 10 % 14900 -> 13600, while 256x256 at 5 % loses 45 %.
+AVX512 = Machine(
+    lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128, most_stages=3,
+    folding=(FoldingRule(21_000, 0.045, 2), FoldingRule(50_000, 0.045, 4)),
+)  # fmt: skip
+AVX512_SHORT = replace(
+    AVX512, folding=(FoldingRule(17_000, 0.025, 2), FoldingRule(50_000, 0.025, 4))
+)
+AVX2 = Machine(
+    lanes=8, sources=1, index_bits=3, inputs=6, accumulators=8, reach=4,
+    folding=(FoldingRule(6_000, 0.09, 4), FoldingRule(50_000, 0.04, 2)), index_in_weight=True,
+)  # fmt: skip
+AVX2_SHORT = replace(
+    AVX2, inputs=10, accumulators=4, folding=(FoldingRule(50_000, 0.09, 4),), index_in_weight=False
+)
+
+
+# What a float32 weight takes in the pool, idle lanes and indices included, at 90 % zero.
+_POOL_BYTES_A_WEIGHT = 6.4
+
+
+def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
+    """The form of the kernel for a layer.
+
+    Within L1 there are no bytes to save: short weights lie there as float32.
+    """
+    if target.isa == "avx2":
+        return AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT.storing(spec.dtype)
+    near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
+    if near or spec.dtype is DType.FLOAT32:
+        return AVX512
+    return AVX512_SHORT.storing(spec.dtype)
+
+
+def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+    """AVX-512: two registers a step; AVX2: one of half the size. x and y must not overlap."""
+    PermuteKernel(asm, spec, layout_of(spec, matrix, machine_for(spec, matrix, asm.target))).emit()
+
+
+class PermuteKernel:
+    """Appends the code of a layout."""
+
+    def __init__(self, asm: Assembler, spec: MatVec, layout: Layout) -> None:
+        self.asm = asm
+        self.spec = spec
+        self.layout = layout
+        self.machine = layout.machine
+        self.vector = zmm if layout.machine.lanes == 16 else ymm
+        self.vector_bytes = 4 * layout.machine.lanes
+        self.span = 2 * layout.machine.reach  # vectors that one value of the pool pointer reaches
+        self.spacing = spacing(layout.pool_bytes, asm.target)
+        # The sums, a vector of packed indices, what was picked; where weights are short, those of
+        # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
+        self.registers = 32 if self.vector is zmm else 16
+        self.first_input = self.registers - layout.windows.width
+        sums = layout.machine.accumulators_beside(layout.windows)
+        self.index, self.picked, self.weights, self.upper_halves = (
+            self.vector(sums + number) for number in range(4)
+        )
+
+    def emit(self) -> None:
+        order = self.layout.order
+        self.asm.count(steps=self.layout.steps, least_steps_ungrouped=order.steps_as_they_come)
+        vectors = self.layout.pool(self.spacing)
+        pool = self.asm.literal(vectors)
+        self.asm.count(spare_bytes=vectors.nbytes - self.layout.pool_bytes)
+        self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
+        if self.machine.dtype is DType.BFLOAT16:
+            self._set_upper_halves()
+        for window in range(self.layout.windows.number):
+            self._load_inputs(window)
+            for piece in self.layout.pieces_of(window):
+                self._piece(piece)
+        if self.spec.activation is not Activation.NONE:
+            self._activate()
+
+    def _set_upper_halves(self) -> None:
+        upper = self.upper_halves
+        if self.vector is zmm:
+            self.asm.emit("vpternlogd", upper, upper, upper, 0xFF)
+        else:
+            self.asm.emit("vpcmpeqd", upper, upper, upper)
+        self.asm.emit("vpslld", upper, upper, 16)
+
+    def _load_inputs(self, window: int) -> None:
+        for position, register in enumerate(self.layout.windows.registers_of(window)):
+            target = self.vector(self.first_input + position)
+            self._load(target, rdi, register * self.machine.lanes, self.spec.in_features)
+
+    def _piece(self, piece: Piece) -> None:
+        """Run a piece's code once, or `fold` times with y and the pool moving on."""
+        asm, fold = self.asm, piece.strip.fold
+        first = piece.strip.first_of(piece.batch)
+        if fold == 1:
+            self._run(piece, rsi, first, self.spec.out_features)
+            return
+        again = asm.label("again")
+        asm.emit("lea", _FOLDED_Y, Memory(rsi, first * self.vector_bytes))
+        asm.emit("mov", dword(_RUNS_LEFT), fold)
+        asm.bind(again)
+        self._run(piece, _FOLDED_Y, 0, self.machine.accumulators * self.machine.lanes)
+        asm.emit("add", _FOLDED_Y, self.machine.accumulators * self.vector_bytes)
+        asm.emit("sub", dword(_RUNS_LEFT), 1)
+        asm.jump("jnz", again)
+
+    def _run(self, piece: Piece, y: Register, first: int, length: int) -> None:
+        """Add a piece to vectors `first` and following of y, which has `length` elements."""
+        sums = [self.vector(number) for number in piece.firsts]
+        places = [(first + position) * self.machine.lanes for position in range(len(sums))]
+        waiting = [
+            rows.waiting_place(register, y, place, length)
+            for register, place in zip(sums, places, strict=True)
+        ]
+        if piece.window > 0:
+            for register, memory in zip(sums, waiting, strict=True):
+                self.asm.emit("vmovups", register, memory)
+        else:
+            self._start(piece, sums)
+        others = [
+            (register, self.vector(int(register.number) + way))
+            for register, ways in zip(sums, piece.ways, strict=True)
+            for way in range(1, ways)
+        ]
+        for _, other in others:
+            rows.zero(self.asm, other)
+        self.asm.stamp(piece.count, self._steps(piece))
+        for register, other in others:
+            self.asm.emit("vaddps", register, register, other)
+        if piece.window < self.layout.windows.number - 1:
+            for register, memory in zip(sums, waiting, strict=True):
+                self.asm.emit("vmovups", memory, register)
+        else:
+            for register, place in zip(self._in_order(piece, sums), places, strict=True):
+                rows.store(self.asm, register, y, place, length, self.picked)
+        self._leave(piece)
+
+    def _start(self, piece: Piece, sums: list[Register]) -> None:
+        """Sums begin at the bias, which is the head of the piece's pool, or at zero."""
+        for position, register in enumerate(sums):
+            if piece.head.shape[1]:
+                self._read(register, position)
+            else:
+                rows.zero(self.asm, register)
+
+    def _steps(self, piece: Piece) -> list[Line]:
+        """The stamped body: one step a row."""
+        if self.machine.index_in_weight:
+            return self._steps_with_index_in_weight(piece)
+        machine, steps = self.machine, piece.steps
+        block, field = np.divmod(np.arange(piece.count), machine.fields)
+        last = field == machine.fields - 1
+        indices, weights = piece.index_places[block], piece.weight_places
+        index, shifted = self.index, self.picked
+        picked = self.vector(np.where(last, self.index.number, self.picked.number))
+        pair = (steps.first, steps.second)
+        first, second = (self.vector(self.first_input + part) for part in pair)
+        pick = (
+            line("vpermi2ps", picked, first, second)
+            if machine.sources == 2
+            else line("vpermps", picked, picked, first)
+        )
+        forward = self.span * self.vector_bytes
+        begun = np.arange(piece.count) % machine.steps_a_vector != 0
+        unpack, weight = self._unpacked(weights, begun)
+        return [
+            leaps(piece.count),
+            line("add", _POOL, forward, when=(field == 0) & self._out_of_reach(indices)),
+            line("vmovups", index, self._at(indices), when=field == 0),
+            line("vpsrld", shifted, index, machine.shifts[field], when=~last),
+            pick,
+            line("add", _POOL, forward, when=self._out_of_reach(weights) & ~begun),
+            *unpack,
+            line("vfmadd231ps", self.vector(piece.accumulators), picked, weight),
+        ]
+
+    def _steps_with_index_in_weight(self, piece: Piece) -> list[Line]:
+        places, source = piece.weight_places, self.vector(self.first_input + piece.steps.first)
+        forward = self.span * self.vector_bytes
+        return [
+            leaps(piece.count),
+            line("add", _POOL, forward, when=self._out_of_reach(places)),
+            line("vmovups", self.index, self._at(places)),
+            line("vpermps", self.picked, self.index, source),
+            line("vfmadd231ps", self.vector(piece.accumulators), self.picked, self.index),
+        ]
+
+    def _unpacked(
+        self, places: npt.NDArray[np.integer], odd: npt.NDArray[np.bool_]
+    ) -> tuple[list[Line], Register | Memory]:
+        """What makes a step's weights float32, and the operand that then holds them.
+
+        `odd`: the step shares its vector with the one before.
+        """
+        place, weight = self._at(places), self.weights
+        if self.machine.dtype is DType.FLOAT32:
+            return [], place
+        if self.machine.dtype is DType.FLOAT16:
+            half = Memory(_POOL, place.displacement + odd * (self.vector_bytes // 2))
+            return [line("vcvtph2ps", weight, half)], weight
+        upper = self.upper_halves
+        if self.vector is zmm:
+            return [
+                line("vpslld", weight, place, 16, when=~odd),
+                line("vpandd", weight, upper, place, when=odd),
+            ], weight
+        return [
+            line("vmovups", weight, place, when=~odd),
+            line("vpslld", weight, weight, 16, when=~odd),
+            line("vpand", weight, upper, place, when=odd),
+        ], weight
+
+    def _in_order(self, piece: Piece, sums: list[Register]) -> list[Register]:
+        """Undo the layout's order of rows by exchanges between vectors, where sums are whole."""
+        if not piece.tail.shape[1]:
+            return sums
+        vectors = itertools.count(piece.tail_start)
+        free, stages = (self.index, self.picked), self.layout.order.stages
+        return rows.exchange(
+            self.asm, sums, stages, free, lambda register: self._read(register, next(vectors))
+        )
+
+    def _at(self, vector: npt.NDArray[np.integer]) -> Memory:
+        """A vector that the run reads, counted from its start, once it is in reach."""
+        place = self.spacing.place(vector)
+        return Memory(_POOL, (place % self.span - self.machine.reach) * self.vector_bytes)
+
+    def _out_of_reach(self, vector: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Whether the pool pointer must move on before this vector is read."""
+        return (vector > 0) & (self.spacing.place(vector) % self.span == 0)
+
+    def _read(self, register: Register, vector: int) -> None:
+        if self._out_of_reach(np.array(vector)):
+            self.asm.emit("add", _POOL, self.span * self.vector_bytes)
+        self.asm.emit("vmovups", register, self._at(np.array(vector)))
+
+    def _leave(self, piece: Piece) -> None:
+        """Point at the vectors of the next run."""
+        moved = self.spacing.place(max(piece.vectors - 1, 0)) // self.span * self.span
+        room = self.spacing.room(piece.vectors)
+        if room > moved:
+            self.asm.emit("add", _POOL, (room - moved) * self.vector_bytes)
+
+    def _load(self, register: Register, base: Register, first: int, length: int) -> None:
+        rows.load(self.asm, register, base, first, length, self.picked)
+
+    def _activate(self) -> None:
+        """The activation over y, by when x may leave its registers."""
+        lanes, length = self.machine.lanes, self.spec.out_features
+        abreast = self.machine.accumulators
+        scratch = [self.vector(number) for number in range(abreast, self.registers)]
+        for begin in range(0, length, abreast * lanes):
+            places = range(begin, min(begin + abreast * lanes, length), lanes)
+            registers = [self.vector(number) for number in range(len(places))]
+            for register, place in zip(registers, places, strict=True):
+                self._load(register, rsi, place, length)
+            rows.finish_rows(self.asm, self.spec, registers, begin, rsi, scratch)

@@ -1,0 +1,240 @@
+"""Where every weight of a permute kernel goes: from a matrix to the vectors that it streams.
+
+`row_order` says which row lies in which lane and `schedule` which weights a step takes; here
+steps are put in order of execution, given their accumulators, and packed into the pool.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.permute_machine import Machine
+from sparsejit.asm_templates.gather.permute_storage import rounded, stored, with_index
+from sparsejit.asm_templates.gather.row_plan import RowPlan
+from sparsejit.asm_templates.scheduling.grouping import exchange_indices
+from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
+from sparsejit.asm_templates.scheduling.row_order import RowOrder, Strip
+from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
+from sparsejit.asm_templates.shared.padding import Spacing
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+
+# Steps between two that add to one accumulator. An FMA takes four cycles, a step 0.85; and one to
+# spare.
+_APART = 6
+
+_Words = npt.NDArray[np.uint32]
+_Floats = npt.NDArray[np.float32]
+_Numbers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One batch in one window: what a run of its code reads from the pool, in order of reading.
+
+    First the vectors of `head` (the bias), then blocks of one vector of packed indices and the
+    weights of the steps it serves, then `tail` (which puts the outputs back in order). `head`
+    and `tail`: uint32 (fold, vectors, lanes). `ways`: the accumulators of each vector of outputs.
+    """
+
+    machine: Machine
+    strip: Strip
+    batch: int
+    window: int
+    steps: Steps
+    ways: _Numbers
+    head: _Words
+    tail: _Words
+
+    @property
+    def firsts(self) -> _Numbers:
+        """The first accumulator of each vector."""
+        starts: _Numbers = np.cumsum(self.ways) - self.ways
+        return starts
+
+    @property
+    def accumulators(self) -> _Numbers:
+        """The accumulator of each step: those of a vector take turns."""
+        vector, turn = self.steps.vector, self.steps.turn
+        numbers: _Numbers = self.firsts[vector] + turn % self.ways[vector]
+        return numbers
+
+    @property
+    def count(self) -> int:
+        """Number of steps."""
+        return len(self.steps.region)
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of packed indices."""
+        return 0 if self.machine.index_in_weight else -(-self.count // self.machine.fields)
+
+    @property
+    def tail_start(self) -> int:
+        weights = -(-self.count // self.machine.steps_a_vector)
+        return self.head.shape[1] + weights + self.blocks
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that one run reads."""
+        return self.tail_start + self.tail.shape[1]
+
+    @cached_property
+    def weight_places(self) -> _Numbers:
+        """The vector that holds each step's weights, counted from the start of a run."""
+        step = np.arange(self.count)
+        weights = step // self.machine.steps_a_vector
+        indices = 0 if self.machine.index_in_weight else step // self.machine.fields + 1
+        return self.head.shape[1] + weights + indices
+
+    @cached_property
+    def index_places(self) -> _Numbers:
+        """The vector that holds each block's packed indices."""
+        block_vectors = self.machine.fields // self.machine.steps_a_vector + 1
+        return self.head.shape[1] + np.arange(self.blocks) * block_vectors
+
+    def pool(self) -> _Words:
+        """All that the runs read: uint32 (fold, vectors, lanes)."""
+        fold, _, lanes = self.head.shape
+        fields, shifts = self.machine.fields, self.machine.shifts
+        pool: _Words = np.empty((fold, self.vectors, lanes), np.uint32)
+        pool[:, : self.head.shape[1]] = self.head
+        pool[:, self.tail_start :] = self.tail
+        weights = self._stored_weights()
+        pool[:, self.weight_places[:: self.machine.steps_a_vector]] = weights.swapaxes(0, 1)
+        if self.blocks:
+            indices = np.zeros((self.blocks * fields, fold, lanes), np.uint32)
+            indices[: self.count] = self.steps.indices
+            blocks = indices.reshape(self.blocks, fields, fold, lanes) << shifts[:, None, None]
+            pool[:, self.index_places] = np.bitwise_or.reduce(blocks, axis=1).swapaxes(0, 1)
+        return pool
+
+    def _stored_weights(self) -> _Words:
+        """Vectors of weights: (vectors, fold, lanes)."""
+        machine, weights = self.machine, self.steps.weights
+        if not machine.index_in_weight:
+            return stored(weights, machine.dtype)
+        return with_index(weights, self.steps.indices, machine.index_bits)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The pieces of a kernel in order of execution, window by window."""
+
+    machine: Machine
+    windows: Windows
+    pieces: list[Piece]
+    order: RowOrder
+
+    @property
+    def steps(self) -> int:
+        """How many are executed."""
+        return sum(piece.count * piece.strip.fold for piece in self.pieces)
+
+    def pieces_of(self, window: int) -> list[Piece]:
+        """What is to be run in a window: all in the first and the last, else what has steps."""
+        ends = (0, self.windows.number - 1)
+        pieces = (piece for piece in self.pieces if piece.window == window)
+        return [piece for piece in pieces if piece.count or window in ends]
+
+    @property
+    def pool_bytes(self) -> int:
+        """What a call reads of the pool."""
+        vectors = sum(piece.vectors * piece.strip.fold for piece in self.pieces)
+        return 4 * self.machine.lanes * vectors
+
+    def pool(self, spacing: Spacing) -> _Words:
+        """The literal pool: every vector in the order in which it is read."""
+        parts = [spacing.spread(piece.pool()) for piece in self.pieces]
+        return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
+
+
+def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
+    """Order, cut and schedule a matrix."""
+    plan = RowPlan(matrix, machine)
+    windows = plan.windows
+    cut = _Cut(spec, matrix, machine, windows, plan.order())
+    scheduled = [(strip, cut.schedule(strip)) for strip in plan.strips]
+    pieces = [
+        cut.piece(strip, steps, window, batch)
+        for window in range(windows.number)
+        for strip, steps in scheduled
+        for batch in range(strip.batches)
+    ]
+    return Layout(machine, windows, pieces, cut.order)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """A matrix on its way to pieces."""
+
+    spec: MatVec
+    matrix: SparseMatrix
+    machine: Machine
+    windows: Windows
+    order: RowOrder
+
+    def schedule(self, strip: Strip) -> Steps:
+        """The steps of a strip in order of execution."""
+        dense = self._rows_by_team(strip)
+        lanes, width = self.machine.lanes, self.windows.width
+        schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
+        window, team = np.divmod(schedule.problem, strip.teams)
+        left = window * width  # the window's first register
+        weights, indices = _weights_and_indices(
+            dense.reshape(strip.teams, strip.fold * lanes, -1, lanes),
+            schedule.taken, team, left + schedule.first, left + schedule.second,
+        )  # fmt: skip
+        shape = (len(team), strip.fold, lanes)
+        return Steps.of(strip, schedule, weights.reshape(shape), indices.reshape(shape))
+
+    def _rows_by_team(self, strip: Strip) -> _Floats:
+        """The strip's rows, those of a team together; whole windows wide."""
+        lanes = self.machine.lanes
+        rows = strip.by_team(self.order.rows, lanes).ravel()
+        dense = np.zeros((len(rows), self.windows.number * self.windows.width * lanes), np.float32)
+        real = rows < self.matrix.out_features
+        weights = rounded(self.matrix.dense[rows[real]], self.spec.dtype)
+        dense[real, : self.matrix.in_features] = weights
+        return dense
+
+    def piece(self, strip: Strip, steps: Steps, window: int, batch: int) -> Piece:
+        """One batch in one window."""
+        lanes = self.machine.lanes
+        rows = strip.by_batch(self.order.rows, lanes)[batch]
+        head: _Words = np.zeros((strip.fold, 0, lanes), np.uint32)
+        tail: _Words = head
+        if window == 0 and self.spec.bias is not None:
+            bias = np.zeros(len(self.order.rows), np.float32)
+            bias[: self.matrix.out_features] = self.spec.bias
+            head = bias[rows].view(np.uint32)
+        if window == self.windows.number - 1:
+            tail = exchange_indices(rows, self.order.stages).astype(np.uint32)
+        region = steps.of_region(window * strip.batches + batch)
+        counts = np.bincount(region.vector, minlength=strip.abreast)
+        ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
+        return Piece(self.machine, strip, batch, window, region, ways, head, tail)
+
+
+def _weights_and_indices(
+    dense: _Floats, taken: _Numbers, team: _Numbers, first: _Numbers, second: _Numbers
+) -> tuple[_Floats, _Words]:
+    """Per step and lane: the weight, and which input of registers `first`, `second` it meets.
+
+    `dense`: (teams, lanes of a team, registers, inputs of a register). An idle lane multiplies
+    zero by an input that its row has no weight for, so that an infinite or NaN input spoils no
+    output that it does not also spoil in the dense product.
+    """
+    width = dense.shape[3]
+    used = dense != 0
+    register, place = (np.append(part, 0)[taken] for part in np.nonzero(used)[2:])
+    weights = np.append(dense[used], np.float32(0))[taken]
+    index = place + width * (register != first[:, None])
+    idle = taken < 0
+    unused, full = used.argmin(axis=3), used.all(axis=3)
+    spare = np.where(full[team, :, first], width + unused[team, :, second], unused[team, :, first])
+    weights[idle] = 0
+    index[idle] = spare[idle]
+    return weights, index.astype(np.uint32)

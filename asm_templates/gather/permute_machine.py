@@ -1,0 +1,97 @@
+"""What the permute kernels can do in a step on an instruction set, and when folding pays there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.scheduling.schedule import (
+    Demand,
+    Schedule,
+    Windows,
+    one_register_schedule,
+    two_register_schedule,
+)
+from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType
+
+
+class FoldingRule(NamedTuple):
+    """Matrices of at least so many nonzeros and such a density run their code so often."""
+
+    nnz: int
+    density: float
+    times: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an instruction set makes of a step, and when folding pays on it.
+
+    A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`. `inputs`
+    registers hold a window of x, `accumulators` the sums of as many vectors of outputs: with four,
+    the four cycles that an FMA takes allow one step a cycle. The pool pointer reaches `reach`
+    vectors to either side. The last of the `folding` rules that a matrix meets says how often its
+    code runs. Weights are stored as `dtype`; short ones are unpacked into registers
+    that x then lacks. With `index_in_weight` each is a float32 whose lowest bits are its index.
+    """
+
+    lanes: int
+    sources: int
+    index_bits: int
+    inputs: int
+    accumulators: int
+    reach: int
+    folding: tuple[FoldingRule, ...]
+    most_stages: int = 0
+    dtype: DType = DType.FLOAT32
+    index_in_weight: bool = False
+
+    def storing(self, dtype: DType) -> "Machine":
+        """The same machine with weights of another dtype."""
+        spare = UNPACKING_REGISTERS[dtype]
+        # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
+        reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
+        return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
+
+    def accumulators_beside(self, windows: Windows) -> int:
+        """Registers for sums: those that windows leave over are some, too."""
+        return self.accumulators + self.inputs - windows.width
+
+    @property
+    def steps_a_vector(self) -> int:
+        """Steps whose weights share a vector of the pool."""
+        return 1 if self.dtype is DType.FLOAT32 else 2
+
+    @property
+    def fields(self) -> int:
+        """Steps served by one vector of packed indices."""
+        return 32 // self.index_bits
+
+    @property
+    def shifts(self) -> npt.NDArray[np.integer]:
+        """Where each field lies; the last needs no shift, so that it may use up the register."""
+        return np.roll(np.arange(self.fields, dtype=np.uint32) * self.index_bits, -1)
+
+    @property
+    def schedule(self) -> Callable[[Demand], Schedule]:
+        return two_register_schedule if self.sources == 2 else one_register_schedule
+
+    def least_steps(self, wants: npt.NDArray[np.uint16]) -> npt.NDArray[np.integer]:
+        """What bounds the steps of a schedule from below; a `row_order.Bound`."""
+        fullest_lane = wants.sum(axis=3, dtype=np.int64).max(axis=1)
+        by_register = wants.max(axis=1).sum(axis=2, dtype=np.int64)
+        least: npt.NDArray[np.integer] = np.maximum(fullest_lane, -(-by_register // self.sources))
+        return least
+
+    def fold_for(self, matrix: SparseMatrix) -> int:
+        """How often the code of a batch runs."""
+        folds = [
+            rule.times
+            for rule in self.folding
+            if matrix.nnz >= rule.nnz and matrix.density >= rule.density
+        ]
+        return folds[-1] if folds else 1

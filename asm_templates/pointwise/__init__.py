@@ -1,0 +1,1 @@
+"""Elementwise kernels: activations, gates, the draw, random numbers, signals."""

@@ -1,0 +1,1 @@
+"""Which rows share an accumulator, which input comes next, and interleaving."""

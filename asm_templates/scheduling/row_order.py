@@ -1,0 +1,159 @@
+"""Which row lies in which lane of a permute kernel: outputs cut into batches, rows grouped.
+
+The outputs, a vector of them at a time, are cut into batches; a batch is one piece of code. It
+has four or eight vectors of outputs under way and runs `fold` times, moving on through y and
+through the pool:
+
+    y        v0  v1  v2  v3   v4  v5  v6  v7   v8 ...       vectors of 8 or 16 outputs
+             |    run 0    |  |    run 1    |
+             |          batch 0 (fold 2)    |  batch 1 ...
+
+Since every run executes the same code, v0 and v4 share one schedule: they are a team, scheduled
+as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8020 steps
+become 8650) and halves the code, which beyond the first cache level arrives more slowly than data
+does. Outputs that fill no folded batch follow in batches that run once.
+
+Within a run rows may lie in other lanes than those of their outputs (`grouping`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.scheduling.grouping import blocks, exchanges, fullest_together, swapped
+from sparsejit.asm_templates.scheduling.schedule import Windows
+
+_Numbers = npt.NDArray[np.integer]
+_Counts = npt.NDArray[np.uint16]
+# What bounds the steps from below, of each team and window, where lanes want so much of each
+# register: (teams, lanes, windows, registers) to (teams, windows).
+Bound = Callable[[_Counts], _Numbers]
+
+# Swaps times registers looked at in all: 15 million take about 90 ms.
+_MOST_LOOKS = 15_000_000
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Alike batches from vector number `first` on, each of `fold` runs of `abreast` vectors."""
+
+    first: int
+    batches: int
+    fold: int
+    abreast: int
+
+    @property
+    def vectors(self) -> int:
+        return self.teams * self.fold
+
+    @property
+    def teams(self) -> int:
+        return self.batches * self.abreast
+
+    def first_of(self, batch: int) -> int:
+        """The first vector of a batch."""
+        return self.first + batch * self.fold * self.abreast
+
+    def by_batch(self, rows: _Numbers, lanes: int) -> _Numbers:
+        """Of the rows in all lanes a view of the strip's: (batches, fold, abreast, lanes)."""
+        own = rows[self.first * lanes :][: self.vectors * lanes]
+        return own.reshape(self.batches, self.fold, self.abreast, lanes)
+
+    def by_team(self, rows: _Numbers, lanes: int) -> _Numbers:
+        """Of the rows in all lanes those of each team, (teams, lanes of all runs)."""
+        return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.teams, -1)
+
+
+def strips(out_features: int, lanes: int, accumulators: int, fold: int) -> list[Strip]:
+    """As many runs as fill folded batches, then the other whole ones, then what is left.
+
+    Only runs of whole vectors are folded, for these need no masks.
+    """
+    whole, rest = divmod(-(-out_features // lanes), accumulators)
+    folded = out_features // (lanes * accumulators) // fold
+    unfolded = whole - folded * fold
+    parts = [
+        Strip(0, folded, fold, accumulators),
+        Strip(folded * fold * accumulators, unfolded, 1, accumulators),
+        Strip(whole * accumulators, min(rest, 1), 1, rest),
+    ]
+    return [part for part in parts if part.vectors]
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """The row in every lane, vector after vector; numbers from out_features on mean none.
+
+    `stages` of `exchanges` in all put the sums in order. No schedule has fewer than `steps`, nor,
+    of rows as they come, fewer than `steps_as_they_come`.
+    """
+
+    rows: _Numbers
+    stages: int
+    exchanges: int
+    steps: int
+    steps_as_they_come: int
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a family pays for an order: the bound of its steps, and an exchange, in steps."""
+
+    bound: Bound
+    exchange: float
+
+    def of(self, order: RowOrder) -> float:
+        """In steps."""
+        return order.steps + self.exchange * order.exchanges
+
+
+def row_order(
+    counts: _Counts, lanes: int, parts: Sequence[Strip], stages: range, prices: Prices, sweeps: int
+) -> RowOrder:
+    """The cheapest order among blocks of 2**stages vectors.
+
+    `counts`: as in `grouping`. Without sweeps, the order is as it is before rows are swapped.
+    """
+    natural = np.arange(max(part.first + part.vectors for part in parts) * lanes)
+    none = np.zeros((max(len(natural) - len(counts), 0), *counts.shape[1:]), np.uint16)
+    padded = np.concatenate([counts, none])
+
+    def least_steps(rows: _Numbers) -> int:
+        wants = ((part.fold, padded[part.by_team(rows, lanes)]) for part in parts)
+        return sum(fold * int(prices.bound(want).sum()) for fold, want in wants)
+
+    def changed(rows: _Numbers, stages: int, change: Callable[[_Numbers], _Numbers]) -> RowOrder:
+        rows, pairs = rows.copy(), 0
+        for part in parts:
+            batches = part.by_batch(rows, lanes)
+            pairs += part.batches * part.fold * len(list(exchanges(part.abreast, stages)))
+            for first, size in blocks(part.abreast, stages):
+                block = batches[:, :, first : first + size]
+                block[...] = change(block.copy())
+        return RowOrder(rows, stages, pairs, least_steps(rows), ungrouped)
+
+    def swept(order: RowOrder, sweeps: int) -> RowOrder:
+        return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps))
+
+    ungrouped = least_steps(natural)
+    tried = [
+        swept(changed(natural, number, lambda rows: fullest_together(rows, counts)), min(sweeps, 1))
+        for number in stages
+    ]
+    best = min(tried, key=prices.of)
+    if not best.stages:
+        return best
+    looks = len(natural) * lanes * (1 << best.stages) // 2 * counts.shape[1] * counts.shape[2]
+    return swept(best, min(sweeps, _MOST_LOOKS // looks) - 1)
+
+
+def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs: int) -> _Counts:
+    """Of a mask (rows, in_features): what each row wants, (rows, windows, registers)."""
+    rows, in_features = used.shape
+    width = windows.number * windows.width * register_inputs
+    padded = np.zeros((rows, width), bool)
+    padded[:, :in_features] = used
+    shape = (rows, windows.number, windows.width, register_inputs)
+    return padded.reshape(shape).sum(axis=3, dtype=np.uint16)

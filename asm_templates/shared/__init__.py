@@ -1,0 +1,1 @@
+"""What every family uses: rows, tiles, storage, padding, redirects, activations."""

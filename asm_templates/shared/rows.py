@@ -1,0 +1,150 @@
+"""What every family does at the edges: masked loads of x, bias in, activation and y out.
+
+A vector covers `target.lanes` consecutive outputs. The last one may be partial: it is loaded and
+stored under a mask, so that nothing beyond the array is touched.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sparsejit.asm_templates.scheduling.grouping import exchanges
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.ir.spec import MatVec
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    VECTOR_BYTES,
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    rax,
+    rsp,
+    ymm,
+    zmm,
+)
+
+TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded or stored
+
+
+def vector(asm: Assembler, number: int) -> Register:
+    """The vector register of that number at the target's width."""
+    return zmm(number) if asm.target.isa == "avx512" else ymm(number)
+
+
+def load(
+    asm: Assembler, register: Register, base: Register, first: int, length: int, scratch: Register
+) -> None:
+    """register = base[first : first + lanes], zeros past `length`. AVX2 clobbers `scratch`."""
+    lanes = asm.target.lanes
+    place = Memory(base, 4 * first)
+    missing = first + lanes - length
+    if missing <= 0:
+        asm.emit("vmovups", register, place)
+    elif asm.target.isa == "avx512":
+        _set_tail_mask(asm, lanes - missing)
+        asm.emit("vmovups", register.masked(TAIL_MASK, zeroing=True), place)
+    else:
+        asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
+        asm.emit("vmaskmovps", register, scratch, place)
+
+
+def store(
+    asm: Assembler, register: Register, base: Register, first: int, length: int, scratch: Register
+) -> None:
+    """base[first : first + lanes of register] = register, up to `length`.
+
+    AVX2 clobbers `scratch`.
+    """
+    lanes = VECTOR_BYTES[register.kind] // 4
+    place = Memory(base, 4 * first)
+    missing = first + lanes - length
+    if missing <= 0:
+        asm.emit("vmovups", place, register)
+    elif asm.target.isa == "avx512":
+        _set_tail_mask(asm, lanes - missing)
+        asm.emit("vmovups", place.masked(TAIL_MASK), register)
+    else:
+        asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
+        asm.emit("vmaskmovps", place, scratch, register)
+
+
+def waiting_place(register: Register, base: Register, first: int, length: int) -> Memory:
+    """Where sums wait for the next window of x: where base[first : first + lanes] will be.
+
+    Where `length` leaves no room for all lanes, below the stack pointer: a row that is grouped with
+    others may wait in any lane. A leaf function may use 128 bytes there (System V ABI, 3.2.2).
+    """
+    size = VECTOR_BYTES[register.kind]
+    return Memory(base, 4 * first) if first + size // 4 <= length else Memory(rsp, -size)
+
+
+def start_rows(asm: Assembler, spec: MatVec, register: Register, first: int) -> None:
+    """register = bias[first : first + lanes], or zero where the spec has no bias."""
+    if spec.bias is None:
+        zero(asm, register)
+        return
+    padded = np.zeros(asm.target.lanes, np.float32)
+    part = spec.bias[first : first + asm.target.lanes]
+    padded[: len(part)] = part
+    asm.emit("vmovups", register, Literal(asm.literal(padded)))
+
+
+def finish_rows(
+    asm: Assembler,
+    spec: MatVec,
+    registers: list[Register],
+    first: int,
+    base: Register,
+    scratch: list[Register],
+) -> None:
+    """Apply the activation to consecutive row vectors from `first` on and store them to `base`.
+
+    `scratch` are registers the activation may clobber: see `apply_activation` for how many.
+    """
+    apply_activation(asm, spec.activation, registers, scratch)
+    for position, register in enumerate(registers):
+        row = first + position * asm.target.lanes
+        store(asm, register, base, row, spec.out_features, scratch[0])
+
+
+def exchange(
+    asm: Assembler,
+    sums: list[Register],
+    stages: int,
+    free: tuple[Register, Register],
+    load: Callable[[Register], None],
+) -> list[Register]:
+    """The registers that hold sums in the order of y after exchanges between vectors.
+
+    `load` emits, call by call, the load of a row of `grouping.exchange_indices`. Clobbers `sums`
+    and `free`.
+    """
+    result, spare = list(sums), list(free)
+    for pair in exchanges(len(sums), stages):
+        held = [result[vector] for vector in pair]
+        for vector, register in zip(pair, spare, strict=True):
+            load(register)
+            asm.emit("vpermi2ps", register, *held)
+            result[vector] = register
+        spare = held
+    return result
+
+
+def zero(asm: Assembler, register: Register) -> None:
+    """register = 0. The ymm form also clears a zmm and is recognised as free of dependence."""
+    if register.kind == "zmm" and int(register.number) >= 16:
+        asm.emit("vpxord", register, register, register)
+    else:
+        low = ymm(register.number)
+        asm.emit("vxorps", low, low, low)
+
+
+def _set_tail_mask(asm: Assembler, count: int) -> None:
+    asm.emit("mov", dword(rax), (1 << count) - 1)
+    asm.emit("kmovw", TAIL_MASK, dword(rax))
+
+
+def _lane_mask(asm: Assembler, count: int) -> Literal:
+    return Literal(asm.literal(np.where(np.arange(8) < count, -1, 0).astype(np.int32)))

@@ -1,0 +1,155 @@
+"""Weights as they lie in the pool, and how a vector of them becomes an operand of an FMA.
+
+    float32   one vector a line of the pool, read by the FMA itself
+    float16   half a line a vector              vcvtph2ps zmm2, [ymmword]
+    bfloat16  two vectors a, b share a line, lane by lane; each is the upper half of a float32:
+
+              line    b15.a15 ... b1.a1 b0.a0    32 bits a lane
+              a       vpslld zmm2, [line], 16    clears b
+              b       vpandd zmm2, zmm3, [line]  clears a; zmm3 holds 0xFFFF0000
+
+One instruction more than float32, then, for half the bytes. `vdpbf16ps` would save it, but it
+flushes denormals and rounds x to bfloat16; sums here are those of float32 arithmetic.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.shared import padding
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Spacing
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.spec import DType
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import Memory, Register
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers, where weights must be unpacked
+# How many of them, from `WEIGHT` on.
+UNPACKING_REGISTERS = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How vectors of weights, numbered from 0, are stored and read in one dtype.
+
+    `spacing` is that of the cache lines they lie in.
+    """
+
+    asm: Assembler
+    dtype: DType
+    spacing: Spacing = DENSE
+
+    @property
+    def weight_bytes(self) -> int:
+        return 4 if self.dtype is DType.FLOAT32 else 2
+
+    @property
+    def registers(self) -> int:
+        """Registers from `WEIGHT` on that unpacking needs."""
+        return UNPACKING_REGISTERS[self.dtype]
+
+    @property
+    def whole(self) -> int:
+        """Vectors that cannot be stored apart: two in bfloat16."""
+        return 2 if self.dtype is DType.BFLOAT16 else 1
+
+    @property
+    def displacement_unit(self) -> int:
+        """What a one-byte displacement counts in: the operand in EVEX, bytes in VEX."""
+        if self.asm.target.isa != "avx512":
+            return 1
+        return self.asm.target.vector_bytes // (2 if self.dtype is DType.FLOAT16 else 1)
+
+    def place(self, number: IntArray) -> IntArray:
+        """Byte offset of the memory operand that holds each vector."""
+        row = number // self.whole * self.whole
+        read, within = np.divmod(row * self.asm.target.lanes * self.weight_bytes, CACHE_LINE_BYTES)
+        return self.spacing.place(read) * CACHE_LINE_BYTES + within
+
+    def literal(self, vectors: FloatArray) -> int:
+        """Put vectors (count, lanes) into the pool, rounded to the dtype."""
+        packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
+        lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
+        return padding.literal(self.asm, lines.reshape(1, -1, CACHE_LINE_BYTES), self.spacing)
+
+    def start(self) -> None:
+        """Set up what unpacking needs beyond the weights."""
+        if self.dtype is DType.BFLOAT16:
+            upper = vector(self.asm, UPPER_HALVES)
+            if self.asm.target.isa == "avx512":
+                self.asm.emit("vpternlogd", upper, upper, upper, 0xFF)
+            else:
+                self.asm.emit("vpcmpeqd", upper, upper, upper)
+            self.asm.emit("vpslld", upper, upper, 16)
+
+    def in_turns(self, weights: FloatArray) -> FloatArray:
+        """Vectors (turns, any, lanes) in a row, each turn beginning with one that stands alone."""
+        padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % self.whole), (0, 0)))
+        return padded.reshape(-1, weights.shape[2])
+
+    def turn_bytes(self, vectors: int) -> int:
+        """Bytes from one such turn, of whole runs of lines, to the next."""
+        return int(self.place(np.array(vectors + -vectors % self.whole)))
+
+    def operand(
+        self, number: IntArray, place: Memory, consecutive: bool = False
+    ) -> tuple[list[Line], Register | Memory]:
+        """Lines that unpack the vectors of those numbers, and the FMA's operand after them.
+
+        `consecutive` where the two vectors of a line follow each other: see `unpacked`.
+        """
+        if self.dtype is DType.FLOAT32:
+            return [], place
+        if self.dtype is DType.FLOAT16 or consecutive:
+            return self.unpacked(number, place)
+        weight, first = vector(self.asm, WEIGHT), number % 2 == 0
+        if self.asm.target.isa == "avx512":
+            shift = [line("vpslld", weight, place, 16, when=first)]
+        else:
+            load = line("vmovups", weight, place, when=first)
+            shift = [load, line("vpslld", weight, weight, 16, when=first)]
+        return [*shift, self._clear_lower(weight, place, when=~first)], weight
+
+    def unpacked(self, number: IntArray, place: Memory) -> tuple[list[Line], Register]:
+        """Lines that bring the vectors of those numbers into a register, and that register.
+
+        Consecutive vectors of bfloat16 share one load of their line, in register LINE.
+        """
+        weight = vector(self.asm, WEIGHT)
+        if self.dtype is DType.FLOAT32:
+            return [line("vmovups", weight, place)], weight
+        if self.dtype is DType.FLOAT16:
+            return [line("vcvtph2ps", weight, place)], weight
+        whole, first = vector(self.asm, LINE), number % 2 == 0
+        return [
+            line("vmovups", whole, place, when=first),
+            line("vpslld", weight, whole, 16, when=first),
+            self._clear_lower(weight, whole, when=~first),
+        ], weight
+
+    def _clear_lower(self, weight: Register, source: Register | Memory, when: BoolArray) -> Line:
+        mnemonic = "vpandd" if self.asm.target.isa == "avx512" else "vpand"
+        return line(mnemonic, weight, vector(self.asm, UPPER_HALVES), source, when=when)
+
+
+def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:
+    if dtype is DType.FLOAT32:
+        return vectors
+    if dtype is DType.FLOAT16:
+        return vectors.astype(np.float16)
+    halves = bfloat16_bits(vectors)
+    if len(halves) % 2:
+        halves = np.concatenate([halves, np.zeros_like(halves[:1])])
+    return np.stack([halves[0::2], halves[1::2]], axis=-1)
+
+
+def bfloat16_bits(values: FloatArray) -> npt.NDArray[np.uint16]:
+    """Upper halves of float32 values, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    halfway = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    return ((bits + halfway) >> np.uint32(16)).astype(np.uint16)

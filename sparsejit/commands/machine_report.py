@@ -1,0 +1,114 @@
+"""What this machine and this Python offer sparsejit, and the remedy for what they lack."""
+
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api import compile_matrix
+from sparsejit.errors import SparseJitError
+from sparsejit.install_peachpy import RouteFailed, find_working
+from sparsejit.machine.target import Target
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for. `found` is None where it is missing; `needed_by` says by what.
+
+    `needed_by` is "core" or the name of an extra; only the core is needed to run at all.
+    """
+
+    name: str
+    found: str | None
+    needed_by: str
+    remedy: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.found is not None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything `sparsejit doctor` reports. `target` is None on an unsupported processor."""
+
+    target: Target | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def can_run(self) -> bool:
+        return all(finding.ok for finding in self.findings if finding.needed_by == "core")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The diagnosis as plain JSON types."""
+        target = None
+        if self.target is not None:
+            target = asdict(self.target)
+            target["instruction_sets"] = sorted(self.target.instruction_sets)
+        findings = [asdict(finding) for finding in self.findings]
+        return {"can_run": self.can_run, "target": target, "findings": findings}
+
+
+def examine() -> Diagnosis:
+    """Look at the processor, PeachPy and every package that the project declares."""
+    target, processor = _processor()
+    python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
+    return Diagnosis(target, (processor, python, _peachpy(), _kernel(), *_packages()))
+
+
+def _processor() -> tuple[Target | None, Finding]:
+    try:
+        target = Target.detect()
+    except SparseJitError as error:
+        return None, Finding("processor", None, "core", str(error))
+    return target, Finding("processor", f"{target.model}, level {target.isa}", "core")
+
+
+def _peachpy() -> Finding:
+    try:
+        return Finding("peachpy", find_working(), "core")
+    except RouteFailed as failure:
+        remedy = f"{sys.executable} -m sparsejit.install_peachpy ({failure})"
+        return Finding("peachpy", None, "core", remedy)
+
+
+def _kernel() -> Finding:
+    weights = np.eye(16, dtype=np.float32)
+    x = np.arange(16, dtype=np.float32)
+    try:
+        kernel = compile_matrix(weights)
+        y = kernel(x)
+    except SparseJitError as error:
+        return Finding("a kernel", None, "core", str(error))
+    # Some kernels keep an index in the lowest bits of the weights (2^-17 at most).
+    if not np.allclose(y, x, rtol=1e-5, atol=0):
+        return Finding("a kernel", None, "core", f"identity gave {y}; please report this")
+    return Finding("a kernel", f"compiled in {kernel.compile_ms:.0f} ms and correct", "core")
+
+
+def _packages() -> list[Finding]:
+    try:
+        requirements = metadata.requires("sparsejit") or []
+    except metadata.PackageNotFoundError:
+        remedy = f"{sys.executable} -m pip install --editable . (in the project's folder)"
+        return [Finding("sparsejit", None, "core", remedy)]
+    findings: dict[str, Finding] = {}
+    for requirement in requirements:
+        finding = _package(requirement)
+        findings.setdefault(finding.name, finding)
+    return list(findings.values())
+
+
+def _package(requirement: str) -> Finding:
+    wanted, _, marker = (part.strip() for part in requirement.partition(";"))
+    extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
+    name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0]
+    needed_by = extra.group(1) if extra else "core"
+    try:
+        return Finding(name, metadata.version(name), needed_by)
+    except metadata.PackageNotFoundError:
+        return Finding(name, None, needed_by, f"{sys.executable} -m pip install '{wanted}'")

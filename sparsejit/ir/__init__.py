@@ -1,0 +1,1 @@
+"""What is to be computed: specs, matrices, and the float64 reference of each."""

@@ -1,0 +1,206 @@
+"""Slow, obvious numpy for every spec, in float64: the oracle that every kernel is held to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import (
+    LARGEST_INT8,
+    SMALLEST_SCALE,
+    Activation,
+    CategoricalDraw,
+    DType,
+    Elementwise,
+    GruUpdate,
+    Layer,
+    Layout,
+    MatMul,
+    MatVec,
+)
+
+Float64 = npt.NDArray[np.float64]
+
+
+def sigmoid(x: Float64) -> Float64:
+    """1 / (1 + exp(-x)) without overflow."""
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
+    Activation.NONE: lambda x: x,
+    Activation.RELU: lambda x: np.maximum(x, 0.0),
+    Activation.TANH: np.tanh,
+    Activation.SIGMOID: sigmoid,
+}
+
+
+def stored_weights(matrix: SparseMatrix, dtype: DType) -> Float64:
+    """The weights (out, in) as a kernel stores them: rounded to nearest, ties to even."""
+    if dtype is DType.INT8:
+        integers, scales = quantised_weights(matrix)
+        return integers.astype(np.float64) * scales[:, None]
+    if dtype is DType.FLOAT16:
+        return matrix.dense.astype(np.float16).astype(np.float64)
+    if dtype is DType.BFLOAT16:
+        return round_to_bfloat16(matrix.dense).astype(np.float64)
+    return matrix.dense.astype(np.float64)
+
+
+def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Finite float32 values rounded to the upper 16 bits, ties to even."""
+    bits = values.view(np.uint32)
+    halfway = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return ((bits + halfway) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def quantised_weights(
+    matrix: SparseMatrix,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Weights (out, in) as integers in -127 .. 127, and the step of each row, float32 (out,).
+
+    All in float32: step = max(largest magnitude / 127, 2^-100), integer = weight / step to
+    nearest, ties to even.
+    """
+    largest = np.abs(matrix.dense).max(axis=1)
+    scales = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+    integers = np.rint(matrix.dense / scales[:, None])
+    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scales
+
+
+def quantised_input(
+    spec: MatVec, x: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.int64], np.float32]:
+    """x (in_features,) as integers in -127 .. 127, and their step; x must be finite.
+
+    All in float32: integer = x * reciprocal to nearest, ties to even. Fixed step: reciprocal =
+    1 / input_scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
+    the step is m * (1 / 127).
+    """
+    if spec.input_scale is not None:
+        scale = np.float32(spec.input_scale)
+        reciprocal = np.float32(1) / scale
+    else:
+        largest = np.maximum(np.abs(x).max(), np.float32(SMALLEST_SCALE))
+        reciprocal = np.float32(LARGEST_INT8) / largest
+        scale = largest * np.float32(1 / LARGEST_INT8)
+    with np.errstate(over="ignore"):
+        integers = np.rint(x * reciprocal)
+    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scale
+
+
+def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """activation(W x + bias); x (in_features,) to (out_features,)."""
+    values = x.astype(np.float64)
+    if spec.dtype is DType.INT8:
+        integers, scale = quantised_input(spec, x.astype(np.float32))
+        values = integers * np.float64(scale)
+    y = stored_weights(matrix, spec.dtype) @ values
+    if spec.bias is not None:
+        y = y + spec.bias.astype(np.float64)
+    return ACTIVATIONS[spec.activation](y)
+
+
+def matmul(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """`matvec` for every column of the batch; x and the result in the layout of the spec."""
+    return _for_each(matvec, spec, matrix, x)
+
+
+def product(spec: Layer, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """`matmul` or `matvec`."""
+    return matmul(spec, matrix, x) if isinstance(spec, MatMul) else matvec(spec, matrix, x)
+
+
+def _for_each(
+    function: Callable[[MatVec, SparseMatrix, npt.NDArray[Any]], Float64],
+    spec: MatMul,
+    matrix: SparseMatrix,
+    x: npt.NDArray[Any],
+) -> Float64:
+    feature_major = spec.layout is Layout.FEATURE_MAJOR
+    batch = x.T if feature_major else x
+    y = np.stack([function(spec.each, matrix, one) for one in batch])
+    return y.T if feature_major else y
+
+
+def batch_error_scale(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """`error_scale` for every column of the batch."""
+    return _for_each(error_scale, spec, matrix, x)
+
+
+def error_scale(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+    """Per output, sum |w x| + |bias|: what a float32 sum's rounding error is relative to.
+
+    A dot product's error is bounded by n * eps * sum |w x| (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2nd ed., eq. 3.5), whatever the order of summation.
+    """
+    scale = np.abs(matrix.dense).astype(np.float64) @ np.abs(x).astype(np.float64)
+    return scale if spec.bias is None else scale + np.abs(spec.bias.astype(np.float64))
+
+
+def elementwise(spec: Elementwise, x: npt.NDArray[Any]) -> Float64:
+    """activation(x), x (length,)."""
+    return ACTIVATIONS[spec.activation](x.astype(np.float64))
+
+
+def gru_update(
+    spec: GruUpdate,
+    input_gates: npt.NDArray[Any],
+    recurrent_gates: npt.NDArray[Any],
+    state: npt.NDArray[Any],
+) -> Float64:
+    """New state (hidden,) from two (3 * hidden,) products in gate order r-z-n."""
+    from_input = input_gates.astype(np.float64).reshape(3, spec.hidden)
+    from_state = recurrent_gates.astype(np.float64).reshape(3, spec.hidden)
+    reset, update = sigmoid(from_input[:2] + from_state[:2])
+    candidate = np.tanh(from_input[2] + reset * from_state[2])
+    return candidate + update * (state.astype(np.float64) - candidate)
+
+
+def categorical_draw(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: float) -> int:
+    """The class drawn from logits (classes,) by `uniform` in [0, 1)."""
+    shifted = (logits.astype(np.float64) - np.max(logits)) * spec.inverse_temperature
+    partial_sums = np.cumsum(np.exp(shifted))
+    drawn = int(np.count_nonzero(partial_sums <= uniform * partial_sums[-1]))
+    return min(drawn, spec.classes - 1)
+
+
+def categorical_margin(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: float) -> float:
+    """How far uniform * total is from the nearest partial sum, relative to the total.
+
+    Two implementations whose partial sums are off by less may draw different classes: such a
+    difference is a rounding tie, not an error.
+    """
+    shifted = (logits.astype(np.float64) - np.max(logits)) * spec.inverse_temperature
+    partial_sums = np.cumsum(np.exp(shifted))
+    return float(np.min(np.abs(partial_sums / partial_sums[-1] - uniform)))
+
+
+# SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15
+SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SPLITMIX_SHIFTS = (30, 27, 31)
+
+
+def splitmix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser: a bijection of 64-bit words that looks random."""
+    mixed = words
+    for shift, multiplier in zip(SPLITMIX_SHIFTS, (*SPLITMIX_MULTIPLIERS, 1), strict=True):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(multiplier)
+    return mixed
+
+
+def random_uniform(seed: int, counter: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Samples of the stream of `seed`, one for each `counter` (any shape), float32 in [0, 1).
+
+    Sample n is the upper 24 bits of splitmix(splitmix(seed) + (n + 1) * increment), times 2^-24,
+    seed and n in 0 .. 2^64 - 1. It depends on them alone, so chunks of any size give the same
+    stream; the inner mixing keeps the streams of near seeds apart.
+    """
+    steps = np.atleast_1d(np.asarray(counter, np.uint64)) + np.uint64(1)
+    key = splitmix(np.array([seed], np.uint64))
+    words = splitmix(key + steps * np.uint64(SPLITMIX_INCREMENT))
+    uniform = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return uniform.reshape(np.shape(counter))

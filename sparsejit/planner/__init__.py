@@ -1,0 +1,1 @@
+"""Prices, the choice among kernels, and the measurements behind both."""

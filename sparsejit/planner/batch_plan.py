@@ -1,0 +1,157 @@
+"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, or both.
+
+A panel costs the same however few of its columns are used, a repeated kernel by the column:
+256x256 at 90 % zero takes 1.1 us for a first panel of 16 columns, 0.9 us for one after it, and
+0.12 us a column. Prices in cycles are of Zen 5, measured with 256x256 and 1024x1024 at 80 to 95 %
+zero.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.panels import RESERVED, shared_loads
+from sparsejit.asm_templates.batch.row_tiles import tile_rows
+from sparsejit.asm_templates.batch.whole import chunk_columns
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import known_rates
+from sparsejit.planner.cost import Cost, Rates, cache_level, predict
+from sparsejit.planner.plan import AUTO, Candidate, Plan, choose
+
+LOADS_A_CYCLE = 2.0
+PRODUCTS_A_CYCLE = 2.0
+STORE_CYCLES = 1.0  # both multipliers lend it a register port
+# Panels' long instructions arrive from L2 at 16 bytes a cycle, faster than `Rates` says of code in
+# general. Up to 9 MB arrive from L3 as it says; 16 MB (4096x4096, 90 % zero) took 15 ms.
+L2_CODE_FACTOR = 1.35
+FAR_CODE_RATE = 0.25
+NEAR_SHARE_OF_L3 = 1 / 3
+# To transpose lanes by n elements, and more for each n.
+SQUARE_CYCLES = {"avx512": (35, 1.0), "avx2": (8, 0.5)}
+REPEATED_SHARE = 1.15  # a kernel on one column after the other, over the same column again
+COPY_CYCLES = {"avx512": 2.5, "avx2": 1.3}  # to bring a vector of x into line
+
+
+@dataclass(frozen=True)
+class _PanelCode:
+    """Bytes of code for a weight, more where four come with one load, and for an input."""
+
+    weight: float
+    by_four: float
+    input: float
+
+
+_PANEL_CODE = {"avx512": _PanelCode(7.3, 7.7, 7), "avx2": _PanelCode(12, 0, 8)}
+
+
+def batch_strategies() -> tuple[str, ...]:
+    """The names `strategy=` accepts for a batch."""
+    return (AUTO, *dict.fromkeys(template.family for template in MATMUL_TEMPLATES))
+
+
+def plan_batch(spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
+    """Choose a template for a batch.
+
+    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
+    """
+    rates = known_rates(target)
+    priced = [
+        Candidate(template, _predict(template, spec, matrix, target, rates))
+        for template in MATMUL_TEMPLATES
+        if template.dtype is spec.dtype
+        and template.made_for(target)
+        and _is_possible(template, spec, target)
+    ]
+    case = f"{spec.dtype.value} and batch {spec.batch} on this {target.isa} target"
+    return choose(priced, strategy, batch_strategies(), case)
+
+
+def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
+    """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
+    if template.family == "rows" and spec.layout is Layout.BATCH_MAJOR:
+        return True
+    both = spec.batch > target.lanes and spec.batch % target.lanes != 0
+    return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
+
+
+def _predict(
+    template: MatMulTemplate, spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates
+) -> Cost:
+    """The sum of what panels, repeated kernels and transpositions cost."""
+    lanes = target.lanes
+    in_panels = {"panels": spec.batch, "rows": 0}.get(
+        template.family, spec.batch - spec.batch % lanes
+    )
+    repeats = spec.batch - in_panels
+    parts: list[tuple[float, Cost]] = []
+    waiting = 0.0
+    if in_panels:
+        parts.append((1, _panels(spec, matrix, target, rates, in_panels)))
+    if repeats:
+        assert template.each is not None
+        each = predict(template.each.family, matrix, target, rates, template.dtype)
+        parts.append((REPEATED_SHARE * repeats, each))
+        if in_panels:  # which have left nothing of its code where it is fetched from
+            waiting = each.code_bytes / (rates.code["L2"] * L2_CODE_FACTOR)
+    waiting += _transposing(spec, target, in_panels, repeats)
+    _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
+    return Cost(
+        sum(int(times * cost.steps) for times, cost in parts),
+        sum(cost.code_bytes for _, cost in parts),
+        sum(cost.data_bytes for _, cost in parts),
+        sum(times * cost.ns for times, cost in parts) + waiting / rates.cycles_per_ns,
+        dearest.bound,
+    )
+
+
+def _transposing(spec: MatMul, target: Target, in_panels: int, repeats: int) -> float:
+    """Cycles to move between layouts what its kernel wants in the other."""
+    columns = repeats if spec.layout is Layout.FEATURE_MAJOR else in_panels
+    whole, rest = divmod(columns, target.lanes)
+    square, column = SQUARE_CYCLES[target.isa]
+    cycles = whole * (square + column * target.lanes) + (square + column * rest if rest else 0.0)
+    sizes = (spec.each.in_features, spec.each.out_features)
+    return cycles * sum(-(-size // target.lanes) for size in sizes)
+
+
+def _panels(
+    spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates, columns: int
+) -> Cost:
+    """The first panel of a chunk waits for its code, the others for loads or multiplications."""
+    panels = -(-columns // target.lanes)
+    at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
+    chunks = -(-panels // at_once)
+    inputs, share = _inputs_loaded(matrix, target), shared_loads(target.isa, at_once)
+    code = _PANEL_CODE[target.isa]
+    code_bytes = int(matrix.nnz * (code.weight + share * code.by_four) + inputs * code.input)
+    data_bytes = 4 * matrix.nnz + panels * target.vector_bytes * sum(matrix.dense.shape)
+    code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
+    fetching = code_bytes / _code_rate(code_bytes, code_level, target, rates)
+    loading = (matrix.nnz * (1 - 0.75 * share) + inputs) / LOADS_A_CYCLE
+    adding = matrix.nnz / PRODUCTS_A_CYCLE + matrix.out_features * STORE_CYCLES
+    later = max(loading, adding)
+    first = max(fetching, later)
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
+    copying = matrix.in_features * panels * COPY_CYCLES[target.isa] if is_copied else 0.0
+    cycles = chunks * first + (panels - chunks) * later + copying
+    bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
+    steps = panels * matrix.nnz
+    return Cost(steps, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
+
+
+def _code_rate(code_bytes: int, level: str, target: Target, rates: Rates) -> float:
+    """Bytes a cycle."""
+    if code_bytes > NEAR_SHARE_OF_L3 * target.l3_bytes:
+        return FAR_CODE_RATE
+    return rates.code[level] * (L2_CODE_FACTOR if level == "L2" else 1)
+
+
+def _inputs_loaded(matrix: SparseMatrix, target: Target) -> int:
+    """Inputs that some row of a tile uses, summed over tiles of consecutive rows."""
+    tiles = tile_rows(matrix.out_features, target.vector_registers - RESERVED)
+    starts = [int(rows[0]) for rows in tiles]
+    used = np.logical_or.reduceat(matrix.dense != 0, starts, axis=0)
+    return int(np.count_nonzero(used))

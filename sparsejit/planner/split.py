@@ -1,0 +1,189 @@
+"""Splits a layer by rows over threads, where the plan says that it pays.
+
+Each part is a layer of its own: planned for its rows, compiled as its own function, writing its
+own share of y. A row is summed by one part alone in an order fixed at compile time, so a kernel
+gives the same bits on every call, whichever thread runs a part and whenever. Another number of
+threads may plan the parts otherwise, and so round otherwise.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, Layer, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.planner.family_costs import FAMILY_COSTS
+from sparsejit.planner.plan import AUTO, Plan
+from sparsejit.runtime.workers import MAX_THREADS, NativePart, pool
+from sparsejit.x86.assembler import Assembler
+
+# Parts begin where a vector of outputs begins.
+ROW_STEP = 16
+
+# What a call costs beyond its longest part: handing one part to a worker and hearing of its end.
+# `sparsejit bench threads` measured 83 to 132 on two Zen 5 cores that share an L3.
+BARRIER_NS = 100.0
+
+# A second core is taken only for so much: the prediction may be half as wrong (issue 3, point 6).
+LEAST_GAIN = 1.25
+
+
+@dataclass(frozen=True)
+class Part:
+    """The outputs `first_row` up to `end_row`, as a layer of their own."""
+
+    first_row: int
+    spec: Layer
+    matrix: SparseMatrix
+    plan: Plan
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + self.spec.out_features
+
+    def emit(self, asm: Assembler) -> None:
+        """Append the part's kernel, without a return."""
+        self.plan.chosen.template.emit(asm, self.spec, self.matrix)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The parts of a layer in order of their rows, and why there are so many.
+
+    `saved_ns` is what is expected to be gained over one thread.
+    """
+
+    parts: tuple[Part, ...]
+    reason: str
+    saved_ns: float = 0.0
+
+    def emit(self, asm: Assembler) -> None:
+        """Append void kernel(x, y) without its last `vzeroupper` and return."""
+        if len(self.parts) == 1:
+            self.parts[0].emit(asm)
+            return
+        natives = [NativePart(asm.label("part"), 4 * part.first_row) for part in self.parts]
+        workers = pool()
+        workers.require(len(natives) - 1)
+        workers.emit_dispatcher(asm, natives, self.saved_ns)
+        for native, part in zip(natives, self.parts, strict=True):
+            if part.first_row:
+                asm.emit("vzeroupper")
+                asm.emit("ret")
+            asm.align(64)
+            asm.bind(native.label)
+            part.emit(asm)
+
+    def lines(self) -> list[str]:
+        """For `explain`: how the rows are divided, and what runs each part."""
+        lines = [f"threads: {len(self.parts)}: {self.reason}"]
+        if len(self.parts) > available_cores():
+            lines.append(
+                f"this process may use {available_cores()} cores only: some threads take turns"
+            )
+        if len(self.parts) > 1:
+            lines += [
+                f"  rows {part.first_row} to {part.end_row - 1}: "
+                f"{part.plan.chosen.template.name}, {part.matrix.nnz} nonzeros, "
+                f"{part.plan.chosen.cost.ns:.0f} ns predicted"
+                for part in self.parts
+            ]
+        return lines
+
+
+def available_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def parse_threads(threads: int | str) -> int:
+    """A number of threads; "auto" is one a core. Raises InvalidInput for anything else."""
+    if threads == AUTO:
+        return min(available_cores(), MAX_THREADS)
+    if isinstance(threads, bool) or not isinstance(threads, int | np.integer):
+        raise InvalidInput(f"threads={threads!r}; give a number, or {AUTO!r} for one a core")
+    if not 1 <= threads <= MAX_THREADS:
+        raise InvalidInput(f"threads={threads}; give 1 to {MAX_THREADS}, or {AUTO!r}")
+    return int(threads)
+
+
+def undivided(spec: Layer, matrix: SparseMatrix, plan: Plan, reason: str) -> Split:
+    """A layer in one part."""
+    return Split((Part(0, spec, matrix, plan),), reason)
+
+
+def split(
+    spec: MatVec,
+    matrix: SparseMatrix,
+    whole: Plan,
+    target: Target,
+    threads: int,
+    plan_part: Callable[[MatVec, SparseMatrix], Plan],
+) -> Split:
+    """Divide a layer over at most `threads` threads; `plan_part` plans the rows of one.
+
+    The parts have about equal predicted cost and begin at multiples of `ROW_STEP` rows.
+    """
+    steps = -(-spec.out_features // ROW_STEP)
+    ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
+    count = worthwhile_threads(ns, min(threads, steps))
+    if count == 1:
+        return undivided(spec, matrix, whole, _why_alone(ns, threads))
+    bounds = _balanced_bounds(matrix, spec.dtype, whole, target, count, BARRIER_NS / ns)
+    parts = []
+    for first, end in pairwise(bounds):
+        bias = None if spec.bias is None else spec.bias[first:end]
+        part_spec = replace(spec, out_features=end - first, bias=bias)
+        rows = SparseMatrix(matrix.dense[first:end])
+        parts.append(Part(first, part_spec, rows, plan_part(part_spec, rows)))
+    expected = parallel_ns(ns, count)
+    reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
+    return Split(tuple(parts), reason, ns - expected)
+
+
+def parallel_ns(ns: float, threads: int) -> float:
+    """Expected time of a layer that takes `ns` alone: equal parts, and a barrier a worker."""
+    return ns / threads + BARRIER_NS * (threads - 1)
+
+
+def worthwhile_threads(ns: float, most: int) -> int:
+    """How many of at most `most` threads make a layer of `ns` fastest; 1 if they gain little."""
+    best = min(range(1, most + 1), key=lambda threads: parallel_ns(ns, threads))
+    return best if ns >= LEAST_GAIN * parallel_ns(ns, best) else 1
+
+
+def _why_alone(ns: float, threads: int) -> str:
+    if threads == 1:
+        return "one thread was asked for"
+    return f"{ns:.0f} ns is too little to share: a worker costs {BARRIER_NS:.0f} ns"
+
+
+def _balanced_bounds(
+    matrix: SparseMatrix,
+    dtype: DType,
+    whole: Plan,
+    target: Target,
+    count: int,
+    head_start: float,
+) -> list[int]:
+    """The first row of each part, and the end, so that all parts end at about the same time.
+
+    The caller's part, the first, has `head_start` more of the chosen family's steps, as a share of
+    all, for the workers begin later and are heard of later (by 95 ns of a barrier of 125).
+    """
+    count_steps = FAMILY_COSTS[whole.chosen.template.family].steps
+    starts = range(0, matrix.out_features, ROW_STEP)
+    groups = [SparseMatrix(matrix.dense[start : start + ROW_STEP]) for start in starts]
+    reached = np.cumsum([count_steps(group, target, dtype) for group in groups])
+    inner: list[int] = []
+    for part in range(1, count):
+        wanted = reached[-1] * (head_start + (1 - head_start) * part / count)
+        nearest = int(np.abs(reached - wanted).argmin()) + 1
+        least = inner[-1] + 1 if inner else 1
+        inner.append(min(max(nearest, least), len(groups) - (count - part)))
+    return [0, *(ROW_STEP * number for number in inner), matrix.out_features]

@@ -1,0 +1,81 @@
+"""Replaces prediction by measurement for the few candidates that matter, and remembers it."""
+
+import hashlib
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from sparsejit import asm_templates
+from sparsejit.files import atomic_path
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layer
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import cache_file
+from sparsejit.planner.plan import Candidate, Plan
+from sparsejit.runtime.native_timing import median_of_least, time_copies
+from sparsejit.runtime.program import build
+
+MEASURED_CANDIDATES = 3
+_PLACES = 3
+
+
+def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Plan:
+    """The plan with the fastest of the cheapest-looking candidates, timed here or earlier.
+
+    Times are kept in the user's cache directory under a key of weights, spec, instruction sets,
+    processor model and the compiler's source, so that a change to any of them measures anew.
+    """
+    contenders = choice.candidates[:MEASURED_CANDIDATES]
+    file = cache_file("tuning", *_identity(spec, matrix, target))
+    times = _read(file, contenders)
+    if times is None:
+        times = {c.template.name: _time(c, spec, matrix, target) for c in contenders}
+        with atomic_path(file) as path:
+            path.write_text(json.dumps(times, indent=2))
+    measured = {name: times[name] for name in sorted(times, key=lambda name: times[name])}
+    best = next(c for c in contenders if c.template.name == next(iter(measured)))
+    return replace(choice, chosen=best, measured_ns=measured, reason=_comparison(measured))
+
+
+def _time(candidate: Candidate, spec: Layer, matrix: SparseMatrix, target: Target) -> float:
+    """Median over places in memory of the least nanoseconds a call."""
+    emit = candidate.template.emit
+    program = build(candidate.template.name, target, lambda asm: emit(asm, spec, matrix))
+    x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
+    times = time_copies(program.image.data, x, spec.y_shape, _PLACES, samples=40)
+    return median_of_least(times)
+
+
+def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:
+    return (
+        hashlib.sha256(matrix.dense.tobytes()).hexdigest(),
+        str(matrix.dense.shape),
+        spec.case,
+        " ".join(sorted(target.instruction_sets)),
+        target.model,
+        compiler_digest(),
+    )
+
+
+@cache
+def compiler_digest() -> str:
+    """Of all source that decides what code a layer becomes."""
+    folders = [Path(__file__).parent, *map(Path, asm_templates.__path__)]
+    sources = [source for folder in folders for source in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def _read(file: Path, contenders: tuple[Candidate, ...]) -> dict[str, float] | None:
+    """Earlier times of exactly these candidates; None where there are none or they are damaged."""
+    try:
+        stored = json.loads(file.read_text())
+        return {c.template.name: float(stored[c.template.name]) for c in contenders}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _comparison(measured: dict[str, float]) -> str:
+    return "measured: " + ", ".join(f"{name} {ns:.0f} ns" for name, ns in measured.items())

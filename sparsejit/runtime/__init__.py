@@ -1,0 +1,1 @@
+"""Executable memory, calls into it, worker threads, and native timing."""

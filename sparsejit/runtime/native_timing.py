@@ -1,0 +1,203 @@
+"""Times native code: a function in a native loop, pinned to one core.
+
+After a warm-up, many samples of about `SAMPLE_NS` each are taken; a sample is the mean of the
+calls in it. The minimum is the cost without interruptions, the median what a busy machine gives.
+Calls follow each other at once, so their ends may overlap in the processor, for a kernel and for
+its rivals alike. Nothing is subtracted.
+"""
+
+import os
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import dword, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, rsp, xmm
+
+SAMPLE_NS = 100_000
+SAMPLES = 200
+BUDGET_NS = 400_000_000
+WARM_UP_NS = 2_000_000
+_FEWEST_SAMPLES = 5
+
+# The address of a function and what it is passed.
+Call = tuple[int, Sequence[int | float]]
+
+_INTEGER_REGISTERS = (rdi, rsi, rdx, rcx, r8, r9)
+_FLOAT_REGISTERS = tuple(xmm(number) for number in range(8))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds a call: the least and the median of `samples`."""
+
+    min_ns: float
+    median_ns: float
+    samples: int
+
+
+def time_native(
+    address: int,
+    arguments: Sequence[int | float] = (),
+    *,
+    samples: int = SAMPLES,
+    budget_ns: int = BUDGET_NS,
+) -> Timing:
+    """Time a System V C function at `address`.
+
+    `arguments` are passed on every call: an int as a 64-bit integer or pointer, a float as
+    float32. At most `samples` samples are taken, fewer if they would exceed `budget_ns`.
+    """
+    return time_in_turn([(address, arguments)], samples=samples, budget_ns=budget_ns)
+
+
+def time_in_turn(
+    calls: Sequence[Call],
+    *,
+    samples: int = SAMPLES,
+    budget_ns: int = BUDGET_NS,
+) -> Timing:
+    """Time System V C functions that run one after another: nanoseconds for all of them once.
+
+    For each its address and arguments; see `time_native`.
+    """
+    loop = _native_loop(calls)
+    with pinned():
+        return sample(loop, samples, budget_ns)
+
+
+def time_copies(
+    code: bytes,
+    x: npt.NDArray[np.float32],
+    y_shape: tuple[int, ...],
+    places: int,
+    samples: int,
+) -> list[Timing]:
+    """Time copies of `void kernel(const float *x, float *y)`, each at a place in memory of its own.
+
+    One kernel in L2 varies by up to 1.5 times with where its pages lie (DESIGN section 4): see
+    `median_of_least`. Every copy has its own x and y, which begin with a cache line.
+    """
+    # All are held until the end, or the next would be given the same pages again.
+    held = [
+        (ExecutableMemory(code), aligned(x), aligned(np.empty(y_shape, np.float32)))
+        for _ in range(places)
+    ]
+    return [
+        time_native(memory.address, (source.ctypes.data, result.ctypes.data), samples=samples)
+        for memory, source, result in held
+    ]
+
+
+def median_of_least(timings: Iterable[Timing]) -> float:
+    """Nanoseconds a call: the median over places in memory of the least at each."""
+    return statistics.median(timing.min_ns for timing in timings)
+
+
+def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A copy that begins with a cache line, as allocators for numerics make them, numpy's not."""
+    room = np.empty(values.size + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    copy = room[start : start + values.size].reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def call_native(address: int, arguments: Sequence[int | float] = ()) -> None:
+    """Call a function once, exactly as `time_native` does."""
+    _native_loop([(address, arguments)])(1)
+
+
+@contextmanager
+def pinned(core: int | None = None) -> Iterator[int]:
+    """Run this thread on one core (default: the first allowed one), then as before."""
+    allowed = os.sched_getaffinity(0)
+    chosen = min(allowed) if core is None else core
+    if chosen not in allowed:
+        raise InvalidInput(f"core {chosen} is not available; use one of {sorted(allowed)}")
+    os.sched_setaffinity(0, {chosen})
+    try:
+        yield chosen
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _native_loop(calls: Sequence[Call]) -> Callable[[int], None]:
+    """void loop(count): makes all calls in turn, `count` times, passing arguments each time."""
+    asm = Assembler(Target.detect())
+    again = asm.label("again")
+    asm.emit("push", rbx)  # also aligns the stack to 16 bytes
+    asm.emit("mov", rbx, rdi)
+    asm.bind(again)
+    for address, arguments in calls:
+        stack_bytes = _pass_arguments(asm, arguments)
+        asm.emit("mov", rax, address)
+        asm.emit("call", rax)
+        if stack_bytes:
+            asm.emit("add", rsp, stack_bytes)
+    asm.emit("sub", rbx, 1)
+    asm.jump("jnz", again)
+    asm.emit("pop", rbx)
+    asm.emit("ret")
+    return ExecutableMemory(asm.finish().data).function(1)
+
+
+def _pass_arguments(asm: Assembler, arguments: Sequence[int | float]) -> int:
+    """Fill registers, then the stack, in the order of the System V ABI (section 3.2.3).
+
+    Returns the bytes of stack used, a multiple of 16.
+    """
+    integers = [value for value in arguments if isinstance(value, int)]
+    floats = [value for value in arguments if isinstance(value, float)]
+    if len(floats) > len(_FLOAT_REGISTERS):
+        raise InvalidInput(f"{len(floats)} float arguments; pass at most {len(_FLOAT_REGISTERS)}")
+    on_stack = integers[len(_INTEGER_REGISTERS) :]
+    on_stack += [0] * (len(on_stack) % 2)
+    for integer in reversed(on_stack):
+        asm.emit("mov", rax, integer)
+        asm.emit("push", rax)
+    for register, integer in zip(_INTEGER_REGISTERS, integers, strict=False):
+        asm.emit("mov", register, integer)
+    for register, number in zip(_FLOAT_REGISTERS, floats, strict=False):
+        asm.emit("mov", dword(rax), int.from_bytes(struct.pack("<f", number), "little"))
+        asm.emit("vmovd", register, dword(rax))
+    return 8 * len(on_stack)
+
+
+def sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
+    """Time one call inside `loop(count)`, which makes `count` of them."""
+    count = _calibrate(loop)
+    once = _elapsed(loop, count)
+    affordable = max(_FEWEST_SAMPLES, min(samples, int(budget_ns / max(once, 1))))
+    times = [_elapsed(loop, count) / count for _ in range(affordable)]
+    return Timing(min(times), statistics.median(times), len(times))
+
+
+def _calibrate(loop: Callable[[int], None]) -> int:
+    """Warm up, and return how many calls make a sample."""
+    count, spent = 1, 0
+    while True:
+        # The least of three, or an interruption here passes for slowness and makes samples so
+        # short that the call of the loop itself shows in them (+50 ns a call was seen).
+        attempts = [_elapsed(loop, count) for _ in range(3)]
+        elapsed = min(attempts)
+        spent += sum(attempts)
+        if elapsed >= SAMPLE_NS // 2 and spent >= WARM_UP_NS:
+            return max(1, round(count * SAMPLE_NS / elapsed))
+        if elapsed < SAMPLE_NS // 2:
+            count *= 2
+
+
+def _elapsed(loop: Callable[[int], None], count: int) -> int:
+    start = time.perf_counter_ns()
+    loop(count)
+    return time.perf_counter_ns() - start

@@ -1,0 +1,214 @@
+"""Parts of a kernel on several cores: native worker threads that spin, then sleep.
+
+A kernel of n parts is called through a dispatcher, emitted in front of its parts. The dispatcher
+leaves a request in the mailbox of n - 1 workers, runs part 0 itself, and waits for the answers. A
+part is run by whoever takes the request out of the mailbox first, with one `xchg`: the worker, or
+the caller where the worker is still asleep or was not given a core. Who runs a part does not change
+what it computes.
+
+One kernel at a time uses the workers. A second thread that calls meanwhile runs all parts itself,
+as does a forked child, whose workers are gone, until it compiles a kernel for several threads.
+
+x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
+mailbox is filled before its state says so, y is written before the worker counts its answer. A
+worker without work says that it is parked, looks a last time, and sleeps until it is called
+(futex(2) compares and sleeps in one). A dispatcher that just missed this finds its request untaken
+and runs the part itself; the next one calls the worker, once, however long Linux lets that wait.
+Calling costs more than sharing a small layer gains: then only the second of two calls in quick
+succession does it, for others may follow.
+"""
+
+import atexit
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsejit.errors import CompileError
+from sparsejit.runtime.worker_code import (
+    APART,
+    EXPECTED,
+    FUNCTION,
+    MXCSR,
+    PARKED,
+    SLEEP,
+    STATE,
+    Routines,
+    X,
+    Y,
+    add,
+    mailbox_at,
+    take,
+)
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rsi
+
+MAX_THREADS = 256
+
+# A call that had to wake the worker took 9 us longer than one that found it awake.
+CALLING_NS = 9_000.0
+
+# Raised by the code a thread runs; all other signals are for the interpreter's own threads.
+_OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+class NativePart(NamedTuple):
+    """A function f(x, y) at `label`, and the offset in bytes of its share of y."""
+
+    label: Label
+    y_bytes: int
+
+
+class Pool:
+    """The process's workers. They live until it exits, and hold nothing of a kernel when idle."""
+
+    def __init__(self) -> None:
+        size = mailbox_at(MAX_THREADS)
+        memory = np.zeros(size + APART, np.uint8)
+        start = -memory.ctypes.data % APART
+        self._block = memory[start : start + size].view(np.uint32)
+        self._native = Routines()
+        self._threads: list[threading.Thread] = []
+        self._size = 0
+        self._changing = threading.Lock()
+        self._stopped = False
+
+    @property
+    def address(self) -> int:
+        """Where the lock is; zero means free."""
+        return int(self._block.ctypes.data)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return len(self._threads)
+
+    def require(self, workers: int) -> None:
+        """Have at least so many workers, and after a fork or `stop` as many as ever.
+
+        Raises CompileError where the system refuses another thread.
+        """
+        with self._changing:
+            while len(self._threads) < max(self._size, workers):
+                self._start(len(self._threads))
+            self._size = len(self._threads)
+            if self._stopped:
+                self._stopped = False
+                self._block[0] = 0
+
+    def stop(self) -> None:
+        """End the workers; kernels run on their callers' threads alone until `require`."""
+        with self._changing:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._native.seize(self.address)
+            for number, thread in enumerate(self._threads):
+                mailbox = mailbox_at(number)
+                self._block[(mailbox + FUNCTION) // 4 : (mailbox + X) // 4] = 0
+                self._block[(mailbox + STATE) // 4] = 1
+                self._native.call_wake(self.address + mailbox)
+                thread.join()
+            self._forget_workers()
+
+    def after_fork_in_child(self) -> None:
+        """No worker survives a fork, and whoever held a lock may not be here either."""
+        self._changing = threading.Lock()
+        self._stopped = True
+        self._forget_workers()
+
+    def _forget_workers(self) -> None:
+        self._threads = []
+        self._block[0] = 1
+        self._block[1:] = 0
+
+    def _start(self, number: int) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(number,), name=f"sparsejit-worker-{number}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            raise CompileError(
+                f"the system refused worker thread {number + 1}: {problem}; compile with "
+                f"threads={number + 1}, or raise the limit (ulimit -u)"
+            ) from problem
+        self._threads.append(thread)
+
+    def _serve(self, number: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OWN_FAULTS)
+        self._native.serve(self.address + mailbox_at(number))
+
+    def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart], saved_ns: float) -> None:
+        """Append void dispatcher(x, y), which runs `parts`; they must keep rdi and rsi.
+
+        The workers save the caller `saved_ns`; they must be there before it is called (`require`).
+        """
+        wake = self._native.wake if saved_ns > CALLING_NS else self._native.wake_if_soon
+        serial = asm.label("serial")
+        asm.emit("push", rbx)  # also aligns the stack to 16 bytes
+        asm.emit("mov", rbx, self.address)
+        take(asm, Memory(rbx), 1)
+        asm.jump("jnz", serial)
+        mailboxes = [mailbox_at(number) for number in range(len(parts) - 1)]
+        for mailbox, part in zip(mailboxes, parts[1:], strict=True):
+            _post(asm, mailbox, part)
+        for mailbox in mailboxes:
+            _call_sleeper(asm, mailbox, wake)
+        asm.jump("call", parts[0].label)
+        for mailbox in mailboxes:
+            asm.emit("lea", rdi, Memory(rbx, mailbox))
+            asm.emit("mov", rax, self._native.finish)
+            asm.emit("call", rax)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", Memory(rbx), dword(rax))
+        asm.emit("pop", rbx)
+        asm.emit("ret")
+        asm.bind(serial)
+        at = 0
+        for part in parts:
+            asm.emit("add", rsi, part.y_bytes - at)
+            at = part.y_bytes
+            asm.jump("call", part.label)
+        asm.emit("pop", rbx)
+        asm.emit("ret")
+
+
+@cache
+def pool() -> Pool:
+    """The one pool of this process."""
+    made = Pool()
+    atexit.register(made.stop)  # before the interpreter frees what they use
+    os.register_at_fork(after_in_child=made.after_fork_in_child)
+    return made
+
+
+def _post(asm: Assembler, mailbox: int, part: NativePart) -> None:
+    """Leave the request for a part in a mailbox; rbx is the block, rdi x, rsi y."""
+    add(asm, Memory(rbx, mailbox + EXPECTED), 1)
+    asm.address(rax, part.label)
+    asm.emit("mov", Memory(rbx, mailbox + FUNCTION), rax)
+    asm.emit("mov", Memory(rbx, mailbox + X), rdi)
+    asm.emit("lea", rax, Memory(rsi, part.y_bytes))
+    asm.emit("mov", Memory(rbx, mailbox + Y), rax)
+    asm.emit("stmxcsr", Memory(rbx, mailbox + MXCSR))
+    asm.emit("mov", dword(rax), 1)
+    asm.emit("mov", Memory(rbx, mailbox + STATE), dword(rax))
+
+
+def _call_sleeper(asm: Assembler, mailbox: int, wake: int) -> None:
+    """Call `wake` for a worker that is parked; rbx is the block."""
+    awake = asm.label("awake")
+    asm.emit("mov", dword(rax), Memory(rbx, mailbox + SLEEP))
+    asm.emit("cmp", dword(rax), PARKED)
+    asm.jump("jne", awake)
+    asm.emit("push", rdi)
+    asm.emit("lea", rdi, Memory(rbx, mailbox))
+    asm.emit("mov", rax, wake)
+    asm.emit("call", rax)
+    asm.emit("pop", rdi)
+    asm.bind(awake)

@@ -1,0 +1,1 @@
+"""Operands, forms of instructions, and the bytes they become."""

@@ -1,0 +1,41 @@
+"""The README's Python runs as written, and its commands exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from sparsejit.commands.cli import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_python_blocks_run() -> None:
+    assert blocks("python")
+    for block in blocks("python"):
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_commands_exist() -> None:
+    registered = {command.callback.__name__ for command in app.registered_commands}
+    registered |= {group.name for group in app.registered_groups}
+    named = set(re.findall(r"bin/sparsejit (\w+)", README))
+    assert named
+    assert named <= registered
+    targets = set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE))
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_named_files_exist() -> None:
+    for name in re.findall(r"`((?:docs/)?[\w]+(?:\.md|/)|LICENSE)`", README):
+        assert (ROOT / name).exists(), name

@@ -1,0 +1,205 @@
+"""`compile_matrix` and the kernel it returns: results, records, refusals."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsejit
+from sparsejit.errors import InvalidInput, SparseJitError, UnsupportedTarget
+from sparsejit.ir.spec import DType
+from sparsejit.machine.target import ISA_LEVELS, MAX_ISA_VARIABLE, Target
+from sparsejit.perf.kernels import available_strategies
+from sparsejit.planner.plan import strategies
+
+
+def sparse_weights(rows: int = 20, columns: int = 30, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    kept = random.random((rows, columns)) < 0.2
+    return np.where(kept, random.standard_normal((rows, columns)), 0).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> sparsejit.Kernel:
+    return sparsejit.compile_matrix(sparse_weights())
+
+
+X = np.random.default_rng(1).standard_normal(30).astype(np.float32)
+
+
+def test_call_makes_or_fills_the_output(kernel: sparsejit.Kernel) -> None:
+    expected = sparse_weights().astype(np.float64) @ X
+    out = np.empty(20, np.float32)
+    assert kernel(X, out=out) is out
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_array_equal(kernel(X), out)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_weights_of_any_real_dtype_are_taken(dtype: type) -> None:
+    weights = np.array([[1, 0, 2], [0, 0, -3]], dtype)
+    y = sparsejit.compile_matrix(weights)(np.array([1, 2, 3], np.float32))
+    np.testing.assert_array_equal(y, np.array([7, -9], np.float32))
+
+
+def test_torch_weights_with_gradients_are_taken() -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(30, 20)
+    y = sparsejit.compile_matrix(layer.weight, layer.bias)(X)
+    expected = layer.double()(torch.from_numpy(X).double()).detach().numpy()
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_weights_are_copied() -> None:
+    weights = sparse_weights()
+    kernel = sparsejit.compile_matrix(weights)
+    before = kernel(X)
+    weights[:] = 0
+    np.testing.assert_array_equal(kernel(X), before)
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_each_strategy_is_built_and_named(strategy: str) -> None:
+    dtype = "int8" if strategy.startswith("int8") else "float32"
+    if strategy not in ("auto", *available_strategies(Target.detect(), DType.parse(dtype))):
+        pytest.skip("has no kernel for this processor")
+    kernel = sparsejit.compile_matrix(sparse_weights(), strategy=strategy, dtype=dtype)
+    assert strategy in ("auto", kernel.strategy)
+    assert kernel.stats["strategy"] == kernel.strategy
+    reason = "predicted cheapest" if strategy == "auto" else f"strategy='{strategy}'"
+    assert reason in kernel.explain()
+
+
+def test_stats_count_what_was_built(kernel: sparsejit.Kernel) -> None:
+    stats = kernel.stats
+    assert stats["nnz"] == np.count_nonzero(sparse_weights())
+    assert (stats["out_features"], stats["in_features"]) == (20, 30)
+    assert stats["isa"] == Target.detect().isa
+    assert stats["code_bytes"] > 0 and stats["compile_ms"] > 0
+
+
+def test_disassembly_shows_code_and_literals() -> None:
+    weights = np.zeros((16, 16), np.float32)
+    weights[0, 0] = 1.625
+    listing = sparsejit.compile_matrix(weights, strategy="permute").disassemble()
+    assert "vfmadd231ps" in listing and listing.rstrip().endswith("ret")
+    assert "vzeroupper" in listing
+
+
+def test_a_dropped_kernel_releases_its_memory() -> None:
+    kernel = sparsejit.compile_matrix(sparse_weights())
+    memory = weakref.ref(kernel._program.memory)
+    del kernel
+    gc.collect()
+    assert memory() is None
+
+
+def test_one_kernel_serves_many_threads(kernel: sparsejit.Kernel) -> None:
+    inputs = np.random.default_rng(2).standard_normal((64, 30)).astype(np.float32)
+    expected = [kernel(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        np.testing.assert_array_equal(list(pool.map(kernel, inputs)), expected)
+
+
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+def test_max_isa_limits_the_kernel(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Target.named(isa).runs_on(Target.detect()):
+        pytest.skip(f"this machine has no {isa}")
+    monkeypatch.setenv(MAX_ISA_VARIABLE, isa)
+    kernel = sparsejit.compile_matrix(sparse_weights())
+    assert kernel.stats["isa"] == isa
+    assert ("zmm" in kernel.disassemble()) == (isa == "avx512")
+
+
+def test_a_target_beyond_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MAX_ISA_VARIABLE, "avx2")
+    with pytest.raises(UnsupportedTarget, match=r"avx512 does not run here.*target='native'"):
+        sparsejit.compile_matrix(sparse_weights(), target="avx512")
+
+
+W = sparse_weights()
+NAN, INFINITE = W.copy(), W.astype(np.float64)
+NAN[3, 4] = np.nan
+INFINITE[5, 6] = 1e300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": np.zeros(5)}, r"shape \(5,\).*2-d"),
+        ({"weights": np.zeros((0, 5))}, r"shape \(0, 5\).*at least 1"),
+        ({"weights": np.zeros((2, 2), complex)}, r"complex128.*real"),
+        ({"weights": np.array([["a"]])}, r"dtype <U1"),
+        ({"weights": NAN}, r"weights\[3, 4\] is nan.*remove"),
+        ({"weights": INFINITE}, r"weights\[5, 6\] is 1e\+300"),
+        ({"weights": W, "bias": np.zeros(19)}, r"bias has shape \(19,\); give \(20,\)"),
+        ({"weights": W, "bias": np.full(20, np.inf)}, r"bias\[0\] is inf"),
+        ({"weights": W, "activation": "gelu"}, r"'gelu' is unknown; use one of none, relu"),
+        ({"weights": W, "strategy": "magic"}, r"'magic' is unknown; use one of auto"),
+        ({"weights": W, "batch": 0}, r"batch=0; give a whole number"),
+        ({"weights": W, "dtype": "int4"}, r"dtype 'int4' is unknown; use one of float32"),
+        ({"weights": W, "target": "sse2"}, r"'sse2'"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SparseJitError, match=message):
+        sparsejit.compile_matrix(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [
+        ([1.0] * 30, None, r"x is a list"),
+        (X.astype(np.float64), None, r"x has dtype float64; convert"),
+        (X[:29], None, r"x has shape \(29,\); give \(30,\)"),
+        (X[None], None, r"x has shape \(1, 30\)"),
+        (np.zeros(60, np.float32)[::2], None, r"x is not contiguous"),
+        (X, np.zeros(21, np.float32), r"out has shape \(21,\); give \(20,\)"),
+        (X, np.zeros(20), r"out has dtype float64"),
+        (X, np.zeros(40, np.float32)[::2], r"out is not contiguous"),
+        (X, X[:20], r"share memory"),
+    ],
+)
+def test_a_bad_vector_is_named(
+    kernel: sparsejit.Kernel, x: Any, out: Any, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        kernel(x, out=out)
+
+
+def test_a_read_only_output_is_refused(kernel: sparsejit.Kernel) -> None:
+    out = np.zeros(20, np.float32)
+    out.flags.writeable = False
+    with pytest.raises(InvalidInput, match="read-only"):
+        kernel(X, out=out)
+
+
+def test_dump_keeps_bytes_and_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSEJIT_DUMP", str(tmp_path))
+    kernel = sparsejit.compile_matrix(sparse_weights())
+    (code,) = tmp_path.glob("*.bin")
+    assert code.read_bytes() == kernel.image.data
+    (listing,) = tmp_path.glob("*.lst")
+    assert listing.read_text().strip() == kernel.disassemble().strip()
+
+
+def test_debug_prints_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARSEJIT_DEBUG", "1")
+    sparsejit.compile_matrix(sparse_weights())
+    assert "chosen:" in capsys.readouterr().err
+
+
+def test_progress_names_stages_in_order() -> None:
+    stages: list[tuple[str, float]] = []
+    sparsejit.compile_matrix(W, progress=lambda stage, share: stages.append((stage, share)))
+    shares = [share for _, share in stages]
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == 1.0
+    assert stages[-1][0] == "done"

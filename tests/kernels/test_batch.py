@@ -1,0 +1,249 @@
+"""Batch kernels against the float64 oracle, flush against inaccessible memory, and their plan."""
+
+from functools import partial
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from guard import EDGES, Edge, GuardedArray, run_in_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matvec_checks import TOLERANCE, block_weights, target_of
+
+from sparsejit.asm_templates.batch.row_tiles import products, tile_rows
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.x86.assembler import Assembler
+
+RUNNABLE = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
+# The repeated kernel is tested elsewhere: here one of each kind will do.
+KINDS = [row for row in RUNNABLE if row.each is None or row.each.name.startswith("f32-permute")]
+WITH_PANELS = [row for row in KINDS if row.family != "rows"]
+
+
+def compiled(row: MatMulTemplate, spec: MatMul, matrix: SparseMatrix) -> ExecutableMemory:
+    asm = Assembler(target_of(row))
+    row.emit(asm, spec, matrix)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    return ExecutableMemory(asm.finish().data)
+
+
+def spec_of(
+    row: MatMulTemplate, matrix: SparseMatrix, batch: int, layout: Layout, activation: Activation
+) -> MatMul:
+    bias = np.linspace(-1, 1, matrix.out_features, dtype=np.float32)
+    each = MatVec(matrix.out_features, matrix.in_features, bias, activation, row.dtype)
+    return MatMul(each, batch, layout)
+
+
+def check(kernel: ExecutableMemory, spec: MatMul, matrix: SparseMatrix, edge: Edge) -> None:
+    """Compute between inaccessible pages and compare."""
+    values = np.random.default_rng(5).standard_normal(spec.x_shape, np.float32)
+    x = GuardedArray(values.ravel(), edge)
+    y = GuardedArray(np.full(spec.y_shape, np.nan, np.float32).ravel(), edge)
+    kernel.function(2)(x.address, y.address)
+    assert x.surroundings_intact() and y.surroundings_intact()
+    np.testing.assert_array_equal(x.values, values.ravel())
+    error = np.abs(y.values.reshape(spec.y_shape) - reference.matmul(spec, matrix, values))
+    scale = np.maximum(reference.batch_error_scale(spec, matrix, values), 1.0)
+    assert np.max(error / scale) < TOLERANCE
+
+
+@pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
+def test_any_shape_and_batch_inside_guard_pages(row: MatMulTemplate) -> None:
+    checks = []
+
+    @settings(max_examples=30, deadline=None, database=None, derandomize=True)
+    @given(
+        shape=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+        batch=st.integers(2, 70),
+        layout=st.sampled_from(Layout),
+        activation=st.sampled_from(Activation),
+        density=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+        block_rows=st.sampled_from([1, 8]),
+        edge=st.sampled_from(EDGES),
+    )
+    def collect(
+        shape: tuple[int, int],
+        batch: int,
+        layout: Layout,
+        activation: Activation,
+        density: float,
+        block_rows: int,
+        edge: Edge,
+    ) -> None:
+        matrix = SparseMatrix(block_weights(shape, density, block_rows))
+        spec = spec_of(row, matrix, batch, layout, activation)
+        check_one = partial(check, compiled(row, spec, matrix), spec, matrix, edge)
+        name = f"{shape} x {batch}, {layout.value}, {activation.value}, {density}, {edge}"
+        checks.append((name, check_one))
+
+    collect()
+    run_in_child(checks).assert_clean()
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("row", RUNNABLE, ids=lambda row: row.name)
+def test_every_template_with_several_chunks(row: MatMulTemplate, layout: Layout) -> None:
+    """Two full chunks of 64 columns, a shorter one, and columns left over."""
+    matrix = SparseMatrix(block_weights((37, 21), 0.3))
+    spec = spec_of(row, matrix, 165, layout, Activation.NONE)
+    kernel = compiled(row, spec, matrix)
+    checks = [(edge, partial(check, kernel, spec, matrix, edge)) for edge in EDGES]
+    run_in_child(checks).assert_clean()
+
+
+@pytest.mark.parametrize("row", WITH_PANELS, ids=lambda row: row.name)
+def test_every_batch_of_many_inputs(row: MatMulTemplate) -> None:
+    """A copy of x that exceeds L1 has spare lines: 301 inputs from 44 columns on, 1700 from 8."""
+    many = SparseMatrix(block_weights((20, 301), 0.05))
+    most = SparseMatrix(block_weights((3, 1700), 0.05))
+    cases = [(many, batch) for batch in (*range(2, 71), 127, 191)]
+    checks = []
+    for matrix, batch in (*cases, (most, 9), (most, 15), (most, 17)):
+        spec = spec_of(row, matrix, batch, Layout.FEATURE_MAJOR, Activation.NONE)
+        kernel = compiled(row, spec, matrix)
+        edge = EDGES[batch % 2]
+        checks.append((f"batch {batch}, {edge}", partial(check, kernel, spec, matrix, edge)))
+    run_in_child(checks).assert_clean()
+
+
+@pytest.mark.parametrize("offset", [0, 4, 32])
+@pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
+@pytest.mark.parametrize("batch", [32, 80])
+def test_x_may_lie_anywhere(row: MatMulTemplate, batch: int, offset: int) -> None:
+    """Feature-major x of whole panels is used where it lies if aligned, else copied."""
+    matrix = SparseMatrix(block_weights((30, 50), 0.3))
+    spec = spec_of(row, matrix, batch, Layout.FEATURE_MAJOR, Activation.RELU)
+    values = np.random.default_rng(3).standard_normal(spec.x_shape, np.float32)
+    room = np.zeros(values.size + 32, np.float32)
+    start = (-room.ctypes.data % 64 + offset) // 4
+    x = room[start : start + values.size].reshape(values.shape)
+    x[:] = values
+    y = np.empty(spec.y_shape, np.float32)
+    compiled(row, spec, matrix).function(2)(x.ctypes.data, y.ctypes.data)
+    np.testing.assert_allclose(y, reference.matmul(spec, matrix, values), atol=1e-5)
+
+
+def test_a_column_is_the_same_in_any_batch() -> None:
+    """The last panel overlaps the one before it where a batch is no whole number of panels."""
+    matrix = SparseMatrix(block_weights((40, 60), 0.3))
+    row = next(row for row in KINDS if row.family == "panels")
+    values = np.random.default_rng(4).standard_normal((60, 64), np.float32)
+    outputs = []
+    for batch in (45, 64):
+        spec = spec_of(row, matrix, batch, Layout.FEATURE_MAJOR, Activation.TANH)
+        x, y = np.ascontiguousarray(values[:, :batch]), np.empty(spec.y_shape, np.float32)
+        compiled(row, spec, matrix).function(2)(x.ctypes.data, y.ctypes.data)
+        outputs.append(y[:, :45])
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_products_are_the_weights_each_once() -> None:
+    matrix = SparseMatrix(block_weights((70, 40), 0.2, block_rows=1))
+    found = np.zeros(matrix.dense.shape, np.float32)
+    for tile in products(matrix, 29):
+        assert len(tile.rows) <= 29
+        found[tile.rows[tile.accumulator], tile.column] += tile.weight
+        uses = np.count_nonzero(matrix.dense[tile.rows], axis=0)
+        np.testing.assert_array_equal(tile.alone, uses[tile.column] == 1)
+        assert np.count_nonzero(tile.first) == np.count_nonzero(uses)
+    np.testing.assert_array_equal(found, matrix.dense)
+
+
+def test_tiles_group_rows_that_share_inputs() -> None:
+    """Rows of two kinds in turn, with no input in common: each tile holds one kind."""
+    weights = np.zeros((40, 20), np.float32)
+    weights[::2, :10] = weights[1::2, 10:] = 1
+    tiles = products(SparseMatrix(weights), 20)
+    assert [len(np.unique(tile.rows % 2)) for tile in tiles] == [1, 1]
+
+
+def test_no_two_rows_would_better_be_in_each_others_tiles() -> None:
+    matrix = SparseMatrix(block_weights((36, 40), 0.15, block_rows=1))
+    tiles = [tile.rows for tile in products(matrix, 12)]
+
+    def loads(groups: list[np.ndarray]) -> float:
+        """An input used once comes with its product and costs less than one used more often."""
+        uses = [np.count_nonzero(matrix.dense[rows], axis=0) for rows in groups]
+        return sum(0.6 * np.sum(n > 0) + 0.4 * np.sum(n > 1) for n in uses)
+
+    for a, b in combinations(tiles, 2):
+        now = loads([a, b])
+        for i, j in product(range(len(a)), range(len(b))):
+            c, d = a.copy(), b.copy()
+            c[i], d[j] = b[j], a[i]
+            assert loads([c, d]) > now - 1e-6
+
+
+def test_tiles_are_of_nearly_equal_size() -> None:
+    assert [len(rows) for rows in tile_rows(60, 29)] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+def test_the_predicted_time_never_falls_much_as_the_batch_grows(isa: str, layout: Layout) -> None:
+    matrix = SparseMatrix(block_weights((256, 256), 0.1, block_rows=1))
+    each = MatVec(256, 256)
+    target = Target.named(isa)
+    plans = [plan_batch(MatMul(each, n, layout), matrix, target) for n in range(2, 65)]
+    times = [plan.chosen.cost.ns for plan in plans]
+    # A feature-major x of whole panels need not be copied: 64 columns take less time than 63.
+    least = 0.9 if layout is Layout.BATCH_MAJOR else 0.85
+    assert all(later >= least * max(times[: n + 1]) for n, later in enumerate(times[1:]))
+
+
+def test_small_batches_repeat_and_large_ones_take_panels() -> None:
+    matrix = SparseMatrix(block_weights((256, 256), 0.1, block_rows=1))
+    target = Target.named("avx512")
+    families = {
+        batch: plan_batch(MatMul(MatVec(256, 256), batch), matrix, target).chosen.template.family
+        for batch in (2, 16, 17, 64)
+    }
+    assert families == {2: "rows", 16: "panels", 17: "mixed", 64: "panels"}
+
+
+def test_a_layer_too_large_for_the_workspace_is_repeated() -> None:
+    weights = np.zeros((3, 100_000), np.float32)
+    matrix, each = SparseMatrix(weights), MatVec(*weights.shape)
+    target = Target.named("avx2")
+    choice = plan_batch(MatMul(each, 16), matrix, target)
+    assert {candidate.template.family for candidate in choice.candidates} == {"rows"}
+    with pytest.raises(InvalidInput, match=r"no kernel for float32 and batch 16"):
+        plan_batch(MatMul(each, 16, Layout.FEATURE_MAJOR), matrix, target)
+    panels = next(row for row in MATMUL_TEMPLATES if row.family == "panels" and row.isa == "avx2")
+    with pytest.raises(CompileError, match=r"3x100000 layer needs more than.*strategy='rows'"):
+        panels.emit(Assembler(target), MatMul(each, 16), matrix)
+
+
+def test_panels_exist_for_all_but_int8() -> None:
+    matrix = SparseMatrix(np.eye(20))
+    target = Target.named("avx2")
+    short = MatMul(MatVec(20, 20, dtype=DType.BFLOAT16), 16)
+    assert plan_batch(short, matrix, target, "panels").chosen.template.name == "bf16-panels-avx2"
+    spec = MatMul(MatVec(20, 20, dtype=DType.INT8), 16)
+    assert plan_batch(spec, matrix, target).chosen.template.family == "rows"
+    with pytest.raises(InvalidInput, match="'panels' has no kernel for int8 and batch 16"):
+        plan_batch(spec, matrix, target, "panels")
+
+
+def test_an_unknown_strategy_is_named_with_the_known() -> None:
+    spec, matrix = MatMul(MatVec(3, 3), 2), SparseMatrix(np.eye(3))
+    with pytest.raises(InvalidInput, match="'fast' is unknown; use one of auto, panels"):
+        plan_batch(spec, matrix, Target.named("avx2"), "fast")
+
+
+def test_code_beyond_the_caches_is_not_taken() -> None:
+    """4096x4096 at 90 % zero: panels would be 16 MB of code and take 15 ms, rows 1.1 ms."""
+    weights = np.zeros((4096, 4096), np.float32)
+    weights[:, ::10] = 1
+    spec = MatMul(MatVec(4096, 4096), 16)
+    choice = plan_batch(spec, SparseMatrix(weights), Target.named("avx512"))
+    assert choice.chosen.template.family == "rows"

@@ -1,0 +1,109 @@
+"""`compile_matrix(batch=...)`: shapes, layouts, refusals."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsejit
+from sparsejit.errors import InvalidInput, SparseJitError
+from sparsejit.planner.batch_plan import batch_strategies
+
+RANDOM = np.random.default_rng(0)
+W = np.where(RANDOM.random((20, 30)) < 0.2, RANDOM.standard_normal((20, 30)), 0).astype(np.float32)
+X = RANDOM.standard_normal((7, 30)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> sparsejit.Kernel:
+    return sparsejit.compile_matrix(W, batch=7)
+
+
+def test_rows_of_x_become_rows_of_y(kernel: sparsejit.Kernel) -> None:
+    expected = X.astype(np.float64) @ W.T
+    out = np.empty((7, 20), np.float32)
+    assert kernel(X, out=out) is out
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_array_equal(kernel(X), out)
+
+
+def test_columns_of_x_become_columns_of_y() -> None:
+    kernel = sparsejit.compile_matrix(W, batch=7, layout="feature-major")
+    np.testing.assert_allclose(kernel(X.T.copy()), W.astype(np.float64) @ X.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", batch_strategies())
+def test_each_strategy_computes_the_linear_layer(strategy: str) -> None:
+    batch = 21
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(30, 20)
+    kernel = sparsejit.compile_matrix(
+        layer.weight, layer.bias, "tanh", batch=batch, strategy=strategy
+    )
+    x = np.random.default_rng(1).standard_normal((batch, 30)).astype(np.float32)
+    expected = torch.tanh(layer.double()(torch.from_numpy(x).double())).detach().numpy()
+    np.testing.assert_allclose(kernel(x), expected, atol=1e-5)
+    assert strategy in ("auto", kernel.strategy)
+
+
+def test_a_batch_of_one_is_a_vector() -> None:
+    kernel = sparsejit.compile_matrix(W, batch=1, layout="feature-major")
+    assert kernel(X[0]).shape == (20,)
+
+
+def test_short_weights_are_taken_too() -> None:
+    kernel = sparsejit.compile_matrix(W, batch=7, dtype="bfloat16")
+    np.testing.assert_allclose(kernel(X), X @ W.T, atol=0.1)
+
+
+def test_explain_names_the_batch_and_every_candidate(kernel: sparsejit.Kernel) -> None:
+    text = kernel.explain()
+    assert "batch=7 batch-major" in text
+    assert "panels-" in text and "rows-permute" in text and "a batch runs on one" in text
+
+
+def test_bound_arrays_are_computed_again(kernel: sparsejit.Kernel) -> None:
+    x, y = X.copy(), np.zeros((7, 20), np.float32)
+    run = kernel.bind(x, y)
+    x[:] = 2 * X
+    run()
+    np.testing.assert_allclose(y, 2 * X @ W.T, atol=1e-4)
+
+
+def test_tuning_measures_a_batch(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel = sparsejit.compile_matrix(W, batch=7, tune=True)
+    assert kernel.plan.measured_ns
+    np.testing.assert_allclose(kernel(X), X @ W.T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": 0}, r"batch=0; give a whole number of at least 1"),
+        ({"batch": 2.0}, r"batch=2\.0; give a whole number"),
+        ({"batch": True}, r"batch=True"),
+        ({"batch": 7, "layout": "nchw"}, r"'nchw' is unknown; use one of batch-major"),
+        ({"batch": 7, "strategy": "permute"}, r"'permute' is unknown; use one of auto, panels"),
+        ({"batch": 7, "strategy": "mixed"}, r"'mixed' has no kernel for float32 and batch 7"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SparseJitError, match=message):
+        sparsejit.compile_matrix(W, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [
+        (X[0], None, r"x has shape \(30,\); give \(7, 30\)"),
+        (X.T.copy(), None, r"x has shape \(30, 7\)"),
+        (X.astype(np.float64), None, r"x has dtype float64"),
+        (np.asfortranarray(X), None, r"x is not contiguous"),
+        (X, np.zeros((20, 7), np.float32), r"out has shape \(20, 7\); give \(7, 20\)"),
+        (X, X.reshape(-1)[:140].reshape(7, 20), r"share memory"),
+    ],
+)
+def test_a_bad_array_is_named(kernel: sparsejit.Kernel, x: Any, out: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        kernel(x, out=out)

@@ -1,0 +1,59 @@
+"""The broadcast family against the float64 oracle, and what it promises about bytes."""
+
+import numpy as np
+import pytest
+from matvec_checks import block_weights, check, shapes, templates_of
+
+from sparsejit.ir.spec import Activation, DType
+
+pytestmark = pytest.mark.parametrize("row", templates_of("broadcast"))
+
+
+@pytest.mark.parametrize("density", [0.0, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize("block_rows", [8, 16])
+def test_every_shape(row, density, block_rows):
+    for shape in shapes():
+        check(row, block_weights(shape, density, block_rows))
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_bias_and_activation(row, activation):
+    for shape in ((13, 40), (257, 33), (600, 20)):
+        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
+        check(row, block_weights(shape, 0.2), bias, activation)
+
+
+def test_weights_without_blocks(row):
+    check(row, block_weights((100, 70), 0.1, block_rows=1))
+
+
+def test_empty_rows_and_columns(row):
+    weights = block_weights((200, 90), 0.5)
+    weights[16:56] = 0
+    weights[:, :30] = 0
+    weights[:, 77] = 0
+    check(row, weights)
+
+
+def test_pool_holds_little_but_weights(row):
+    weights = block_weights((192, 256), 0.2)  # within L1, so without spare lines
+    image = check(row, weights)
+    weight_bytes = 4 if row.dtype is DType.FLOAT32 else 2
+    assert image.pool_bytes <= 1.05 * weight_bytes * np.count_nonzero(weights)
+
+
+@pytest.mark.parametrize("scale", [3e-5, 1e30])
+def test_weights_at_the_ends_of_a_dtype(row, scale):
+    """Subnormal float16, and the largest values of any."""
+    largest = 65504 if row.dtype is DType.FLOAT16 else 3.3e38
+    weights = block_weights((40, 30), 0.5) * np.float32(scale)
+    check(row, np.clip(weights, -largest, largest))
+
+
+def test_jumps_to_the_next_instruction_lie_close_together(row):
+    image = check(row, block_weights((600, 300), 0.2))
+    listed = [text.split(maxsplit=2) for text in image.listing()]
+    jumps = [int(position, 16) for position, mnemonic, *_ in listed if mnemonic == "jmp"]
+    steps = [int(position, 16) for position, mnemonic, *_ in listed if "fmadd" in mnemonic]
+    assert max(np.diff([steps[0], *jumps, steps[-1]])) < 1500
+    assert np.median(np.diff(jumps)) < 500

@@ -1,0 +1,69 @@
+"""Straight-line code and loops side by side: against the float64 oracle, and what L1 holds."""
+
+import numpy as np
+import pytest
+from matvec_checks import block_weights, check, shapes, target_of, templates_of
+
+from sparsejit.asm_templates.broadcast import mixed
+from sparsejit.asm_templates.broadcast.mixed import straight_rows
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation
+
+every_row = pytest.mark.parametrize("row", templates_of("broadcast-mixed"))
+
+
+@pytest.fixture(params=[0.0, 0.05])
+def little_room(request, monkeypatch):
+    """Shares of L1 that leave small matrices to loops, all of them or in part."""
+    for dtype in mixed.CODE_SHARES:
+        monkeypatch.setitem(mixed.CODE_SHARES, dtype, request.param)
+
+
+@every_row
+@pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
+@pytest.mark.parametrize("block_rows", [8, 16])
+@pytest.mark.usefixtures("little_room")
+def test_every_shape(row, density, block_rows):
+    for shape in shapes():
+        check(row, block_weights(shape, density, block_rows))
+
+
+@every_row
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("block_rows", [8, 16])
+@pytest.mark.usefixtures("little_room")
+def test_bias_and_activation(row, activation, block_rows):
+    for shape in ((257, 33), (600, 20)):
+        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
+        check(row, block_weights(shape, 0.2, block_rows), bias, activation)
+
+
+@every_row
+@pytest.mark.parametrize("shape", [(1024, 1024), (3072, 512), (600, 2000)])
+@pytest.mark.parametrize(("block_rows", "density"), [(8, 0.05), (16, 0.05), (16, 0.2)])
+def test_code_fits_l1_whatever_the_matrix(row, shape, block_rows, density):
+    weights = block_weights(shape, density, block_rows)
+    image, target = check(row, weights), target_of(row)
+    rows = straight_rows(SparseMatrix(weights), target, row.dtype)
+    assert rows % target.lanes == 0 and rows < shape[0]
+    assert 0.5 * target.l1i_bytes < image.code_bytes <= 1.1 * target.l1i_bytes
+
+
+@every_row
+def test_what_fits_l1_is_all_straight(row):
+    matrix = SparseMatrix(block_weights((100, 64), 0.2, 16))
+    assert straight_rows(matrix, target_of(row), row.dtype) == 100
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        parameter
+        for parameter in templates_of("broadcast") + templates_of("broadcast-mixed")
+        if parameter.id.startswith("bf16") and parameter.id.endswith("avx512")
+    ],
+)
+def test_two_short_weights_share_a_load_where_lines_are_read_in_order(row):
+    image = check(row, block_weights((128, 200), 0.2, 16))
+    unpacking = [text for text in image.listing() if "vpslld" in text or "vpandd" in text]
+    assert len(unpacking) > 100 and not any("[" in text for text in unpacking)

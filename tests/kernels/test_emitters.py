@@ -1,0 +1,61 @@
+"""The sampler's building blocks write the registers they document, and use their own ISA."""
+
+from collections.abc import Callable
+
+import pytest
+from disassembly import decode
+from iced_x86 import EncodingKind, InstructionInfoFactory, OpAccess, RegisterExt
+from iced_x86 import Register as Iced
+
+from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
+from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
+from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
+from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, GruUpdate
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.x86.assembler import Assembler
+
+# The general-purpose and k registers that each docstring says are clobbered.
+EMITTERS: dict[str, tuple[Callable[[Assembler, int], None], set[int]]] = {
+    "tanh": (
+        lambda asm, n: emit_elementwise(asm, Elementwise(n, Activation.TANH)),
+        {Iced.RAX, Iced.K7},
+    ),
+    "gru": (lambda asm, n: emit_gru_update(asm, GruUpdate(n)), {Iced.RAX, Iced.K7}),
+    "draw": (
+        lambda asm, n: emit_categorical_draw(asm, CategoricalDraw(n)),
+        {Iced.RAX, Iced.R8, Iced.K1, Iced.K7},
+    ),
+    "uniform": (lambda asm, n: emit_random_uniform(asm), {Iced.RAX, Iced.RCX, Iced.RDX}),
+}
+_WRITES = {
+    *(OpAccess.WRITE, OpAccess.READ_WRITE, OpAccess.COND_WRITE, OpAccess.READ_COND_WRITE),
+}
+
+
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+@pytest.mark.parametrize("name", EMITTERS)
+def test_only_the_documented_registers_are_written(name: str, isa: str) -> None:
+    emit, documented = EMITTERS[name]
+    factory = InstructionInfoFactory()
+    for size in (5, 300):
+        asm = Assembler(Target.named(isa))
+        emit(asm, size)
+        image = asm.finish()
+        written = {
+            RegisterExt.full_register(used.register)
+            for instruction in decode(image.data[: image.code_bytes])
+            for used in factory.info(instruction).used_registers()
+            if used.access in _WRITES
+        }
+        assert {r for r in written if not RegisterExt.is_vector_register(r)} <= documented
+
+
+@pytest.mark.parametrize("name", EMITTERS)
+def test_avx2_code_holds_no_avx512_instruction(name: str) -> None:
+    for size in (5, 300):
+        asm = Assembler(Target.named("avx2"))
+        EMITTERS[name][0](asm, size)
+        image = asm.finish()
+        encodings = {i.encoding for i in decode(image.data[: image.code_bytes])}
+        assert encodings <= {EncodingKind.LEGACY, EncodingKind.VEX}

@@ -1,0 +1,121 @@
+"""Measuring instead of predicting: the choice, the record, the memory of both; calibration."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matvec_checks import block_weights
+
+import sparsejit
+from sparsejit.machine.target import Target
+from sparsejit.planner import calibration, tuning
+from sparsejit.planner.cost import ZEN5_RATES
+from sparsejit.planner.plan import Candidate
+
+WEIGHTS = block_weights((64, 64), 0.2)
+X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calibration.known_rates.cache_clear()
+    yield tmp_path / "sparsejit"
+    calibration.known_rates.cache_clear()
+
+
+def pretend(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let families take these times; returns the list of families timed."""
+    timed: list[str] = []
+
+    def time(candidate: Candidate, *_: object) -> float:
+        timed.append(candidate.template.family)
+        return times[candidate.template.family]
+
+    monkeypatch.setattr(tuning, "_time", time)
+    return timed
+
+
+def test_the_measured_fastest_is_taken_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted = sparsejit.compile_matrix(WEIGHTS).plan
+    slow, fast, other = (c.template.family for c in predicted.candidates[:3])
+    timed = pretend({slow: 30.0, fast: 10.0, other: 20.0}, monkeypatch)
+    kernel = sparsejit.compile_matrix(WEIGHTS, tune=True)
+    assert kernel.strategy == fast
+    assert timed == [slow, fast, other]
+    assert list(kernel.plan.measured_ns.values()) == [10.0, 20.0, 30.0]
+    assert "measured: f32-" in kernel.explain() and " 30 " in kernel.explain()
+    np.testing.assert_allclose(kernel(X), WEIGHTS.astype(np.float64) @ X, atol=1e-4)
+
+
+def test_a_second_compile_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [c.template.family for c in sparsejit.compile_matrix(WEIGHTS).plan.candidates[:3]]
+    timed = pretend(dict(zip(names, (3.0, 1.0, 2.0), strict=True)), monkeypatch)
+    for _ in range(2):
+        assert sparsejit.compile_matrix(WEIGHTS, tune=True).strategy == names[1]
+    assert len(timed) == 3
+
+
+@pytest.mark.parametrize("change", ["weights", "activation", "compiler"])
+def test_any_change_is_measured_anew(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [c.template.family for c in sparsejit.compile_matrix(WEIGHTS).plan.candidates[:3]]
+    timed = pretend(dict.fromkeys(names, 1.0), monkeypatch)
+    sparsejit.compile_matrix(WEIGHTS, tune=True)
+    weights = 2 * WEIGHTS if change == "weights" else WEIGHTS
+    if change == "compiler":
+        monkeypatch.setattr(tuning, "compiler_digest", lambda: "another")
+    sparsejit.compile_matrix(
+        weights, activation="relu" if change == "activation" else None, tune=True
+    )
+    assert len(timed) == 6
+
+
+def test_a_damaged_memory_is_measured_over(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [c.template.family for c in sparsejit.compile_matrix(WEIGHTS).plan.candidates[:3]]
+    timed = pretend(dict.fromkeys(names, 1.0), monkeypatch)
+    sparsejit.compile_matrix(WEIGHTS, tune=True)
+    (file,) = cache_folder.glob("tuning-*.json")
+    file.write_text('{"truncated": ')
+    sparsejit.compile_matrix(WEIGHTS, tune=True)
+    assert len(timed) == 6
+    assert set(json.loads(file.read_text()).values()) == {1.0}
+
+
+def test_a_named_strategy_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = pretend({}, monkeypatch)
+    kernel = sparsejit.compile_matrix(WEIGHTS, strategy="dense", tune=True)
+    assert kernel.strategy == "dense" and not timed
+
+
+def test_real_measurement_orders_a_clear_case() -> None:
+    """A dense kernel of a 300 x 300 matrix with nine weights cannot win."""
+    weights = np.zeros((300, 300), np.float32)
+    weights[::100, ::100] = 1.0
+    kernel = sparsejit.compile_matrix(weights, tune=True)
+    assert kernel.strategy != "dense"
+    assert all(0 < ns < 1e6 for ns in kernel.plan.measured_ns.values())
+
+
+def test_without_calibration_the_rates_are_the_table_s() -> None:
+    assert calibration.known_rates(Target.detect()) == ZEN5_RATES
+
+
+def test_calibration_is_kept_and_plausible(cache_folder: Path) -> None:
+    target = Target.detect()
+    rates = calibration.calibrate(target)
+    assert calibration.known_rates(target) == rates
+    assert 0.5 < rates.cycles_per_ns < 8
+    assert rates.data["L1"] > rates.data["L3"] > rates.data["memory"] > 0
+    assert rates.code["L2"] > rates.code["L3"] > 0
+
+
+def test_a_damaged_calibration_is_ignored(cache_folder: Path) -> None:
+    target = Target.detect()
+    calibration.calibrate(target)
+    (file,) = cache_folder.glob("rates-*.json")
+    file.write_text("[]")
+    calibration.known_rates.cache_clear()
+    assert calibration.known_rates(target) == ZEN5_RATES

@@ -1,0 +1,236 @@
+"""The benchmark's own instruments: the timing loop, the rivals, the problems, the record."""
+
+import json
+import os
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsejit.errors import CompileError, InvalidInput, MissingDependency
+from sparsejit.ir.sparse_matrix import LANE16
+from sparsejit.machine.target import Target
+from sparsejit.perf import history, kernels, peers
+from sparsejit.perf.machine import MachineLimits, machine_limits
+from sparsejit.perf.peers import peers_for, single_threaded
+from sparsejit.perf.problems import PROBLEMS, Problem, problems_named
+from sparsejit.perf.timing import time_python
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.native_timing import (
+    Timing,
+    call_native,
+    median_of_least,
+    pinned,
+    time_in_turn,
+    time_native,
+)
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, r8, r9, rax, rcx, rdi, rdx, rsi, rsp, xmm
+
+LIMITS = MachineLimits("avx512", 500.0, 250.0, 100.0, 10.0, 280.0)
+
+
+def native(*instructions: tuple[Any, ...]) -> ExecutableMemory:
+    asm = Assembler(Target.detect())
+    for instruction in instructions:
+        asm.emit(*instruction)
+    asm.emit("ret")
+    return ExecutableMemory(asm.finish().data)
+
+
+def test_arguments_arrive_as_the_abi_says() -> None:
+    """Six integers in registers, the rest on the stack, floats in vector registers."""
+    seen, floats = np.zeros(9, np.int64), np.zeros(2, np.float32)
+    function = native(
+        ("mov", rax, rdi),
+        *(("mov", Memory(rax, 8 * n), r) for n, r in enumerate((rsi, rdx, rcx, r8, r9))),
+        *(
+            instruction
+            for n in range(4)
+            for instruction in (
+                ("mov", rcx, Memory(rsp, 8 + 8 * n)),
+                ("mov", Memory(rax, 40 + 8 * n), rcx),
+            )
+        ),
+        ("mov", rax, floats.ctypes.data),
+        ("vmovss", Memory(rax), xmm(0)),
+        ("vmovss", Memory(rax, 4), xmm(1)),
+    )
+    call_native(function.address, (seen.ctypes.data, 1, 2, 1.5, 3, 4, 5, 6, 7, -2.5, 8, 9))
+    assert seen.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert floats.tolist() == [1.5, -2.5]
+
+
+def test_functions_timed_in_turn_all_run_in_order_with_their_own_arguments() -> None:
+    times_ten_plus = native(
+        ("mov", rax, Memory(rdi)),
+        ("imul", rax, rax, 10),
+        ("add", rax, rsi),
+        ("mov", Memory(rdi), rax),
+    )
+    reset = native(("mov", Memory(rdi), rsi))
+    digits = np.zeros(1, np.int64)
+    calls = [(reset.address, (digits.ctypes.data, 0))]
+    calls += [(times_ten_plus.address, (digits.ctypes.data, digit)) for digit in (1, 2, 3)]
+    assert time_in_turn(calls, samples=5).min_ns > 0
+    assert digits.tolist() == [123]
+
+
+@pytest.mark.parametrize("integers", [0, 6, 7, 8, 9])
+def test_the_stack_is_aligned_at_the_call(integers: int) -> None:
+    place = np.zeros(1, np.int64)
+    function = native(("mov", rax, place.ctypes.data), ("mov", Memory(rax), rsp))
+    call_native(function.address, [1] * integers)
+    assert place[0] % 16 == 8
+
+
+def test_too_many_floats_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="9 float arguments; pass at most 8"):
+        time_native(0, [1.0] * 9)
+
+
+@pytest.mark.serial
+def test_a_longer_function_takes_proportionally_longer() -> None:
+    """Each multiplication waits for the one before, so ten times as many take ten times.
+
+    rcx, unlike rax, is not set by the loop: otherwise successive calls would overlap.
+    """
+    short, long = (native(*[("imul", rcx, rcx)] * count) for count in (100, 1000))
+    ratio = time_native(long.address).min_ns / time_native(short.address).min_ns
+    assert 8 < ratio < 12
+
+
+@pytest.mark.serial
+def test_python_timing_agrees_with_the_clock() -> None:
+    timing = time_python(lambda: time.sleep(0.002), samples=20)
+    assert 2e6 < timing.min_ns <= timing.median_ns < 20e6
+
+
+def test_the_budget_limits_the_samples() -> None:
+    timing = time_python(lambda: time.sleep(0.005), samples=1000, budget_ns=50_000_000)
+    assert 5 <= timing.samples <= 10
+
+
+def test_the_figure_of_several_places_is_the_median_of_their_least() -> None:
+    timings = [Timing(min_ns, 100.0, samples=5) for min_ns in (30.0, 10.0, 50.0)]
+    assert median_of_least(timings) == 30.0
+
+
+def test_pinning_is_undone() -> None:
+    before = os.sched_getaffinity(0)
+    with pinned(max(before)) as core:
+        assert os.sched_getaffinity(0) == {core} == {max(before)}
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(InvalidInput, match="core 4096 is not available"), pinned(4096):
+        pass
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)
+def test_problems_have_the_sparsity_they_state(problem: Problem) -> None:
+    weights = problem.weights()
+    assert weights.shape == (problem.out_features, problem.in_features)
+    rows, used = problem.pattern.rows, weights != 0
+    if problem.pattern is LANE16:
+        used = np.sort(used.reshape(len(used), -1, 16), axis=2)
+    blocks = used.reshape(-1, rows, problem.in_features).any(axis=1)
+    assert blocks.sum() == blocks.size - round(problem.sparsity * blocks.size)
+    assert np.count_nonzero(weights) == rows * blocks.sum()
+    np.testing.assert_array_equal(weights, problem.weights())
+
+
+def test_an_unknown_problem_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'Z' is unknown; use one of A, B, C90"):
+        problems_named(["A", "Z"], PROBLEMS)
+
+
+def test_every_peer_computes_the_product_again_and_again() -> None:
+    """Also after the output was spoilt: a peer must write it on every call."""
+    weights, x = PROBLEMS["B"].weights(), PROBLEMS["B"].input()
+    exact = weights.astype(np.float64) @ x.astype(np.float64)
+    with single_threaded():
+        found, skipped = peers_for(weights, x)
+        for peer in found:
+            for _ in range(2):
+                y = peer.output()
+                np.testing.assert_allclose(y, exact, atol=1e-4)
+                if y.flags.writeable:
+                    y[:] = np.nan
+    assert {peer.name for peer in found} | set(skipped) == set(peers._MAKERS)
+    assert len(found) >= 5
+
+
+def test_mkl_is_skipped_with_a_word_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    peers.mkl.cache_clear()
+    monkeypatch.setattr(peers.metadata, "files", absent)
+    try:
+        found, skipped = peers_for(np.eye(8, dtype=np.float32), np.ones(8, np.float32))
+    finally:
+        peers.mkl.cache_clear()
+    assert set(skipped) == {"MKL CSR", "MKL sgemv"}
+    assert "pip install 'sparsejit[bench]'" in skipped["MKL CSR"]
+    assert "scipy CSR" in {peer.name for peer in found}
+
+
+def test_mkl_failures_are_not_mistaken_for_results() -> None:
+    with pytest.raises(MissingDependency, match=r"returned \(0, 3\)"):
+        peers._require_success(0, 3)
+
+
+def test_a_wrong_output_is_not_timed() -> None:
+    exact = np.array([1.0, -2.0])
+    good = np.array([1.0 + 1e-6, -2.0], np.float32)
+    assert kernels._checked_error("kernel", good, exact) == pytest.approx(1e-6, rel=0.1)
+    for wrong in ([1.0, -2.001], [np.nan, -2.0]):
+        with pytest.raises(CompileError, match="kernel: largest error"):
+            kernels._checked_error("kernel", np.array(wrong, np.float32), exact)
+
+
+@pytest.mark.serial
+def test_the_limits_are_in_order() -> None:
+    limits = machine_limits(Target.detect())
+    assert limits.l1_bytes_per_ns > limits.l2_bytes_per_ns > limits.l3_bytes_per_ns
+    assert limits.l3_bytes_per_ns > limits.memory_bytes_per_ns > 1
+    assert limits.fma_gflops > 20
+
+
+@pytest.mark.parametrize(
+    ("flops", "data_bytes", "expected"),
+    [
+        (0, 40_000, (80.0, "L1")),
+        (0, 500_000, (2000.0, "L2")),
+        (0, 4_000_000, (40_000.0, "L3")),
+        (0, 40_000_000, (4_000_000.0, "memory")),
+        (280_000, 1000, (1000.0, "FMA")),
+    ],
+)
+def test_the_least_time(flops: int, data_bytes: int, expected: tuple[float, str]) -> None:
+    assert LIMITS.least_ns(flops, data_bytes, Target.named("avx512")) == expected
+
+
+def test_results_are_appended_with_their_circumstances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(history, "_commit", lambda: "abc-dirty")
+    for row in ({"problem": "A", "ns_min": 1.5}, {"problem": "B", "ns_min": 2.5}):
+        path = history.append("kernels", [row], LIMITS)
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["problem"], second["problem"]) == ("A", "B")
+    assert second["commit"] == "abc-dirty" and second["limits"] == LIMITS.as_dict()
+    assert second["machine"] == Target.detect().model
+
+
+def test_results_outside_a_checkout_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "RESULTS", tmp_path / "results")
+    with pytest.raises(InvalidInput, match="run from a clone"):
+        history.append("kernels", [{}], LIMITS)
+    assert list(tmp_path.iterdir()) == []

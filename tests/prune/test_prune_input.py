@@ -1,0 +1,141 @@
+"""Wrong use of sparsejit.prune: one error that names the value and the remedy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sparsejit.errors import InvalidInput
+from sparsejit.prune import CubicSchedule, Pruner
+
+ROOT = Path(__file__).parents[2]
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 8))
+
+
+def prepared(**options) -> Pruner:
+    pruner = Pruner(0.5, targets=["*weight*"], **options)
+    pruner.prepare(model())
+    return pruner
+
+
+@pytest.mark.parametrize("amount", [-0.1, 1.0, 90, float("nan")])
+def test_amount_outside_range(amount):
+    with pytest.raises(InvalidInput, match=rf"amount={amount} is outside \[0, 1\).*0\.9 for 90 %"):
+        Pruner(amount, targets=["weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"pattern": "8x1"},
+            r"pattern='8x1' is unknown.*unstructured, 1x8, 1x16, lane16, N:M.*block=",
+        ),
+        ({"pattern": "1x8", "block": (8, 1)}, r"'1x8' and block=\(8, 1\).*drop one"),
+        ({"block": (0, 4)}, r"block=\(0, 4\) is empty"),
+        ({"block": (4,)}, r"block=\(4,\) has 1 sizes"),
+        ({"targets": []}, r"targets is empty: name weights"),
+        ({"dtype": "float8"}, r"'float8' is unknown; use one of float32, bfloat16"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(InvalidInput, match=message):
+        Pruner(**{"amount": 0.5, "targets": ["*"], **options})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((5, 5, 1), "start=5, end=5"), ((-1, 5, 1), "start=-1"), ((0, 5, 0), "every=0")],
+)
+def test_wrong_schedules(arguments, message):
+    with pytest.raises(InvalidInput, match=message):
+        CubicSchedule(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": ["0.weight", "fc*"]}, r"'fc\*' matches no parameter.*0\.weight, 0\.bias"),
+        ({"targets": ["0.*"]}, r"0\.bias has shape \(8,\), no matrix.*narrow the target"),
+        ({"per_gate": {"rnn": 3}}, r"'rnn' matches no parameter"),
+        ({"per_gate": {"0.weight": 3}}, r"0\.weight has 8 rows, which 3 gates do not divide"),
+    ],
+)
+def test_targets_that_do_not_fit_the_model(options, message):
+    pruner = Pruner(**{"amount": 0.5, "targets": ["0.weight"], **options})
+    with pytest.raises(InvalidInput, match=message):
+        pruner.prepare(model())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(value):
+    broken = model()
+    pruner = Pruner(0.5, targets=["0.weight"], schedule=CubicSchedule(1, 4, 1))
+    pruner.prepare(broken)
+    broken[0].weight.data[2, 3] = value
+    with pytest.raises(InvalidInput, match=r"0\.weight has 1 NaN or infinite of 64 weights"):
+        pruner.step()
+    with pytest.raises(InvalidInput, match=r"0\.weight has 1 NaN or infinite"):
+        pruner.prepare(broken)
+
+
+def test_integer_weights():
+    quantised = nn.Module()
+    quantised.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(InvalidInput, match=r"weight has dtype torch\.int8: prune before"):
+        Pruner(0.5, targets=["weight"]).prepare(quantised)
+
+
+@pytest.mark.parametrize(
+    "call", ["step", "finalize", "sparsity_report", "mask_gradients", "load_state_dict"]
+)
+def test_use_before_prepare(call):
+    arguments = [{}] if call == "load_state_dict" else []
+    with pytest.raises(InvalidInput, match=r"call prepare\(model, optimizer\) first"):
+        getattr(Pruner(0.5, targets=["weight"]), call)(*arguments)
+
+
+def test_states_of_another_pruner_change_nothing():
+    pruner = prepared()
+    before = pruner.state_dict()
+    masks = before["masks"]
+    other_shape = {**masks, "0.weight": torch.zeros(1, 2, 2, dtype=torch.bool)}
+    for state, message in [
+        ({}, r"lacks \['chosen_amounts', 'criterion', 'masks'.*'step'\]"),
+        ({**before, "pattern": "1x8"}, r"pattern '1x8', this Pruner 'unstructured'"),
+        ({**before, "masks": {"0.weight": masks["0.weight"]}}, r"1\.weight_ih_l0"),
+        ({**before, "masks": other_shape}, r"0\.weight.*\(1, 2, 2\)"),
+    ]:
+        with pytest.raises(InvalidInput, match=message):
+            pruner.load_state_dict(state)
+    after = pruner.state_dict()
+    assert all(torch.equal(masks[name], after["masks"][name]) for name in masks)
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_top_level_import_fails_with_the_right_name():
+    assert "write `from sparsejit.prune import Pruner`" in run_python("import prune")
+
+
+def test_missing_torch_names_the_remedy():
+    error = run_python("import sys; sys.modules['torch'] = None; import sparsejit.prune")
+    assert "MissingDependency" in error and "pip install torch==2.13.0" in error

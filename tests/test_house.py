@@ -1,0 +1,175 @@
+"""The house rules of docs/architecture.md: who may import what, read from the source itself."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A room imports only from its left. A room is a folder or a file of sparsejit/; "sparsejit" is the
+# public surface, sparsejit/__init__.py.
+ROOMS = (
+    *("errors", "files", "install_peachpy", "machine", "x86", "runtime", "ir"),
+    *("asm_templates", "planner", "api", "prune", "voice", "sparsejit", "perf", "commands"),
+)
+# The same within the templates; the two tables, last, name every kernel of the rooms before.
+TEMPLATE_ROOMS = (
+    *("scheduling", "shared", "pointwise", "broadcast", "gather", "batch"),
+    *("table", "batch_table"),
+)
+
+# What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
+ONLY_IN = {
+    "peachpy": {"x86"},
+    "mmap": {"runtime"},
+    "ctypes": {"runtime", "perf"},
+    "torch": {"prune", "voice", "perf"},
+}
+# Speaking needs no torch; only training does.
+VOICE_WITH_TORCH = {"module", "gru", "train"}
+PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
+
+# Packages that only the extras of pyproject.toml bring, and the rooms that may need them.
+EXTRAS = (
+    *("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "pystoi", "mkl", "sklearn"),
+    "ruamel",
+)
+NEEDS_EXTRAS = {"prune", "perf", "voice"}
+
+
+def sources() -> list[Path]:
+    rooms = (ROOT / name for name in ("sparsejit", "asm_templates", "prune", "perf"))
+    return sorted(path for room in rooms for path in room.rglob("*.py") if not _under_symlink(path))
+
+
+def _under_symlink(path: Path) -> bool:
+    return any(parent.is_symlink() for parent in path.parents)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "sparsejit" else ("sparsejit", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str, depth: int = 1) -> str:
+    """The part of a dotted name at that depth, or the last there is."""
+    parts = module.split(".")
+    return parts[min(depth, len(parts) - 1)]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that `path` names in an import, resolved, wherever the import stands."""
+    own = module_name(path).split(".")
+    package = own if path.name == "__init__.py" else own[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *filter(None, [node.module])])
+            if base == "sparsejit":
+                yield from (_submodule_or_surface(alias.name) for alias in node.names)
+            else:
+                yield base
+        elif isinstance(node, ast.Call) and _is_import_call(node):
+            argument = node.args[0]
+            assert isinstance(argument, ast.Constant), f"{path}: import of a computed name"
+            yield str(argument.value)
+
+
+def _submodule_or_surface(name: str) -> str:
+    is_submodule = (ROOT / "sparsejit" / name).exists() or (
+        ROOT / "sparsejit" / f"{name}.py"
+    ).exists()
+    return f"sparsejit.{name}" if is_submodule else "sparsejit"
+
+
+def _is_import_call(node: ast.Call) -> bool:
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return name in {"import_module", "__import__"}
+
+
+SOURCES = sources()
+ids = module_name
+
+
+def test_every_room_exists_and_is_walked() -> None:
+    modules = set(map(module_name, SOURCES))
+    assert {room_of(module) for module in modules} == set(ROOMS)
+    inner = {room_of(m, 2) for m in modules if m.startswith("sparsejit.asm_templates.")}
+    assert inner == set(TEMPLATE_ROOMS)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_imports_come_from_the_left(path: Path) -> None:
+    module = module_name(path)
+    for imported in imports_of(path):
+        if imported.split(".")[0] != "sparsejit":
+            continue
+        assert is_to_the_left(ROOMS, room_of(imported), room_of(module)), (
+            f"{path.relative_to(ROOT)} imports {imported}, which lies to its right"
+        )
+        if module.startswith("sparsejit.asm_templates.") and "asm_templates." in imported:
+            assert is_to_the_left(TEMPLATE_ROOMS, room_of(imported, 2), room_of(module, 2)), (
+                f"{path.relative_to(ROOT)} imports {imported}, which lies to its right"
+            )
+
+
+def is_to_the_left(order: tuple[str, ...], imported: str, room: str) -> bool:
+    """Whether a room may import another, or itself."""
+    return order.index(imported) <= order.index(room)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_rooms_keep_to_themselves(path: Path) -> None:
+    room = room_of(module_name(path))
+    for imported in imports_of(path):
+        top = imported.split(".")[0]
+        if room == "voice" and top == "torch":
+            assert path.stem in VOICE_WITH_TORCH, f"{path.name} imports torch"
+        assert room in ONLY_IN.get(top, {room}), f"{path.name} imports {imported}"
+        assert top not in {"prune", "perf", "asm_templates"}, (
+            f"{path.name} imports {imported}: write sparsejit.{imported}"
+        )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_only_target_asks_about_the_processor(path: Path) -> None:
+    if module_name(path) == "sparsejit.machine.target":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        text = getattr(node, "attr", None) or getattr(node, "value", None)
+        if isinstance(text, str):
+            assert not any(word in text for word in PROCESSOR_QUESTIONS), (
+                f"{path.name} line {node.lineno}: ask sparsejit.machine.target instead"
+            )
+
+
+def test_the_core_imports_without_the_extras() -> None:
+    rooms = set(ROOMS) - NEEDS_EXTRAS
+    modules = [name for path in SOURCES if room_of(name := module_name(path)) in rooms]
+    modules += [f"sparsejit.voice.{name}" for name in ("wavernn", "reference_sampler", "bundled")]
+    script = f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS}))\n"
+    script += "".join(f"import {name}\n" for name in modules)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("room", ["prune", "perf", "asm_templates"])
+def test_a_room_is_not_importable_under_its_short_name(room: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {room}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"sparsejit.{room}" in done.stderr.splitlines()[-1]

@@ -1,0 +1,154 @@
+"""The compiled sampler against its definition in numpy, and against itself in pieces."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.voice import reference_sampler
+from sparsejit.voice.bundled import VOICE, bundled_utterance
+from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.weights import VoiceWeights
+
+FloatArray = npt.NDArray[np.float32]
+
+# A draw may differ from the float64 reference where uniform * total lies this close to a partial
+# sum, relative to the total. The network's float32 rounding moves a probability by about 1e-6.
+ROUNDING_TIE = 2e-5
+MOST_FLIPS = 1e-3  # share of samples
+
+
+def speech_like_mel(frames: int, seed: int = 0) -> FloatArray:
+    steps = np.random.default_rng(seed).standard_normal((80, frames)) * 0.3
+    return (np.cumsum(steps, axis=1) * 0.5 - 3).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=ISA_LEVELS)
+def target(request: pytest.FixtureRequest) -> Target:
+    wanted = Target.named(request.param)
+    if not wanted.runs_on(Target.detect()):
+        pytest.skip(f"this machine has no {request.param}")
+    return wanted
+
+
+def assert_agrees(voice: WaveRNN, mel: FloatArray, samples: int, seed: int) -> None:
+    """Every draw equals the reference's, or is a rounding tie; every sample equals to the bit."""
+    conditioning = voice.weights.conditioning(mel)
+    sampler = Sampler(voice.loop, seed)
+    audio = sampler.generate(conditioning)
+    classes = sampler.classes[:samples].tolist()
+    flips = 0
+    draws = reference_sampler.sample(voice.weights, conditioning, seed, follow=classes)
+    for index, chosen in enumerate(classes):
+        draw = next(draws)
+        assert draw.sample == audio[index], f"sample {index}"
+        if draw.drawn != chosen:
+            flips += 1
+            assert abs(draw.drawn - chosen) == 1, f"sample {index}: not a neighbouring class"
+            assert draw.margin < ROUNDING_TIE, f"sample {index}: margin {draw.margin:.2g}"
+    assert flips <= MOST_FLIPS * samples
+
+
+def test_bundled_voice_agrees_with_the_reference_for_20000_samples(target: Target) -> None:
+    utterance = bundled_utterance()
+    voice = WaveRNN(VoiceWeights.load(VOICE), target)
+    assert_agrees(voice, utterance.mel[:, 60:151], 20_000, seed=1)
+
+
+@pytest.mark.parametrize("hidden", [8, 16, 24, 72, 136])
+def test_any_hidden_size_agrees_with_the_reference(target: Target, hidden: int) -> None:
+    voice = WaveRNN(VoiceWeights.random(hidden=hidden, density=0.3, seed=hidden), target)
+    assert_agrees(voice, speech_like_mel(4, hidden), 880, seed=hidden)
+
+
+@pytest.fixture(scope="module")
+def voice() -> WaveRNN:
+    return WaveRNN(VoiceWeights.random(hidden=64))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(0, 2**64 - 1))
+def test_streaming_gives_the_samples_of_one_call(
+    voice: WaveRNN, chunk_lengths: list[int], seed: int
+) -> None:
+    mel = speech_like_mel(sum(chunk_lengths) + 1)
+    chunks = np.split(mel, np.cumsum(chunk_lengths), axis=1)
+    streamed = np.concatenate(list(voice.stream(chunks, seed)))
+    np.testing.assert_array_equal(streamed, voice.generate(mel, seed))
+
+
+def test_stream_speaks_as_soon_as_the_look_ahead_is_there(voice: WaveRNN) -> None:
+    frames_pulled = 0
+
+    def frames() -> Iterator[FloatArray]:
+        nonlocal frames_pulled
+        for frame in speech_like_mel(10).T:
+            frames_pulled += 1
+            yield frame
+
+    first = next(voice.stream(frames()))
+    assert len(first) == voice.hop_length
+    assert frames_pulled == 3
+
+
+def test_one_seed_gives_one_utterance(voice: WaveRNN) -> None:
+    mel = speech_like_mel(3)
+    np.testing.assert_array_equal(voice.generate(mel, 5), voice.generate(mel, 5))
+    assert not np.array_equal(voice.generate(mel, 5), voice.generate(mel, 6))
+
+
+def test_threads_do_not_disturb_each_other(voice: WaveRNN) -> None:
+    mel = speech_like_mel(30)
+    alone = [voice.generate(mel, seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda seed: voice.generate(mel, seed), range(8)))
+    np.testing.assert_array_equal(alone, together)
+
+
+def test_from_torch_gives_the_samples_of_the_same_weights() -> None:
+    torch = pytest.importorskip("torch")
+    from sparsejit.voice.module import WaveRNNModule
+
+    weights = VoiceWeights.random(hidden=48)
+    module = WaveRNNModule(48)
+    module.load_state_dict({k: torch.from_numpy(v) for k, v in weights.tensors.items()})
+    mel = speech_like_mel(2)
+    expected = WaveRNN(weights).generate(mel)
+    np.testing.assert_array_equal(WaveRNN.from_torch(module).generate(mel), expected)
+
+
+def test_from_torch_names_what_is_not_a_voice() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InvalidInput, match=r"Linear is not a voice; give .*WaveRNNModule"):
+        WaveRNN.from_torch(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("mel", "message"),
+    [
+        (np.zeros((79, 4), np.float32), r"\(79, 4\)"),
+        (np.zeros((80, 0), np.float32), r"\(80, 0\)"),
+        (np.full((80, 4), np.nan, np.float32), "NaN"),
+    ],
+)
+def test_a_bad_mel_is_named(voice: WaveRNN, mel: FloatArray, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        voice.generate(mel)
+
+
+def test_a_bad_chunk_of_a_stream_is_named(voice: WaveRNN) -> None:
+    with pytest.raises(InvalidInput, match=r"\(81, 2\)"):
+        next(voice.stream([np.zeros((81, 2), np.float32)]))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_bad_seed_is_named(voice: WaveRNN, seed: int) -> None:
+    with pytest.raises(InvalidInput, match=str(seed)):
+        voice.generate(speech_like_mel(1), seed)
