@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import least_ns, load_bandwidth, repeat, spaced_l2_bandwidth
+from sparsejit.planner.calibration import least_ns, load_bandwidth, padded_l2_bandwidth, repeat
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import ymm, zmm
 
@@ -60,7 +60,7 @@ def machine_limits(target: Target) -> MachineLimits:
         l1_bytes_per_ns=load_bandwidth(target, target.l1d_bytes // 2, 16, _PLACES),
         l2_bytes_per_ns=max(
             load_bandwidth(target, target.l2_bytes // 2, 1, _PLACES),
-            spaced_l2_bandwidth(target, _PLACES),
+            padded_l2_bandwidth(target, _PLACES),
         ),
         l3_bytes_per_ns=load_bandwidth(target, l3_bytes, 1, _PLACES),
         memory_bytes_per_ns=load_bandwidth(target, min(4 * target.l3_bytes, _MOST_MEMORY)),

@@ -1,4 +1,4 @@
-"""How fast lines come from L2 by how many are read in a row: what `asm_templates.spare_lines` uses.
+"""How fast lines come from L2 by how many are read in a row: what `asm_templates.padding` uses.
 
 Straight-line loads, one a line, over and over.
 """
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Spacing
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.tiles import windows
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import cycles_per_ns, least_ns_reading
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, rdi, rdx, ymm, zmm
 
-# One spare line after each run of so many, and all in a row.
+# One padding line after each run of so many, and all in a row.
 RUNS = (1, 2, 3, 4, 5, 8)
-SPACINGS = {"all": DENSE, **{str(run): Spacing(run, run + 1) for run in reversed(RUNS)}}
+SPACINGS = {"all": DENSE, **{str(run): StridePadding(run, run + 1) for run in reversed(RUNS)}}
 KILOBYTES = (64, 96, 128, 192, 256, 384)
 _PLACES = 3
 
@@ -43,7 +43,7 @@ def compare(progress: Callable[[str], None] = lambda step: None) -> list[Arrival
     return arrivals
 
 
-def straight_line_bandwidth(target: Target, size: int, space: Spacing) -> float:
+def straight_line_bandwidth(target: Target, size: int, space: StridePadding) -> float:
     """Bytes a nanosecond when `size` bytes of lines are read, each by an instruction of its own."""
     register = zmm if target.isa == "avx512" else ymm
     number = np.arange(size // CACHE_LINE_BYTES)

@@ -21,7 +21,7 @@ from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Split, parse_threads, split, undivided
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import Program, build, debug_level
-from sparsejit.runtime.trampoline import bind, call_gate
+from sparsejit.runtime.trampoline import bind, call_trampoline
 from sparsejit.x86.assembler import Image
 
 FloatArray = npt.NDArray[np.float32]
@@ -71,7 +71,7 @@ class Kernel:
     def stats(self) -> dict[str, Any]:
         """Shape, nnz, density, block fill, strategy, isa, threads, code and pool bytes, time.
 
-        `spare_bytes` are those of the pool that are never read (`asm_templates.spare_lines`).
+        `padding_bytes` are those of the pool that are never read (`asm_templates.padding`).
         Of permute kernels on one thread also `steps` and `lane_use`, the share of a step's lanes
         that do not idle; where rows are grouped, the `least_steps_ungrouped` that they had needed.
         """
@@ -83,7 +83,7 @@ class Kernel:
             "threads": len(self.split.parts),
             "code_bytes": image.code_bytes - image.counts.get("gap_bytes", 0),
             "pool_bytes": image.pool_bytes,
-            "spare_bytes": image.counts.get("spare_bytes", 0),
+            "padding_bytes": image.counts.get("padding_bytes", 0),
             "compile_ms": self.compile_ms,
         }
 
@@ -95,13 +95,13 @@ class Kernel:
         """
         if out is None:
             out = np.empty(self.spec.y_shape, np.float32)
-        result: FloatArray = self._gate(x, out)
+        result: FloatArray = self._trampoline(x, out)
         return result
 
     @cached_property
-    def _gate(self) -> Callable[[Any, Any], Any]:
+    def _trampoline(self) -> Callable[[Any, Any], Any]:
         spec, memory = self.spec, self._program.memory
-        return call_gate(memory, spec.x_shape, spec.y_shape, self._checked_call)
+        return call_trampoline(memory, spec.x_shape, spec.y_shape, self._checked_call)
 
     def bind(self, x: FloatArray, y: FloatArray) -> Callable[[], None]:
         """A function without arguments that computes y from x, as they are when it is called.

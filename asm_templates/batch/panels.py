@@ -20,9 +20,9 @@ It pays for every input that a tile uses once, and for as many of the others as 
 wherever it comes from. Several panels therefore follow each other within a tile, whose code fits
 there. It is used from there only after a taken jump to what has been decoded by then, and the
 processor looks so far ahead that at the end of the first panel this is nothing yet: the second
-panel would be as slow as the first. A jump to the next instruction now and then (`_LEAP`) cures
-that: batch 64 takes 4460 ns without, 4090 with. One panel alone has some of its code stay decoded
-until the next call (`code_placement`). For 256x256 at 90 % zero, the first panel then
+panel would be as slow as the first. A jump to the next instruction now and then cures that
+(`_REDIRECT_EVERY`): batch 64 takes 4460 ns without, 4090 with. One panel alone has some of its code
+stay decoded until the next call (`placement`). For 256x256 at 90 % zero, the first panel then
 takes 1330 ns and each other 920, of which multiplications are 850: every store of a sum costs
 a cycle of both multipliers, which lend it a register port.
 """
@@ -34,8 +34,8 @@ import numpy as np
 from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products, products
 from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.shared.activation import apply_activation
-from sparsejit.asm_templates.shared.padding import DENSE, Spacing
-from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
+from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.tiles import windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -79,7 +79,8 @@ _SHARED_WHERE_DECODED = 0.4
 # follow each other in a tile it gains nothing to 1 %, and loses up to 20.
 _PLACEMENT = Placement(32 << 10, 1024)
 _PLACED_WEIGHTS = 30_000
-_LEAP = 20  # weights from one jump to the next, some 200 bytes; with 40 batch 64 takes 3900 ns
+# Weights from one jump to the next, some 200 bytes; with 40 batch 64 takes 3900 ns.
+_REDIRECT_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Panels:
     """How x and y lie: bytes from one feature to the next, and from one panel to the next.
 
     `count` is how many panels are computed at once; `masked` whether only the columns in
-    PANEL_MASK exist in y; `x_spacing` that of the features of x.
+    PANEL_MASK exist in y; `x_padding` that of the features of x.
     """
 
     count: int
@@ -96,7 +97,7 @@ class Panels:
     y_pitch: int
     y_step: int
     masked: bool = False
-    x_spacing: Spacing = DENSE
+    x_padding: StridePadding = DENSE
 
 
 def shared_loads(isa: str, panels: int) -> float:
@@ -177,7 +178,7 @@ def _multiply(
     x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
-    x_address = panels.x_spacing.place(tile.column) * panels.x_pitch
+    x_address = panels.x_padding.place(tile.column) * panels.x_pitch
     move_x, x_place = _reached(rdi, x_address, wide)
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
@@ -192,7 +193,7 @@ def _multiply(
     asm.stamp(
         len(tile),
         [
-            leaps(len(tile), _LEAP),
+            fetch_redirects(len(tile), _REDIRECT_EVERY),
             *move_x,
             line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,

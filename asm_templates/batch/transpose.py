@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.padding import DENSE, Spacing
+from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, r9, r10, rax, xmm
@@ -23,7 +23,7 @@ _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
 class Place:
     """A matrix in memory: the address of its first element and the bytes from row to row.
 
-    `padded` rows may be written up to a whole number of vectors. Where `spacing` is not dense,
+    `padded` rows may be written up to a whole number of vectors. Where `padding` is not dense,
     some rows are left out after each run.
     """
 
@@ -31,11 +31,11 @@ class Place:
     pitch: int
     offset: int = 0
     padded: bool = False
-    spacing: Spacing = DENSE
+    padding: StridePadding = DENSE
 
     def bytes_to(self, row: int) -> int:
         """From the first row of a run to the one so many rows on."""
-        return self.spacing.place(row) * self.pitch
+        return self.padding.place(row) * self.pitch
 
     def row(self, number: int) -> "Place":
         """The place from that row on."""
@@ -94,7 +94,7 @@ def copy(
             masks.store(place, vector(asm, number), whole or destination.padded)
 
     _point(asm, source, destination)
-    run = destination.spacing.run
+    run = destination.padding.run
     at_once = max(1, asm.target.vector_registers // 2 // len(vectors) // run) * run
     turns, rest = divmod(rows, at_once)
     step = (source.bytes_to(at_once), destination.bytes_to(at_once))

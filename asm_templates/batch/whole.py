@@ -13,7 +13,7 @@ chunk is transposed to and from a workspace on the stack:
 A feature-major x of whole panels is used where it lies if that is aligned. Any other is copied
 first, because a load that touches two cache lines takes two: batch 63 would take 5830 ns with x
 where it lies, and takes 5000 copied. A copy that exceeds L1 waits for L2, which delivers the lines
-that are written as well as those that are read; with spare lines in it (`spare_lines`) batch 63
+that are written as well as those that are read; with padding lines in it (`padding`) batch 63
 takes 4820. No column needs a mask: the last panel ends where the batch ends and computes some
 columns a second time, to the same result. Only a batch of less than a panel has one.
 """
@@ -32,7 +32,7 @@ from sparsejit.asm_templates.batch.panels import (
     emit_panels,
 )
 from sparsejit.asm_templates.batch.transpose import Place, copy, transpose
-from sparsejit.asm_templates.shared.padding import DENSE, Spacing, spacing
+from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
@@ -141,20 +141,20 @@ class _Kernel:
         """In the workspace panels follow each other, except where x may be used as it lies."""
         each, vector = self.spec.each, self.asm.target.vector_bytes
         as_it_lies = self._feature_pitch, vector
-        room = vector * self._spacing.room(each.in_features)
+        room = vector * self._padding.room(each.in_features)
         x = as_it_lies if self._x_has_panels else (vector, room)
         y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
         count = -(-self.panel_chunks[0].columns // self.lanes)
         masked = self.y_lies and self.in_panels < self.lanes
-        return Panels(count, *x, *y, masked, self._spacing)
+        return Panels(count, *x, *y, masked, self._padding)
 
     @cached_property
-    def _spacing(self) -> Spacing:
+    def _padding(self) -> StridePadding:
         """Of the vectors of a feature-major x that is copied."""
         if not self.feature_major or self._x_has_panels:
             return DENSE
         copied = 4 * self.spec.each.in_features * self.panel_chunks[0].columns
-        return spacing(copied, self.asm.target)
+        return stride_padding(copied, self.asm.target)
 
     @cached_property
     def y_lies(self) -> bool:
@@ -325,7 +325,7 @@ class _Kernel:
 
     def _x_work(self, panel: int) -> Place:
         offset = panel * self.panels.x_step
-        return Place(rsp, self.panels.x_pitch, offset, padded=True, spacing=self._spacing)
+        return Place(rsp, self.panels.x_pitch, offset, padded=True, padding=self._padding)
 
     def _y_work(self, panel: int) -> Place:
         x_bytes = self.panels.count * self.panels.x_step

@@ -15,7 +15,7 @@ Seven bytes and one uop a multiplication; two a cycle while the weights are in L
 ahead pays: 1024x1024 takes 33 us with it and 41 us without, while within L2 it gains nothing.
 Tiles stop at half the registers: with 29 streams of weights side by side in a loop (512x128)
 the processor's own prefetching keeps up no longer, 33 bytes a cycle against 50 with 16. Weights
-from L2 have a spare line after every fourth (`spare_lines`): 256x256 takes 1180 ns instead of 1450,
+from L2 have a padding line after every fourth (`padding`): 256x256 takes 1180 ns instead of 1450,
 in bfloat16 650 instead of 730.
 """
 
@@ -23,7 +23,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Spacing, spacing
+from sparsejit.asm_templates.shared.padding import (
+    CACHE_LINE_BYTES,
+    DENSE,
+    StridePadding,
+    stride_padding,
+)
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import Storage
 from sparsejit.asm_templates.shared.tiles import FloatArray, Tile, finish, grouped, start, tiles
@@ -33,7 +38,7 @@ from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, rax, rcx, rdi, rdx
 
 SUMS = 16  # under way at once: those of a loop's turn, so that its bookkeeping is a small share
-_FOURS = Spacing(4, 5)
+_FOURS = StridePadding(4, 5)
 PREFETCH_BYTES = 4096  # ahead of the loop, where weights come from beyond L2
 
 
@@ -55,7 +60,7 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     largest, spare = asm.target.vector_registers // 2, storage.registers
     for tile in tiles(asm, matrix.out_features, SUMS, largest, spare):
         own = weights[tile.first : tile.first + tile.groups]
-        storage = replace(storage, spacing=_spacing(storage, tile, weight_bytes))
+        storage = replace(storage, padding=_padding(storage, tile, weight_bytes))
         asm.emit("lea", rcx, Literal(storage.literal(_in_order(storage, tile, own))))
         asm.emit("mov", rdx, rdi)
         start(asm, spec, tile)
@@ -64,12 +69,12 @@ def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
         finish(asm, spec, tile)
 
 
-def _spacing(storage: Storage, tile: Tile, weight_bytes: int) -> Spacing:
+def _padding(storage: Storage, tile: Tile, weight_bytes: int) -> StridePadding:
     """100 KB of float32 would take 690 ns instead of 580, turns of 21 lines 2080 and not 1760."""
     target = storage.asm.target
-    turn_bytes = tile.groups * tile.chains * target.lanes * storage.weight_bytes
-    far = weight_bytes > 5 * target.l1d_bytes // 2 and spacing(weight_bytes, target) != DENSE
-    return _FOURS if far and turn_bytes % (_FOURS.run * CACHE_LINE_BYTES) == 0 else DENSE
+    trip_bytes = tile.groups * tile.chains * target.lanes * storage.weight_bytes
+    far = weight_bytes > 5 * target.l1d_bytes // 2 and stride_padding(weight_bytes, target) != DENSE
+    return _FOURS if far and trip_bytes % (_FOURS.run * CACHE_LINE_BYTES) == 0 else DENSE
 
 
 def _in_order(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
@@ -78,7 +83,7 @@ def _in_order(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
     turn = tile.chains * tile.groups
     whole = len(vectors) // turn * turn
     turns = vectors[:whole].reshape(-1, turn, vectors.shape[1])
-    return np.concatenate([storage.in_turns(turns), vectors[whole:]])
+    return np.concatenate([storage.in_trips(turns), vectors[whole:]])
 
 
 def _columns(storage: Storage, tile: Tile, in_features: int, prefetch: bool) -> None:
@@ -89,7 +94,7 @@ def _columns(storage: Storage, tile: Tile, in_features: int, prefetch: bool) -> 
         again = asm.label("again")
         asm.bind(again)
         _turn(storage, tile, tile.chains, prefetch)
-        asm.emit("add", rcx, storage.turn_bytes(tile.chains * tile.groups))
+        asm.emit("add", rcx, storage.trip_bytes(tile.chains * tile.groups))
         asm.emit("add", rdx, 4 * tile.chains)
         asm.emit("sub", rax, 1)
         asm.jump("jnz", again)

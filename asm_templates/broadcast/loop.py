@@ -11,12 +11,12 @@ than 16 bytes a cycle. Here the column of each block is a 16-bit number in memor
            add rcx, bytes of weights; add rdx, bytes of columns
            sub r8, 1; jnz again
 
-A strip is the blocks of the same eight or sixteen outputs. Strips are sorted by their number of
-blocks; each loop takes the next few, a slot each, and runs until its longest strip ends, the
-others with weights of zero. How many each takes is what makes that waste least. Two strips of
+A block row is the blocks of the same eight or sixteen outputs. Block rows are sorted by their
+number of blocks; each loop takes the next few, a slot each, and runs until its longest ends, the
+others with weights of zero. How many each takes is what makes that waste least. Two block rows of
 eight outputs share a zmm, whichever they are:
 
-           vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other strip's column
+           vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other block_row's column
            vbroadcastss zmm0{k1}, [rdi+4*rax]    its input, in the upper lanes
 
 A core has four ports to load through, of which a vector takes two: a step of float32 in L1 takes
@@ -54,15 +54,15 @@ from sparsejit.x86.operands import (
     ymm,
 )
 
-HALF = 8  # rows of the shorter strips
+HALF = 8  # rows of the shorter block_rows
 UPPER_LANES = k(1)
-# Accumulators of a loop: an FMA takes 4 cycles and two start in each. With 16, more strips wait
+# Accumulators of a loop: an FMA takes 4 cycles and two start in each. With 16, more block_rows wait
 # for a longer one, and 1024x1024 at 5 % takes 4 % longer.
 SLOTS = 8
 COLUMNS_AT_ONCE = 4
 LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a line of bfloat16 unused
 LOOP_ENDS = 20  # steps that starting and leaving a loop cost, the misprediction included
-# What two strips in a register cost over one: 1152x384 takes 1.3 to 1.6 times as long a slot.
+# What two block_rows in a register cost over one: 1152x384 takes 1.3 to 1.6 times as long a slot.
 PRICE_OF_HALVES = 1.5
 
 
@@ -81,8 +81,8 @@ class LoopShape:
 
 
 @dataclass(frozen=True, eq=False)
-class _Strips:
-    """`weights` (strips, rows, in_features); `columns` of each strip that hold a nonzero."""
+class _BlockRows:
+    """`weights` (block rows, rows, in_features); `columns` of each that hold a nonzero."""
 
     weights: FloatArray
     columns: list[IntArray]
@@ -90,20 +90,20 @@ class _Strips:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """One loop: which strips lie in its accumulators, and what it reads.
+    """One loop: which block_rows lie in its accumulators, and what it reads.
 
-    `strips` (accumulators, parts), `columns` (trips, slots * parts), `weights` (trips, slots,
+    `block_rows` (accumulators, parts), `columns` (trips, slots * parts), `weights` (trips, slots,
     lanes). Slots are the accumulators of chain 0, then of chain 1, and so on.
     """
 
-    strips: IntArray
+    block_rows: IntArray
     chains: int
     columns: npt.NDArray[np.uint32]
     weights: FloatArray
 
     @property
     def tile(self) -> Tile:
-        return Tile(0, len(self.strips), self.chains)
+        return Tile(0, len(self.block_rows), self.chains)
 
 
 def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0) -> None:
@@ -112,7 +112,7 @@ def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0)
     See `table` for the contract.
     """
     storage, lanes = Storage(asm, spec.dtype), asm.target.lanes
-    rows = strip_rows(matrix, lanes)
+    rows = block_row_height(matrix, lanes)
     parts = lanes // rows
     if parts > 1:
         asm.emit("mov", dword(rax), 0xFF00)
@@ -120,7 +120,7 @@ def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0)
     loops = list(_loops(_strips(matrix, rows, parts), parts, first_row // rows))
     columns = np.uint16 if matrix.in_features <= 1 << 16 else np.uint32
     streams = [
-        storage.literal(np.concatenate([storage.in_turns(loop.weights) for loop in loops])),
+        storage.literal(np.concatenate([storage.in_trips(loop.weights) for loop in loops])),
         asm.literal(np.concatenate([_padded(loop.columns).astype(columns) for loop in loops])),
     ]
     for base, stream in zip((rcx, rdx), streams, strict=True):
@@ -132,8 +132,8 @@ def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0)
         _finish(asm, spec, loop, rows)
 
 
-def strip_rows(matrix: SparseMatrix, lanes: int) -> int:
-    """Rows of the strips that a matrix is cut into: those of a vector, or half as many."""
+def block_row_height(matrix: SparseMatrix, lanes: int) -> int:
+    """Rows of the block_rows that a matrix is cut into: those of a vector, or half as many."""
     whole = int(matrix.block_mask(lanes).sum())
     halves = int(matrix.block_mask(HALF).sum()) * HALF / lanes
     return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
@@ -141,29 +141,29 @@ def strip_rows(matrix: SparseMatrix, lanes: int) -> int:
 
 def planned_loops(matrix: SparseMatrix, lanes: int, first_row: int = 0) -> list[LoopShape]:
     """The loops that a matrix takes, for the planner."""
-    rows = strip_rows(matrix, lanes)
+    rows = block_row_height(matrix, lanes)
     longest_first = np.sort(matrix.block_mask(rows)[first_row // rows :].sum(axis=1))[::-1]
     return loop_shapes(longest_first[:: lanes // rows])
 
 
-def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _Strips:
-    """Strips of a matrix, with empty ones up to a `multiple`."""
+def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
+    """Block rows of a matrix, with empty ones up to a `multiple`."""
     count = -(-matrix.out_features // (rows * multiple)) * multiple
     padded = np.zeros((count * rows, matrix.in_features), np.float32)
     padded[: matrix.out_features] = matrix.dense
     weights = padded.reshape(count, rows, matrix.in_features)
-    return _Strips(weights, [np.flatnonzero(used) for used in np.any(weights != 0, axis=1)])
+    return _BlockRows(weights, [np.flatnonzero(used) for used in np.any(weights != 0, axis=1)])
 
 
-def _loops(strips: _Strips, parts: int, begin: int) -> Iterator[_Loop]:
-    """The loops over the strips from number `begin` on."""
-    counts = np.array([len(columns) for columns in strips.columns])
+def _loops(block_rows: _BlockRows, parts: int, begin: int) -> Iterator[_Loop]:
+    """The loops over the block_rows from number `begin` on."""
+    counts = np.array([len(columns) for columns in block_rows.columns])
     longest_first = begin + np.argsort(-counts[begin:], kind="stable")
     accumulators = longest_first.reshape(-1, parts)
     first = 0
     for shape in loop_shapes(counts[accumulators[:, 0]]):
         own = accumulators[first : first + shape.accumulators]
-        yield _loop(strips, own, shape.chains, shape.trips)
+        yield _loop(block_rows, own, shape.chains, shape.trips)
         first += shape.accumulators
 
 
@@ -181,15 +181,15 @@ def loop_shapes(blocks: IntArray) -> list[LoopShape]:
     return cheapest[-1][1]
 
 
-def _loop(strips: _Strips, own: IntArray, chains: int, trips: int) -> _Loop:
-    rows = strips.weights.shape[1]
+def _loop(block_rows: _BlockRows, own: IntArray, chains: int, trips: int) -> _Loop:
+    rows = block_rows.weights.shape[1]
     columns = np.zeros((trips, chains, *own.shape), np.uint32)
     weights = np.zeros((*columns.shape, rows), np.float32)
-    for (accumulator, part), strip in np.ndenumerate(own):
-        used = strips.columns[strip]
+    for (accumulator, part), block_row in np.ndenumerate(own):
+        used = block_rows.columns[block_row]
         trip, chain = np.divmod(np.arange(len(used)), chains)
         columns[trip, chain, accumulator, part] = used
-        weights[trip, chain, accumulator, part] = strips.weights[strip][:, used].T
+        weights[trip, chain, accumulator, part] = block_rows.weights[block_row][:, used].T
     slots, parts = chains * own.shape[0], own.shape[1]
     return _Loop(
         own,
@@ -208,10 +208,10 @@ def _padded(columns: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 def _start(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
     """Put the bias, or zero, in the first chain and zero in the others."""
     for slot, accumulator in enumerate(loop.tile.registers(asm)):
-        if spec.bias is None or slot >= len(loop.strips):
+        if spec.bias is None or slot >= len(loop.block_rows):
             zero(asm, accumulator)
             continue
-        at = (loop.strips[slot][:, None] * rows + np.arange(rows)).reshape(-1)
+        at = (loop.block_rows[slot][:, None] * rows + np.arange(rows)).reshape(-1)
         bias = np.append(spec.bias, np.float32(0))[np.minimum(at, spec.out_features)]
         asm.emit("vmovups", accumulator, Literal(asm.literal(bias)))
 
@@ -225,7 +225,7 @@ def _repeat(storage: Storage, loop: _Loop, column_bytes: int) -> None:
     asm.emit("mov", r8, trips)
     asm.bind(again)
     asm.stamp(slots, _slot_lines(storage, loop, column_bytes))
-    asm.emit("add", rcx, storage.turn_bytes(slots))
+    asm.emit("add", rcx, storage.trip_bytes(slots))
     columns = loop.columns.shape[1]
     asm.emit("add", rdx, column_bytes * (columns + -columns % COLUMNS_AT_ONCE))
     asm.emit("sub", r8, 1)
@@ -233,9 +233,10 @@ def _repeat(storage: Storage, loop: _Loop, column_bytes: int) -> None:
 
 
 def _slot_lines(storage: Storage, loop: _Loop, column_bytes: int) -> list[Line]:
-    asm, parts = storage.asm, loop.strips.shape[1]
+    asm, parts = storage.asm, loop.block_rows.shape[1]
     slot = np.arange(loop.weights.shape[1])
-    accumulator = loop.tile.accumulator(asm, slot % len(loop.strips), slot // len(loop.strips))
+    chain, position = np.divmod(slot, len(loop.block_rows))
+    accumulator = loop.tile.accumulator(asm, position, chain)
     unpack, weights = storage.unpacked(slot, Memory(rcx, storage.place(slot)))
     column = [_column(slot * parts + part, column_bytes) for part in range(parts)]
     x, chosen = vector(asm, 0), Memory(rdi, 0, index=rax, scale=4)
@@ -261,17 +262,18 @@ def _column(number: IntArray, column_bytes: int) -> list[Line]:
 
 
 def _finish(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
-    """Add up the chains, apply the activation and store each strip where it belongs."""
+    """Add up the chains, apply the activation and store each block_row where it belongs."""
     add_chains(asm, loop.tile)
-    accumulators = loop.tile.registers(asm)[: len(loop.strips)]
+    accumulators = loop.tile.registers(asm)[: len(loop.block_rows)]
     free = [vector(asm, n) for n in range(asm.target.vector_registers - len(accumulators))]
     apply_activation(asm, spec.activation, accumulators, free)
-    for accumulator, strips in zip(accumulators, loop.strips, strict=True):
-        for part, strip in enumerate(strips):
-            _store_strip(asm, spec, accumulator, part if len(strips) > 1 else None, strip * rows)
+    for accumulator, block_rows in zip(accumulators, loop.block_rows, strict=True):
+        for part, block_row in enumerate(block_rows):
+            half = part if len(block_rows) > 1 else None
+            _store_block_row(asm, spec, accumulator, half, block_row * rows)
 
 
-def _store_strip(
+def _store_block_row(
     asm: Assembler, spec: MatVec, accumulator: Register, part: int | None, first: int
 ) -> None:
     """Store an accumulator, or half of it, as outputs from `first` on; none where those end."""

@@ -12,7 +12,7 @@ each block, and take hardly any code. So each has its share; 1024x1024 at 5 % in
 
 Short weights that lie in one line share its load here, which takes code: 749 ns instead of 824.
 Between two lines of straight-line weights lies one never read. With one after every third instead
-(`spare_lines`), float32 takes 1058 ns and bfloat16 796. In AVX2 code is longer and nothing gained.
+(`padding`), float32 takes 1058 ns and bfloat16 796. In AVX2 code is longer and nothing gained.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparsejit.asm_templates.broadcast import loop, straight
-from sparsejit.asm_templates.shared.padding import ALTERNATE, DENSE, Spacing
+from sparsejit.asm_templates.shared.padding import ALTERNATE, DENSE, StridePadding
 from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS, Storage
 from sparsejit.asm_templates.shared.tiles import tile_capacity
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -30,18 +30,18 @@ from sparsejit.x86.assembler import Assembler
 
 # Of L1. A tenth more and bfloat16 loses up to 8 %, float32 3.
 CODE_SHARES = {DType.FLOAT32: 1.0, DType.FLOAT16: 0.8, DType.BFLOAT16: 0.8}
-# Code of a step and its share of jumps, of an input in a tile, and of a strip in loops.
+# Code of a step and its share of jumps, of an input in a tile, and of a block row in loops.
 _STEP_BYTES = {DType.FLOAT32: 7.5, DType.FLOAT16: 13.5, DType.BFLOAT16: 16.5}
 _INPUT_BYTES = 7
-_STRIP_BYTES = 48
+_BLOCK_ROW_BYTES = 48
 
 
 def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Append the kernel, for AVX-512; see `table` for the contract."""
     storage = Storage(asm, spec.dtype)
-    spacing = _spacing(straight.block_bytes(storage, matrix), asm.target)
+    padding = _padding(straight.block_bytes(storage, matrix), asm.target)
     rows = straight_rows(matrix, asm.target, spec.dtype)
-    straight.emit_rows(replace(storage, spacing=spacing), spec, matrix, rows, lines_once=True)
+    straight.emit_rows(replace(storage, padding=padding), spec, matrix, rows, lines_once=True)
     if rows < matrix.out_features:
         loop.emit(asm, spec, matrix, rows)
 
@@ -50,7 +50,7 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Outputs in straight-line code, which with the loops' code fits L1: whole vectors, or all."""
     used = matrix.block_mask(target.lanes)
     capacity = tile_capacity(target, UNPACKING_REGISTERS[dtype])
-    looped_bytes = _STRIP_BYTES * target.lanes // loop.strip_rows(matrix, target.lanes)
+    looped_bytes = _BLOCK_ROW_BYTES * target.lanes // loop.block_row_height(matrix, target.lanes)
     room = CODE_SHARES[dtype] * target.l1i_bytes - looped_bytes * len(used)
     for first in range(0, len(used), capacity):
         tile = used[first : first + capacity]
@@ -65,6 +65,6 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     return matrix.out_features
 
 
-def _spacing(block_bytes: int, target: Target) -> Spacing:
-    """1024x3072 at 4 % (500 KB) gains 4 % by spare lines, 1536x1536 at 7 % (660 KB) loses 10."""
+def _padding(block_bytes: int, target: Target) -> StridePadding:
+    """1024x3072 at 4 % (500 KB) gains 4 % by padding lines, 1536x1536 at 7 % (660 KB) loses 10."""
     return ALTERNATE if target.l1d_bytes < block_bytes <= target.l2_bytes // 2 else DENSE

@@ -18,7 +18,7 @@ of bfloat16 are read out of order):
     vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 uop
     vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes, 1 uop
 
-Weights from L2 have spare lines in between (`spare_lines`): 256x256 at 25 % in 1x8 blocks takes 323
+Weights from L2 have padding lines in between (`padding`): 256x256 at 25 % in 1x8 blocks takes 323
 ns instead of 429, 1024x1024 at 5 % in 1x16 blocks 1126 instead of 1429.
 
 A 1x8 block is half a zmm. Where both halves of an accumulator have weights, one step does both;
@@ -28,16 +28,16 @@ each other, so that short weights are unpacked once for both (256x256 at 20 % in
 instead of 200). Where a tile reads its lines in order, both vectors of bfloat16 in a line share its
 load: 512x512 at 5 % in 1x16 blocks takes 126 ns instead of 161.
 
-Every few steps there is a jump to the next instruction (`leaps`): 1024x1024 at 5 % in 1x16 blocks
-takes 1073 ns instead of 1143, in bfloat16 943 instead of 991.
+Every few steps there is a jump to the next instruction (`redirects`): 1024x1024 at 5 % in 1x16
+blocks takes 1073 ns instead of 1143, in bfloat16 943 instead of 991.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.padding import spacing
-from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.asm_templates.shared.padding import stride_padding
+from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import Storage
 from sparsejit.asm_templates.shared.tiles import (
@@ -81,14 +81,14 @@ def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Append the kernel; see `table` for the contract."""
     storage = Storage(asm, spec.dtype)
     weights = block_bytes(storage, matrix)
-    storage = replace(storage, spacing=spacing(weights, asm.target))
+    storage = replace(storage, padding=stride_padding(weights, asm.target))
     by_fours = weights <= asm.target.l1d_bytes and spec.dtype is not DType.FLOAT16
     once = _CODE_A_WEIGHT_BYTE * weights <= asm.target.l1i_bytes
     emit_rows(storage, spec, matrix, matrix.out_features, by_fours=by_fours, lines_once=once)
 
 
 def block_bytes(storage: Storage, matrix: SparseMatrix) -> int:
-    """What the blocks of a matrix take without spare lines."""
+    """What the blocks of a matrix take without padding lines."""
     return storage.weight_bytes * BLOCK_ROWS * int(matrix.block_mask(BLOCK_ROWS).sum())
 
 
@@ -192,7 +192,7 @@ def _multiply(
     asm.stamp(
         len(steps.column),
         [
-            leaps(len(steps.column)),
+            fetch_redirects(len(steps.column)),
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
             *_inputs(asm, x, steps.column, fours),
             *(_only(each, new_line) for each in unpack),

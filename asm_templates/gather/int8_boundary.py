@@ -23,10 +23,10 @@ _SWAPS = {
     ),
     "avx2": (("vpermq", 1, 0x4E), ("vpshufd", 1, 0x4E), ("vpshufd", 1, 0xB1)),
 }  # fmt: skip
-STEP_SCRATCH = 6  # registers that `emit_step` clobbers
+SCALE_SCRATCH = 6  # registers that `emit_scale` clobbers
 
 
-def emit_step(
+def emit_scale(
     asm: Assembler, spec: MatVec, reciprocal: Register, step: Register, scratch: list[Register]
 ) -> None:
     """Both registers in all lanes: the reciprocal of the step of x; the step, where dynamic."""
@@ -34,7 +34,7 @@ def emit_step(
         value = np.float32(1) / np.float32(spec.input_scale)
         asm.emit("vbroadcastss", reciprocal, _element(asm, value))
         return
-    *largest, magnitude_bits, loaded = scratch[:STEP_SCRATCH]
+    *largest, magnitude_bits, loaded = scratch[:SCALE_SCRATCH]
     asm.emit("vbroadcastss", magnitude_bits, _element(asm, np.int32(_MAGNITUDE_BITS)))
     for register in largest:
         asm.emit("vbroadcastss", register, _element(asm, np.float32(SMALLEST_SCALE)))
@@ -80,7 +80,7 @@ def emit_output(
     """register = sums (int32) times steps plus bias, float32.
 
     `operands` are the vector of `int8_weights.output_scales`, then, where there is one, of the
-    bias; `step` as from `emit_step`.
+    bias; `step` as from `emit_scale`.
     """
     dynamic = spec.input_scale is None
     asm.emit("vcvtdq2ps", register, register)

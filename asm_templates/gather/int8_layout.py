@@ -3,14 +3,14 @@
 Eight vectors of outputs (128 rows) are summed at a time: a run. `fold` runs share one piece of
 code and so one schedule, and rows trade places within a run, as in `row_order`.
 
-Rows that use the same inputs, as in blocks of 1x8 or 1x16, form granules, trade places as one and
-share indices: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
+Rows that use the same inputs, as in blocks of 1x8 or 1x16, form an index-sharing group and trade
+places as one: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
 each product):
 
-    rows a granule    indices a step    lanes 0 1 2 3 ... belong to granule
-    16                1                 0 0 0 0 ...     vpbroadcastd
-    8                 2                 0 1 0 1 ...     vpbroadcastq
-    1                 16                0 1 2 3 ...     vmovups
+    rows a group    indices a step    lanes 0 1 2 3 ... belong to group
+    16              1                 0 0 0 0 ...     vpbroadcastd
+    8               2                 0 1 0 1 ...     vpbroadcastq
+    1               16                0 1 2 3 ...     vmovups
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_sche
 from sparsejit.asm_templates.scheduling.interleaving import Steps
 from sparsejit.asm_templates.scheduling.row_order import (
     Prices,
-    Strip,
+    RowPanel,
     row_order,
-    strips,
+    row_panels,
     wanted_counts,
 )
 from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
@@ -50,20 +50,20 @@ _Numbers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A strip of batches, and the row in every lane: `rows`, (batches, fold, abreast, lanes).
+    """A panel of batches, and the row in every lane: `rows`, (batches, fold, accumulators, lanes).
 
-    Its sums come back in order by `stages` of exchanges. `granule` rows share their indices, of
-    which a step reads `indices`.
+    Its sums come back in order by `stages` of exchanges. `sharing_rows` rows share their indices,
+    of which a step reads `indices`.
     """
 
-    strip: Strip
-    granule: int
+    panel: RowPanel
+    sharing_rows: int
     stages: int
     rows: _Numbers
 
     @property
     def indices(self) -> int:
-        return LANES // self.granule
+        return LANES // self.sharing_rows
 
 
 def least_steps(wants: npt.NDArray[np.uint16]) -> _Numbers:
@@ -97,8 +97,8 @@ class Piece:
     tail: _Words
 
     @property
-    def strip(self) -> Strip:
-        return self.held.strip
+    def panel(self) -> RowPanel:
+        return self.held.panel
 
     @property
     def count(self) -> int:
@@ -130,7 +130,7 @@ class Layout:
     @property
     def steps(self) -> int:
         """How many are executed."""
-        return sum(piece.count * piece.strip.fold for piece in self.pieces)
+        return sum(piece.count * piece.panel.fold for piece in self.pieces)
 
     @property
     def streamed_bytes(self) -> int:
@@ -146,7 +146,7 @@ class Layout:
 
 
 def layout_of(
-    spec: MatVec, matrix: SparseMatrix, fold: int, granule: int, exchange: float, tries: int
+    spec: MatVec, matrix: SparseMatrix, fold: int, sharing_rows: int, exchange: float, tries: int
 ) -> Layout:
     """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`.
 
@@ -157,8 +157,8 @@ def layout_of(
     prices = Prices(least_steps, exchange)
     cut = _Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
     pieces: list[Piece] = []
-    for strip in strips(matrix.out_features, LANES, ACCUMULATORS, fold):
-        pieces += cut.pieces(cut.held(strip, granule))
+    for panel in row_panels(matrix.out_features, LANES, ACCUMULATORS, fold):
+        pieces += cut.pieces(cut.held(panel, sharing_rows))
     return Layout(windows, sorted(pieces, key=lambda piece: piece.window))
 
 
@@ -173,42 +173,42 @@ class _Cut:
     prices: Prices
     tries: int
 
-    def held(self, strip: Strip, granule: int) -> Held:
-        """The rows of a strip in order.
+    def held(self, panel: RowPanel, sharing_rows: int) -> Held:
+        """The rows of a panel in order.
 
-        Two granules in a vector lie there in turn, so that their sums need an exchange: a vector
-        that has no partner for one is not for granules of eight.
+        Two index-sharing groups in a vector lie there in turn, so that their sums need an exchange:
+        a vector that has no partner for one is not for groups of eight.
         """
-        if granule == LANES // 2 and strip.abreast % 2:
-            granule = 1
-        indices = LANES // granule
+        if sharing_rows == LANES // 2 and panel.accumulators % 2:
+            sharing_rows = 1
+        indices = LANES // sharing_rows
         stages = range(int(indices == 2), MOST_STAGES + 1)
-        whole = -(-len(self.weights) // granule) * granule
-        granules = self._padded(np.arange(whole)).reshape(-1, granule, self._width)
-        used = np.bitwise_or.reduce(granules, axis=1) != 0
+        whole = -(-len(self.weights) // sharing_rows) * sharing_rows
+        sharing_groups = self._padded(np.arange(whole)).reshape(-1, sharing_rows, self._width)
+        used = np.bitwise_or.reduce(sharing_groups, axis=1) != 0
         counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
-        order = row_order(counts, indices, [strip], stages, self.prices, _SWEEPS)
-        in_lanes = strip.by_batch(order.rows, indices)
-        rows = in_lanes[..., None, :] * granule + np.arange(granule)[:, None]
-        return Held(strip, granule, order.stages, rows.reshape(*in_lanes.shape[:3], LANES))
+        order = row_order(counts, indices, [panel], stages, self.prices, _SWEEPS)
+        in_lanes = panel.by_batch(order.rows, indices)
+        rows = in_lanes[..., None, :] * sharing_rows + np.arange(sharing_rows)[:, None]
+        return Held(panel, sharing_rows, order.stages, rows.reshape(*in_lanes.shape[:3], LANES))
 
     def pieces(self, held: Held) -> Iterator[Piece]:
-        strip, steps = held.strip, self._steps(held)
+        panel, steps = held.panel, self._steps(held)
         for window in range(self.windows.number):
-            for batch in range(strip.batches):
-                region = steps.of_region(window * strip.batches + batch)
+            for batch in range(panel.batches):
+                region = steps.of_region(window * panel.batches + batch)
                 yield self._piece(held, region, window, batch)
 
     def _steps(self, held: Held) -> Steps:
-        """The steps of a strip in order of execution."""
-        strip = held.strip
-        shape = (strip.teams, strip.fold, held.granule, held.indices, -1)
+        """The steps of a panel in order of execution."""
+        panel = held.panel
+        shape = (panel.fold_groups, panel.fold, held.sharing_rows, held.indices, -1)
         weights = self._padded(held.rows.swapaxes(1, 2).ravel()).reshape(shape)
         used = np.bitwise_or.reduce(weights, axis=2).reshape(-1, weights.shape[-1]) != 0
-        lanes = strip.fold * held.indices
+        lanes = panel.fold * held.indices
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
         schedule = quad_schedule(demand, self.tries)
-        window, team = np.divmod(schedule.problem, strip.teams)
+        window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
         taken = schedule.taken >= 0
         left = (window * self.windows.width + schedule.first)[:, None, None]
@@ -216,10 +216,10 @@ class _Cut:
         index += REGISTER_INPUTS * (column // REGISTER_INPUTS != left)
         indices = np.where(taken, index, 0).astype(np.int8)
         return Steps.of(
-            strip,
+            panel,
             schedule,
-            _bytes_as_words(_picked(weights, team, column, taken)),
-            _bytes_as_words(indices.reshape(len(team), strip.fold, held.indices, PRODUCTS)),
+            _bytes_as_words(_picked(weights, fold_group, column, taken)),
+            _bytes_as_words(indices.reshape(len(fold_group), panel.fold, held.indices, PRODUCTS)),
         )
 
     @property
@@ -236,7 +236,7 @@ class _Cut:
         return padded
 
     def _piece(self, held: Held, steps: Steps, window: int, batch: int) -> Piece:
-        rows, fold = held.rows[batch], held.strip.fold
+        rows, fold = held.rows[batch], held.panel.fold
         head: _Words = np.zeros((fold, 0, LANES), np.uint32)
         scales = tail = head
         if window == 0:
@@ -267,19 +267,22 @@ def _as_bytes(indices: _Numbers) -> _Words:
 
 
 def _picked(
-    weights: npt.NDArray[np.int8], team: _Numbers, column: _Numbers, taken: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.int8],
+    fold_group: _Numbers,
+    column: _Numbers,
+    taken: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.int8]:
-    """Per step (steps, fold, lanes, 4): the weights of the columns that each granule takes.
+    """Per step (steps, fold, lanes, 4): the weights of the columns that each sharing group takes.
 
-    `weights`: (teams, fold, rows of a granule, granules, inputs); `column`, `taken`:
-    (steps, fold * granules, 4).
+    `weights`: (fold groups, fold, rows of a sharing group, sharing groups, inputs); `column`,
+    `taken`: (steps, fold * sharing groups, 4).
     """
-    _, fold, granule, granules, _ = weights.shape
-    shape = (len(team), fold, 1, granules, PRODUCTS)
-    place = np.ix_(team, np.arange(fold), np.arange(granule), np.arange(granules))
+    _, fold, sharing_rows, sharing_groups, _ = weights.shape
+    shape = (len(fold_group), fold, 1, sharing_groups, PRODUCTS)
+    place = np.ix_(fold_group, np.arange(fold), np.arange(sharing_rows), np.arange(sharing_groups))
     picked = weights[(*(part[..., None] for part in place), column.reshape(shape))]
     picked *= taken.reshape(shape)
-    return picked.reshape(len(team), fold, granule * granules, PRODUCTS)
+    return picked.reshape(len(fold_group), fold, sharing_rows * sharing_groups, PRODUCTS)
 
 
 def _bytes_as_words(values: npt.NDArray[np.int8]) -> _Words:

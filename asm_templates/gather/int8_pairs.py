@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.int8_boundary import (
-    STEP_SCRATCH,
+    SCALE_SCRATCH,
     emit_integers,
     emit_output,
-    emit_step,
+    emit_scale,
 )
 from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
 from sparsejit.asm_templates.shared import rows
@@ -81,7 +81,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
     """x as int16 at rsp, in the order of `_place_of_pair`."""
     lanes, reciprocal = asm.target.lanes, vector(asm, _RECIPROCAL)
     free = [vector(asm, number) for number in range(_FIRST_FREE, 16)]
-    emit_step(asm, spec, reciprocal, vector(asm, _STEP), free[:STEP_SCRATCH])
+    emit_scale(asm, spec, reciprocal, vector(asm, _STEP), free[:SCALE_SCRATCH])
     even, odd = vector(asm, 0), vector(asm, 1)
     lowest = asm.literal(np.full(PAIR * lanes, -LARGEST_INT8, np.int16))
     for first in range(0, spec.in_features, PAIR * lanes):

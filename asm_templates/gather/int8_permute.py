@@ -18,7 +18,7 @@ its row and of x, and goes where its row is in y. Inputs beyond one window of re
 window by window, with int32 sums in y meanwhile. So x and y must not overlap.
 
 Zen 5 takes a cycle a step in L1; from L2 on the 128 bytes of a step bind, 64 a cycle with spare
-lines (`spare_lines`). Tried without gain: indices and weights in one stream (within 2 %),
+lines (`padding`). Tried without gain: indices and weights in one stream (within 2 %),
 prefetching within L2, 1 to 24 KB ahead (up to 30 % slower).
 """
 
@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.int8_boundary import (
-    STEP_SCRATCH,
+    SCALE_SCRATCH,
     emit_integers,
     emit_output,
-    emit_step,
+    emit_scale,
 )
 from sparsejit.asm_templates.gather.int8_layout import (
     ACCUMULATORS,
@@ -51,11 +51,11 @@ from sparsejit.asm_templates.shared.padding import (
     ALTERNATE,
     CACHE_LINE_BYTES,
     DENSE,
-    SPACED,
-    Spacing,
-    spacing,
+    PADDED,
+    StridePadding,
+    stride_padding,
 )
-from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.machine.target import Target
@@ -92,8 +92,8 @@ _PREFETCHED_BYTES = 1024  # ahead of a step
 _NEAR_L1 = 3
 _INDEX_LOADS = {1: "vpbroadcastd", 2: "vpbroadcastq", 16: "vmovups"}
 
-# Blocks count as granules while the zeros in them are fewer than what their indices would be.
-_GRANULES = {16: 1.25, 8: 1.25}
+# Blocks count as sharing_groups while the zeros in them are fewer than what their indices would be.
+_INDEX_SHARING = {16: 1.25, 8: 1.25}
 # Code is folded as far as it takes to fit the first cache level: 1024x1024 at 90 % takes 1555 ns
 # unfolded, 1360 folded twice, 1400 four times; at 95 %, where it fits, 858, 908 and 965.
 MOST_FOLD = 4
@@ -105,9 +105,9 @@ _SAMPLED_RUNS = 4  # for an estimate of the steps
 _TRIED_NNZ, _MOST_TRIES = 300_000, 4
 
 
-def granule_of(matrix: SparseMatrix) -> int:
+def index_sharing_rows(matrix: SparseMatrix) -> int:
     """Rows that share their indices: 16, 8 or 1."""
-    for rows_of_block, most_zeros in _GRANULES.items():
+    for rows_of_block, most_zeros in _INDEX_SHARING.items():
         if int(matrix.block_mask(rows_of_block).sum()) * rows_of_block <= most_zeros * matrix.nnz:
             return rows_of_block
     return 1
@@ -131,10 +131,10 @@ def exchange_steps(matrix: SparseMatrix, target: Target) -> float:
     return 1.5 if near else 0.0
 
 
-def spacings(streamed_bytes: int, target: Target) -> tuple[Spacing, Spacing]:
+def stream_paddings(streamed_bytes: int, target: Target) -> tuple[StridePadding, StridePadding]:
     """Of weights and of indices, if a call reads so many bytes of them."""
-    alike = spacing(streamed_bytes, target)
-    if alike == SPACED and streamed_bytes <= _NEAR_L1 * target.l1d_bytes:
+    alike = stride_padding(streamed_bytes, target)
+    if alike == PADDED and streamed_bytes <= _NEAR_L1 * target.l1d_bytes:
         return ALTERNATE, DENSE
     return alike, alike
 
@@ -146,49 +146,49 @@ def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
     rows_of_runs = np.arange(runs * RUN_ROWS).reshape(runs, RUN_ROWS)[::every].ravel()
     sample = SparseMatrix(matrix.dense[rows_of_runs]) if every > 1 else matrix
     spec = MatVec(sample.out_features, sample.in_features, dtype=DType.INT8)
-    fold, granule = fold_of(matrix, target), granule_of(matrix)
+    fold, sharing_rows = fold_of(matrix, target), index_sharing_rows(matrix)
     exchange = exchange_steps(matrix, target)
-    return every * layout_of(spec, sample, fold, granule, exchange, tries=1).steps
+    return every * layout_of(spec, sample, fold, sharing_rows, exchange, tries=1).steps
 
 
 def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
-    fold, granule = fold_of(matrix, asm.target), granule_of(matrix)
+    fold, sharing_rows = fold_of(matrix, asm.target), index_sharing_rows(matrix)
     tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
-    layout = layout_of(spec, matrix, fold, granule, exchange_steps(matrix, asm.target), tries)
+    layout = layout_of(spec, matrix, fold, sharing_rows, exchange_steps(matrix, asm.target), tries)
     _Kernel(asm, spec, layout).emit()
 
 
 class _Stream:
     """Operands of equal size that a run reads one after the other through a base register."""
 
-    def __init__(self, asm: Assembler, base: Register, unit: int, spacing: Spacing) -> None:
-        self.asm, self.base, self.unit, self.spacing = asm, base, unit, spacing
+    def __init__(self, asm: Assembler, base: Register, unit: int, padding: StridePadding) -> None:
+        self.asm, self.base, self.unit, self.padding = asm, base, unit, padding
         self.span = 2 * _REACH
 
     def start(self, operands: npt.NDArray[np.uint32]) -> None:
         """Put the operands (runs, number, lanes) in the pool and point at those of the first."""
-        pool = padding.literal(self.asm, operands, self.spacing)
+        pool = padding.literal(self.asm, operands, self.padding)
         self.asm.emit("lea", self.base, Literal(pool + _REACH * self.unit))
 
     def lines(self, first: int, count: int) -> tuple[Line, Memory]:
         """For operands `first` and following of the run, one a row: what moves the base, places."""
-        place = self.spacing.place(first + np.arange(count))
+        place = self.padding.place(first + np.arange(count))
         moves = (place > 0) & (place % self.span == 0)
         operand = Memory(self.base, (place % self.span - _REACH) * self.unit)
         return line("add", self.base, self.span * self.unit, when=moves), operand
 
     def at(self, number: int) -> Memory:
         """One operand of the run; call in order."""
-        place = self.spacing.place(number)
+        place = self.padding.place(number)
         if place and place % self.span == 0:
             self.asm.emit("add", self.base, self.span * self.unit)
         return Memory(self.base, (place % self.span - _REACH) * self.unit)
 
     def leave(self, count: int) -> None:
         """After `count` operands, point at those of the next run."""
-        moved = self.spacing.place(max(count - 1, 0)) // self.span * self.span
-        room = self.spacing.room(count)
+        moved = self.padding.place(max(count - 1, 0)) // self.span * self.span
+        room = self.padding.room(count)
         if room > moved:
             self.asm.emit("add", self.base, (room - moved) * self.unit)
 
@@ -202,12 +202,13 @@ class _Kernel:
         self.layout = layout
         self.first_input = 32 - layout.windows.width
         self.prefetch = layout.streamed_bytes > asm.target.l2_bytes
-        self.weights_spacing, self.indices_spacing = spacings(layout.streamed_bytes, asm.target)
+        streamed = layout.streamed_bytes
+        self.weights_padding, self.indices_padding = stream_paddings(streamed, asm.target)
 
     def emit(self) -> None:
         self.asm.count(steps=self.layout.steps)
         scratch = [*_SUMS, _PICKED, _OTHER, zmm(_FIRST_FREE)]
-        emit_step(self.asm, self.spec, _RECIPROCAL, _STEP, scratch[:STEP_SCRATCH])
+        emit_scale(self.asm, self.spec, _RECIPROCAL, _STEP, scratch[:SCALE_SCRATCH])
         for window in range(self.layout.windows.number):
             self._load_inputs(window)
             for piece in self.layout.pieces_of(window):
@@ -233,20 +234,20 @@ class _Kernel:
 
     def _piece(self, piece: Piece) -> None:
         """Run a piece's code once, or `fold` times with y and the streams moving on."""
-        asm, strip = self.asm, piece.strip
-        first = strip.first_of(piece.batch) * LANES
-        weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES, self.weights_spacing)
+        asm, panel = self.asm, piece.panel
+        first = panel.first_of(piece.batch) * LANES
+        weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES, self.weights_padding)
         weights.start(piece.pool())
         index_bytes = 4 * piece.held.indices
-        apart = self.indices_spacing if index_bytes == CACHE_LINE_BYTES else DENSE
+        apart = self.indices_padding if index_bytes == CACHE_LINE_BYTES else DENSE
         indices = _Stream(asm, _INDICES, index_bytes, apart)
         indices.start(piece.indices())
-        if strip.fold == 1:
+        if panel.fold == 1:
             _Run(self, piece, weights, indices, rsi, first, self.spec.out_features).emit()
             return
         again = asm.label("again")
         asm.emit("lea", _FOLDED_Y, Memory(rsi, 4 * first))
-        asm.emit("mov", dword(_RUNS_LEFT), strip.fold)
+        asm.emit("mov", dword(_RUNS_LEFT), panel.fold)
         asm.bind(again)
         _Run(self, piece, weights, indices, _FOLDED_Y, 0, RUN_ROWS).emit()
         weights.leave(piece.vectors)
@@ -272,9 +273,9 @@ class _Run:
         self.kernel, self.asm, self.spec = kernel, kernel.asm, kernel.spec
         self.piece, self.weights, self.indices = piece, weights, indices
         self.y, self.length = y, length
-        self.sums = [zmm(position) for position in range(piece.strip.abreast)]
+        self.sums = [zmm(position) for position in range(piece.panel.accumulators)]
         self.others = self._other_accumulators()
-        self.places = [first + position * LANES for position in range(piece.strip.abreast)]
+        self.places = [first + position * LANES for position in range(piece.panel.accumulators)]
 
     def emit(self) -> None:
         self._start()
@@ -323,7 +324,7 @@ class _Run:
         index_move, index = self.indices.lines(0, piece.count)
         weight_move, weight = self.weights.lines(piece.head.shape[1], piece.count)
         return [
-            leaps(piece.count),
+            fetch_redirects(piece.count),
             index_move,
             line(_INDEX_LOADS[piece.held.indices], _PICKED, index),
             line("vpermi2b", _PICKED, zmm(x + steps.first), zmm(x + steps.second)),

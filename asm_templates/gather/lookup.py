@@ -72,8 +72,8 @@ _NEW_INPUTS = (zmm(28), zmm(29))
 _FREE_AT_END = _WEIGHTS + [zmm(number) for number in range(16, 32)]
 _HALVES = (k(1), k(2))
 
-# The sums of a strip take 16 KB of stack, so that they stay in L1.
-_STRIP_ROWS = 4096
+# The sums of a panel take 16 KB of stack, so that they stay in L1.
+_PANEL_ROWS = 4096
 # The same from 5 to 20 chunks ahead; without, 1024x1024 at 90 % takes 3800 ns instead of 2900.
 _PREFETCHED_CHUNKS = 8
 
@@ -82,21 +82,21 @@ def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     """Needs AVX512-VBMI."""
     order = paired_order(matrix)
     asm.emit("mov", _OLD_STACK, rsp)
-    asm.emit("sub", rsp, 4 * min(len(order), _STRIP_ROWS))
+    asm.emit("sub", rsp, 4 * min(len(order), _PANEL_ROWS))
     asm.emit("and", rsp, -LINE)
-    strips = [
-        _Strip(asm, spec, first, order[first : first + _STRIP_ROWS], matrix)
-        for first in range(0, len(order), _STRIP_ROWS)
+    panels = [
+        _RowPanel(asm, spec, first, order[first : first + _PANEL_ROWS], matrix)
+        for first in range(0, len(order), _PANEL_ROWS)
     ]
-    count = sum(len(strip.chunks.group) for strip in strips)
+    count = sum(len(panel.chunks.group) for panel in panels)
     form = Format.fitting(spec.dtype, count, asm.target.l2_bytes)
     start, loop = asm.label("start"), asm.label("loop")
     asm.jump("jmp", start)
     _emit_loop(asm, form, loop)
     asm.bind(start)
     _emit_constants(asm, form)
-    for strip in strips:
-        strip.emit(form, loop)
+    for panel in panels:
+        panel.emit(form, loop)
     asm.emit("mov", rsp, _OLD_STACK)
 
 
@@ -187,7 +187,7 @@ def _weights_of(asm: Assembler, form: Format, step: int) -> Register | Memory:
     return weights
 
 
-class _Strip:
+class _RowPanel:
     """Appends the code for the rows from `first` on, which lie in lanes as `order` says."""
 
     def __init__(
@@ -203,7 +203,7 @@ class _Strip:
     def emit(self, form: Format, loop: Label) -> None:
         asm = self.asm
         sums = (self.chunks.group * LINE).astype(np.uint32)
-        asm.count(spare_bytes=form.spaced * LINE * len(sums))
+        asm.count(padding_bytes=form.padded * LINE * len(sums))
         self._start_sums()
         asm.emit("lea", _CHUNKS, Literal(asm.literal(stored(self.chunks, form))))
         asm.emit("lea", _PLACES, Literal(asm.literal(sums)))

@@ -2,7 +2,7 @@
 
     ....._....._....._      float32 in less than half of L2: a line after each chunk is never read
 
-So they come at 54 bytes a cycle instead of 43 (see `spare_lines`; in runs of three no faster, since
+So they come at 54 bytes a cycle instead of 43 (see `padding`; in runs of three no faster, since
 look-ups bind then): 512x1024 at 90 % takes 1680 ns instead of 1930, 1024x1024 at 95 % 2020 instead
 of 2160. From half of L2 on, and for short weights, it gains nothing.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.gather import permute_storage
 from sparsejit.asm_templates.gather.lookup_layout import LANES, STEPS, WINDOW, Chunks
-from sparsejit.asm_templates.shared.padding import DENSE, Spacing
+from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.ir.spec import DType
 
 _Words = npt.NDArray[np.uint32]
@@ -27,19 +27,19 @@ class Format:
     """How chunks are stored.
 
     `far`: they stream from beyond L2, so every byte counts, and float32 holds the index in the
-    lowest bits of the weight itself. `spaced`: a spare line follows each.
+    lowest bits of the weight itself. `padded`: a padding line follows each.
     """
 
     dtype: DType
     far: bool = False
-    spaced: bool = False
+    padded: bool = False
 
     @classmethod
     def fitting(cls, dtype: DType, chunks: int, l2_bytes: int) -> "Format":
         """The fastest for so many chunks."""
         pool_bytes = chunks * cls(dtype).chunk_bytes
         small = dtype is DType.FLOAT32 and 2 * pool_bytes <= l2_bytes
-        return cls(dtype, far=pool_bytes > l2_bytes, spaced=small)
+        return cls(dtype, far=pool_bytes > l2_bytes, padded=small)
 
     @property
     def index_in_weight(self) -> bool:
@@ -57,12 +57,12 @@ class Format:
     @property
     def chunk_bytes(self) -> int:
         """From one chunk to the next."""
-        return self.spacing.room(self.lines) * LINE
+        return self.padding.room(self.lines) * LINE
 
     @property
-    def spacing(self) -> Spacing:
+    def padding(self) -> StridePadding:
         """Of the lines of all chunks."""
-        return Spacing(self.lines, self.lines + 1) if self.spaced else DENSE
+        return StridePadding(self.lines, self.lines + 1) if self.padded else DENSE
 
 
 def stored(chunks: Chunks, form: Format) -> _Words:
@@ -78,4 +78,4 @@ def stored(chunks: Chunks, form: Format) -> _Words:
     indices = np.ascontiguousarray(quads).reshape(-1, 1, LINE).view(np.uint32)
     steps = permute_storage.stored(chunks.weights.reshape(-1, 1, LANES), form.dtype)
     weights = steps.reshape(-1, form.weight_lines, LANES)
-    return form.spacing.spread(np.concatenate([indices, weights], axis=1))
+    return form.padding.spread(np.concatenate([indices, weights], axis=1))

@@ -53,8 +53,8 @@ import numpy.typing as npt
 from sparsejit.asm_templates.gather.permute_layout import Layout, Piece, layout_of
 from sparsejit.asm_templates.gather.permute_machine import FoldingRule, Machine
 from sparsejit.asm_templates.shared import rows
-from sparsejit.asm_templates.shared.padding import spacing
-from sparsejit.asm_templates.shared.redirects import leaps
+from sparsejit.asm_templates.shared.padding import stride_padding
+from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.machine.target import Target
@@ -129,7 +129,7 @@ class PermuteKernel:
         self.vector = zmm if layout.machine.lanes == 16 else ymm
         self.vector_bytes = 4 * layout.machine.lanes
         self.span = 2 * layout.machine.reach  # vectors that one value of the pool pointer reaches
-        self.spacing = spacing(layout.pool_bytes, asm.target)
+        self.padding = stride_padding(layout.pool_bytes, asm.target)
         # The sums, a vector of packed indices, what was picked; where weights are short, those of
         # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
         self.registers = 32 if self.vector is zmm else 16
@@ -142,9 +142,9 @@ class PermuteKernel:
     def emit(self) -> None:
         order = self.layout.order
         self.asm.count(steps=self.layout.steps, least_steps_ungrouped=order.steps_as_they_come)
-        vectors = self.layout.pool(self.spacing)
+        vectors = self.layout.pool(self.padding)
         pool = self.asm.literal(vectors)
-        self.asm.count(spare_bytes=vectors.nbytes - self.layout.pool_bytes)
+        self.asm.count(padding_bytes=vectors.nbytes - self.layout.pool_bytes)
         self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
         if self.machine.dtype is DType.BFLOAT16:
             self._set_upper_halves()
@@ -170,8 +170,8 @@ class PermuteKernel:
 
     def _piece(self, piece: Piece) -> None:
         """Run a piece's code once, or `fold` times with y and the pool moving on."""
-        asm, fold = self.asm, piece.strip.fold
-        first = piece.strip.first_of(piece.batch)
+        asm, fold = self.asm, piece.panel.fold
+        first = piece.panel.first_of(piece.batch)
         if fold == 1:
             self._run(piece, rsi, first, self.spec.out_features)
             return
@@ -244,7 +244,7 @@ class PermuteKernel:
         begun = np.arange(piece.count) % machine.steps_a_vector != 0
         unpack, weight = self._unpacked(weights, begun)
         return [
-            leaps(piece.count),
+            fetch_redirects(piece.count),
             line("add", _POOL, forward, when=(field == 0) & self._out_of_reach(indices)),
             line("vmovups", index, self._at(indices), when=field == 0),
             line("vpsrld", shifted, index, machine.shifts[field], when=~last),
@@ -258,7 +258,7 @@ class PermuteKernel:
         places, source = piece.weight_places, self.vector(self.first_input + piece.steps.first)
         forward = self.span * self.vector_bytes
         return [
-            leaps(piece.count),
+            fetch_redirects(piece.count),
             line("add", _POOL, forward, when=self._out_of_reach(places)),
             line("vmovups", self.index, self._at(places)),
             line("vpermps", self.picked, self.index, source),
@@ -302,12 +302,12 @@ class PermuteKernel:
 
     def _at(self, vector: npt.NDArray[np.integer]) -> Memory:
         """A vector that the run reads, counted from its start, once it is in reach."""
-        place = self.spacing.place(vector)
+        place = self.padding.place(vector)
         return Memory(_POOL, (place % self.span - self.machine.reach) * self.vector_bytes)
 
     def _out_of_reach(self, vector: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Whether the pool pointer must move on before this vector is read."""
-        return (vector > 0) & (self.spacing.place(vector) % self.span == 0)
+        return (vector > 0) & (self.padding.place(vector) % self.span == 0)
 
     def _read(self, register: Register, vector: int) -> None:
         if self._out_of_reach(np.array(vector)):
@@ -316,8 +316,8 @@ class PermuteKernel:
 
     def _leave(self, piece: Piece) -> None:
         """Point at the vectors of the next run."""
-        moved = self.spacing.place(max(piece.vectors - 1, 0)) // self.span * self.span
-        room = self.spacing.room(piece.vectors)
+        moved = self.padding.place(max(piece.vectors - 1, 0)) // self.span * self.span
+        room = self.padding.room(piece.vectors)
         if room > moved:
             self.asm.emit("add", _POOL, (room - moved) * self.vector_bytes)
 
@@ -327,10 +327,10 @@ class PermuteKernel:
     def _activate(self) -> None:
         """The activation over y, by when x may leave its registers."""
         lanes, length = self.machine.lanes, self.spec.out_features
-        abreast = self.machine.accumulators
-        scratch = [self.vector(number) for number in range(abreast, self.registers)]
-        for begin in range(0, length, abreast * lanes):
-            places = range(begin, min(begin + abreast * lanes, length), lanes)
+        accumulators = self.machine.accumulators
+        scratch = [self.vector(number) for number in range(accumulators, self.registers)]
+        for begin in range(0, length, accumulators * lanes):
+            places = range(begin, min(begin + accumulators * lanes, length), lanes)
             registers = [self.vector(number) for number in range(len(places))]
             for register, place in zip(registers, places, strict=True):
                 self._load(register, rsi, place, length)

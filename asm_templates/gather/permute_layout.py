@@ -15,9 +15,9 @@ from sparsejit.asm_templates.gather.permute_storage import rounded, stored, with
 from sparsejit.asm_templates.gather.row_plan import RowPlan
 from sparsejit.asm_templates.scheduling.grouping import exchange_indices
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
-from sparsejit.asm_templates.scheduling.row_order import RowOrder, Strip
+from sparsejit.asm_templates.scheduling.row_order import RowOrder, RowPanel
 from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
-from sparsejit.asm_templates.shared.padding import Spacing
+from sparsejit.asm_templates.shared.padding import StridePadding
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 
@@ -40,7 +40,7 @@ class Piece:
     """
 
     machine: Machine
-    strip: Strip
+    panel: RowPanel
     batch: int
     window: int
     steps: Steps
@@ -131,7 +131,7 @@ class Layout:
     @property
     def steps(self) -> int:
         """How many are executed."""
-        return sum(piece.count * piece.strip.fold for piece in self.pieces)
+        return sum(piece.count * piece.panel.fold for piece in self.pieces)
 
     def pieces_of(self, window: int) -> list[Piece]:
         """What is to be run in a window: all in the first and the last, else what has steps."""
@@ -142,12 +142,12 @@ class Layout:
     @property
     def pool_bytes(self) -> int:
         """What a call reads of the pool."""
-        vectors = sum(piece.vectors * piece.strip.fold for piece in self.pieces)
+        vectors = sum(piece.vectors * piece.panel.fold for piece in self.pieces)
         return 4 * self.machine.lanes * vectors
 
-    def pool(self, spacing: Spacing) -> _Words:
+    def pool(self, padding: StridePadding) -> _Words:
         """The literal pool: every vector in the order in which it is read."""
-        parts = [spacing.spread(piece.pool()) for piece in self.pieces]
+        parts = [padding.spread(piece.pool()) for piece in self.pieces]
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
 
 
@@ -156,12 +156,12 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
     plan = RowPlan(matrix, machine)
     windows = plan.windows
     cut = _Cut(spec, matrix, machine, windows, plan.order())
-    scheduled = [(strip, cut.schedule(strip)) for strip in plan.strips]
+    scheduled = [(panel, cut.schedule(panel)) for panel in plan.panels]
     pieces = [
-        cut.piece(strip, steps, window, batch)
+        cut.piece(panel, steps, window, batch)
         for window in range(windows.number)
-        for strip, steps in scheduled
-        for batch in range(strip.batches)
+        for panel, steps in scheduled
+        for batch in range(panel.batches)
     ]
     return Layout(machine, windows, pieces, cut.order)
 
@@ -176,35 +176,35 @@ class _Cut:
     windows: Windows
     order: RowOrder
 
-    def schedule(self, strip: Strip) -> Steps:
-        """The steps of a strip in order of execution."""
-        dense = self._rows_by_team(strip)
+    def schedule(self, panel: RowPanel) -> Steps:
+        """The steps of a panel in order of execution."""
+        dense = self._rows_by_fold_group(panel)
         lanes, width = self.machine.lanes, self.windows.width
-        schedule = self.machine.schedule(Demand.of(dense != 0, strip.fold * lanes, lanes, width))
-        window, team = np.divmod(schedule.problem, strip.teams)
+        schedule = self.machine.schedule(Demand.of(dense != 0, panel.fold * lanes, lanes, width))
+        window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         left = window * width  # the window's first register
         weights, indices = _weights_and_indices(
-            dense.reshape(strip.teams, strip.fold * lanes, -1, lanes),
-            schedule.taken, team, left + schedule.first, left + schedule.second,
+            dense.reshape(panel.fold_groups, panel.fold * lanes, -1, lanes),
+            schedule.taken, fold_group, left + schedule.first, left + schedule.second,
         )  # fmt: skip
-        shape = (len(team), strip.fold, lanes)
-        return Steps.of(strip, schedule, weights.reshape(shape), indices.reshape(shape))
+        shape = (len(fold_group), panel.fold, lanes)
+        return Steps.of(panel, schedule, weights.reshape(shape), indices.reshape(shape))
 
-    def _rows_by_team(self, strip: Strip) -> _Floats:
-        """The strip's rows, those of a team together; whole windows wide."""
+    def _rows_by_fold_group(self, panel: RowPanel) -> _Floats:
+        """The panel's rows, those of a fold group together; whole windows wide."""
         lanes = self.machine.lanes
-        rows = strip.by_team(self.order.rows, lanes).ravel()
+        rows = panel.by_fold_group(self.order.rows, lanes).ravel()
         dense = np.zeros((len(rows), self.windows.number * self.windows.width * lanes), np.float32)
         real = rows < self.matrix.out_features
         weights = rounded(self.matrix.dense[rows[real]], self.spec.dtype)
         dense[real, : self.matrix.in_features] = weights
         return dense
 
-    def piece(self, strip: Strip, steps: Steps, window: int, batch: int) -> Piece:
+    def piece(self, panel: RowPanel, steps: Steps, window: int, batch: int) -> Piece:
         """One batch in one window."""
         lanes = self.machine.lanes
-        rows = strip.by_batch(self.order.rows, lanes)[batch]
-        head: _Words = np.zeros((strip.fold, 0, lanes), np.uint32)
+        rows = panel.by_batch(self.order.rows, lanes)[batch]
+        head: _Words = np.zeros((panel.fold, 0, lanes), np.uint32)
         tail: _Words = head
         if window == 0 and self.spec.bias is not None:
             bias = np.zeros(len(self.order.rows), np.float32)
@@ -212,20 +212,20 @@ class _Cut:
             head = bias[rows].view(np.uint32)
         if window == self.windows.number - 1:
             tail = exchange_indices(rows, self.order.stages).astype(np.uint32)
-        region = steps.of_region(window * strip.batches + batch)
-        counts = np.bincount(region.vector, minlength=strip.abreast)
+        region = steps.of_region(window * panel.batches + batch)
+        counts = np.bincount(region.vector, minlength=panel.accumulators)
         ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
-        return Piece(self.machine, strip, batch, window, region, ways, head, tail)
+        return Piece(self.machine, panel, batch, window, region, ways, head, tail)
 
 
 def _weights_and_indices(
-    dense: _Floats, taken: _Numbers, team: _Numbers, first: _Numbers, second: _Numbers
+    dense: _Floats, taken: _Numbers, fold_group: _Numbers, first: _Numbers, second: _Numbers
 ) -> tuple[_Floats, _Words]:
     """Per step and lane: the weight, and which input of registers `first`, `second` it meets.
 
-    `dense`: (teams, lanes of a team, registers, inputs of a register). An idle lane multiplies
-    zero by an input that its row has no weight for, so that an infinite or NaN input spoils no
-    output that it does not also spoil in the dense product.
+    `dense`: (fold groups, lanes of a group, registers, inputs of a register). An idle lane
+    multiplies zero by an input that its row has no weight for, so that an infinite or NaN input
+    spoils no output that it does not also spoil in the dense product.
     """
     width = dense.shape[3]
     used = dense != 0
@@ -234,7 +234,8 @@ def _weights_and_indices(
     index = place + width * (register != first[:, None])
     idle = taken < 0
     unused, full = used.argmin(axis=3), used.all(axis=3)
-    spare = np.where(full[team, :, first], width + unused[team, :, second], unused[team, :, first])
+    in_first, in_second = unused[fold_group, :, first], unused[fold_group, :, second]
+    spare = np.where(full[fold_group, :, first], width + in_second, in_first)
     weights[idle] = 0
     index[idle] = spare[idle]
     return weights, index.astype(np.uint32)

@@ -7,9 +7,9 @@ from sparsejit.asm_templates.scheduling.grouping import SWEEPS
 from sparsejit.asm_templates.scheduling.row_order import (
     Prices,
     RowOrder,
-    Strip,
+    RowPanel,
     row_order,
-    strips,
+    row_panels,
     wanted_counts,
 )
 from sparsejit.asm_templates.scheduling.schedule import Windows
@@ -34,14 +34,15 @@ class RowPlan:
         return Windows.of(self.matrix.in_features, machine.lanes, machine.inputs)
 
     @property
-    def strips(self) -> list[Strip]:
+    def panels(self) -> list[RowPanel]:
         machine, fold = self.machine, self.machine.fold_for(self.matrix)
-        return strips(self.matrix.out_features, machine.lanes, machine.accumulators, fold)
+        return row_panels(self.matrix.out_features, machine.lanes, machine.accumulators, fold)
 
     @property
     def runs_of_code(self) -> float:
         """How often the code of a kernel runs, on average over the vectors of outputs."""
-        return sum(part.vectors for part in self.strips) / sum(part.teams for part in self.strips)
+        panels = self.panels
+        return sum(part.vectors for part in panels) / sum(part.fold_groups for part in panels)
 
     @property
     def expected_steps(self) -> int:
@@ -54,7 +55,7 @@ class RowPlan:
         machine = self.machine
         counts = wanted_counts(self.matrix.dense != 0, self.windows, machine.lanes)
         stages = range(machine.most_stages + 1)
-        return row_order(counts, machine.lanes, self.strips, stages, self._prices, sweeps)
+        return row_order(counts, machine.lanes, self.panels, stages, self._prices, sweeps)
 
     @property
     def _prices(self) -> Prices:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.scheduling.int8_schedule import QuadSchedule
-from sparsejit.asm_templates.scheduling.row_order import Strip
+from sparsejit.asm_templates.scheduling.row_order import RowPanel
 from sparsejit.asm_templates.scheduling.schedule import Schedule
 
 _Numbers = npt.NDArray[np.integer]
@@ -22,7 +22,7 @@ _Numbers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The steps of a strip in order of execution.
+    """The steps of a panel in order of execution.
 
     `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
     vector, `first`, `second`: shape (steps,). `weights` and `indices`: (steps, fold, lanes),
@@ -40,17 +40,17 @@ class Steps:
     @classmethod
     def of(
         cls,
-        strip: Strip,
+        panel: RowPanel,
         schedule: Schedule | QuadSchedule,
         weights: npt.NDArray[Any],
         indices: npt.NDArray[np.uint32],
     ) -> "Steps":
-        """A strip's schedule, and the weights and indices of its steps, put in order."""
-        window, team = np.divmod(schedule.problem, strip.teams)
+        """A panel's schedule, and the weights and indices of its steps, put in order."""
+        window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         turn, due = turns(schedule.problem)
-        batch, vector = np.divmod(team, strip.abreast)
-        region = window * strip.batches + batch
-        order = np.lexsort((team, due, region))
+        batch, vector = np.divmod(fold_group, panel.accumulators)
+        region = window * panel.batches + batch
+        order = np.lexsort((fold_group, due, region))
         return cls(
             region[order],
             vector[order],

@@ -8,10 +8,10 @@ through the pool:
              |    run 0    |  |    run 1    |
              |          batch 0 (fold 2)    |  batch 1 ...
 
-Since every run executes the same code, v0 and v4 share one schedule: they are a team, scheduled
-as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8020 steps
-become 8650) and halves the code, which beyond the first cache level arrives more slowly than data
-does. Outputs that fill no folded batch follow in batches that run once.
+Since every run executes the same code, v0 and v4 share one schedule: they are a fold group,
+scheduled as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8020
+steps become 8650) and halves the code, which beyond the first cache level arrives more slowly than
+data does. Outputs that fill no folded batch follow in batches that run once.
 
 Within a run rows may lie in other lanes than those of their outputs (`grouping`).
 """
@@ -27,8 +27,8 @@ from sparsejit.asm_templates.scheduling.schedule import Windows
 
 _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]
-# What bounds the steps from below, of each team and window, where lanes want so much of each
-# register: (teams, lanes, windows, registers) to (teams, windows).
+# What bounds the steps from below, of each fold group and window, where lanes want so much of each
+# register: (fold groups, lanes, windows, registers) to (fold groups, windows).
 Bound = Callable[[_Counts], _Numbers]
 
 # Swaps times registers looked at in all: 15 million take about 90 ms.
@@ -36,37 +36,37 @@ _MOST_LOOKS = 15_000_000
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Alike batches from vector number `first` on, each of `fold` runs of `abreast` vectors."""
+class RowPanel:
+    """Alike batches from vector `first` on, each of `fold` runs of `accumulators` vectors."""
 
     first: int
     batches: int
     fold: int
-    abreast: int
+    accumulators: int
 
     @property
     def vectors(self) -> int:
-        return self.teams * self.fold
+        return self.fold_groups * self.fold
 
     @property
-    def teams(self) -> int:
-        return self.batches * self.abreast
+    def fold_groups(self) -> int:
+        return self.batches * self.accumulators
 
     def first_of(self, batch: int) -> int:
         """The first vector of a batch."""
-        return self.first + batch * self.fold * self.abreast
+        return self.first + batch * self.fold * self.accumulators
 
     def by_batch(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """Of the rows in all lanes a view of the strip's: (batches, fold, abreast, lanes)."""
+        """Of the rows in all lanes a view of the panel's: (batches, fold, accumulators, lanes)."""
         own = rows[self.first * lanes :][: self.vectors * lanes]
-        return own.reshape(self.batches, self.fold, self.abreast, lanes)
+        return own.reshape(self.batches, self.fold, self.accumulators, lanes)
 
-    def by_team(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """Of the rows in all lanes those of each team, (teams, lanes of all runs)."""
-        return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.teams, -1)
+    def by_fold_group(self, rows: _Numbers, lanes: int) -> _Numbers:
+        """Of the rows in all lanes those of each fold group, (fold groups, lanes of all runs)."""
+        return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.fold_groups, -1)
 
 
-def strips(out_features: int, lanes: int, accumulators: int, fold: int) -> list[Strip]:
+def row_panels(out_features: int, lanes: int, accumulators: int, fold: int) -> list[RowPanel]:
     """As many runs as fill folded batches, then the other whole ones, then what is left.
 
     Only runs of whole vectors are folded, for these need no masks.
@@ -75,9 +75,9 @@ def strips(out_features: int, lanes: int, accumulators: int, fold: int) -> list[
     folded = out_features // (lanes * accumulators) // fold
     unfolded = whole - folded * fold
     parts = [
-        Strip(0, folded, fold, accumulators),
-        Strip(folded * fold * accumulators, unfolded, 1, accumulators),
-        Strip(whole * accumulators, min(rest, 1), 1, rest),
+        RowPanel(0, folded, fold, accumulators),
+        RowPanel(folded * fold * accumulators, unfolded, 1, accumulators),
+        RowPanel(whole * accumulators, min(rest, 1), 1, rest),
     ]
     return [part for part in parts if part.vectors]
 
@@ -110,7 +110,12 @@ class Prices:
 
 
 def row_order(
-    counts: _Counts, lanes: int, parts: Sequence[Strip], stages: range, prices: Prices, sweeps: int
+    counts: _Counts,
+    lanes: int,
+    parts: Sequence[RowPanel],
+    stages: range,
+    prices: Prices,
+    sweeps: int,
 ) -> RowOrder:
     """The cheapest order among blocks of 2**stages vectors.
 
@@ -121,15 +126,15 @@ def row_order(
     padded = np.concatenate([counts, none])
 
     def least_steps(rows: _Numbers) -> int:
-        wants = ((part.fold, padded[part.by_team(rows, lanes)]) for part in parts)
+        wants = ((part.fold, padded[part.by_fold_group(rows, lanes)]) for part in parts)
         return sum(fold * int(prices.bound(want).sum()) for fold, want in wants)
 
     def changed(rows: _Numbers, stages: int, change: Callable[[_Numbers], _Numbers]) -> RowOrder:
         rows, pairs = rows.copy(), 0
         for part in parts:
             batches = part.by_batch(rows, lanes)
-            pairs += part.batches * part.fold * len(list(exchanges(part.abreast, stages)))
-            for first, size in blocks(part.abreast, stages):
+            pairs += part.batches * part.fold * len(list(exchanges(part.accumulators, stages)))
+            for first, size in blocks(part.accumulators, stages):
                 block = batches[:, :, first : first + size]
                 block[...] = change(block.copy())
         return RowOrder(rows, stages, pairs, least_steps(rows), ungrouped)

@@ -1,4 +1,4 @@
-"""Spare lines among those that a kernel reads from L2, in order, once a call.
+"""Padding lines among those that a kernel reads from L2, in order, once a call.
 
     read     0 1 2 . 3 4 5 . 6 7 8 .        the n-th line lies at n + n // 3; no dot is ever read
 
@@ -11,7 +11,7 @@ of 56 to 400 KB, straight-line or in a loop, from one sequence or from two in tu
 
 Every second or third line left out is no better, eight read and eight left out is worse (33).
 Within L1 there is nothing to gain, and a little beyond it much still is there at the next call.
-Beyond half of L2 sequences come at 55 as they are; there, and from L3, spare lines only take room.
+Beyond half of L2 sequences come at 55 as they are; there, and from L3, padding only takes room.
 More stays in L1 if weights lie in every other line, all in sets of even numbers, and what is
 fetched in vain in the others (`int8_permute`, `broadcast_mixed`).
 Vectors of 32 bytes, two loads a line, are not read as fast as that (AVX2: 1 to 7 % slower).
@@ -32,7 +32,7 @@ Number = TypeVar("Number", int, npt.NDArray[Any])
 
 
 @dataclass(frozen=True)
-class Spacing:
+class StridePadding:
     """Lines of a stream, `run` of every `period` of which are read.
 
     `period` divides the 256 lines that a one-byte displacement reaches.
@@ -59,21 +59,21 @@ class Spacing:
         return spread
 
 
-DENSE, ALTERNATE, SPACED = Spacing(1, 1), Spacing(1, 2), Spacing(3, 4)
+DENSE, ALTERNATE, PADDED = StridePadding(1, 1), StridePadding(1, 2), StridePadding(3, 4)
 
 
-def literal(asm: Assembler, lines: npt.NDArray[Any], space: Spacing) -> int:
+def literal(asm: Assembler, lines: npt.NDArray[Any], space: StridePadding) -> int:
     """Put lines, along axis 1, into the pool, and count the spare bytes in between.
 
-    Their alignment has the spare lines belong to the same sets of L1 in every call.
+    Their alignment has the padding lines belong to the same sets of L1 in every call.
     """
     spread = space.spread(lines)
-    asm.count(spare_bytes=spread.nbytes - lines.nbytes)
+    asm.count(padding_bytes=spread.nbytes - lines.nbytes)
     return asm.literal(spread, space.period * CACHE_LINE_BYTES)
 
 
-def spacing(stream_bytes: int, target: Target) -> Spacing:
+def stride_padding(stream_bytes: int, target: Target) -> StridePadding:
     """That of a stream of whole lines, so many bytes a call."""
     beyond_l1 = stream_bytes > target.l1d_bytes * 17 // 16
-    fits = SPACED.room(stream_bytes) <= target.l2_bytes // 2
-    return SPACED if target.vector_bytes == CACHE_LINE_BYTES and beyond_l1 and fits else DENSE
+    fits = PADDED.room(stream_bytes) <= target.l2_bytes // 2
+    return PADDED if target.vector_bytes == CACHE_LINE_BYTES and beyond_l1 and fits else DENSE

@@ -21,6 +21,6 @@ from sparsejit.x86.operands import Relative
 _STEPS = 16
 
 
-def leaps(steps: int, every: int = _STEPS) -> Line:
+def fetch_redirects(steps: int, every: int = _STEPS) -> Line:
     """The line before each of so many steps that jumps to it now and then."""
     return line("jmp", Relative("next"), when=np.arange(1, steps + 1) % every == 0)

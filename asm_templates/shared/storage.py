@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.shared import padding
-from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Spacing
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.spec import DType
 from sparsejit.x86.assembler import Assembler, Line, line
@@ -37,12 +37,12 @@ UNPACKING_REGISTERS = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}
 class Storage:
     """How vectors of weights, numbered from 0, are stored and read in one dtype.
 
-    `spacing` is that of the cache lines they lie in.
+    `padding` is that of the cache lines they lie in.
     """
 
     asm: Assembler
     dtype: DType
-    spacing: Spacing = DENSE
+    padding: StridePadding = DENSE
 
     @property
     def weight_bytes(self) -> int:
@@ -69,13 +69,13 @@ class Storage:
         """Byte offset of the memory operand that holds each vector."""
         row = number // self.whole * self.whole
         read, within = np.divmod(row * self.asm.target.lanes * self.weight_bytes, CACHE_LINE_BYTES)
-        return self.spacing.place(read) * CACHE_LINE_BYTES + within
+        return self.padding.place(read) * CACHE_LINE_BYTES + within
 
     def literal(self, vectors: FloatArray) -> int:
         """Put vectors (count, lanes) into the pool, rounded to the dtype."""
         packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
         lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
-        return padding.literal(self.asm, lines.reshape(1, -1, CACHE_LINE_BYTES), self.spacing)
+        return padding.literal(self.asm, lines.reshape(1, -1, CACHE_LINE_BYTES), self.padding)
 
     def start(self) -> None:
         """Set up what unpacking needs beyond the weights."""
@@ -87,12 +87,12 @@ class Storage:
                 self.asm.emit("vpcmpeqd", upper, upper, upper)
             self.asm.emit("vpslld", upper, upper, 16)
 
-    def in_turns(self, weights: FloatArray) -> FloatArray:
+    def in_trips(self, weights: FloatArray) -> FloatArray:
         """Vectors (turns, any, lanes) in a row, each turn beginning with one that stands alone."""
         padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % self.whole), (0, 0)))
         return padded.reshape(-1, weights.shape[2])
 
-    def turn_bytes(self, vectors: int) -> int:
+    def trip_bytes(self, vectors: int) -> int:
         """Bytes from one such turn, of whole runs of lines, to the next."""
         return int(self.place(np.array(vectors + -vectors % self.whole)))
 

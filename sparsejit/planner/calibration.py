@@ -14,7 +14,12 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_path
 
-from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Spacing, spacing
+from sparsejit.asm_templates.shared.padding import (
+    CACHE_LINE_BYTES,
+    DENSE,
+    StridePadding,
+    stride_padding,
+)
 from sparsejit.files import atomic_path
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import ZEN5_RATES, Rates
@@ -57,7 +62,7 @@ def calibrate(target: Target) -> Rates:
     data = {
         level: load_bandwidth(target, size) / clock for level, size in sizes.items()
     }
-    data["spaced L2"] = spaced_l2_bandwidth(target) / clock
+    data["padded L2"] = padded_l2_bandwidth(target) / clock
     # In L1 the execution ports are the limit, and code from memory would take a second to fault
     # in for a case that no kernel should be in: for these the table's figures stay.
     code = {
@@ -86,21 +91,21 @@ def _dependent_additions(asm: Assembler) -> None:
     asm.stamp(_CHAIN, [line("add", rax, rcx)])
 
 
-def spaced_l2_bandwidth(target: Target, places: int = 1) -> float:
-    """Bytes a nanosecond from L2 at the spacing that kernels give their pools on this target."""
+def padded_l2_bandwidth(target: Target, places: int = 1) -> float:
+    """Bytes a nanosecond from L2 at the padding that kernels give their pools on this target."""
     size = target.l2_bytes // 4
-    return load_bandwidth(target, size, places=places, space=spacing(size, target))
+    return load_bandwidth(target, size, places=places, space=stride_padding(size, target))
 
 
 def load_bandwidth(
-    target: Target, size: int, passes: int = 1, places: int = 1, space: Spacing = DENSE
+    target: Target, size: int, passes: int = 1, places: int = 1, space: StridePadding = DENSE
 ) -> float:
     """Bytes a nanosecond when `size` bytes are read over and over, where they lie best.
 
     `passes` are made in each call, in each of `places` buffers. `space` is that of the vectors.
     """
     register = zmm if target.isa == "avx512" else ymm
-    # One run a trip: in steps of 1 KB, four runs a trip, spaced lines come at 44 bytes a cycle.
+    # One run a trip: in steps of 1 KB, four runs a trip, padded lines come at 44 bytes a cycle.
     loads = _LOADS if space == DENSE else space.run
     offsets = space.place(np.arange(loads)) * target.vector_bytes
     step, trips = space.room(loads) * target.vector_bytes, size // (loads * target.vector_bytes)

@@ -7,7 +7,7 @@ cache level are those of one Zen 5 core until this machine has been calibrated (
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.shared.padding import DENSE, spacing
+from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
@@ -18,7 +18,7 @@ from sparsejit.planner.family_costs import FAMILY_COSTS, WEIGHT_BYTES
 class Rates:
     """How fast a core is: cycles a nanosecond, and bytes a cycle by where they come from.
 
-    `data` and `code` have the keys L1, L2, L3 and memory, and `data` spaced L2, where spare lines
+    `data` and `code` have the keys L1, L2, L3 and memory, and `data` padded L2, where padding lines
     lie in between.
     """
 
@@ -28,10 +28,10 @@ class Rates:
 
 
 # One Zen 5 core, DESIGN section 4: "L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code
-# arrives at only 10-14 B a cycle from L2 and 7 from L3". With spare lines L2 gives 64.
+# arrives at only 10-14 B a cycle from L2 and 7 from L3". With padding lines L2 gives 64.
 ZEN5_RATES = Rates(
     cycles_per_ns=4.2,
-    data={"L1": 128.0, "spaced L2": 64.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
+    data={"L1": 128.0, "padded L2": 64.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
     code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
 )
 
@@ -75,8 +75,8 @@ def predict(
     execution = steps * price.cycles
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     data_level = cache_level(data_bytes, code_bytes, target, target.l1d_bytes)
-    spaced = model.spaced and data_level == "L2" and spacing(pool_bytes, target) != DENSE
-    data_rate = rates.data["spaced L2" if spaced else data_level]
+    padded = model.padded and data_level == "L2" and stride_padding(pool_bytes, target) != DENSE
+    data_rate = rates.data["padded L2" if padded else data_level]
     transfers = {
         f"code from {code_level}": code_bytes / (model.code_rate * rates.code[code_level]),
         f"data from {data_level}": data_bytes / data_rate,

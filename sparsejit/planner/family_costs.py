@@ -12,12 +12,12 @@ import numpy as np
 from sparsejit.asm_templates.broadcast.loop import (
     LOOP_ENDS,
     PRICE_OF_HALVES,
+    block_row_height,
     planned_loops,
-    strip_rows,
 )
 from sparsejit.asm_templates.broadcast.mixed import straight_rows
 from sparsejit.asm_templates.gather.int8_pairs import pairs_of
-from sparsejit.asm_templates.gather.int8_permute import granule_of, sampled_steps
+from sparsejit.asm_templates.gather.int8_permute import index_sharing_rows, sampled_steps
 from sparsejit.asm_templates.gather.lookup_layout import STEPS, chunk_count
 from sparsejit.asm_templates.gather.permute import machine_for
 from sparsejit.asm_templates.gather.permute_machine import Machine
@@ -85,11 +85,11 @@ def broadcast_steps(
 def broadcast_loop_steps(
     matrix: SparseMatrix, target: Target, dtype: DType, first_row: int = 0
 ) -> int:
-    """Vectors of weights, each at the price of its strips, and the ends of the loops.
+    """Vectors of weights, each at the price of its block rows, and the ends of the loops.
 
     Of the outputs from `first_row` on, which begins a vector.
     """
-    whole = strip_rows(matrix, target.lanes) == target.lanes
+    whole = block_row_height(matrix, target.lanes) == target.lanes
     loops = planned_loops(matrix, target.lanes, first_row)
     vectors = sum(loop.vectors for loop in loops)
     return int(vectors * (1.0 if whole else PRICE_OF_HALVES)) + LOOP_ENDS * len(loops)
@@ -98,8 +98,8 @@ def broadcast_loop_steps(
 def broadcast_loop_bytes(
     matrix: SparseMatrix, target: Target, steps: int, weight: int, first_row: int = 0
 ) -> int:
-    """A vector of weights and two bytes of column for each strip in it."""
-    parts = target.lanes // strip_rows(matrix, target.lanes)
+    """A vector of weights and two bytes of column for each block row in it."""
+    parts = target.lanes // block_row_height(matrix, target.lanes)
     vectors = sum(loop.vectors for loop in planned_loops(matrix, target.lanes, first_row))
     return vectors * (target.lanes * weight + 2 * parts)
 
@@ -142,8 +142,8 @@ def int8_permute_steps(matrix: SparseMatrix, target: Target, dtype: DType) -> in
 
 
 def int8_permute_bytes(matrix: SparseMatrix, target: Target, steps: int, weight: int) -> int:
-    """A vector of weights a step, four bytes of indices a granule; three vectors for 16 outputs."""
-    step_bytes = 64 * weight + 64 // granule_of(matrix)
+    """A vector of weights and its indices a step; three vectors for 16 outputs."""
+    step_bytes = 64 * weight + 64 // index_sharing_rows(matrix)
     return (steps - _int8_ends(matrix, target)) * step_bytes + 12 * matrix.out_features
 
 
@@ -186,7 +186,7 @@ class FamilyCost:
     weights are stored, whose price holds, and how often the code runs: all the steps in so many
     times less code. Code arrives `code_rate` times as fast as `Rates` says, which is of
     instructions of five bytes: longer ones carry more. A step takes `weights_a_lane` weights in
-    each lane. `spaced`: the pool has spare lines where they help.
+    each lane. `padded`: the pool has padding lines where they help.
     """
 
     steps: Callable[[SparseMatrix, Target, DType], int]
@@ -195,7 +195,7 @@ class FamilyCost:
     form: Callable[[SparseMatrix, Target, DType], tuple[DType, float]] = as_given
     code_rate: float = 1.0
     weights_a_lane: int = 1
-    spaced: bool = False
+    padded: bool = False
 
 
 F32, BF16, F16, INT8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8
@@ -218,7 +218,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         },
         permute_form,
         code_rate=1.4,
-        spaced=True,
+        padded=True,
     ),
     "lane16": FamilyCost(
         lane16_steps,
@@ -227,7 +227,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx512", F32): StepPrice(0.73, 19, "A-lane in 71 ns"),
             ("avx512", BF16): StepPrice(0.73, 19, "the same kernel as float32"),
         },
-        spaced=True,
+        padded=True,
     ),
     "lookup": FamilyCost(
         lookup_steps,
@@ -250,13 +250,13 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx2", F16): StepPrice(0.61, 12, "256x256 at 80 to 95 % zero"),
         },
         code_rate=1.25,
-        spaced=True,
+        padded=True,
     ),
     "broadcast-loop": FamilyCost(
         broadcast_loop_steps,
         broadcast_loop_bytes,
         {
-            ("avx512", F32): StepPrice(1.12, 1, "64x64; code is that of the strips' ends"),
+            ("avx512", F32): StepPrice(1.12, 1, "64x64; code is that of the block rows' ends"),
             ("avx2", F32): StepPrice(1.0, 1, "1152x384 at 80 to 95 % zero"),
             ("avx512", BF16): StepPrice(0.88, 1, "1024x1024 at 5 % in 1x16 in 760 ns"),
             ("avx2", BF16): StepPrice(0.95, 1, "256x256 and 1024x1024 at 50 to 95 % zero"),
@@ -273,7 +273,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
             ("avx512", F16): StepPrice(0.77, 14, "1x16 in 885 ns"),
         },
         mixed_form,
-        spaced=True,
+        padded=True,
     ),
     "dense": FamilyCost(
         dense_steps,
@@ -292,7 +292,7 @@ FAMILY_COSTS: dict[str, FamilyCost] = {
         int8_permute_bytes,
         {("avx512", INT8): StepPrice(1.0, 10, "A in 43 ns; 20 bytes, 5 where folded four times")},
         weights_a_lane=4,
-        spaced=True,
+        padded=True,
     ),
     "int8-pairs": FamilyCost(
         int8_pairs_steps,

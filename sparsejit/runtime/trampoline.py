@@ -1,9 +1,9 @@
 """Calls from Python without ctypes: small native stubs that CPython calls as built-in functions.
 
 A ctypes call costs 0.3 us and asking a numpy array for its address 0.7 us, several times what a
-small kernel takes. `call_gate` emits a built-in `gate(x, out)` that checks both arrays by reading
-numpy's array structure (PyArrayObject, whose layout is part of numpy's ABI) and calls the kernel;
-whatever is unusual goes to a Python fallback, which accepts it or says what is wrong with it.
+small kernel takes. `call_trampoline` emits a built-in `call(x, out)` that checks both arrays by
+reading numpy's array structure (PyArrayObject, whose layout is part of numpy's ABI) and calls the
+kernel; whatever is unusual goes to a Python fallback, which accepts it or says what is wrong.
 `bind` emits a built-in without arguments for one fixed x and y.
 """
 
@@ -55,13 +55,13 @@ _C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x0001, 0x0100, 0x0400
 _NONE_IS_COUNTED = sys.version_info < (3, 12)
 
 
-def call_gate(
+def call_trampoline(
     kernel: ExecutableMemory,
     x_shape: Shape,
     y_shape: Shape,
     fallback: Callable[[Any, Any], Any],
 ) -> Callable[[Any, Any], Any]:
-    """A built-in `gate(x, out) -> out` for float32 arrays of these shapes that do not overlap.
+    """A built-in `call(x, out) -> out` for float32 arrays of these shapes that do not overlap.
 
     Any other pair of arguments is handed to `fallback(x, out)`, whose result is returned. The
     interpreter lock is released while the kernel runs.
@@ -85,7 +85,7 @@ def call_gate(
     asm.emit("mov", rax, python_function("PyObject_Vectorcall"))
     asm.emit("jmp", rax)
     memory = ExecutableMemory(asm.finish().data)
-    return builtin("gate", memory.address, METH_FASTCALL, (memory, kernel, fallback))
+    return builtin("call", memory.address, METH_FASTCALL, (memory, kernel, fallback))
 
 
 def bind(

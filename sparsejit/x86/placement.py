@@ -10,9 +10,9 @@ seems). So beyond its first 32 KB code lies at the ends of pages only; the rest 
     end      ####  ####  ####  |  ####  ####  ####      drives itself out
 
 64 KB of seven-byte instructions that do nothing run at 15.9 bytes a cycle in a row, at 20.1 with
-half of each page left out, at 22.0 with three quarters; jumps now and then (`leaps`) are part of
-both. A batch of 16 by 256x256 at 10 % takes 1058 ns instead of 1115. The price is memory: 70 KB of
-code take 205.
+half of each page left out, at 22.0 with three quarters; jumps now and then (`fetch_redirects`) are
+part of both. A batch of 16 by 256x256 at 10 % takes 1058 ns instead of 1115. The price is memory:
+70 KB of code take 205.
 """
 
 from dataclasses import dataclass

@@ -102,7 +102,7 @@ def test_every_template_with_several_chunks(row: MatMulTemplate, layout: Layout)
 
 @pytest.mark.parametrize("row", WITH_PANELS, ids=lambda row: row.name)
 def test_every_batch_of_many_inputs(row: MatMulTemplate) -> None:
-    """A copy of x that exceeds L1 has spare lines: 301 inputs from 44 columns on, 1700 from 8."""
+    """A copy of x that exceeds L1 has padding lines: 301 inputs from 44 columns on, 1700 from 8."""
     many = SparseMatrix(block_weights((20, 301), 0.05))
     most = SparseMatrix(block_weights((3, 1700), 0.05))
     cases = [(many, batch) for batch in (*range(2, 71), 127, 191)]

@@ -36,7 +36,7 @@ def test_empty_rows_and_columns(row):
 
 
 def test_pool_holds_little_but_weights(row):
-    weights = block_weights((192, 256), 0.2)  # within L1, so without spare lines
+    weights = block_weights((192, 256), 0.2)  # within L1, so without padding lines
     image = check(row, weights)
     weight_bytes = 4 if row.dtype is DType.FLOAT32 else 2
     assert image.pool_bytes <= 1.05 * weight_bytes * np.count_nonzero(weights)

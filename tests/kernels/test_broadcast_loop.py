@@ -30,12 +30,12 @@ def test_bias_and_activation(row, activation, block_rows):
 
 @every_row
 def test_strips_as_different_as_can_be(row):
-    """Strip i has 3 i blocks, in an order that sorting must undo."""
+    """Block row i has 3 i blocks, in an order that sorting must undo."""
     generator = np.random.default_rng(3)
     weights = np.zeros((37 * 8 + 5, 150), np.float32)
-    for strip, count in enumerate(generator.permutation(38)):
+    for block_row, count in enumerate(generator.permutation(38)):
         columns = generator.permutation(150)[: 3 * count]
-        weights[8 * strip : 8 * strip + 8, columns] = 1.5
+        weights[8 * block_row : 8 * block_row + 8, columns] = 1.5
     image = check(row, weights, np.arange(len(weights), dtype=np.float32))
     weight_bytes = 4 if row.dtype is DType.FLOAT32 else 2
     blocks = SparseMatrix(weights).block_mask(8).sum()
@@ -43,7 +43,7 @@ def test_strips_as_different_as_can_be(row):
 
 
 def test_loops_are_cut_where_that_wastes_least():
-    """Ten long strips and six short ones: no loop mixes them."""
+    """Ten long block rows and six short ones: no loop mixes them."""
     shapes = loop_shapes(np.array([100] * 10 + [4] * 6))
     assert sorted(shape.accumulators for shape in shapes) == [2, 6, 8]
     assert sum(shape.vectors for shape in shapes) == 10 * 100 + 6 * 4

@@ -23,7 +23,7 @@ def test_weights_beyond_l2(row):
 
 
 @pytest.mark.parametrize("groups", [1, 3, 5, 7, 16, 17])
-def test_weights_from_l2_in_turns_of_any_size(row, groups):
+def test_weights_from_l2_in_trips_of_any_size(row, groups):
     """Turns of 16, 18, 20, 21 and 16 vectors, where they are whole in runs of four lines."""
     rows = 16 * groups - 3
     image = check(row, block_weights((rows, 70_000 // rows), 1.0, block_rows=1))

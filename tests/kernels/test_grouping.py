@@ -125,7 +125,7 @@ def test_grouping_saves_half_where_rows_are_uneven():
 def test_folded_runs_keep_their_rows():
     weights = scattered((512, 256), 0.5)
     layout = layout_of(MatVec(512, 256), SparseMatrix(weights), AVX512)
-    assert {piece.strip.fold for piece in layout.pieces} == {4} and layout.order.stages
+    assert {piece.panel.fold for piece in layout.pieces} == {4} and layout.order.stages
 
 
 @given(

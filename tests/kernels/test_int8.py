@@ -14,11 +14,11 @@ from sparsejit.asm_templates.gather.int8_layout import ACCUMULATORS, LANES, RUN_
 from sparsejit.asm_templates.gather.int8_permute import (
     MOST_FOLD,
     fold_of,
-    granule_of,
+    index_sharing_rows,
     sampled_steps,
 )
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, QuadSchedule, quad_schedule
-from sparsejit.asm_templates.scheduling.row_order import strips
+from sparsejit.asm_templates.scheduling.row_order import row_panels
 from sparsejit.asm_templates.scheduling.schedule import Demand
 from sparsejit.asm_templates.table import MatVecTemplate
 from sparsejit.errors import InvalidInput
@@ -155,7 +155,7 @@ def test_a_row_whose_sum_may_overflow_is_named(row):
 def test_folded_batches_from_beyond_l2_and_what_is_left_over(row, block_rows):
     weights = block_weights((RUN_ROWS * (MOST_FOLD + 1) + 30, 2700), 0.3, block_rows)
     assert fold_of(SparseMatrix(weights), target_of(row)) == MOST_FOLD
-    assert len(strips(len(weights), LANES, ACCUMULATORS, MOST_FOLD)) == 3
+    assert len(row_panels(len(weights), LANES, ACCUMULATORS, MOST_FOLD)) == 3
     bias = np.linspace(-1, 1, len(weights), dtype=np.float32)
     check(row, weights, bias, Activation.TANH)
 
@@ -165,7 +165,7 @@ def test_folded_batches_from_beyond_l2_and_what_is_left_over(row, block_rows):
 def test_blocks_share_indices(row, block_rows, index_bytes):
     weights = block_weights((256, 256), 0.2, block_rows)
     matrix = SparseMatrix(weights)
-    assert granule_of(matrix) == block_rows
+    assert index_sharing_rows(matrix) == block_rows
     steps = sampled_steps(matrix, VNNI)
     pool_bytes = compile_kernel(row, int8_spec(weights, 1.0), matrix).pool_bytes
     assert 0 < pool_bytes - steps * (64 + index_bytes) < 256 * 20

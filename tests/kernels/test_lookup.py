@@ -103,7 +103,7 @@ def test_chunks_hold_every_weight_once_within_the_window(
 def test_a_spare_line_follows_each_chunk(dtype):
     matrix = SparseMatrix(scattered((100, 300), 0.3))
     chunks = chunks_of(matrix, paired_order(matrix))
-    form = Format(dtype, spaced=True)
+    form = Format(dtype, padded=True)
     lines = stored(chunks, form)
     assert lines.shape[1] * LINE == form.chunk_bytes
     np.testing.assert_array_equal(lines[:, :-1], stored(chunks, Format(dtype)))
@@ -113,7 +113,7 @@ def test_a_spare_line_follows_each_chunk(dtype):
 def test_only_float32_chunks_in_half_of_the_second_cache_are_spaced():
     l2_bytes = 1 << 20
     most = l2_bytes // 2 // Format(DType.FLOAT32).chunk_bytes
-    assert Format.fitting(DType.FLOAT32, most, l2_bytes).spaced
+    assert Format.fitting(DType.FLOAT32, most, l2_bytes).padded
     assert Format.fitting(DType.FLOAT32, most + 1, l2_bytes) == Format(DType.FLOAT32)
     assert Format.fitting(DType.FLOAT32, 2 * most + 1, l2_bytes).far
     assert Format.fitting(DType.BFLOAT16, most, l2_bytes) == Format(DType.BFLOAT16)

@@ -156,7 +156,7 @@ def test_the_greedy_stays_near_the_lower_bound(density):
 
 
 def steps_in(layout: Layout) -> int:
-    return sum(piece.count * piece.strip.fold for piece in layout.pieces)
+    return sum(piece.count * piece.panel.fold for piece in layout.pieces)
 
 
 def test_sharing_out_full_rows_saves_steps():
@@ -173,7 +173,7 @@ def test_folding_saves_code_for_few_more_steps(machine):
     folded = layout_of(MatVec(1024, 512), weights, machine)
     once = layout_of(MatVec(1024, 512), weights, unfolded(machine))
     times = machine.fold_for(weights)
-    assert {piece.strip.fold for piece in folded.pieces} == {times} != {1}
+    assert {piece.panel.fold for piece in folded.pieces} == {times} != {1}
     assert steps_in(folded) < 1.3 * steps_in(once)
     code = sum(piece.count for piece in folded.pieces)
     assert code < 1.3 * steps_in(once) / times

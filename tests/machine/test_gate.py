@@ -44,7 +44,7 @@ def spy() -> Spy:
 
 @pytest.fixture
 def spied(kernel: sparsejit.Kernel, spy: Spy) -> Callable[..., object]:
-    return trampoline.call_gate(kernel._program.memory, (SIZE,), (SIZE,), spy)
+    return trampoline.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy)
 
 
 def test_plain_arrays_never_reach_the_fallback(spied: Callable[..., object], spy: Spy) -> None:
@@ -55,7 +55,7 @@ def test_plain_arrays_never_reach_the_fallback(spied: Callable[..., object], spy
 
 
 class Subclass(np.ndarray):
-    """Not exactly numpy's array: the gate must not assume its layout."""
+    """Not exactly numpy's array: the trampoline must not assume its layout."""
 
 
 def read_only() -> np.ndarray:
@@ -160,7 +160,7 @@ def test_an_unknown_object_layout_falls_back(
     kernel: sparsejit.Kernel, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trampoline, "_layout_is_known", lambda: False)
-    assert trampoline.call_gate(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
+    assert trampoline.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
 
 
 def test_the_interpreter_lock_is_released_while_a_kernel_runs() -> None:
