@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
-from sparsejit.asm_templates.shared.tiles import windows
+from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import cycles_per_ns, least_ns_reading
 from sparsejit.x86.assembler import Assembler, line
@@ -47,7 +47,7 @@ def straight_line_bandwidth(target: Target, size: int, space: StridePadding) -> 
     """Bytes a nanosecond when `size` bytes of lines are read, each by an instruction of its own."""
     register = zmm if target.isa == "avx512" else ymm
     number = np.arange(size // CACHE_LINE_BYTES)
-    address = windows(space.place(number) * CACHE_LINE_BYTES, target.vector_bytes)
+    address = addresses(space.place(number) * CACHE_LINE_BYTES, target.vector_bytes)
 
     def body(asm: Assembler) -> None:
         asm.stamp(

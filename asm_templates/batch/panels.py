@@ -37,7 +37,7 @@ from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.asm_templates.shared.tiles import windows
+from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.x86.assembler import Assembler, Line, line
@@ -220,7 +220,7 @@ def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[
     """
     if not in_windows:
         return [], Memory(base, address)
-    places = windows(address, 64)
+    places = addresses(address, 64)
     move = line("lea", r8, Memory(base, places.base), when=places.moves)
     return [move], Memory(r8, places.displacement)
 
@@ -230,7 +230,7 @@ def _weights_by_four(asm: Assembler, tile: Products, by_four: BoolArray) -> list
     wide = asm.target.isa == "avx512"
     rank: IntArray = np.cumsum(by_four) - by_four
     pool = asm.literal(np.append(tile.weight[by_four], np.zeros(4, np.float32)))
-    places = windows(rank // 4 * 16, 16 if wide else 1)
+    places = addresses(rank // 4 * 16, 16 if wide else 1)
     weight, four = vector(asm, 1), vector(asm, 2)
     load = "vbroadcastf32x4" if wide else "vbroadcastf128"
     begins = by_four & (rank % 4 == 0)
@@ -249,7 +249,7 @@ def _weights_one_by_one(
     wide = asm.target.isa == "avx512"
     rank: IntArray = np.cumsum(own) - own
     pool = asm.literal(tile.weight[own])
-    places = windows(4 * rank, 4 if wide else 1)
+    places = addresses(4 * rank, 4 if wide else 1)
     move = line("lea", rcx, Literal(pool + places.base), when=places.moves)
     return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
 

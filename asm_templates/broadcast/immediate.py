@@ -26,7 +26,8 @@ immediate, `mov rax, imm64; push rax`, took 0.44, but then no weight is an immed
 import numpy as np
 
 from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector, zero
-from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray, grouped, windows
+from sparsejit.asm_templates.shared.stream import addresses
+from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray, grouped
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.x86.assembler import Assembler, line
@@ -106,7 +107,7 @@ def _add_one_by_one(asm: Assembler, weights: FloatArray) -> None:
     for lane in range(asm.target.lanes):
         zero(asm, _scalar_sum(asm, lane))
     column, row = np.nonzero(weights.T)
-    inputs = windows(column * 4, _input_unit(asm))
+    inputs = addresses(column * 4, _input_unit(asm))
     place = Memory(rdx, inputs.displacement)
     asm.stamp(
         len(column),
@@ -159,7 +160,7 @@ def _push_and_multiply(
     count, rows = len(column), weights.shape[1]
     bits = _bits(weights[half, :, column])
     asm.stamp(count, [line("push", bits[:, row]) for row in reversed(range(rows))])
-    inputs = windows(column * 4, _input_unit(asm))
+    inputs = addresses(column * 4, _input_unit(asm))
     pushed = Memory(rsp, (count - 1 - np.arange(count)) * rows * 8)
     x = vector(asm, 0)
     new_column = np.diff(column, prepend=-1) != 0

@@ -40,6 +40,7 @@ from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import Storage
+from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import (
     BoolArray,
     FloatArray,
@@ -49,7 +50,6 @@ from sparsejit.asm_templates.shared.tiles import (
     grouped,
     start,
     tiles,
-    windows,
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
@@ -182,7 +182,7 @@ def _multiply(
     storage: Storage, tile: Tile, steps: _Steps, fours: BoolArray, pool: int, lines_once: bool
 ) -> None:
     asm = storage.asm
-    weights = windows(storage.place(steps.line), storage.displacement_unit)
+    weights = addresses(storage.place(steps.line), storage.displacement_unit)
     unpack, operand = storage.operand(steps.line, Memory(rcx, weights.displacement), lines_once)
     new_line = np.diff(steps.line, prepend=-1) != 0
     new_column = np.diff(steps.column, prepend=-1) != 0
@@ -209,7 +209,7 @@ def _only(item: Line, when: BoolArray) -> Line:
 def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> list[Line]:
     """x = the column's input in all lanes, before the first step of each column."""
     evex = asm.target.isa == "avx512"
-    inputs = windows(column * 4, 4 if evex else 1)
+    inputs = addresses(column * 4, 4 if evex else 1)
     new_column, new_four = (np.diff(index, prepend=-1) != 0 for index in (column, column // 4))
     four = vector(asm, 1)
     place = inputs.displacement

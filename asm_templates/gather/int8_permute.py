@@ -25,7 +25,6 @@ prefetching within L2, 1 to 24 KB ahead (up to 30 % slower).
 import itertools
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.int8_boundary import (
     SCALE_SCRATCH,
@@ -56,6 +55,7 @@ from sparsejit.asm_templates.shared.padding import (
     stride_padding,
 )
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
+from sparsejit.asm_templates.shared.stream import Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.machine.target import Target
@@ -79,7 +79,6 @@ _FIRST_FREE = ACCUMULATORS + 4
 _SUMS = [zmm(number) for number in range(ACCUMULATORS)]
 _WEIGHTS, _INDICES, _FOLDED_Y, _RUNS_LEFT = rdx, r8, r9, rcx
 _VECTOR_BYTES = 64
-_REACH = 128  # operands to either side that a one-byte displacement reaches
 
 # Steps between two that add to one accumulator, rounded up by what they share: a vpdpbusd takes
 # four cycles. With four C95 takes 852 ns instead of 829.
@@ -159,40 +158,6 @@ def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     _Kernel(asm, spec, layout).emit()
 
 
-class _Stream:
-    """Operands of equal size that a run reads one after the other through a base register."""
-
-    def __init__(self, asm: Assembler, base: Register, unit: int, padding: StridePadding) -> None:
-        self.asm, self.base, self.unit, self.padding = asm, base, unit, padding
-        self.span = 2 * _REACH
-
-    def start(self, operands: npt.NDArray[np.uint32]) -> None:
-        """Put the operands (runs, number, lanes) in the pool and point at those of the first."""
-        pool = padding.literal(self.asm, operands, self.padding)
-        self.asm.emit("lea", self.base, Literal(pool + _REACH * self.unit))
-
-    def lines(self, first: int, count: int) -> tuple[Line, Memory]:
-        """For operands `first` and following of the run, one a row: what moves the base, places."""
-        place = self.padding.place(first + np.arange(count))
-        moves = (place > 0) & (place % self.span == 0)
-        operand = Memory(self.base, (place % self.span - _REACH) * self.unit)
-        return line("add", self.base, self.span * self.unit, when=moves), operand
-
-    def at(self, number: int) -> Memory:
-        """One operand of the run; call in order."""
-        place = self.padding.place(number)
-        if place and place % self.span == 0:
-            self.asm.emit("add", self.base, self.span * self.unit)
-        return Memory(self.base, (place % self.span - _REACH) * self.unit)
-
-    def leave(self, count: int) -> None:
-        """After `count` operands, point at those of the next run."""
-        moved = self.padding.place(max(count - 1, 0)) // self.span * self.span
-        room = self.padding.room(count)
-        if room > moved:
-            self.asm.emit("add", self.base, (room - moved) * self.unit)
-
-
 class _Kernel:
     """Appends the code of a layout."""
 
@@ -236,12 +201,12 @@ class _Kernel:
         """Run a piece's code once, or `fold` times with y and the streams moving on."""
         asm, panel = self.asm, piece.panel
         first = panel.first_of(piece.batch) * LANES
-        weights = _Stream(asm, _WEIGHTS, _VECTOR_BYTES, self.weights_padding)
-        weights.start(piece.pool())
+        weights = Stream(asm, _WEIGHTS, _VECTOR_BYTES, padding=self.weights_padding)
+        weights.point(padding.literal(asm, piece.pool(), weights.padding))
         index_bytes = 4 * piece.held.indices
         apart = self.indices_padding if index_bytes == CACHE_LINE_BYTES else DENSE
-        indices = _Stream(asm, _INDICES, index_bytes, apart)
-        indices.start(piece.indices())
+        indices = Stream(asm, _INDICES, index_bytes, padding=apart)
+        indices.point(padding.literal(asm, piece.indices(), apart))
         if panel.fold == 1:
             _Run(self, piece, weights, indices, rsi, first, self.spec.out_features).emit()
             return
@@ -264,8 +229,8 @@ class _Run:
         self,
         kernel: _Kernel,
         piece: Piece,
-        weights: _Stream,
-        indices: _Stream,
+        weights: Stream,
+        indices: Stream,
         y: Register,
         first: int,
         length: int,
@@ -312,7 +277,7 @@ class _Run:
     def _start(self) -> None:
         for position, (register, place) in enumerate(zip(self.sums, self.places, strict=True)):
             if self.piece.window == 0:
-                self.asm.emit("vmovups", register, self.weights.at(position))
+                self.asm.emit("vmovups", register, self.weights.next_at(position))
             else:
                 self.asm.emit("vmovups", register, self._waiting_place(register, place))
         for other in itertools.chain.from_iterable(self.others):
@@ -321,14 +286,14 @@ class _Run:
     def _steps(self) -> list[Line]:
         """The stamped body: one step a row."""
         piece, steps, x = self.piece, self.piece.steps, self.kernel.first_input
-        index_move, index = self.indices.lines(0, piece.count)
-        weight_move, weight = self.weights.lines(piece.head.shape[1], piece.count)
+        step = np.arange(piece.count)
+        index, weight = self.indices.at(step), self.weights.at(step + piece.head.shape[1])
         return [
             fetch_redirects(piece.count),
-            index_move,
+            self.indices.move(step),
             line(_INDEX_LOADS[piece.held.indices], _PICKED, index),
             line("vpermi2b", _PICKED, zmm(x + steps.first), zmm(x + steps.second)),
-            weight_move,
+            self.weights.move(step + piece.head.shape[1]),
             line("vpdpbusd", self._accumulators(), _PICKED, weight),
             *self._prefetches(index, weight),
         ]
@@ -347,7 +312,7 @@ class _Run:
     def _finish(self) -> None:
         """Sums to outputs: floats, activation, order of y."""
         piece, at = self.piece, self.piece.head.shape[1] + self.piece.count
-        vectors = (self.weights.at(number) for number in itertools.count(at))
+        vectors = (self.weights.next_at(number) for number in itertools.count(at))
         for register in self.sums:
             emit_output(self.asm, self.spec, register, vectors, _STEP, _PICKED)
         free = [zmm(number) for number in range(_FIRST_FREE, self.kernel.first_input)]

@@ -38,6 +38,7 @@ from sparsejit.asm_templates.gather.lookup_layout import (
 )
 from sparsejit.asm_templates.gather.lookup_storage import LINE, Format, stored
 from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.x86.assembler import Assembler, Label
@@ -104,9 +105,7 @@ def _emit_constants(asm: Assembler, form: Format) -> None:
     for mask, lanes in zip(_HALVES, (0x00FF, 0xFF00), strict=True):
         asm.emit("mov", dword(rax), lanes)
         asm.emit("kmovw", mask, dword(rax))
-    if form.dtype is DType.BFLOAT16:
-        asm.emit("vpternlogd", _UPPER_HALVES, _UPPER_HALVES, _UPPER_HALVES, 0xFF)
-        asm.emit("vpslld", _UPPER_HALVES, _UPPER_HALVES, 16)
+    Unpacking(asm, form.dtype, _WEIGHTS[0], _UPPER_HALVES).start()
     if form.index_in_weight:
         asm.emit("mov", dword(rax), WINDOW - 1)
         asm.emit("vpbroadcastd", _INDEX_BITS, dword(rax))
@@ -177,14 +176,11 @@ def _weights_of(asm: Assembler, form: Format, step: int) -> Register | Memory:
     weights = _WEIGHTS[step]
     if form.dtype is DType.FLOAT32:
         return weights if form.index_in_weight else Memory(_CHUNKS, LINE * (1 + step))
-    if form.dtype is DType.FLOAT16:
-        asm.emit("vcvtph2ps", weights, Memory(_CHUNKS, LINE + step * LINE // 2))
-    elif step % 2:
-        asm.emit("vpandd", weights, _UPPER_HALVES, _PAIR)
-    else:
-        asm.emit("vmovups", _PAIR, Memory(_CHUNKS, LINE * (1 + step // 2)))
-        asm.emit("vpslld", weights, _PAIR, 16)
-    return weights
+    first = step if form.dtype is DType.FLOAT16 else step // 2 * 2
+    place, odd = Memory(_CHUNKS, LINE + first * LINE // 2), np.array([step % 2 != 0])
+    lines, register = Unpacking(asm, form.dtype, weights, _UPPER_HALVES).register(place, odd, _PAIR)
+    asm.stamp(1, lines)
+    return register
 
 
 class _RowPanel:

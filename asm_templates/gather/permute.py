@@ -55,12 +55,13 @@ from sparsejit.asm_templates.gather.permute_machine import FoldingRule, Machine
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
+from sparsejit.asm_templates.shared.stream import Stream
+from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
-    Literal,
     Memory,
     Register,
     dword,
@@ -128,40 +129,31 @@ class PermuteKernel:
         self.machine = layout.machine
         self.vector = zmm if layout.machine.lanes == 16 else ymm
         self.vector_bytes = 4 * layout.machine.lanes
-        self.span = 2 * layout.machine.reach  # vectors that one value of the pool pointer reaches
-        self.padding = stride_padding(layout.pool_bytes, asm.target)
+        padding = stride_padding(layout.pool_bytes, asm.target)
+        self.stream = Stream(asm, _POOL, self.vector_bytes, layout.machine.reach, padding)
         # The sums, a vector of packed indices, what was picked; where weights are short, those of
         # a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x.
         self.registers = 32 if self.vector is zmm else 16
         self.first_input = self.registers - layout.windows.width
         sums = layout.machine.accumulators_beside(layout.windows)
-        self.index, self.picked, self.weights, self.upper_halves = (
+        self.index, self.picked, weights, upper_halves = (
             self.vector(sums + number) for number in range(4)
         )
+        self.unpacking = Unpacking(asm, layout.machine.dtype, weights, upper_halves)
 
     def emit(self) -> None:
         order = self.layout.order
         self.asm.count(steps=self.layout.steps, least_steps_ungrouped=order.steps_as_they_come)
-        vectors = self.layout.pool(self.padding)
-        pool = self.asm.literal(vectors)
+        vectors = self.layout.pool(self.stream.padding)
+        self.stream.point(self.asm.literal(vectors))
         self.asm.count(padding_bytes=vectors.nbytes - self.layout.pool_bytes)
-        self.asm.emit("lea", _POOL, Literal(pool + self.machine.reach * self.vector_bytes))
-        if self.machine.dtype is DType.BFLOAT16:
-            self._set_upper_halves()
+        self.unpacking.start()
         for window in range(self.layout.windows.number):
             self._load_inputs(window)
             for piece in self.layout.pieces_of(window):
                 self._piece(piece)
         if self.spec.activation is not Activation.NONE:
             self._activate()
-
-    def _set_upper_halves(self) -> None:
-        upper = self.upper_halves
-        if self.vector is zmm:
-            self.asm.emit("vpternlogd", upper, upper, upper, 0xFF)
-        else:
-            self.asm.emit("vpcmpeqd", upper, upper, upper)
-        self.asm.emit("vpslld", upper, upper, 16)
 
     def _load_inputs(self, window: int) -> None:
         for position, register in enumerate(self.layout.windows.registers_of(window)):
@@ -213,7 +205,7 @@ class PermuteKernel:
         else:
             for register, place in zip(self._in_order(piece, sums), places, strict=True):
                 rows.store(self.asm, register, y, place, length, self.picked)
-        self._leave(piece)
+        self.stream.leave(piece.vectors)
 
     def _start(self, piece: Piece, sums: list[Register]) -> None:
         """Sums begin at the bias, which is the head of the piece's pool, or at zero."""
@@ -240,27 +232,25 @@ class PermuteKernel:
             if machine.sources == 2
             else line("vpermps", picked, picked, first)
         )
-        forward = self.span * self.vector_bytes
         begun = np.arange(piece.count) % machine.steps_a_vector != 0
         unpack, weight = self._unpacked(weights, begun)
         return [
             fetch_redirects(piece.count),
-            line("add", _POOL, forward, when=(field == 0) & self._out_of_reach(indices)),
-            line("vmovups", index, self._at(indices), when=field == 0),
+            self.stream.move(indices, field == 0),
+            line("vmovups", index, self.stream.at(indices), when=field == 0),
             line("vpsrld", shifted, index, machine.shifts[field], when=~last),
             pick,
-            line("add", _POOL, forward, when=self._out_of_reach(weights) & ~begun),
+            self.stream.move(weights, ~begun),
             *unpack,
             line("vfmadd231ps", self.vector(piece.accumulators), picked, weight),
         ]
 
     def _steps_with_index_in_weight(self, piece: Piece) -> list[Line]:
         places, source = piece.weight_places, self.vector(self.first_input + piece.steps.first)
-        forward = self.span * self.vector_bytes
         return [
             fetch_redirects(piece.count),
-            line("add", _POOL, forward, when=self._out_of_reach(places)),
-            line("vmovups", self.index, self._at(places)),
+            self.stream.move(places),
+            line("vmovups", self.index, self.stream.at(places)),
             line("vpermps", self.picked, self.index, source),
             line("vfmadd231ps", self.vector(piece.accumulators), self.picked, self.index),
         ]
@@ -272,23 +262,10 @@ class PermuteKernel:
 
         `odd`: the step shares its vector with the one before.
         """
-        place, weight = self._at(places), self.weights
-        if self.machine.dtype is DType.FLOAT32:
-            return [], place
+        place = self.stream.at(places)
         if self.machine.dtype is DType.FLOAT16:
-            half = Memory(_POOL, place.displacement + odd * (self.vector_bytes // 2))
-            return [line("vcvtph2ps", weight, half)], weight
-        upper = self.upper_halves
-        if self.vector is zmm:
-            return [
-                line("vpslld", weight, place, 16, when=~odd),
-                line("vpandd", weight, upper, place, when=odd),
-            ], weight
-        return [
-            line("vmovups", weight, place, when=~odd),
-            line("vpslld", weight, weight, 16, when=~odd),
-            line("vpand", weight, upper, place, when=odd),
-        ], weight
+            place = Memory(_POOL, place.displacement + odd * (self.vector_bytes // 2))
+        return self.unpacking.operand(place, odd)
 
     def _in_order(self, piece: Piece, sums: list[Register]) -> list[Register]:
         """Undo the layout's order of rows by exchanges between vectors, where sums are whole."""
@@ -300,26 +277,8 @@ class PermuteKernel:
             self.asm, sums, stages, free, lambda register: self._read(register, next(vectors))
         )
 
-    def _at(self, vector: npt.NDArray[np.integer]) -> Memory:
-        """A vector that the run reads, counted from its start, once it is in reach."""
-        place = self.padding.place(vector)
-        return Memory(_POOL, (place % self.span - self.machine.reach) * self.vector_bytes)
-
-    def _out_of_reach(self, vector: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """Whether the pool pointer must move on before this vector is read."""
-        return (vector > 0) & (self.padding.place(vector) % self.span == 0)
-
     def _read(self, register: Register, vector: int) -> None:
-        if self._out_of_reach(np.array(vector)):
-            self.asm.emit("add", _POOL, self.span * self.vector_bytes)
-        self.asm.emit("vmovups", register, self._at(np.array(vector)))
-
-    def _leave(self, piece: Piece) -> None:
-        """Point at the vectors of the next run."""
-        moved = self.padding.place(max(piece.vectors - 1, 0)) // self.span * self.span
-        room = self.padding.room(piece.vectors)
-        if room > moved:
-            self.asm.emit("add", _POOL, (room - moved) * self.vector_bytes)
+        self.asm.emit("vmovups", register, self.stream.next_at(vector))
 
     def _load(self, register: Register, base: Register, first: int, length: int) -> None:
         rows.load(self.asm, register, base, first, length, self.picked)

@@ -1,16 +1,4 @@
-"""Weights as they lie in the pool, and how a vector of them becomes an operand of an FMA.
-
-    float32   one vector a line of the pool, read by the FMA itself
-    float16   half a line a vector              vcvtph2ps zmm2, [ymmword]
-    bfloat16  two vectors a, b share a line, lane by lane; each is the upper half of a float32:
-
-              line    b15.a15 ... b1.a1 b0.a0    32 bits a lane
-              a       vpslld zmm2, [line], 16    clears b
-              b       vpandd zmm2, zmm3, [line]  clears a; zmm3 holds 0xFFFF0000
-
-One instruction more than float32, then, for half the bytes. `vdpbf16ps` would save it, but it
-flushes denormals and rounds x to bfloat16; sums here are those of float32 arithmetic.
-"""
+"""Weights as vectors in the pool: their places, their bytes, and the operand that reads one."""
 
 from dataclasses import dataclass
 
@@ -20,8 +8,9 @@ import numpy.typing as npt
 from sparsejit.asm_templates.shared import padding
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.spec import DType
-from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.assembler import Assembler, Line
 from sparsejit.x86.operands import Memory, Register
 
 FloatArray = npt.NDArray[np.float32]
@@ -79,13 +68,7 @@ class Storage:
 
     def start(self) -> None:
         """Set up what unpacking needs beyond the weights."""
-        if self.dtype is DType.BFLOAT16:
-            upper = vector(self.asm, UPPER_HALVES)
-            if self.asm.target.isa == "avx512":
-                self.asm.emit("vpternlogd", upper, upper, upper, 0xFF)
-            else:
-                self.asm.emit("vpcmpeqd", upper, upper, upper)
-            self.asm.emit("vpslld", upper, upper, 16)
+        self._unpacking.start()
 
     def in_trips(self, weights: FloatArray) -> FloatArray:
         """Vectors (turns, any, lanes) in a row, each turn beginning with one that stands alone."""
@@ -103,38 +86,21 @@ class Storage:
 
         `consecutive` where the two vectors of a line follow each other: see `unpacked`.
         """
-        if self.dtype is DType.FLOAT32:
-            return [], place
-        if self.dtype is DType.FLOAT16 or consecutive:
+        if consecutive and self.dtype is DType.BFLOAT16:
             return self.unpacked(number, place)
-        weight, first = vector(self.asm, WEIGHT), number % 2 == 0
-        if self.asm.target.isa == "avx512":
-            shift = [line("vpslld", weight, place, 16, when=first)]
-        else:
-            load = line("vmovups", weight, place, when=first)
-            shift = [load, line("vpslld", weight, weight, 16, when=first)]
-        return [*shift, self._clear_lower(weight, place, when=~first)], weight
+        return self._unpacking.operand(place, number % 2 != 0)
 
     def unpacked(self, number: IntArray, place: Memory) -> tuple[list[Line], Register]:
         """Lines that bring the vectors of those numbers into a register, and that register.
 
         Consecutive vectors of bfloat16 share one load of their line, in register LINE.
         """
-        weight = vector(self.asm, WEIGHT)
-        if self.dtype is DType.FLOAT32:
-            return [line("vmovups", weight, place)], weight
-        if self.dtype is DType.FLOAT16:
-            return [line("vcvtph2ps", weight, place)], weight
-        whole, first = vector(self.asm, LINE), number % 2 == 0
-        return [
-            line("vmovups", whole, place, when=first),
-            line("vpslld", weight, whole, 16, when=first),
-            self._clear_lower(weight, whole, when=~first),
-        ], weight
+        return self._unpacking.register(place, number % 2 != 0, vector(self.asm, LINE))
 
-    def _clear_lower(self, weight: Register, source: Register | Memory, when: BoolArray) -> Line:
-        mnemonic = "vpandd" if self.asm.target.isa == "avx512" else "vpand"
-        return line(mnemonic, weight, vector(self.asm, UPPER_HALVES), source, when=when)
+    @property
+    def _unpacking(self) -> Unpacking:
+        weight, upper_halves = (vector(self.asm, number) for number in (WEIGHT, UPPER_HALVES))
+        return Unpacking(self.asm, self.dtype, weight, upper_halves)
 
 
 def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:

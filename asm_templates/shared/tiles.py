@@ -120,26 +120,3 @@ def finish(asm: Assembler, spec: MatVec, tile: Tile) -> None:
 
 def _one(asm: Assembler, tile: Tile, group: int, chain: int) -> Register:
     return vector(asm, asm.target.vector_registers - 1 - (group + tile.groups * chain))
-
-
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """Addresses as a base that moves rarely and a displacement that fits one byte.
-
-    `moves` says before which addresses the base must be loaded.
-    """
-
-    base: IntArray
-    displacement: IntArray
-    moves: BoolArray
-
-
-def windows(address: IntArray, unit: int) -> Windows:
-    """Cut byte addresses into windows of 256 units of the one-byte displacement."""
-    span = 256 * unit
-    window = address // span
-    return Windows(
-        window * span + span // 2,
-        address % span - span // 2,
-        np.diff(window, prepend=-1) != 0,
-    )
