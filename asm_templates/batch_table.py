@@ -4,12 +4,12 @@ A batch template is called with the address of x in rdi and of y in rsi, in the 
 spec, under the same terms as a matrix-vector template.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NamedTuple
 
-from sparsejit.asm_templates.batch import whole
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.batch import lowered_batch, whole
+from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, LoweredBatch
+from sparsejit.asm_templates.lowered import Stages
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul
 from sparsejit.machine.target import Target
@@ -17,14 +17,13 @@ from sparsejit.x86.assembler import Assembler
 
 
 class MatMulTemplate(NamedTuple):
-    """`emit` appends the kernel; `each` is the matrix-vector kernel that it repeats, if any."""
+    """One kernel; `each` is the matrix-vector kernel that it repeats, if any."""
 
     name: str
     family: str
     isa: str
-    emit: Callable[[Assembler, MatMul, SparseMatrix], None]
     source: str
-    dtype: DType = DType.FLOAT32
+    dtype: DType
     requires: frozenset[str] = frozenset()
     each: MatVecTemplate | None = None
 
@@ -32,30 +31,47 @@ class MatMulTemplate(NamedTuple):
         """Whether the planner may choose it for `target`."""
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
+    def expect(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> BatchCounts:
+        """What the layer's zeros let expect."""
+        return lowered_batch.expect(self.family, self._stages, spec, matrix, target)
 
-def _repeating(each: MatVecTemplate) -> Iterator[MatMulTemplate]:
-    """The batch kernels that repeat a matrix-vector kernel; panels sum float32 only."""
-    families = {"rows": whole.rows, "mixed": whole.mixed}
-    for family, emit in families.items():
-        if family == "rows" or each.dtype is not DType.INT8:
-            yield MatMulTemplate(
-                each.name.replace("-", f"-{family}-", 1),
-                family,
-                each.isa,
-                partial(emit, each=each.emit),
-                "issue 3",
-                each.dtype,
-                each.requires,
-                each,
-            )
+    def lower(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredBatch:
+        """The batch as `emit` takes it, with its exact `counts`."""
+        return lowered_batch.lower(self.family, self._stages, spec, matrix, target)
+
+    @property
+    def _stages(self) -> Stages | None:
+        return self.each.stages if self.each else None
+
+    def emit(self, asm: Assembler, lowered: LoweredBatch) -> None:
+        """Append the code."""
+        whole.emit(asm, lowered)
+
+
+def _repeating(each: MatVecTemplate, family: str) -> MatMulTemplate:
+    """The batch kernel that repeats a matrix-vector kernel."""
+    name = each.name.replace("-", f"-{family}-", 1)
+    source = "one column after the other"
+    return MatMulTemplate(name, family, each.isa, source, each.dtype, each.requires, each)
 
 
 _PANELS = tuple(
-    MatMulTemplate(f"{short}-panels-{isa}", "panels", isa, whole.panels, "DESIGN section 4", dtype)
-    for short, dtype in (("f32", DType.FLOAT32), ("bf16", DType.BFLOAT16), ("f16", DType.FLOAT16))
+    MatMulTemplate(
+        f"{SHORT_NAMES[dtype]}panels-{isa}",
+        "panels",
+        isa,
+        "weights as code over dense columns, as in LIBXSMM's sparse kernels",
+        dtype,
+    )
+    for dtype in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
     for isa in ("avx512", "avx2")
 )
 MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
     *_PANELS,
-    *(template for each in MATVEC_TEMPLATES for template in _repeating(each)),
+    *(
+        _repeating(each, family)
+        for each in MATVEC_TEMPLATES
+        for family in ("rows", "mixed")
+        if family == "rows" or each.dtype is not DType.INT8  # panels sum float32 only
+    ),
 )

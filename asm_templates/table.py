@@ -1,18 +1,18 @@
 """Every kernel there is. Dispatch, tests and benchmarks walk this table.
 
 Naming law: element type, family, instruction set. Adding a kernel touches its template file, its
-row here, and its oracle in `sparsejit/ir/reference.py`.
+row here, its prices in `sparsejit/planner/prices.py`, its oracle in `sparsejit/ir/reference.py`.
 
 A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
 rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
 writes nothing outside y, and falls through at its end (no `ret`).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.broadcast import dense, immediate, loop, mixed, straight
 from sparsejit.asm_templates.gather import int8_pairs, int8_permute, lane16, lookup, permute
+from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
@@ -20,78 +20,78 @@ from sparsejit.x86.assembler import Assembler
 
 
 class MatVecTemplate(NamedTuple):
-    """`emit` appends the kernel for a spec and its weights.
-
-    `isa` is the level it is written for, `requires` the instruction sets it needs beyond that.
-    """
+    """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that."""
 
     name: str
     family: str
     isa: str
-    emit: Callable[[Assembler, MatVec, SparseMatrix], None]
+    stages: Stages
     source: str
-    dtype: DType = DType.FLOAT32
-    requires: frozenset[str] = frozenset()
+    dtype: DType
+    requires: frozenset[str]
 
     def made_for(self, target: Target) -> bool:
         """Whether the planner may choose it for `target`."""
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
+    def expect(self, spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+        """What the layer's zeros let expect."""
+        return self.stages.expect(spec, matrix, target)
 
-_SHORT_NAMES = {DType.FLOAT32: "f32", DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
+    def lower(self, spec: MatVec, matrix: SparseMatrix, target: Target) -> Any:
+        """The layer as `emit` takes it, with its exact `counts`."""
+        return self.stages.lower(spec, matrix, target)
 
-# The emitters that take weights in every dtype.
-_IN_EVERY_DTYPE = (
-    ("broadcast", "avx512", straight.emit),
-    ("broadcast", "avx2", straight.emit),
-    ("broadcast-loop", "avx512", loop.emit),
-    ("broadcast-loop", "avx2", loop.emit),
-    ("broadcast-mixed", "avx512", mixed.emit),
-    ("dense", "avx512", dense.emit_avx512),
-    ("dense", "avx2", dense.emit_avx2),
-    ("permute", "avx512", permute.emit),
-    ("permute", "avx2", permute.emit),
+    def emit(self, asm: Assembler, lowered: Any) -> None:
+        """Append the code."""
+        self.stages.emit(asm, lowered)
+
+
+_STAGES = {
+    "broadcast": Stages(straight.expect, straight.lower, straight.emit),
+    "broadcast-loop": Stages(loop.expect, loop.lower, loop.emit),
+    "broadcast-mixed": Stages(mixed.expect, mixed.lower, mixed.emit),
+    "dense": Stages(dense.expect, dense.lower, dense.emit),
+    "permute": Stages(permute.expect, permute.lower, permute.emit),
+    "immediate": Stages(immediate.expect, immediate.lower, immediate.emit),
+    "lane16": Stages(lane16.expect, lane16.lower, permute.emit),
+    "lookup": Stages(lookup.expect, lookup.lower, lookup.emit),
+    "int8-permute": Stages(int8_permute.expect, int8_permute.lower, int8_permute.emit),
+    "int8-pairs": Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
+}
+
+_BOTH, _AVX512 = ("avx512", "avx2"), ("avx512",)
+_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+_VBMI = frozenset({"avx512vbmi"})
+_VNNI = _VBMI | {"avx512_vnni"}
+_NONE: frozenset[str] = frozenset()
+_BLOCKS = "blocks of outputs as lanes: Kalchbrenner et al. 2018, Efficient Neural Audio Synthesis"
+_OWN = "our own: a lane picks its input by a permutation"
+
+# Family, levels, dtypes, instruction sets beyond the level, and where the idea is from.
+_ROWS = (
+    ("broadcast", _BOTH, _FLOATS, _NONE, _BLOCKS),
+    ("broadcast-loop", _BOTH, _FLOATS, _NONE, _BLOCKS),
+    ("broadcast-mixed", _AVX512, _FLOATS, _NONE, _BLOCKS),
+    ("dense", _BOTH, _FLOATS, _NONE, "outer products in registers: Goto and van de Geijn 2008"),
+    ("permute", _BOTH, _FLOATS, _NONE, _OWN),
+    ("immediate", _BOTH, (DType.FLOAT32,), _NONE, "weights as immediates: the plainest JIT"),
+    ("lane16", _AVX512, (DType.FLOAT32, DType.BFLOAT16), _NONE, _OWN),
+    ("lookup", _AVX512, _FLOATS, _VBMI, "our own: byte tables of x, as in table-driven decoders"),
+    ("int8-permute", _AVX512, (DType.INT8,), _VNNI, _OWN),
+    ("int8-pairs", _BOTH, (DType.INT8,), _NONE, "pairs for vpmaddwd: Intel's optimisation manual"),
 )
 
-MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = (
-    *(
-        MatVecTemplate(f"{short}-{family}-{isa}", family, isa, emit, "DESIGN section 4", dtype)
-        for dtype, short in _SHORT_NAMES.items()
-        for family, isa, emit in _IN_EVERY_DTYPE
-    ),
+# The naming law's element types; the int8 families carry theirs in the name.
+SHORT_NAMES = {
+    DType.FLOAT32: "f32-", DType.BFLOAT16: "bf16-", DType.FLOAT16: "f16-", DType.INT8: ""
+}  # fmt: skip
+
+MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = tuple(
     MatVecTemplate(
-        "f32-immediate-avx512", "immediate", "avx512", immediate.emit_avx512, "issue 2"
-    ),
-    MatVecTemplate("f32-immediate-avx2", "immediate", "avx2", immediate.emit_avx2, "issue 2"),
-    *(
-        MatVecTemplate(
-            f"{short}-lane16-avx512", "lane16", "avx512", lane16.emit_avx512, "issue 3", dtype
-        )
-        for short, dtype in (("f32", DType.FLOAT32), ("bf16", DType.BFLOAT16))
-    ),
-    *(
-        MatVecTemplate(
-            f"{short}-lookup-avx512",
-            "lookup",
-            "avx512",
-            lookup.emit_avx512,
-            "issue 3",
-            dtype,
-            frozenset({"avx512vbmi"}),
-        )
-        for dtype, short in _SHORT_NAMES.items()
-    ),
-    MatVecTemplate(
-        "int8-permute-avx512",
-        "int8-permute",
-        "avx512",
-        int8_permute.emit_avx512,
-        "DESIGN section 4",
-        DType.INT8,
-        frozenset({"avx512_vnni", "avx512vbmi"}),
-    ),
-    *(
-        MatVecTemplate(f"int8-pairs-{isa}", "int8-pairs", isa, emit, "issue 3", DType.INT8)
-        for isa, emit in (("avx512", int8_pairs.emit_avx512), ("avx2", int8_pairs.emit_avx2))
-    ),
+        f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, _STAGES[family], source, dtype, requires
+    )
+    for family, levels, dtypes, requires, source in _ROWS
+    for dtype in dtypes
+    for isa in levels
 )

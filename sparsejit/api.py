@@ -16,8 +16,8 @@ from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.cost import lane_use
-from sparsejit.planner.family_costs import FAMILY_COSTS
 from sparsejit.planner.plan import AUTO, Plan, plan
+from sparsejit.planner.prices import FAMILY_PRICES
 from sparsejit.planner.split import Split, parse_threads, split, undivided
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import Program, build, debug_level
@@ -197,7 +197,7 @@ def compile_matrix(
         if isinstance(layer, MatMul):
             choice = plan_batch(layer, rows, machine, strategy)
         else:
-            choice = plan(rows, machine, strategy, layer.dtype)
+            choice = plan(layer, rows, machine, strategy)
         return tuned(choice, layer, rows, machine) if tune and strategy == AUTO else choice
 
     spec = each if columns == 1 else MatMul(each, columns, order)
@@ -207,11 +207,11 @@ def compile_matrix(
         division = undivided(spec, matrix, choice, "a batch runs on one")
     else:
         division = split(spec, matrix, choice, machine, most_threads, planned)
-    progress("writing the code", 0.3)
+    progress("writing the code", 0.8)
     program = build(choice.chosen.template.name, machine, division.emit)
     progress("done", 1.0)
     compile_ms = 1e3 * (time.perf_counter() - started)
-    kernel = Kernel(spec, matrix, choice, division, program, compile_ms)
+    kernel = Kernel(spec, matrix, choice.record(), division.record(), program, compile_ms)
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel
@@ -222,7 +222,7 @@ def _steps(
 ) -> dict[str, float]:
     """What a kernel on one thread counted, and its share of lanes in use; {} if it counts none."""
     template, counts = choice.chosen.template, program.image.counts
-    if len(division.parts) > 1 or template.family not in FAMILY_COSTS or not counts.get("steps"):
+    if len(division.parts) > 1 or template.family not in FAMILY_PRICES or not counts.get("steps"):
         return {}
     use = lane_use(template.family, matrix, counts["steps"], Target.named(template.isa))
     return {**counts, "lane_use": use}

@@ -73,7 +73,7 @@ def shapes() -> Iterator[tuple[int, int]]:
 def compile_kernel(row: MatVecTemplate, spec: MatVec, matrix: SparseMatrix) -> Image:
     """The template's code with the return that its caller adds."""
     asm = Assembler(target_of(row))
-    row.emit(asm, spec, matrix)
+    row.emit(asm, row.lower(spec, matrix, asm.target))
     asm.emit("vzeroupper")
     asm.emit("ret")
     return asm.finish()

@@ -18,7 +18,7 @@ ROOMS = (
 )
 # The same within the templates; the two tables, last, name every kernel of the rooms before.
 TEMPLATE_ROOMS = (
-    *("scheduling", "shared", "pointwise", "broadcast", "gather", "batch"),
+    *("scheduling", "lowered", "shared", "pointwise", "broadcast", "gather", "batch"),
     *("table", "batch_table"),
 )
 

@@ -31,14 +31,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products, products
-from sparsejit.asm_templates.gather.permute_storage import rounded
+from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
-from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
@@ -106,16 +104,15 @@ def shared_loads(isa: str, panels: int) -> float:
     return shares[min(panels, len(shares)) - 1]
 
 
-def emit_panels(asm: Assembler, spec: MatVec, matrix: SparseMatrix, panels: Panels) -> None:
+def emit_panels(asm: Assembler, spec: MatVec, tiles: list[Products], panels: Panels) -> None:
     """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
 
-    Short weights are stored as the float32 they stand for: one is read for 16 columns, so their
-    bytes count for nothing. Clobbers what templates may, rdi and rsi.
+    Clobbers what templates may, rdi and rsi.
     """
-    weights = SparseMatrix(rounded(matrix.dense, spec.dtype))
-    stays = asm.target.isa == "avx512" and panels.count == 1 and matrix.nnz <= _PLACED_WEIGHTS
+    few = sum(len(tile) for tile in tiles) <= _PLACED_WEIGHTS
+    stays = asm.target.isa == "avx512" and panels.count == 1 and few
     with asm.placed(_PLACEMENT if stays else None):
-        for tile in products(weights, asm.target.vector_registers - RESERVED):
+        for tile in tiles:
             decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
             share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target.isa, panels.count)
             _tile(asm, spec, tile, panels, share)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch
 from sparsejit.asm_templates.batch.panels import (
     LAST_Y,
     PANEL_MASK,
@@ -34,8 +35,7 @@ from sparsejit.asm_templates.batch.panels import (
 from sparsejit.asm_templates.batch.transpose import Place, copy, transpose
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
-from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul, MatVec
+from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -52,8 +52,6 @@ from sparsejit.x86.operands import (
     rsp,
 )
 
-EmitMatVec = Callable[[Assembler, MatVec, SparseMatrix], None]
-
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
 # for every panel: 6340 ns for 64 columns of 256x256, batch-major, 5800 with 64; 128 gain no more.
 CHUNK_COLUMNS = 64
@@ -63,20 +61,9 @@ _X, _Y, _TURNS, _COLUMNS_LEFT = r12, r13, rbx, r14
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
 
-def panels(asm: Assembler, spec: MatMul, matrix: SparseMatrix) -> None:
-    """Every column in a panel, the last perhaps partial. x and y must not overlap."""
-    _Kernel(asm, spec, matrix, spec.batch, None).emit()
-
-
-def rows(asm: Assembler, spec: MatMul, matrix: SparseMatrix, each: EmitMatVec) -> None:
-    """Every column by the matrix-vector template `each`. x and y must not overlap."""
-    _Kernel(asm, spec, matrix, 0, each).emit()
-
-
-def mixed(asm: Assembler, spec: MatMul, matrix: SparseMatrix, each: EmitMatVec) -> None:
-    """Full panels, then `each` for the columns that are left. x and y must not overlap."""
-    in_panels = spec.batch - spec.batch % asm.target.lanes
-    _Kernel(asm, spec, matrix, in_panels, each).emit()
+def emit(asm: Assembler, lowered: LoweredBatch) -> None:
+    """Append the kernel. x and y must not overlap; see `batch_table` for the contract."""
+    _Kernel(asm, lowered).emit()
 
 
 def chunk_columns(spec: MatMul, lanes: int) -> int:
@@ -105,17 +92,11 @@ def _chunks(columns: int, size: int) -> list[_Chunk]:
 
 
 class _Kernel:
-    """Appends the code; `in_panels` columns are computed in panels, the others by `each`."""
+    """Appends the code."""
 
-    def __init__(
-        self,
-        asm: Assembler,
-        spec: MatMul,
-        matrix: SparseMatrix,
-        in_panels: int,
-        each: EmitMatVec | None,
-    ) -> None:
-        self.asm, self.spec, self.matrix, self.each = asm, spec, matrix, each
+    def __init__(self, asm: Assembler, lowered: LoweredBatch) -> None:
+        self.asm, self.lowered, self.spec = asm, lowered, lowered.spec
+        spec, in_panels = lowered.spec, lowered.counts.in_panels
         self.lanes = asm.target.lanes
         self.in_panels = in_panels
         self.feature_major = spec.layout is Layout.FEATURE_MAJOR
@@ -188,7 +169,7 @@ class _Kernel:
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
         self.asm.bind(self.entry)
-        emit_panels(self.asm, self.spec.each, self.matrix, self.panels)
+        emit_panels(self.asm, self.spec.each, self.lowered.tiles, self.panels)
         self.asm.bind(end)
 
     @property
@@ -342,7 +323,7 @@ class _Kernel:
     def _rows(self, columns: int) -> None:
         """The matrix-vector kernel for each column."""
         asm, each = self.asm, self.spec.each
-        assert self.each is not None
+        assert self.lowered.each is not None
         x_pitch, y_pitch = self._row_pitches
         if self.feature_major:
             source = Place(_X, self._feature_pitch)
@@ -355,7 +336,7 @@ class _Kernel:
         again = asm.label("again")
         asm.emit("mov", dword(_COLUMNS_LEFT), columns)
         asm.bind(again)
-        self.each(asm, each, self.matrix)
+        self.lowered.each(asm)
         asm.emit("add", rdi, x_pitch)
         asm.emit("add", rsi, y_pitch)
         asm.emit("sub", dword(_COLUMNS_LEFT), 1)

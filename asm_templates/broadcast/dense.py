@@ -19,10 +19,11 @@ from L2 have a padding line after every fourth (`padding`): 256x256 takes 1180 n
 in bfloat16 650 instead of 730.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.padding import (
     CACHE_LINE_BYTES,
     DENSE,
@@ -30,48 +31,72 @@ from sparsejit.asm_templates.shared.padding import (
     stride_padding,
 )
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.storage import Storage
+from sparsejit.asm_templates.shared.storage import ByteArray, Storage
 from sparsejit.asm_templates.shared.tiles import FloatArray, Tile, finish, grouped, start, tiles
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, rax, rcx, rdi, rdx
 
-SUMS = 16  # under way at once: those of a loop's turn, so that its bookkeeping is a small share
+SUMS = 16  # under way at once: those of a loop's trip, so that its bookkeeping is a small share
 _FOURS = StridePadding(4, 5)
 PREFETCH_BYTES = 4096  # ahead of the loop, where weights come from beyond L2
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX-512; see `table` for the contract."""
-    _emit_tiles(asm, spec, matrix)
+@dataclass(frozen=True, eq=False)
+class DenseTile:
+    """A tile, how its weights are stored, and their cache lines in order of use."""
+
+    tile: Tile
+    storage: Storage
+    lines: ByteArray
 
 
-def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX2; see `table` for the contract."""
-    _emit_tiles(asm, spec, matrix)
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A layer as loops over all its weights; `prefetch` where these come from beyond L2."""
+
+    spec: MatVec
+    tiles: list[DenseTile]
+    prefetch: bool
+    counts: Counts
 
 
-def _emit_tiles(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    storage = Storage(asm, spec.dtype)
-    weights = grouped(asm, matrix)
-    weight_bytes = weights.size * storage.weight_bytes
-    prefetch = weight_bytes > asm.target.l2_bytes
-    largest, spare = asm.target.vector_registers // 2, storage.registers
-    for tile in tiles(asm, matrix.out_features, SUMS, largest, spare):
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Vectors of weights, zeros included."""
+    steps = -(-matrix.out_features // target.lanes) * matrix.in_features
+    pool_bytes = steps * target.lanes * WEIGHT_BYTES[spec.dtype]
+    return Counts.of(matrix, target, spec.dtype, Work("dense", steps), pool_bytes)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dense:
+    """Tiles of at most half the registers."""
+    counts, weights = expect(spec, matrix, target), grouped(target, matrix)
+    unpadded = Storage(target, spec.dtype)
+    half = target.vector_registers // 2
+    lowered = []
+    for tile in tiles(target, matrix.out_features, SUMS, half, unpadded.registers):
+        storage = replace(unpadded, padding=_padding(unpadded, tile, counts.pool_bytes))
         own = weights[tile.first : tile.first + tile.groups]
-        storage = replace(storage, padding=_padding(storage, tile, weight_bytes))
-        asm.emit("lea", rcx, Literal(storage.literal(_in_order(storage, tile, own))))
+        lowered.append(DenseTile(tile, storage, storage.lines(_in_order(storage, tile, own))))
+    return Dense(spec, lowered, counts.pool_bytes > target.l2_bytes, counts)
+
+
+def emit(asm: Assembler, lowered: Dense) -> None:
+    """Append the kernel; see `table` for the contract."""
+    for part in lowered.tiles:
+        asm.emit("lea", rcx, Literal(part.storage.literal(asm, part.lines)))
         asm.emit("mov", rdx, rdi)
-        start(asm, spec, tile)
-        storage.start()
-        _columns(storage, tile, matrix.in_features, prefetch)
-        finish(asm, spec, tile)
+        start(asm, lowered.spec, part.tile)
+        part.storage.start(asm)
+        _columns(asm, part, lowered.spec.in_features, lowered.prefetch)
+        finish(asm, lowered.spec, part.tile)
 
 
 def _padding(storage: Storage, tile: Tile, weight_bytes: int) -> StridePadding:
-    """100 KB of float32 would take 690 ns instead of 580, turns of 21 lines 2080 and not 1760."""
-    target = storage.asm.target
+    """100 KB of float32 would take 690 ns instead of 580, trips of 21 lines 2080 and not 1760."""
+    target = storage.target
     trip_bytes = tile.groups * tile.chains * target.lanes * storage.weight_bytes
     far = weight_bytes > 5 * target.l1d_bytes // 2 and stride_padding(weight_bytes, target) != DENSE
     return _FOURS if far and trip_bytes % (_FOURS.run * CACHE_LINE_BYTES) == 0 else DENSE
@@ -80,34 +105,35 @@ def _padding(storage: Storage, tile: Tile, weight_bytes: int) -> StridePadding:
 def _in_order(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
     """Vectors (any, lanes) of weights (groups, lanes, in_features) as the loop uses them."""
     vectors = weights.transpose(2, 0, 1).reshape(-1, weights.shape[1])
-    turn = tile.chains * tile.groups
-    whole = len(vectors) // turn * turn
-    turns = vectors[:whole].reshape(-1, turn, vectors.shape[1])
-    return np.concatenate([storage.in_trips(turns), vectors[whole:]])
+    trip = tile.chains * tile.groups
+    whole = len(vectors) // trip * trip
+    trips = vectors[:whole].reshape(-1, trip, vectors.shape[1])
+    return np.concatenate([storage.in_trips(trips), vectors[whole:]])
 
 
-def _columns(storage: Storage, tile: Tile, in_features: int, prefetch: bool) -> None:
-    asm = storage.asm
-    turns, rest = divmod(in_features, tile.chains)
-    if turns:
-        asm.emit("mov", rax, turns)
+def _columns(asm: Assembler, part: DenseTile, in_features: int, prefetch: bool) -> None:
+    tile = part.tile
+    trips, rest = divmod(in_features, tile.chains)
+    if trips:
+        asm.emit("mov", rax, trips)
         again = asm.label("again")
         asm.bind(again)
-        _turn(storage, tile, tile.chains, prefetch)
-        asm.emit("add", rcx, storage.trip_bytes(tile.chains * tile.groups))
+        _trip(asm, part, tile.chains, prefetch)
+        asm.emit("add", rcx, part.storage.trip_bytes(tile.chains * tile.groups))
         asm.emit("add", rdx, 4 * tile.chains)
         asm.emit("sub", rax, 1)
         asm.jump("jnz", again)
-    _turn(storage, tile, rest, prefetch=False)
+    _trip(asm, part, rest, prefetch=False)
 
 
-def _turn(storage: Storage, tile: Tile, columns: int, prefetch: bool) -> None:
+def _trip(asm: Assembler, part: DenseTile, columns: int, prefetch: bool) -> None:
     """Multiply `columns` inputs from rdx by their weights from rcx, each in its own chain."""
-    asm, number = storage.asm, np.arange(columns * tile.groups)
+    tile, storage = part.tile, part.storage
+    number = np.arange(columns * tile.groups)
     chain, group = np.divmod(number, tile.groups)
     place = storage.place(number)
     new_line = np.diff(place // CACHE_LINE_BYTES, prepend=-1) != 0
-    unpack, operand = storage.operand(number, Memory(rcx, place), consecutive=True)
+    unpack, operand = storage.operand(asm, number, Memory(rcx, place), consecutive=True)
     x, accumulator = vector(asm, 0), tile.accumulator(asm, group, chain)
     lines = [
         line("vbroadcastss", x, Memory(rdx, 4 * chain), when=group == 0),

@@ -23,13 +23,17 @@ come from L2), 0.56 to 0.63 through the stack (6.5 bytes a weight). Two weights 
 immediate, `mov rax, imm64; push rax`, took 0.44, but then no weight is an immediate any more.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray, grouped
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
     Literal,
@@ -52,19 +56,31 @@ WORTH_PUSHING = 0.5
 _EVEN_LANES = np.arange(0, 32, 2, dtype=np.int32)
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX-512; see `table` for the contract."""
-    _emit(asm, spec, matrix)
+@dataclass(frozen=True, eq=False)
+class Immediate:
+    """Weights (groups, lanes, in_features), and whether they go through the stack."""
+
+    spec: MatVec
+    weights: FloatArray
+    pushed: bool
+    counts: Counts
 
 
-def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX2; see `table` for the contract."""
-    _emit(asm, spec, matrix)
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Nonzero weights; none in the pool."""
+    return Counts.of(matrix, target, spec.dtype, Work("immediate", matrix.nnz), 0)
 
 
-def _emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    weights = grouped(asm, matrix)
-    if matrix.block_fill(asm.target.lanes // 2) < WORTH_PUSHING:
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Immediate:
+    """Pushed where the blocks that are pushed hold enough weights."""
+    pushed = matrix.block_fill(target.lanes // 2) >= WORTH_PUSHING
+    return Immediate(spec, grouped(target, matrix), pushed, expect(spec, matrix, target))
+
+
+def emit(asm: Assembler, lowered: Immediate) -> None:
+    """Append the kernel; see `table` for the contract."""
+    spec, weights = lowered.spec, lowered.weights
+    if not lowered.pushed:
         for group, own in enumerate(weights):
             _add_one_by_one(asm, own)
             _finish(asm, spec, [_gather_rows(asm)], group)
@@ -72,7 +88,7 @@ def _emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
     capacity = (asm.target.vector_registers - RESERVED) // 2
     for first in range(0, len(weights), capacity):
         tile = weights[first : first + capacity]
-        _add_pushed(asm, tile.reshape(2 * len(tile), -1, matrix.in_features))
+        _add_pushed(asm, tile.reshape(2 * len(tile), -1, spec.in_features))
         _finish(asm, spec, _close_ranks(asm, len(tile)), first)
 
 

@@ -26,16 +26,19 @@ through a general register and `vpbroadcastd`, in every second to fourth slot, u
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import store, vector, zero
-from sparsejit.asm_templates.shared.storage import Storage
+from sparsejit.asm_templates.shared.storage import ByteArray, Storage
 from sparsejit.asm_templates.shared.tiles import FloatArray, IntArray, Tile, add_chains
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -106,30 +109,69 @@ class _Loop:
         return Tile(0, len(self.block_rows), self.chains)
 
 
-def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix, first_row: int = 0) -> None:
-    """Append the kernel, or that of the outputs from `first_row` on, which begins a vector.
+@dataclass(frozen=True, eq=False)
+class Looped:
+    """The outputs from some row on as loops, and the streams that these read.
 
-    See `table` for the contract.
+    `height` rows make a block row; `weights` are cache lines, `columns` 16 or 32 bits each.
     """
-    storage, lanes = Storage(asm, spec.dtype), asm.target.lanes
-    rows = block_row_height(matrix, lanes)
-    parts = lanes // rows
-    if parts > 1:
+
+    spec: MatVec
+    storage: Storage
+    height: int
+    loops: list[_Loop]
+    weights: ByteArray
+    columns: npt.NDArray[np.unsignedinteger[Any]]
+    counts: Counts
+
+
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Counts:
+    """Vectors of weights, each at the price of its block rows, and the ends of the loops.
+
+    A vector reads two bytes of column for each block row in it. Of the outputs from `first_row` on.
+    """
+    height = block_row_height(matrix, target.lanes)
+    shapes = planned_loops(matrix, target.lanes, first_row)
+    vectors = sum(shape.vectors for shape in shapes)
+    price = 1.0 if height == target.lanes else PRICE_OF_HALVES
+    steps = int(vectors * price) + LOOP_ENDS * len(shapes)
+    vector_bytes = target.lanes * WEIGHT_BYTES[spec.dtype] + 2 * (target.lanes // height)
+    work = Work("broadcast-loop", steps)
+    return Counts.of(matrix, target, spec.dtype, work, vectors * vector_bytes)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Looped:
+    """All outputs, or those from `first_row` on, which begins a vector."""
+    storage = Storage(target, spec.dtype)
+    height = block_row_height(matrix, target.lanes)
+    parts = target.lanes // height
+    loops = list(_loops(_block_rows(matrix, height, parts), parts, first_row // height))
+    columns = np.uint16 if matrix.in_features <= 1 << 16 else np.uint32
+    return Looped(
+        spec,
+        storage,
+        height,
+        loops,
+        storage.lines(np.concatenate([storage.in_trips(loop.weights) for loop in loops])),
+        np.concatenate([_padded(loop.columns).astype(columns) for loop in loops]),
+        expect(spec, matrix, target, first_row),
+    )
+
+
+def emit(asm: Assembler, lowered: Looped) -> None:
+    """Append the kernel; see `table` for the contract."""
+    storage = lowered.storage
+    if lowered.height < asm.target.lanes:
         asm.emit("mov", dword(rax), 0xFF00)
         asm.emit("kmovw", UPPER_LANES, dword(rax))
-    loops = list(_loops(_strips(matrix, rows, parts), parts, first_row // rows))
-    columns = np.uint16 if matrix.in_features <= 1 << 16 else np.uint32
-    streams = [
-        storage.literal(np.concatenate([storage.in_trips(loop.weights) for loop in loops])),
-        asm.literal(np.concatenate([_padded(loop.columns).astype(columns) for loop in loops])),
-    ]
+    streams = (storage.literal(asm, lowered.weights), asm.literal(lowered.columns))
     for base, stream in zip((rcx, rdx), streams, strict=True):
         asm.emit("lea", base, Literal(stream))
-    for loop in loops:
-        _start(asm, spec, loop, rows)
-        storage.start()
-        _repeat(storage, loop, np.dtype(columns).itemsize)
-        _finish(asm, spec, loop, rows)
+    for loop in lowered.loops:
+        _start(asm, lowered.spec, loop, lowered.height)
+        storage.start(asm)
+        _repeat(asm, storage, loop, lowered.columns.itemsize)
+        _finish(asm, lowered.spec, loop, lowered.height)
 
 
 def block_row_height(matrix: SparseMatrix, lanes: int) -> int:
@@ -146,7 +188,7 @@ def planned_loops(matrix: SparseMatrix, lanes: int, first_row: int = 0) -> list[
     return loop_shapes(longest_first[:: lanes // rows])
 
 
-def _strips(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
+def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
     """Block rows of a matrix, with empty ones up to a `multiple`."""
     count = -(-matrix.out_features // (rows * multiple)) * multiple
     padded = np.zeros((count * rows, matrix.in_features), np.float32)
@@ -216,15 +258,14 @@ def _start(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
         asm.emit("vmovups", accumulator, Literal(asm.literal(bias)))
 
 
-def _repeat(storage: Storage, loop: _Loop, column_bytes: int) -> None:
+def _repeat(asm: Assembler, storage: Storage, loop: _Loop, column_bytes: int) -> None:
     trips, slots = loop.weights.shape[:2]
     if not trips:
         return
-    asm = storage.asm
     again = asm.label("again")
     asm.emit("mov", r8, trips)
     asm.bind(again)
-    asm.stamp(slots, _slot_lines(storage, loop, column_bytes))
+    asm.stamp(slots, _slot_lines(asm, storage, loop, column_bytes))
     asm.emit("add", rcx, storage.trip_bytes(slots))
     columns = loop.columns.shape[1]
     asm.emit("add", rdx, column_bytes * (columns + -columns % COLUMNS_AT_ONCE))
@@ -232,12 +273,13 @@ def _repeat(storage: Storage, loop: _Loop, column_bytes: int) -> None:
     asm.jump("jnz", again)
 
 
-def _slot_lines(storage: Storage, loop: _Loop, column_bytes: int) -> list[Line]:
-    asm, parts = storage.asm, loop.block_rows.shape[1]
-    slot = np.arange(loop.weights.shape[1])
+def _slot_lines(
+    asm: Assembler, storage: Storage, loop: _Loop, column_bytes: int
+) -> list[Line]:
+    parts, slot = loop.block_rows.shape[1], np.arange(loop.weights.shape[1])
     chain, position = np.divmod(slot, len(loop.block_rows))
     accumulator = loop.tile.accumulator(asm, position, chain)
-    unpack, weights = storage.unpacked(slot, Memory(rcx, storage.place(slot)))
+    unpack, weights = storage.unpacked(asm, slot, Memory(rcx, storage.place(slot)))
     column = [_column(slot * parts + part, column_bytes) for part in range(parts)]
     x, chosen = vector(asm, 0), Memory(rdi, 0, index=rax, scale=4)
     if asm.target.isa == "avx512" and parts == 1:

@@ -15,11 +15,13 @@ Between two lines of straight-line weights lies one never read. With one after e
 (`padding`), float32 takes 1058 ns and bfloat16 796. In AVX2 code is longer and nothing gained.
 """
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparsejit.asm_templates.broadcast import loop, straight
+from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.padding import ALTERNATE, DENSE, StridePadding
 from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS, Storage
 from sparsejit.asm_templates.shared.tiles import tile_capacity
@@ -36,14 +38,48 @@ _INPUT_BYTES = 7
 _BLOCK_ROW_BYTES = 48
 
 
-def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel, for AVX-512; see `table` for the contract."""
-    storage = Storage(asm, spec.dtype)
-    padding = _padding(straight.block_bytes(storage, matrix), asm.target)
-    rows = straight_rows(matrix, asm.target, spec.dtype)
-    straight.emit_rows(replace(storage, padding=padding), spec, matrix, rows, lines_once=True)
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """The first outputs in straight-line code, and what is left, if anything, in loops."""
+
+    straight: straight.Straight
+    looped: loop.Looped | None
+    counts: Counts
+
+
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Those in straight-line code and in loops."""
+    return _counts(spec, matrix, target, straight_rows(matrix, target, spec.dtype))
+
+
+def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, rows: int) -> Counts:
+    """Code is that of the straight-line steps."""
+    steps = straight.count_steps(matrix, target, spec.dtype, rows)
+    work = [Work("broadcast-mixed", steps)]
+    pool_bytes = straight.block_bytes(matrix, spec.dtype, rows)
     if rows < matrix.out_features:
-        loop.emit(asm, spec, matrix, rows)
+        looped = loop.expect(spec, matrix, target, rows)
+        work += [replace(part, runs=math.inf) for part in looped.work]
+        pool_bytes += looped.pool_bytes
+    return Counts.of(matrix, target, spec.dtype, tuple(work), pool_bytes, padded=True)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Mixed:
+    """As many straight-line outputs as L1 holds."""
+    rows = straight_rows(matrix, target, spec.dtype)
+    counts = _counts(spec, matrix, target, rows)
+    padding = _padding(straight.block_bytes(matrix, spec.dtype), target)
+    storage = Storage(target, spec.dtype, padding)
+    tiles = straight.lower_rows(storage, matrix, rows, lines_once=True)
+    looped = loop.lower(spec, matrix, target, rows) if rows < matrix.out_features else None
+    return Mixed(straight.Straight(spec, storage, tiles, counts), looped, counts)
+
+
+def emit(asm: Assembler, lowered: Mixed) -> None:
+    """Append the kernel, for AVX-512; see `table` for the contract."""
+    straight.emit(asm, lowered.straight)
+    if lowered.looped is not None:
+        loop.emit(asm, lowered.looped)
 
 
 def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:

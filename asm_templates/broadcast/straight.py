@@ -36,10 +36,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.storage import Storage
+from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS, ByteArray, Storage
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import (
     BoolArray,
@@ -49,10 +50,12 @@ from sparsejit.asm_templates.shared.tiles import (
     finish,
     grouped,
     start,
+    tile_capacity,
     tiles,
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, rcx, rdi, rdx
 
@@ -77,53 +80,105 @@ class _Steps:
     line: IntArray
 
 
-def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel; see `table` for the contract."""
-    storage = Storage(asm, spec.dtype)
-    weights = block_bytes(storage, matrix)
-    storage = replace(storage, padding=stride_padding(weights, asm.target))
-    by_fours = weights <= asm.target.l1d_bytes and spec.dtype is not DType.FLOAT16
-    once = _CODE_A_WEIGHT_BYTE * weights <= asm.target.l1i_bytes
-    emit_rows(storage, spec, matrix, matrix.out_features, by_fours=by_fours, lines_once=once)
+@dataclass(frozen=True, eq=False)
+class StraightTile:
+    """A tile, its steps, and the cache lines they read.
+
+    `fours` says which steps' inputs share a load with their neighbours; `lines_once` whether the
+    bfloat16 weights of a line share its load.
+    """
+
+    tile: Tile
+    steps: _Steps
+    fours: BoolArray
+    lines_once: bool
+    lines: ByteArray
 
 
-def block_bytes(storage: Storage, matrix: SparseMatrix) -> int:
-    """What the blocks of a matrix take without padding lines."""
-    return storage.weight_bytes * BLOCK_ROWS * int(matrix.block_mask(BLOCK_ROWS).sum())
+@dataclass(frozen=True, eq=False)
+class Straight:
+    """A layer as tiles of straight-line code."""
+
+    spec: MatVec
+    storage: Storage
+    tiles: list[StraightTile]
+    counts: Counts
 
 
-def emit_rows(
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Steps of all outputs."""
+    work = Work("broadcast", count_steps(matrix, target, spec.dtype, matrix.out_features))
+    weights = block_bytes(matrix, spec.dtype)
+    return Counts.of(matrix, target, spec.dtype, work, weights, padded=True)
+
+
+def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -> int:
+    """Blocks of one input by a vector of outputs that hold a nonzero, and a share for inputs.
+
+    Each tile broadcasts its inputs anew, at a third of a step's price. Of the first `rows`, whole
+    vectors, or of all.
+    """
+    used = matrix.block_mask(target.lanes)[: -(-rows // target.lanes)]
+    tile = tile_capacity(target, UNPACKING_REGISTERS[dtype])
+    inputs = sum(int(used[at : at + tile].any(axis=0).sum()) for at in range(0, len(used), tile))
+    return int(used.sum()) + inputs // 3
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
+    """All outputs; where weights fit L1, inputs share loads."""
+    weights = block_bytes(matrix, spec.dtype)
+    storage = Storage(target, spec.dtype, stride_padding(weights, target))
+    by_fours = weights <= target.l1d_bytes and spec.dtype is not DType.FLOAT16
+    once = _CODE_A_WEIGHT_BYTE * weights <= target.l1i_bytes
+    own = lower_rows(storage, matrix, matrix.out_features, by_fours=by_fours, lines_once=once)
+    return Straight(spec, storage, own, expect(spec, matrix, target))
+
+
+def block_bytes(matrix: SparseMatrix, dtype: DType, rows: int | None = None) -> int:
+    """What the blocks of the first rows, or of all, take without stride padding."""
+    blocks = matrix.block_mask(BLOCK_ROWS)[: None if rows is None else -(-rows // BLOCK_ROWS)]
+    return WEIGHT_BYTES[dtype] * BLOCK_ROWS * int(blocks.sum())
+
+
+def lower_rows(
     storage: Storage,
-    spec: MatVec,
     matrix: SparseMatrix,
     rows: int,
     *,
     by_fours: bool = False,
     lines_once: bool = False,
-) -> None:
-    """Append what computes the first `rows` outputs, whole vectors unless they are all.
+) -> list[StraightTile]:
+    """Tiles for the first `rows` outputs, whole vectors unless they are all.
 
     `lines_once`: the bfloat16 weights of a line share its load in each tile that reads its lines in
     order. `by_fours`: inputs share loads in the other tiles.
     """
-    asm = storage.asm
+    weights = grouped(storage.target, matrix)
+    parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
+    lowered = []
+    for tile in tiles(storage.target, rows, SUMS, spare=storage.registers):
+        own = parts[tile.first : tile.first + tile.groups]
+        steps = _order(own)
+        in_order = bool(np.all(np.diff(steps.line) >= 0))
+        once = lines_once and in_order and storage.dtype is DType.BFLOAT16
+        fours = _whole_fours(steps.column, matrix.in_features) & (by_fours and not once)
+        lines = storage.lines(_lines_of_weights(own, steps))
+        lowered.append(StraightTile(tile, steps, fours, once, lines))
+    return lowered
+
+
+def emit(asm: Assembler, lowered: Straight) -> None:
+    """Append the kernel; see `table` for the contract."""
     if asm.target.isa == "avx512":
         for mask, bits in ((LOW_HALF, 0x00FF), (HIGH_HALF, 0xFF00)):
             asm.emit("mov", dword(rax), bits)
             asm.emit("kmovw", mask, dword(rax))
-    weights = grouped(asm, matrix)
-    parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
-    for tile in tiles(asm, rows, SUMS, spare=storage.registers):
-        own = parts[tile.first : tile.first + tile.groups]
-        steps = _order(own)
-        in_order = bool(np.all(np.diff(steps.line) >= 0))
-        once = lines_once and in_order and spec.dtype is DType.BFLOAT16
-        fours = _whole_fours(steps.column, matrix.in_features) & (by_fours and not once)
-        start(asm, spec, tile)
-        storage.start()
-        pool = storage.literal(_lines_of_weights(own, steps))
-        _multiply(storage, tile, steps, fours, pool, once)
-        finish(asm, spec, tile)
+    storage = lowered.storage
+    for part in lowered.tiles:
+        start(asm, lowered.spec, part.tile)
+        storage.start(asm)
+        _multiply(asm, storage, part, storage.literal(asm, part.lines))
+        finish(asm, lowered.spec, part.tile)
 
 
 def _order(weights: FloatArray) -> _Steps:
@@ -178,12 +233,11 @@ def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
     return whole[column // 4]
 
 
-def _multiply(
-    storage: Storage, tile: Tile, steps: _Steps, fours: BoolArray, pool: int, lines_once: bool
-) -> None:
-    asm = storage.asm
+def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -> None:
+    steps, tile = part.steps, part.tile
     weights = addresses(storage.place(steps.line), storage.displacement_unit)
-    unpack, operand = storage.operand(steps.line, Memory(rcx, weights.displacement), lines_once)
+    place = Memory(rcx, weights.displacement)
+    unpack, operand = storage.operand(asm, steps.line, place, part.lines_once)
     new_line = np.diff(steps.line, prepend=-1) != 0
     new_column = np.diff(steps.column, prepend=-1) != 0
     chain = (np.cumsum(new_column) - 1) % tile.chains
@@ -194,7 +248,7 @@ def _multiply(
         [
             fetch_redirects(len(steps.column)),
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
-            *_inputs(asm, x, steps.column, fours),
+            *_inputs(asm, x, steps.column, part.fours),
             *(_only(each, new_line) for each in unpack),
             *_products(steps.kept, accumulator, x, operand),
         ],

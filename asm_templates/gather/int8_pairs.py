@@ -13,6 +13,8 @@ of which some row has a weight there; its place in x is a number in memory:
 `vpmaddubsw` would take four bytes at once, but its 16-bit sums saturate.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,12 +25,14 @@ from sparsejit.asm_templates.gather.int8_boundary import (
     emit_scale,
 )
 from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, MatVec
+from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, rax, rcx, rdx, rsi, rsp
 
@@ -38,30 +42,48 @@ _WEIGHT, _INPUT, _RECIPROCAL, _STEP, _FIRST_FREE = 4, 5, 6, 7, 8
 MOST_INPUTS = 1 << 18  # they take half a megabyte of stack
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX-512 without VNNI and VBMI; see `table` for the contract."""
-    _emit_loops(asm, spec, matrix)
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Weights (out, in) as int8, and what their sums are multiplied by."""
+
+    spec: MatVec
+    weights: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    counts: Counts
 
 
-def emit_avx2(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Append the kernel for AVX2; see `table` for the contract."""
-    _emit_loops(asm, spec, matrix)
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Pairs of inputs by vectors of outputs that hold a nonzero, and what the rest costs in them.
+
+    20 for the scale of x, one and a half for the end of a vector of outputs. A pair reads two
+    weights a lane, and the place of its inputs.
+    """
+    vectors = -(-matrix.out_features // target.lanes)
+    steps = pairs_of(matrix, target.lanes) + 20 + 3 * vectors // 2
+    pool_bytes = steps * (PAIR * target.lanes + 4)
+    return Counts.of(matrix, target, DType.INT8, Work("int8-pairs", steps), pool_bytes)
 
 
-def _emit_loops(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Pairs:
+    """Quantise. Raises InvalidInput for more inputs than the stack may hold."""
     if spec.in_features > MOST_INPUTS:
         raise InvalidInput(
             f"in_features={spec.in_features}; without AVX-512 VNNI and VBMI int8 takes at most "
             f"{MOST_INPUTS}, use another dtype"
         )
     weights, scales = quantised_rows(matrix)
-    stack_bytes = 2 * _padded_inputs(asm, spec.in_features)
+    return Pairs(spec, weights, output_scales(spec, scales), expect(spec, matrix, target))
+
+
+def emit(asm: Assembler, lowered: Pairs) -> None:
+    """Append the kernel; see `table` for the contract."""
+    spec, lanes = lowered.spec, asm.target.lanes
+    stack_bytes = PAIR * _padded_inputs(asm, spec.in_features)
     asm.emit("sub", rsp, stack_bytes)
     _store_inputs(asm, spec)
-    lanes = asm.target.lanes
     for first in range(0, spec.out_features, lanes):
-        _sum(asm, weights[first : first + lanes])
-        _finish(asm, spec, first, output_scales(spec, scales))
+        _sum(asm, lowered.weights[first : first + lanes])
+        _finish(asm, spec, first, lowered.scales)
     asm.emit("add", rsp, stack_bytes)
 
 

@@ -17,15 +17,28 @@ the first input of a register; where that is infinite or NaN, so may the output 
 
 from dataclasses import replace
 
-from sparsejit.asm_templates.gather.permute import AVX512, PermuteKernel
-from sparsejit.asm_templates.gather.permute_layout import layout_of
+import numpy as np
+
+from sparsejit.asm_templates.gather.permute import AVX512, Permuted, lower_for
+from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
-from sparsejit.x86.assembler import Assembler
+from sparsejit.machine.target import Target
 
 LANE16 = replace(AVX512, sources=1, index_bits=4, most_stages=0, index_in_weight=True)
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """float32 or bfloat16. x and y must not overlap."""
-    PermuteKernel(asm, spec, layout_of(spec, matrix, LANE16)).emit()
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """The most weights that a row of a group has in a register of inputs, summed."""
+    rows, columns = (-(-size // 16) * 16 for size in matrix.dense.shape)
+    used = np.zeros((rows, columns), bool)
+    used[: matrix.out_features, : matrix.in_features] = matrix.dense != 0
+    counts = used.reshape(rows // 16, 16, columns // 16, 16).sum(axis=3)
+    steps = int(counts.max(axis=1).sum())
+    pool_bytes = steps * target.vector_bytes
+    return Counts.of(matrix, target, spec.dtype, Work("lane16", steps), pool_bytes, padded=True)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Permuted:
+    """float32 or bfloat16; `permute.emit` emits it."""
+    return lower_for("lane16", LANE16, spec, matrix, target)

@@ -26,21 +26,28 @@ Infinite and NaN inputs: as in `permute`, an idle lane multiplies zero by an inp
 has no weight for, if there is one among 32; but with the index in the weight by any input.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.lookup_layout import (
     LANES,
     SLIDE,
+    STEPS,
     WINDOW,
+    Chunks,
+    chunk_count,
     chunks_of,
     paired_order,
 )
 from sparsejit.asm_templates.gather.lookup_storage import LINE, Format, stored
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Literal,
@@ -79,25 +86,69 @@ _PANEL_ROWS = 4096
 _PREFETCHED_CHUNKS = 8
 
 
-def emit_avx512(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """Needs AVX512-VBMI."""
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Rows from `first` on, which lie in lanes as `order` says, and their chunks."""
+
+    first: int
+    order: IntArray
+    chunks: Chunks
+
+    @property
+    def vectors(self) -> int:
+        """Of outputs."""
+        return len(self.order) // LANES
+
+
+@dataclass(frozen=True, eq=False)
+class LookedUp:
+    """A layer as chunks: what is stored, in which format, panel by panel."""
+
+    spec: MatVec
+    form: Format
+    panels: list[Panel]
+    counts: Counts
+
+
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Vectors of weights in the chunks that the look-up loop runs over."""
+    return _counts(spec, matrix, target, chunk_count(matrix))
+
+
+def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, chunks: int) -> Counts:
+    """A byte of index a weight, unless it lies in the weight; a chunk's place among the sums."""
+    steps = STEPS * chunks
+    weights, indices = steps * target.lanes * WEIGHT_BYTES[spec.dtype], steps * target.lanes
+    far = weights + indices > target.l2_bytes and spec.dtype is DType.FLOAT32
+    pool_bytes = weights + (0 if far else indices) + steps
+    return Counts.of(matrix, target, spec.dtype, Work("lookup", steps), pool_bytes)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LookedUp:
+    """Rows in panels whose sums fit the stack, each cut into chunks."""
     order = paired_order(matrix)
-    asm.emit("mov", _OLD_STACK, rsp)
-    asm.emit("sub", rsp, 4 * min(len(order), _PANEL_ROWS))
-    asm.emit("and", rsp, -LINE)
-    panels = [
-        _RowPanel(asm, spec, first, order[first : first + _PANEL_ROWS], matrix)
-        for first in range(0, len(order), _PANEL_ROWS)
-    ]
+    panels = []
+    for first in range(0, len(order), _PANEL_ROWS):
+        own = order[first : first + _PANEL_ROWS]
+        panels.append(Panel(first, own, chunks_of(matrix, own)))
     count = sum(len(panel.chunks.group) for panel in panels)
-    form = Format.fitting(spec.dtype, count, asm.target.l2_bytes)
+    form = Format.fitting(spec.dtype, count, target.l2_bytes)
+    return LookedUp(spec, form, panels, _counts(spec, matrix, target, count))
+
+
+def emit(asm: Assembler, lowered: LookedUp) -> None:
+    """Needs AVX512-VBMI."""
+    form, panels = lowered.form, lowered.panels
+    asm.emit("mov", _OLD_STACK, rsp)
+    asm.emit("sub", rsp, 4 * max(len(panel.order) for panel in panels))
+    asm.emit("and", rsp, -LINE)
     start, loop = asm.label("start"), asm.label("loop")
     asm.jump("jmp", start)
     _emit_loop(asm, form, loop)
     asm.bind(start)
     _emit_constants(asm, form)
     for panel in panels:
-        panel.emit(form, loop)
+        _PanelCode(asm, lowered.spec, panel).emit(form, loop)
     asm.emit("mov", rsp, _OLD_STACK)
 
 
@@ -183,18 +234,14 @@ def _weights_of(asm: Assembler, form: Format, step: int) -> Register | Memory:
     return register
 
 
-class _RowPanel:
-    """Appends the code for the rows from `first` on, which lie in lanes as `order` says."""
+class _PanelCode:
+    """Appends the code of a panel."""
 
-    def __init__(
-        self, asm: Assembler, spec: MatVec, first: int, order: IntArray, matrix: SparseMatrix
-    ) -> None:
+    def __init__(self, asm: Assembler, spec: MatVec, panel: Panel) -> None:
         self.asm = asm
         self.spec = spec
-        self.first = first
-        self.order = order
-        self.chunks = chunks_of(matrix, order)
-        self.vectors = len(order) // LANES
+        self.first, self.order, self.chunks = panel.first, panel.order, panel.chunks
+        self.vectors = panel.vectors
 
     def emit(self, form: Format, loop: Label) -> None:
         asm = self.asm

@@ -45,13 +45,15 @@ Tried and slower: `prefetcht0` ahead of the pool (5-40 %), windows of 16 registe
 """
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.permute_layout import Layout, Piece, layout_of
 from sparsejit.asm_templates.gather.permute_machine import FoldingRule, Machine
+from sparsejit.asm_templates.gather.row_plan import EXCHANGE_STEPS, RowPlan
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
@@ -114,12 +116,49 @@ def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
     return AVX512_SHORT.storing(spec.dtype)
 
 
-def emit(asm: Assembler, spec: MatVec, matrix: SparseMatrix) -> None:
-    """AVX-512: two registers a step; AVX2: one of half the size. x and y must not overlap."""
-    PermuteKernel(asm, spec, layout_of(spec, matrix, machine_for(spec, matrix, asm.target))).emit()
+@dataclass(frozen=True, eq=False)
+class Permuted:
+    """A layer laid out for this family."""
+
+    spec: MatVec
+    layout: Layout
+    counts: Counts
 
 
-class PermuteKernel:
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Steps and exchanges of rows grouped but not yet swapped, and what swaps save."""
+    machine = machine_for(spec, matrix, target)
+    plan = RowPlan(matrix, machine)
+    steps = plan.expected_steps
+    # A vector of weights a step, and a vector of indices every six (ten) steps.
+    pool_bytes = steps * target.lanes * WEIGHT_BYTES[machine.dtype]
+    pool_bytes += steps * target.vector_bytes // 6
+    work = Work("permute", steps, plan.runs_of_code)
+    return Counts.of(matrix, target, machine.dtype, work, pool_bytes, padded=True)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Permuted:
+    """AVX-512: two registers a step; AVX2: one of half the size."""
+    return lower_for("permute", machine_for(spec, matrix, target), spec, matrix, target)
+
+
+def lower_for(
+    kind: str, machine: Machine, spec: MatVec, matrix: SparseMatrix, target: Target
+) -> Permuted:
+    """For a machine; `kind` is the family whose prices hold."""
+    layout = layout_of(spec, matrix, machine)
+    steps = layout.steps + int(EXCHANGE_STEPS * layout.order.exchanges)
+    work = Work(kind, steps, layout.runs_of_code)
+    counts = Counts.of(matrix, target, machine.dtype, work, layout.pool_bytes, padded=True)
+    return Permuted(spec, layout, counts)
+
+
+def emit(asm: Assembler, lowered: Permuted) -> None:
+    """x and y must not overlap; see `table` for the contract."""
+    _Kernel(asm, lowered.spec, lowered.layout).emit()
+
+
+class _Kernel:
     """Appends the code of a layout."""
 
     def __init__(self, asm: Assembler, spec: MatVec, layout: Layout) -> None:

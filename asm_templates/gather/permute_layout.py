@@ -133,6 +133,11 @@ class Layout:
         """How many are executed."""
         return sum(piece.count * piece.panel.fold for piece in self.pieces)
 
+    @property
+    def runs_of_code(self) -> float:
+        """How often a step's code runs, on average."""
+        return max(self.steps, 1) / max(sum(piece.count for piece in self.pieces), 1)
+
     def pieces_of(self, window: int) -> list[Piece]:
         """What is to be run in a window: all in the first and the last, else what has steps."""
         ends = (0, self.windows.number - 1)

@@ -16,7 +16,7 @@ from sparsejit.asm_templates.scheduling.schedule import Windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 
 # In steps of 0.85 cycles an exchange takes 1.55.
-_EXCHANGE_STEPS = 1.8
+EXCHANGE_STEPS = 1.8
 # How many steps there will be, where the bound before any swap is one: 0.93 to 1.0.
 _SWAPPED = 0.96
 
@@ -59,4 +59,4 @@ class RowPlan:
 
     @property
     def _prices(self) -> Prices:
-        return Prices(self.machine.least_steps, _EXCHANGE_STEPS)
+        return Prices(self.machine.least_steps, EXCHANGE_STEPS)

@@ -10,12 +10,14 @@ from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, Stri
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.spec import DType
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line
 from sparsejit.x86.operands import Memory, Register
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+ByteArray = npt.NDArray[np.uint8]
 
 LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers, where weights must be unpacked
 # How many of them, from `WEIGHT` on.
@@ -29,7 +31,7 @@ class Storage:
     `padding` is that of the cache lines they lie in.
     """
 
-    asm: Assembler
+    target: Target
     dtype: DType
     padding: StridePadding = DENSE
 
@@ -50,57 +52,62 @@ class Storage:
     @property
     def displacement_unit(self) -> int:
         """What a one-byte displacement counts in: the operand in EVEX, bytes in VEX."""
-        if self.asm.target.isa != "avx512":
+        if self.target.isa != "avx512":
             return 1
-        return self.asm.target.vector_bytes // (2 if self.dtype is DType.FLOAT16 else 1)
+        return self.target.vector_bytes // (2 if self.dtype is DType.FLOAT16 else 1)
 
     def place(self, number: IntArray) -> IntArray:
         """Byte offset of the memory operand that holds each vector."""
         row = number // self.whole * self.whole
-        read, within = np.divmod(row * self.asm.target.lanes * self.weight_bytes, CACHE_LINE_BYTES)
+        read, within = np.divmod(row * self.target.lanes * self.weight_bytes, CACHE_LINE_BYTES)
         return self.padding.place(read) * CACHE_LINE_BYTES + within
 
-    def literal(self, vectors: FloatArray) -> int:
-        """Put vectors (count, lanes) into the pool, rounded to the dtype."""
+    def lines(self, vectors: FloatArray) -> ByteArray:
+        """Vectors (count, lanes) rounded to the dtype: cache lines (lines, 64)."""
         packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
         lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
-        return padding.literal(self.asm, lines.reshape(1, -1, CACHE_LINE_BYTES), self.padding)
+        return lines.reshape(-1, CACHE_LINE_BYTES)
 
-    def start(self) -> None:
+    def literal(self, asm: Assembler, lines: ByteArray) -> int:
+        """Put what `lines` made into the pool."""
+        return padding.literal(asm, lines[None], self.padding)
+
+    def start(self, asm: Assembler) -> None:
         """Set up what unpacking needs beyond the weights."""
-        self._unpacking.start()
+        self._unpacking(asm).start()
 
     def in_trips(self, weights: FloatArray) -> FloatArray:
-        """Vectors (turns, any, lanes) in a row, each turn beginning with one that stands alone."""
+        """Vectors (trips, any, lanes) in a row, each trip beginning with one that stands alone."""
         padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % self.whole), (0, 0)))
         return padded.reshape(-1, weights.shape[2])
 
     def trip_bytes(self, vectors: int) -> int:
-        """Bytes from one such turn, of whole runs of lines, to the next."""
+        """Bytes from one such trip, of whole runs of lines, to the next."""
         return int(self.place(np.array(vectors + -vectors % self.whole)))
 
     def operand(
-        self, number: IntArray, place: Memory, consecutive: bool = False
+        self, asm: Assembler, number: IntArray, place: Memory, consecutive: bool = False
     ) -> tuple[list[Line], Register | Memory]:
         """Lines that unpack the vectors of those numbers, and the FMA's operand after them.
 
         `consecutive` where the two vectors of a line follow each other: see `unpacked`.
         """
         if consecutive and self.dtype is DType.BFLOAT16:
-            return self.unpacked(number, place)
-        return self._unpacking.operand(place, number % 2 != 0)
+            return self.unpacked(asm, number, place)
+        return self._unpacking(asm).operand(place, number % 2 != 0)
 
-    def unpacked(self, number: IntArray, place: Memory) -> tuple[list[Line], Register]:
+    def unpacked(
+        self, asm: Assembler, number: IntArray, place: Memory
+    ) -> tuple[list[Line], Register]:
         """Lines that bring the vectors of those numbers into a register, and that register.
 
         Consecutive vectors of bfloat16 share one load of their line, in register LINE.
         """
-        return self._unpacking.register(place, number % 2 != 0, vector(self.asm, LINE))
+        return self._unpacking(asm).register(place, number % 2 != 0, vector(asm, LINE))
 
-    @property
-    def _unpacking(self) -> Unpacking:
-        weight, upper_halves = (vector(self.asm, number) for number in (WEIGHT, UPPER_HALVES))
-        return Unpacking(self.asm, self.dtype, weight, upper_halves)
+    def _unpacking(self, asm: Assembler) -> Unpacking:
+        weight, upper_halves = (vector(asm, number) for number in (WEIGHT, UPPER_HALVES))
+        return Unpacking(asm, self.dtype, weight, upper_halves)
 
 
 def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:

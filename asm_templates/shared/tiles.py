@@ -56,16 +56,16 @@ class Tile:
 
 
 def tiles(
-    asm: Assembler, out_features: int, sums: int, at_most: int | None = None, spare: int = 0
+    target: Target, out_features: int, sums: int, at_most: int | None = None, spare: int = 0
 ) -> Iterator[Tile]:
     """Tiles over all outputs, as large as fits or `at_most` groups, summed in `sums` registers.
 
     A tile of fewer groups than `sums` has as many chains as it takes and as fit. Registers 2 to
     `spare` + 1 stay free besides the reserved.
     """
-    capacity = tile_capacity(asm.target, spare)
+    capacity = tile_capacity(target, spare)
     largest = min(capacity, at_most or capacity)
-    groups = group_count(asm, out_features)
+    groups = -(-out_features // target.lanes)
     for first in range(0, groups, largest):
         size = min(largest, groups - first)
         yield Tile(first, size, min(-(-sums // size), capacity // size))
@@ -76,14 +76,10 @@ def tile_capacity(target: Target, spare: int) -> int:
     return target.vector_registers - max(RESERVED, INPUTS + spare)
 
 
-def group_count(asm: Assembler, out_features: int) -> int:
-    """Vectors that `out_features` outputs take."""
-    return -(-out_features // asm.target.lanes)
-
-
-def grouped(asm: Assembler, matrix: SparseMatrix) -> FloatArray:
+def grouped(target: Target, matrix: SparseMatrix) -> FloatArray:
     """Weights as (groups, lanes, in_features), with rows of zeros at the end."""
-    groups, lanes = group_count(asm, matrix.out_features), asm.target.lanes
+    lanes = target.lanes
+    groups = -(-matrix.out_features // lanes)
     padded = np.zeros((groups * lanes, matrix.in_features), np.float32)
     padded[: matrix.out_features] = matrix.dense
     return padded.reshape(groups, lanes, matrix.in_features)

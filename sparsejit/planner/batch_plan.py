@@ -8,17 +8,15 @@ zero.
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from sparsejit.asm_templates.batch.panels import RESERVED, shared_loads
-from sparsejit.asm_templates.batch.row_tiles import tile_rows
+from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, LoweredBatch
+from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import known_rates
-from sparsejit.planner.cost import Cost, Rates, cache_level, predict
+from sparsejit.planner.cost import Cost, Rates, cache_level, price
 from sparsejit.planner.plan import AUTO, Candidate, Plan, choose
 
 LOADS_A_CYCLE = 2.0
@@ -58,15 +56,20 @@ def plan_batch(spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
     rates = known_rates(target)
-    priced = [
-        Candidate(template, _predict(template, spec, matrix, target, rates))
+
+    def lower(template: MatMulTemplate) -> tuple[LoweredBatch, Cost]:
+        lowered = template.lower(spec, matrix, target)
+        return lowered, price_batch(lowered.counts, rates)
+
+    expected = [
+        Candidate(template, price_batch(template.expect(spec, matrix, target), rates))
         for template in MATMUL_TEMPLATES
         if template.dtype is spec.dtype
         and template.made_for(target)
         and _is_possible(template, spec, target)
     ]
     case = f"{spec.dtype.value} and batch {spec.batch} on this {target.isa} target"
-    return choose(priced, strategy, batch_strategies(), case)
+    return choose(expected, lower, strategy, batch_strategies(), case)
 
 
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
@@ -77,26 +80,17 @@ def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
 
 
-def _predict(
-    template: MatMulTemplate, spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates
-) -> Cost:
+def price_batch(counts: BatchCounts, rates: Rates) -> Cost:
     """The sum of what panels, repeated kernels and transpositions cost."""
-    lanes = target.lanes
-    in_panels = {"panels": spec.batch, "rows": 0}.get(
-        template.family, spec.batch - spec.batch % lanes
-    )
-    repeats = spec.batch - in_panels
     parts: list[tuple[float, Cost]] = []
-    waiting = 0.0
-    if in_panels:
-        parts.append((1, _panels(spec, matrix, target, rates, in_panels)))
-    if repeats:
-        assert template.each is not None
-        each = predict(template.each.family, matrix, target, rates, template.dtype)
-        parts.append((REPEATED_SHARE * repeats, each))
-        if in_panels:  # which have left nothing of its code where it is fetched from
-            waiting = each.code_bytes / (rates.code["L2"] * L2_CODE_FACTOR)
-    waiting += _transposing(spec, target, in_panels, repeats)
+    waiting = _transposing(counts)
+    if counts.in_panels:
+        parts.append((1, _panels(counts, rates)))
+    if counts.each is not None and counts.repeats:
+        each = price(counts.each, rates)
+        parts.append((REPEATED_SHARE * counts.repeats, each))
+        if counts.in_panels:  # which have left nothing of its code where it is fetched from
+            waiting += each.code_bytes / (rates.code["L2"] * L2_CODE_FACTOR)
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
     return Cost(
         sum(int(times * cost.steps) for times, cost in parts),
@@ -107,39 +101,37 @@ def _predict(
     )
 
 
-def _transposing(spec: MatMul, target: Target, in_panels: int, repeats: int) -> float:
+def _transposing(counts: BatchCounts) -> float:
     """Cycles to move between layouts what its kernel wants in the other."""
-    columns = repeats if spec.layout is Layout.FEATURE_MAJOR else in_panels
+    target, spec = counts.target, counts.spec
+    columns = counts.repeats if spec.layout is Layout.FEATURE_MAJOR else counts.in_panels
     whole, rest = divmod(columns, target.lanes)
     square, column = SQUARE_CYCLES[target.isa]
     cycles = whole * (square + column * target.lanes) + (square + column * rest if rest else 0.0)
-    sizes = (spec.each.in_features, spec.each.out_features)
+    sizes = (spec.in_features, spec.out_features)
     return cycles * sum(-(-size // target.lanes) for size in sizes)
 
 
-def _panels(
-    spec: MatMul, matrix: SparseMatrix, target: Target, rates: Rates, columns: int
-) -> Cost:
+def _panels(counts: BatchCounts, rates: Rates) -> Cost:
     """The first panel of a chunk waits for its code, the others for loads or multiplications."""
-    panels = -(-columns // target.lanes)
+    target, spec, nnz = counts.target, counts.spec, counts.nnz
+    panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
-    inputs, share = _inputs_loaded(matrix, target), shared_loads(target.isa, at_once)
-    code = _PANEL_CODE[target.isa]
-    code_bytes = int(matrix.nnz * (code.weight + share * code.by_four) + inputs * code.input)
-    data_bytes = 4 * matrix.nnz + panels * target.vector_bytes * sum(matrix.dense.shape)
+    share, code = shared_loads(target.isa, at_once), _PANEL_CODE[target.isa]
+    code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
+    data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     fetching = code_bytes / _code_rate(code_bytes, code_level, target, rates)
-    loading = (matrix.nnz * (1 - 0.75 * share) + inputs) / LOADS_A_CYCLE
-    adding = matrix.nnz / PRODUCTS_A_CYCLE + matrix.out_features * STORE_CYCLES
+    loading = (nnz * (1 - 0.75 * share) + counts.inputs) / LOADS_A_CYCLE
+    adding = nnz / PRODUCTS_A_CYCLE + spec.out_features * STORE_CYCLES
     later = max(loading, adding)
     first = max(fetching, later)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
-    copying = matrix.in_features * panels * COPY_CYCLES[target.isa] if is_copied else 0.0
+    copying = spec.in_features * panels * COPY_CYCLES[target.isa] if is_copied else 0.0
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
-    steps = panels * matrix.nnz
-    return Cost(steps, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
+    return Cost(panels * nnz, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
 
 
 def _code_rate(code_bytes: int, level: str, target: Target, rates: Rates) -> float:
@@ -147,11 +139,3 @@ def _code_rate(code_bytes: int, level: str, target: Target, rates: Rates) -> flo
     if code_bytes > NEAR_SHARE_OF_L3 * target.l3_bytes:
         return FAR_CODE_RATE
     return rates.code[level] * (L2_CODE_FACTOR if level == "L2" else 1)
-
-
-def _inputs_loaded(matrix: SparseMatrix, target: Target) -> int:
-    """Inputs that some row of a tile uses, summed over tiles of consecutive rows."""
-    tiles = tile_rows(matrix.out_features, target.vector_registers - RESERVED)
-    starts = [int(rows[0]) for rows in tiles]
-    used = np.logical_or.reduceat(matrix.dense != 0, starts, axis=0)
-    return int(np.count_nonzero(used))

@@ -1,17 +1,18 @@
 """What a kernel should cost, from counts alone: micro-operations and bytes.
 
-A family's kernel is a sequence of equal steps (`family_costs`). Time is the largest of what the
-execution ports need for them and what their code and data need to arrive, which overlap. Rates per
-cache level are those of one Zen 5 core until this machine has been calibrated (`calibration.py`).
+A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data (`prices`). Time is
+the largest of what the execution ports need for them and what their code and data need to arrive,
+which overlap. Rates per cache level are those of one Zen 5 core until this machine has been
+calibrated (`calibration.py`).
 """
 
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.lowered import Counts
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
-from sparsejit.planner.family_costs import FAMILY_COSTS, WEIGHT_BYTES
+from sparsejit.planner.prices import FAMILY_PRICES
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Rates:
     code: dict[str, float]
 
 
-# One Zen 5 core, DESIGN section 4: "L1 gives 128 B a cycle, L2 45-63, L3 26-31; straight-line code
-# arrives at only 10-14 B a cycle from L2 and 7 from L3". With padding lines L2 gives 64.
+# One Zen 5 core: L1 gives 128 bytes a cycle, L2 45 to 63, L3 26 to 31; straight-line code arrives
+# at only 10 to 14 bytes a cycle from L2 and 7 from L3. With padding lines L2 gives 64.
 ZEN5_RATES = Rates(
     cycles_per_ns=4.2,
     data={"L1": 128.0, "padded L2": 64.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
@@ -56,45 +57,41 @@ class Cost:
     bound: str
 
 
-def predict(
-    family: str,
-    matrix: SparseMatrix,
-    target: Target,
-    rates: Rates = ZEN5_RATES,
-    dtype: DType = DType.FLOAT32,
-) -> Cost:
-    """The cost of a family's kernel for these weights on this target."""
-    model = FAMILY_COSTS[family]
-    stored, runs = model.form(matrix, target, dtype)
-    price = model.prices[target.isa, stored]
-    steps = model.steps(matrix, target, dtype)
-    code_bytes = int(steps * price.code_bytes / runs)
-    vectors = 4 * (matrix.in_features + matrix.out_features)
-    pool_bytes = model.pool_bytes(matrix, target, steps, WEIGHT_BYTES[stored])
-    data_bytes = pool_bytes + vectors
-    execution = steps * price.cycles
+def price(counts: Counts, rates: Rates = ZEN5_RATES) -> Cost:
+    """The cost of a kernel of which so much was counted."""
+    target = counts.target
+    key = target.isa, counts.stored
+    steps = [(FAMILY_PRICES[work.kind].steps[key], work) for work in counts.work]
+    code_bytes = int(sum(work.steps * each.code_bytes / work.runs for each, work in steps))
+    data_bytes = counts.pool_bytes + counts.vector_bytes
+    execution = sum(work.steps * each.cycles for each, work in steps)
+    # Code that runs several times arrives during the first.
+    later = sum(work.steps * each.cycles * (1 - 1 / work.runs) for each, work in steps)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     data_level = cache_level(data_bytes, code_bytes, target, target.l1d_bytes)
-    padded = model.padded and data_level == "L2" and stride_padding(pool_bytes, target) != DENSE
-    data_rate = rates.data["padded L2" if padded else data_level]
+    code_rate = FAMILY_PRICES[counts.work[0].kind].code_rate * rates.code[code_level]
     transfers = {
-        f"code from {code_level}": code_bytes / (model.code_rate * rates.code[code_level]),
-        f"data from {data_level}": data_bytes / data_rate,
+        f"code from {code_level}": code_bytes / code_rate,
+        f"data from {data_level}": data_bytes / rates.data[_data_rate(counts, data_level)],
     }
     if code_level == data_level != "L1":
         lesser = min(transfers.values())
         transfers = {name: cycles + SHARED_WAY * lesser for name, cycles in transfers.items()}
-    # Code that runs several times arrives during the first.
-    transfers[f"code from {code_level}"] += execution * (1 - 1 / runs)
+    transfers[f"code from {code_level}"] += later
     resources = {"execution": execution, **transfers}
     bound = max(resources, key=lambda name: resources[name])
-    ns = resources[bound] / rates.cycles_per_ns
-    return Cost(steps, code_bytes, data_bytes, ns, bound)
+    return Cost(counts.steps, code_bytes, data_bytes, resources[bound] / rates.cycles_per_ns, bound)
+
+
+def _data_rate(counts: Counts, level: str) -> str:
+    """The key of the rate at which the pool comes."""
+    has_padding = counts.padded and stride_padding(counts.pool_bytes, counts.target) != DENSE
+    return "padded L2" if level == "L2" and has_padding else level
 
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
     """Nonzeros over the weights that so many steps could take; 1 where no lane ever idles."""
-    places = max(steps, 1) * target.lanes * FAMILY_COSTS[family].weights_a_lane
+    places = max(steps, 1) * target.lanes * FAMILY_PRICES[family].weights_a_lane
     return matrix.nnz / places
 
 

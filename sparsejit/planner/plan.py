@@ -1,24 +1,25 @@
 """Picks the kernel for a layer and records why.
 
-Every template that the target can run is priced by the cost model (`cost.py`); the cheapest wins,
-and of equals the one with less code.
+Every template that the target can run is priced from what the layer's zeros let expect. The most
+promising is lowered and priced again from what was made, then the next, until none that is left
+can win on counts alone; the cheapest lowered wins, and of equals the one with less code.
 A strategy named by the caller overrides the price, not the record of it.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import known_rates
-from sparsejit.planner.cost import Cost, predict
+from sparsejit.planner.cost import Cost, price
 from sparsejit.x86.assembler import Assembler
 
 AUTO = "auto"
@@ -39,16 +40,23 @@ class Template(Protocol):
     @property
     def isa(self) -> str: ...
 
-    @property
-    def emit(self) -> Callable[[Assembler, Any, SparseMatrix], None]: ...
+    def expect(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
+
+    def lower(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
+
+    def emit(self, asm: Assembler, lowered: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A template, of whichever table, and its predicted cost."""
+    """A template, of whichever table, and its predicted cost.
+
+    `is_lowered`: the cost is of what was made, not of what was expected.
+    """
 
     template: Template
     cost: Cost
+    is_lowered: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,12 +64,22 @@ class Plan:
     """The chosen template, all candidates from cheapest to dearest, and the reason in words.
 
     `measured_ns` holds the times of those candidates that were measured, by template name.
+    `lowered` is the layer as the chosen template emits it; None once it has been emitted.
     """
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
     reason: str
     measured_ns: Mapping[str, float] = field(default_factory=dict)
+    lowered: Any = field(default=None, repr=False, compare=False)
+
+    def emit(self, asm: Assembler) -> None:
+        """Append the chosen kernel, without a return."""
+        self.chosen.template.emit(asm, self.lowered)
+
+    def record(self) -> "Plan":
+        """The plan without what was lowered, which takes as much memory as the weights."""
+        return replace(self, lowered=None)
 
 
 def strategies() -> tuple[str, ...]:
@@ -69,22 +87,26 @@ def strategies() -> tuple[str, ...]:
     return (AUTO, *dict.fromkeys(template.family for template in MATVEC_TEMPLATES))
 
 
-def plan(
-    matrix: SparseMatrix,
-    target: Target,
-    strategy: str = AUTO,
-    dtype: DType = DType.FLOAT32,
-) -> Plan:
-    """Choose a template for a matrix-vector product.
+def plan(spec: MatVec, matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
+    """Choose and lower a template for a matrix-vector product.
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target, and
     for weights that the dtype cannot hold.
     """
-    _check_range(matrix, dtype)
-    usable = [t for t in MATVEC_TEMPLATES if t.dtype is dtype and t.made_for(target)]
+    _check_range(matrix, spec.dtype)
     rates = known_rates(target)
-    priced = [Candidate(t, predict(t.family, matrix, target, rates, dtype)) for t in usable]
-    return choose(priced, strategy, strategies(), f"{dtype.value} on this {target.isa} target")
+
+    def lower(template: MatVecTemplate) -> tuple[Any, Cost]:
+        lowered = template.lower(spec, matrix, target)
+        return lowered, price(lowered.counts, rates)
+
+    expected = [
+        Candidate(template, price(template.expect(spec, matrix, target), rates))
+        for template in MATVEC_TEMPLATES
+        if template.dtype is spec.dtype and template.made_for(target)
+    ]
+    case = f"{spec.dtype.value} on this {target.isa} target"
+    return choose(expected, lower, strategy, strategies(), case)
 
 
 def _check_range(matrix: SparseMatrix, dtype: DType) -> None:
@@ -97,29 +119,55 @@ def _check_range(matrix: SparseMatrix, dtype: DType) -> None:
 
 
 def choose(
-    priced: Iterable[Candidate], strategy: str, strategies: tuple[str, ...], case: str
+    expected: Iterable[Candidate],
+    lower: Callable[[Any], tuple[Any, Cost]],
+    strategy: str,
+    strategies: tuple[str, ...],
+    case: str,
 ) -> Plan:
-    """The cheapest candidate, or the one of the family that `strategy` names.
+    """The cheapest candidate once lowered, or that of the family which `strategy` names.
 
-    Raises InvalidInput for a strategy that is not among `strategies`, or has no candidate; `case`
-    says in words what the candidates are for.
+    `expected` are templates with the cost to be expected; `lower` makes a layer ready for one and
+    says what that costs. Raises InvalidInput for a strategy that is not among `strategies`, or has
+    no candidate; `case` says in words what the candidates are for.
     """
     if strategy not in strategies:
         raise InvalidInput(f"strategy {strategy!r} is unknown; use one of {', '.join(strategies)}")
-    candidates = tuple(sorted(priced, key=lambda c: (c.cost.ns, c.cost.code_bytes)))
+    candidates = sorted(expected, key=_rank)
     if not candidates:
-        raise InvalidInput(
-            f"there is no kernel for {case}; use dtype='float32'"
-        )
-    if strategy == AUTO:
-        return Plan(candidates[0], candidates, _comparison(candidates))
-    chosen = next((c for c in candidates if c.template.family == strategy), None)
-    if chosen is None:
+        raise InvalidInput(f"there is no kernel for {case}; use dtype='float32'")
+    considered = [c for c in candidates if strategy in (AUTO, c.template.family)]
+    if not considered:
         known = ", ".join(dict.fromkeys((AUTO, *(c.template.family for c in candidates))))
-        raise InvalidInput(
-            f"strategy {strategy!r} has no kernel for {case}; use one of {known}"
-        )
-    return Plan(chosen, candidates, f"strategy={strategy!r} was asked for")
+        raise InvalidInput(f"strategy {strategy!r} has no kernel for {case}; use one of {known}")
+    made, lowered = _lowered_while_they_may_win(considered, lower)
+    known_costs = {candidate.template.name: candidate for candidate in made}
+    candidates = [known_costs.get(c.template.name, c) for c in candidates]
+    ranked = tuple(sorted(candidates, key=_rank))
+    chosen = min(made, key=_rank)
+    asked = f"strategy={strategy!r} was asked for"
+    return Plan(chosen, ranked, _comparison(ranked) if strategy == AUTO else asked, lowered=lowered)
+
+
+def _rank(candidate: Candidate) -> tuple[float, int]:
+    return candidate.cost.ns, candidate.cost.code_bytes
+
+
+def _lowered_while_they_may_win(
+    considered: list[Candidate], lower: Callable[[Any], tuple[Any, Cost]]
+) -> tuple[list[Candidate], Any]:
+    """Candidates, the most promising first, at what they cost once lowered; the best as lowered."""
+    made: list[Candidate] = []
+    best = None
+    for candidate in considered:
+        cheapest = min((other.cost.ns for other in made), default=math.inf)
+        if candidate.cost.ns >= cheapest:
+            break
+        lowered, cost = lower(candidate.template)
+        made.append(Candidate(candidate.template, cost, is_lowered=True))
+        if min(made, key=_rank) is made[-1]:
+            best = lowered
+    return made, best
 
 
 def _comparison(candidates: tuple[Candidate, ...]) -> str:

@@ -15,9 +15,8 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, Layer, MatVec
+from sparsejit.ir.spec import Layer, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.family_costs import FAMILY_COSTS
 from sparsejit.planner.plan import AUTO, Plan
 from sparsejit.runtime.workers import MAX_THREADS, NativePart, pool
 from sparsejit.x86.assembler import Assembler
@@ -29,7 +28,7 @@ ROW_STEP = 16
 # `sparsejit bench threads` measured 83 to 132 on two Zen 5 cores that share an L3.
 BARRIER_NS = 100.0
 
-# A second core is taken only for so much: the prediction may be half as wrong (issue 3, point 6).
+# A second core is taken only for so much: the prediction may be half as wrong.
 LEAST_GAIN = 1.25
 
 
@@ -48,7 +47,7 @@ class Part:
 
     def emit(self, asm: Assembler) -> None:
         """Append the part's kernel, without a return."""
-        self.plan.chosen.template.emit(asm, self.spec, self.matrix)
+        self.plan.emit(asm)
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,11 @@ class Split:
             asm.align(64)
             asm.bind(native.label)
             part.emit(asm)
+
+    def record(self) -> "Split":
+        """The same without what was lowered."""
+        parts = tuple(replace(part, plan=part.plan.record()) for part in self.parts)
+        return replace(self, parts=parts)
 
     def lines(self) -> list[str]:
         """For `explain`: how the rows are divided, and what runs each part."""
@@ -134,7 +138,7 @@ def split(
     count = worthwhile_threads(ns, min(threads, steps))
     if count == 1:
         return undivided(spec, matrix, whole, _why_alone(ns, threads))
-    bounds = _balanced_bounds(matrix, spec.dtype, whole, target, count, BARRIER_NS / ns)
+    bounds = _balanced_bounds(spec, matrix, whole, target, count, BARRIER_NS / ns)
     parts = []
     for first, end in pairwise(bounds):
         bias = None if spec.bias is None else spec.bias[first:end]
@@ -164,8 +168,8 @@ def _why_alone(ns: float, threads: int) -> str:
 
 
 def _balanced_bounds(
+    spec: MatVec,
     matrix: SparseMatrix,
-    dtype: DType,
     whole: Plan,
     target: Target,
     count: int,
@@ -176,10 +180,13 @@ def _balanced_bounds(
     The caller's part, the first, has `head_start` more of the chosen family's steps, as a share of
     all, for the workers begin later and are heard of later (by 95 ns of a barrier of 125).
     """
-    count_steps = FAMILY_COSTS[whole.chosen.template.family].steps
     starts = range(0, matrix.out_features, ROW_STEP)
     groups = [SparseMatrix(matrix.dense[start : start + ROW_STEP]) for start in starts]
-    reached = np.cumsum([count_steps(group, target, dtype) for group in groups])
+    expect = whole.chosen.template.expect
+    specs = [replace(spec, out_features=group.out_features, bias=None) for group in groups]
+    reached = np.cumsum(
+        [expect(each, group, target).steps for each, group in zip(specs, groups, strict=True)]
+    )
     inner: list[int] = []
     for part in range(1, count):
         wanted = reached[-1] * (head_start + (1 - head_start) * part / count)

@@ -37,13 +37,18 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
             path.write_text(json.dumps(times, indent=2))
     measured = {name: times[name] for name in sorted(times, key=lambda name: times[name])}
     best = next(c for c in contenders if c.template.name == next(iter(measured)))
-    return replace(choice, chosen=best, measured_ns=measured, reason=_comparison(measured))
+    lowered = choice.lowered
+    if best.template.name != choice.chosen.template.name:
+        lowered = best.template.lower(spec, matrix, target)
+    reason = _comparison(measured)
+    return replace(choice, chosen=best, measured_ns=measured, reason=reason, lowered=lowered)
 
 
 def _time(candidate: Candidate, spec: Layer, matrix: SparseMatrix, target: Target) -> float:
     """Median over places in memory of the least nanoseconds a call."""
-    emit = candidate.template.emit
-    program = build(candidate.template.name, target, lambda asm: emit(asm, spec, matrix))
+    template = candidate.template
+    lowered = template.lower(spec, matrix, target)
+    program = build(template.name, target, lambda asm: template.emit(asm, lowered))
     x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
     times = time_copies(program.image.data, x, spec.y_shape, _PLACES, samples=40)
     return median_of_least(times)

@@ -140,13 +140,14 @@ class SampleLoop:
 def compile_sample_loop(weights: VoiceWeights, target: Target) -> SampleLoop:
     """Compile the voice's per-sample network for `target`."""
     layers = _layers(weights)
-    plans = {name: plan(matrix, target) for name, (matrix, _) in layers.items()}
+    plans = {name: plan(spec, matrix, target) for name, (matrix, spec) in layers.items()}
     layout = Layout(weights.hidden_size)
 
     def body(asm: Assembler) -> None:
-        _Emitter(asm, weights, layout, layers, plans).emit()
+        _Emitter(asm, weights, layout, plans).emit()
 
-    return SampleLoop(build("sample-loop", target, body), plans, layout)
+    program = build("sample-loop", target, body)
+    return SampleLoop(program, {name: choice.record() for name, choice in plans.items()}, layout)
 
 
 def _layers(weights: VoiceWeights) -> dict[str, tuple[SparseMatrix, MatVec]]:
@@ -172,14 +173,12 @@ class _Emitter:
         asm: Assembler,
         weights: VoiceWeights,
         layout: Layout,
-        layers: dict[str, tuple[SparseMatrix, MatVec]],
         plans: dict[str, Plan],
     ) -> None:
         self.asm = asm
         self.weights = weights
         self.hidden = weights.hidden_size
         self.offsets = layout.offsets()
-        self.layers = layers
         self.plans = plans
         self.quantiser = Quantiser(asm, THRESHOLDS)
         self.row_bytes = padded(3 * self.hidden) * FLOAT
@@ -242,10 +241,9 @@ class _Emitter:
         asm.emit("lea", register, Memory(rbp, self.offsets["history"], register, FLOAT))
 
     def _layer(self, name: str, source: str, destination: str) -> None:
-        matrix, spec = self.layers[name]
         self._point(rdi, source)
         self._point(rsi, destination)
-        self.plans[name].chosen.template.emit(self.asm, spec, matrix)
+        self.plans[name].emit(self.asm)
 
     def _sum_input(self) -> None:
         """input = rows of s[t-1], class[t-1] and p, each quantised as in training."""

@@ -29,7 +29,7 @@ WITH_PANELS = [row for row in KINDS if row.family != "rows"]
 
 def compiled(row: MatMulTemplate, spec: MatMul, matrix: SparseMatrix) -> ExecutableMemory:
     asm = Assembler(target_of(row))
-    row.emit(asm, spec, matrix)
+    row.emit(asm, row.lower(spec, matrix, asm.target))
     asm.emit("vzeroupper")
     asm.emit("ret")
     return ExecutableMemory(asm.finish().data)
@@ -220,7 +220,7 @@ def test_a_layer_too_large_for_the_workspace_is_repeated() -> None:
         plan_batch(MatMul(each, 16, Layout.FEATURE_MAJOR), matrix, target)
     panels = next(row for row in MATMUL_TEMPLATES if row.family == "panels" and row.isa == "avx2")
     with pytest.raises(CompileError, match=r"3x100000 layer needs more than.*strategy='rows'"):
-        panels.emit(Assembler(target), MatMul(each, 16), matrix)
+        panels.emit(Assembler(target), panels.lower(MatMul(each, 16), matrix, target))
 
 
 def test_panels_exist_for_all_but_int8() -> None:

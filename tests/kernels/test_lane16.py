@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights, check, shapes, templates_of
 
+from sparsejit.asm_templates.gather import lane16
 from sparsejit.ir.sparse_matrix import LANE16, SparseMatrix
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.perf.problems import Problem
-from sparsejit.planner.family_costs import lane16_steps
 
 every_template = pytest.mark.parametrize("row", templates_of("lane16"))
 
@@ -44,5 +44,8 @@ def test_no_lane_idles_where_the_pattern_holds(row):
     weights = problem.weights()
     steps = np.count_nonzero(weights) // 16
     image = check(row, weights)
-    assert steps == lane16_steps(SparseMatrix(weights), Target.named("avx512"), DType.FLOAT32)
+    matrix, target = SparseMatrix(weights), Target.named("avx512")
+    spec = MatVec(*weights.shape)
+    assert lane16.expect(spec, matrix, target).steps == steps
+    assert lane16.lower(spec, matrix, target).counts.steps == steps
     assert image.pool_bytes == 64 * steps

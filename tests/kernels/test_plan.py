@@ -8,11 +8,19 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.planner.cost import predict
-from sparsejit.planner.family_costs import permute_steps
+from sparsejit.planner.cost import price
 from sparsejit.planner.plan import OVERFLOWS_AT, plan, strategies
+from sparsejit.x86.assembler import Assembler
+
+
+def spec_of(matrix: SparseMatrix, dtype: DType = DType.FLOAT32) -> MatVec:
+    return MatVec(matrix.out_features, matrix.in_features, dtype=dtype)
+
+
+def template(name: str) -> MatVecTemplate:
+    return next(row for row in MATVEC_TEMPLATES if row.name == name)
 
 
 # The fastest family by at least 1.3x on one Zen 5 core, both instruction sets.
@@ -33,13 +41,13 @@ def test_auto_takes_the_family_that_measured_fastest(
     isa: str, shape: tuple[int, int], density: float, block_rows: int, family: str
 ) -> None:
     matrix = SparseMatrix(block_weights(shape, density, block_rows))
-    assert plan(matrix, Target.named(isa)).chosen.template.family == family
+    assert plan(spec_of(matrix), matrix, Target.named(isa)).chosen.template.family == family
 
 
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 def test_every_family_of_the_target_is_a_candidate_in_order_of_cost(isa: str) -> None:
     matrix, target = SparseMatrix(block_weights((64, 48), 0.3)), Target.named(isa)
-    choice = plan(matrix, target)
+    choice = plan(spec_of(matrix), matrix, target)
     rows = [t for t in MATVEC_TEMPLATES if t.made_for(target) and t.dtype is DType.FLOAT32]
     assert {c.template.name for c in choice.candidates} == {row.name for row in rows}
     costs = [candidate.cost.ns for candidate in choice.candidates]
@@ -49,9 +57,10 @@ def test_every_family_of_the_target_is_a_candidate_in_order_of_cost(isa: str) ->
 
 def test_a_named_strategy_overrides_the_price_but_not_the_record() -> None:
     matrix = SparseMatrix(block_weights((64, 48), 0.3))
-    choice = plan(matrix, Target.named("avx2"), "immediate")
+    choice = plan(spec_of(matrix), matrix, Target.named("avx2"), "immediate")
     assert choice.chosen.template.family == "immediate"
-    assert len(choice.candidates) == len(plan(matrix, Target.named("avx2")).candidates) > 1
+    unasked = plan(spec_of(matrix), matrix, Target.named("avx2"))
+    assert len(choice.candidates) == len(unasked.candidates) > 1
     assert "asked for" in choice.reason
 
 
@@ -61,32 +70,72 @@ def test_weights_beyond_a_dtype_are_refused(dtype: DType) -> None:
     target = Target.named("avx512")
     below = SparseMatrix(np.full((2, 2), -np.nextafter(limit, np.float32(0))))
     assert np.isfinite(stored_weights(below, dtype)).all()
-    plan(below, target, dtype=dtype)
+    plan(spec_of(below, dtype), below, target)
     with pytest.raises(InvalidInput, match=f"more than {dtype.value} can hold"):
-        plan(SparseMatrix(np.full((2, 2), -limit)), target, dtype=dtype)
+        plan(spec_of(below, dtype), SparseMatrix(np.full((2, 2), -limit)), target)
 
 
 def test_an_unknown_strategy_is_named_with_the_known() -> None:
     matrix = SparseMatrix(np.eye(3))
     with pytest.raises(InvalidInput, match=f"'fast' is unknown; use one of {strategies()[0]}"):
-        plan(matrix, Target.named("avx2"), "fast")
+        plan(spec_of(matrix), matrix, Target.named("avx2"), "fast")
 
 
 @pytest.mark.parametrize("row", MATVEC_TEMPLATES, ids=lambda row: row.name)
 def test_an_empty_matrix_costs_next_to_nothing_but_in_dense(row: MatVecTemplate) -> None:
     empty = SparseMatrix(np.zeros((256, 256)))
-    cost = predict(row.family, empty, target_of(row), dtype=row.dtype)
-    assert (cost.ns < 25) == (row.family != "dense")
+    expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
+    lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
+    for counts in (expected, lowered.counts):
+        assert (price(counts).ns < 25) == (row.family != "dense")
 
 
 def test_permute_steps_count_a_diagonal_by_hand() -> None:
     """32 x 32 identity: two groups, each one step: its sixteen inputs lie in one vector."""
-    assert permute_steps(SparseMatrix(np.eye(32)), Target.named("avx512"), DType.FLOAT32) == 2
+    matrix = SparseMatrix(np.eye(32))
+    counts = template("f32-permute-avx512").expect(spec_of(matrix), matrix, Target.named("avx512"))
+    assert counts.steps == 2
 
 
 def test_the_bound_names_the_cache_the_bytes_come_from() -> None:
     target = Target.named("avx512")
-    small = predict("dense", SparseMatrix(np.ones((16, 16))), target)
-    large = predict("dense", SparseMatrix(np.ones((400, 400))), target)
-    assert small.bound == "execution"
-    assert large.bound == "data from L2"
+    dense = template("f32-dense-avx512")
+    bounds = []
+    for size in (16, 400):
+        matrix = SparseMatrix(np.ones((size, size)))
+        bounds.append(price(dense.expect(spec_of(matrix), matrix, target)).bound)
+    assert bounds == ["execution", "data from L2"]
+
+
+@pytest.mark.parametrize("row", MATVEC_TEMPLATES, ids=lambda row: row.name)
+def test_expected_counts_are_near_those_of_what_is_lowered(row: MatVecTemplate) -> None:
+    """Or candidates would be passed over that should win."""
+    matrix = SparseMatrix(block_weights((300, 200), 0.2, 8))
+    target = target_of(row)
+    expected = row.expect(spec_of(matrix, row.dtype), matrix, target)
+    counts = row.lower(spec_of(matrix, row.dtype), matrix, target).counts
+    assert counts.steps == pytest.approx(expected.steps, rel=0.1)
+    assert counts.pool_bytes == pytest.approx(expected.pool_bytes, rel=0.15)
+    assert price(counts).ns == pytest.approx(price(expected).ns, rel=0.1)
+
+
+def test_only_what_may_win_is_lowered() -> None:
+    """In order of the expected cost, until what is left is dearer than the best that was made."""
+    matrix, target = SparseMatrix(block_weights((64, 48), 0.3)), Target.named("avx2")
+    choice = plan(spec_of(matrix), matrix, target)
+    lowered = [c for c in choice.candidates if c.is_lowered]
+    assert choice.chosen in lowered and len(lowered) < len(choice.candidates)
+    left = [c.cost.ns for c in choice.candidates if not c.is_lowered]
+    assert min(left) >= choice.chosen.cost.ns
+
+
+def test_what_was_lowered_is_emitted_and_then_let_go() -> None:
+    matrix, target = SparseMatrix(block_weights((64, 48), 0.3)), Target.named("avx2")
+    choice = plan(spec_of(matrix), matrix, target)
+    asm = Assembler(target)
+    choice.emit(asm)
+    again = Assembler(target)
+    row = template(choice.chosen.template.name)
+    row.emit(again, row.lower(spec_of(matrix), matrix, target))
+    assert asm.finish().data == again.finish().data
+    assert choice.record().lowered is None

@@ -1,0 +1,77 @@
+"""What lowering makes of a layer, once: streams, steps and their counts, for pricing and emitting.
+
+    expect(spec, matrix, target) -> Counts       before lowering, from the zeros alone
+    lower(spec, matrix, target)  -> lowered      streams of weights and indices, steps, code shape;
+                                                 its `counts` are exact
+    emit(asm, lowered)                           bytes
+
+The planner prices the counts of what was lowered, and that is what is emitted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+
+WEIGHT_BYTES = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2, DType.INT8: 1}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Steps of one kind: a few instructions that repeat, with other operands each time.
+
+    `kind` names the family whose prices hold. The code of a step runs `runs` times, so that so
+    many times fewer steps stand in the code; infinitely often in a loop whose code is negligible.
+    """
+
+    kind: str
+    steps: int
+    runs: float = 1.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one call of a kernel executes and reads; bytes are those of a call.
+
+    Weights are stored as `stored`. `vector_bytes` are those of x and y. `padded`: the pool has
+    stride padding where that helps.
+    """
+
+    target: Target
+    stored: DType
+    work: tuple[Work, ...]
+    pool_bytes: int
+    vector_bytes: int
+    padded: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        matrix: SparseMatrix,
+        target: Target,
+        stored: DType,
+        work: Work | tuple[Work, ...],
+        pool_bytes: int,
+        padded: bool = False,
+    ) -> "Counts":
+        """Those of a matrix-vector product."""
+        parts = work if isinstance(work, tuple) else (work,)
+        vector_bytes = 4 * (matrix.in_features + matrix.out_features)
+        return cls(target, stored, parts, int(pool_bytes), vector_bytes, padded)
+
+    @property
+    def steps(self) -> int:
+        """Of all kinds."""
+        return sum(part.steps for part in self.work)
+
+
+class Stages(NamedTuple):
+    """How a family counts, lowers and emits: `lower` returns what `emit` takes."""
+
+    expect: Callable[[MatVec, SparseMatrix, Target], Counts]
+    lower: Callable[[MatVec, SparseMatrix, Target], Any]
+    emit: Callable[[Assembler, Any], None]
