@@ -18,9 +18,7 @@ def atomic_path(destination: str | os.PathLike[str]) -> Iterator[Path]:
     """
     final = Path(destination)
     final.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(
-        dir=final.parent, prefix=f".{final.stem}.", suffix=final.suffix
-    )
+    handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.stem}.", suffix=final.suffix)
     os.close(handle)
     temporary = Path(name)
     try:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ..errors import DamagedFile, InvalidInput
 from ..files import atomic_path
 from . import prediction
+from .conditioning import CONTEXT_FRAMES
 from .features import HOP_LENGTH, FloatArray, load_audio, log_mel
 from .prediction import ZERO_CLASS, IndexArray
-from .weights import CONTEXT_FRAMES
 
 AUDIO_SUFFIXES = (".flac", ".ogg", ".wav")
 # Raise when features or coding change: it names the cache.

@@ -17,6 +17,9 @@ FFT_LENGTH = 1024
 MEL_LOW_HZ = 40.0
 MEL_HIGH_HZ = 11_000.0
 POWER_FLOOR = 1e-9
+# What log10 power can be: from the floor to a tone at full scale (2.1), and as much beyond as a
+# network that predicts mels may err.
+MEL_RANGE = (-9.5, 2.5)
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.pointwise.signal import PREDICTION_WINDOW
 from sparsejit.ir import reference
 from sparsejit.ir.spec import CategoricalDraw, GruUpdate
+from sparsejit.voice.conditioning import Conditioning
 from sparsejit.voice.features import HOP_LENGTH
 from sparsejit.voice.prediction import (
     CLASSES,
@@ -24,7 +25,7 @@ from sparsejit.voice.prediction import (
     ZERO_CLASS,
     quantise,
 )
-from sparsejit.voice.weights import Conditioning, VoiceWeights
+from sparsejit.voice.weights import VoiceWeights
 
 
 @dataclass(frozen=True)

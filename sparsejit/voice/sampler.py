@@ -5,10 +5,10 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.pointwise.signal import PREDICTION_WINDOW
 from sparsejit.errors import InvalidInput
+from sparsejit.voice.conditioning import Conditioning
 from sparsejit.voice.features import HOP_LENGTH, FloatArray
 from sparsejit.voice.prediction import ORDER
 from sparsejit.voice.sample_loop import ARGUMENTS, SampleLoop, padded
-from sparsejit.voice.weights import Conditioning
 
 
 class Sampler:

@@ -19,11 +19,11 @@ from sparsejit.prune import CubicSchedule, Pruner
 
 from ..errors import DamagedFile, InvalidInput
 from ..files import atomic_path
+from .conditioning import CONTEXT_FRAMES
 from .dataset import Batch, Clip, Streams, held_out_names, load_clips
 from .features import HOP_LENGTH
 from .module import WaveRNNModule
 from .prediction import CLASSES
-from .weights import CONTEXT_FRAMES
 
 PRUNED = ("rnn.weight_hh_l0", "fc*.weight")
 

@@ -11,10 +11,11 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
+from sparsejit.voice.conditioning import CONTEXT_FRAMES, checked_mel
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.weights import CONTEXT_FRAMES, VoiceWeights
+from sparsejit.voice.weights import VoiceWeights
 
 
 class WaveRNN:
@@ -61,8 +62,8 @@ class WaveRNN:
     def generate(self, mel: npt.ArrayLike, seed: int = 0) -> FloatArray:
         """Speak log-mel (80, frames): 220 * frames float32 samples at 22,050 Hz.
 
-        The same seed gives the same samples. Raises InvalidInput for a mel of another shape or
-        with NaN or infinity in it.
+        The same seed gives the same samples. Raises InvalidInput for a mel of another shape, with
+        NaN or infinity in it, or on another scale than log10 power.
         """
         return Sampler(self.loop, seed).generate(self.weights.conditioning(mel))
 
@@ -70,7 +71,8 @@ class WaveRNN:
         """Speak chunks of log-mel (80, any number of frames) as they arrive.
 
         Two frames of look-ahead are held back until they can be spoken. The chunks joined are
-        the samples `generate` gives for the joined mel.
+        the samples `generate` gives for the joined mel. Raises InvalidInput as `generate` does,
+        for the first chunk that is wrong.
         """
         sampler = Sampler(self.loop, seed)
         waiting: FloatArray | None = None
@@ -92,9 +94,4 @@ class WaveRNN:
     def _checked_frames(self, chunk: npt.ArrayLike) -> FloatArray:
         """A chunk of a stream as (80, frames); one frame may come as (80,)."""
         frames = np.asarray(chunk, np.float32)
-        frames = frames[:, None] if frames.ndim == 1 else frames
-        if frames.ndim != 2 or frames.shape[0] != self.n_mels:
-            raise InvalidInput(
-                f"a chunk of mel has shape {np.shape(chunk)}; give ({self.n_mels}, frames)"
-            )
-        return frames
+        return checked_mel(frames[:, None] if frames.ndim == 1 else frames)

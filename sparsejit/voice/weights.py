@@ -18,11 +18,11 @@ from safetensors.numpy import save_file
 
 from ..errors import DamagedFile, InvalidInput
 from ..files import atomic_path
+from .conditioning import Conditioning, FrameNetwork
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
-from .prediction import CLASSES, RESIDUAL_SCALE, SIGNAL_SCALE, predictor_from_mel
+from .prediction import CLASSES
 
 FORMAT = "sparsejit-voice-1"
-CONTEXT_FRAMES = 2
 DENSE_SIZE = 256
 CONDITION_SIZE = 128
 EMBEDDING_SIZE = 64
@@ -50,30 +50,6 @@ def tensor_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
         "fc2.weight": (CLASSES, DENSE_SIZE),
         "fc2.bias": (CLASSES,),
     }
-
-
-@dataclass(frozen=True)
-class Conditioning:
-    """What a sampler needs of each frame; all float32 and C-contiguous.
-
-    gate_terms (F, 3H), order r-z-n: added to the input half of the gates. They include
-    bias_ih, and bias_hh for r and z.
-    dense_biases (F, 256): the bias of the first dense layer.
-    predictors (F, 20): p = sum_k predictors[f, k] * s[t - 1 - k].
-    residual_scales (F,): 16 g, so that e = DECODED[class] * residual_scales[f].
-    input_scales (F,): 1 / (64 g), for the inputs quantise(s[t-1] * input_scales[f]) and
-    quantise(p * input_scales[f]).
-    """
-
-    gate_terms: FloatArray
-    dense_biases: FloatArray
-    predictors: FloatArray
-    residual_scales: FloatArray
-    input_scales: FloatArray
-
-    @property
-    def frames(self) -> int:
-        return len(self.gate_terms)
 
 
 @dataclass(frozen=True)
@@ -115,44 +91,19 @@ class VoiceWeights:
     @cached_property
     def input_tables(self) -> FloatArray:
         """Embedding and input matrix in one, (3, 256, 3H): rows of s[t-1], class[t-1], p."""
-        tables = self._wide("embedding.weight") @ self._wide("rnn.weight_ih_l0").T
+        embedding, matrix = (
+            self.tensors[name].astype(float) for name in ("embedding.weight", "rnn.weight_ih_l0")
+        )
+        tables = embedding @ matrix.T
         return tables.reshape(INPUTS, CLASSES, -1).astype(np.float32)
 
+    @cached_property
+    def _frame_network(self) -> FrameNetwork:
+        return FrameNetwork(self.tensors)
+
     def conditioning(self, mel: npt.ArrayLike, context: bool = False) -> Conditioning:
-        """Return the per-frame arrays for log10 mel (80, F).
-
-        With `context`, mel is (80, F + 4): two more frames on either side. Otherwise the first
-        and last frame are repeated. Sums are in float64, so that a frame's result does not
-        depend on how many are computed at once.
-
-        Raises InvalidInput for another shape, no frame, or values that are not finite.
-        """
-        around = 0 if context else CONTEXT_FRAMES
-        padded = np.pad(_checked_mel(mel, 5 if context else 1), ((0, 0), (around,) * 2), "edge")
-        scaled = (padded.T - self._wide("mel_mean")) * self._wide("mel_scale")
-        summary = self._convolve("conv2", self._convolve("conv1", scaled))
-        hidden_bias = self._wide("rnn.bias_hh_l0").copy()
-        hidden_bias[2 * self.hidden_size :] = 0
-        gate_terms = summary @ self._wide("condition_gates.weight").T
-        gate_terms += self._wide("rnn.bias_ih_l0") + hidden_bias
-        dense_biases = summary @ self._wide("condition_dense.weight").T + self._wide("fc1.bias")
-        predictors, gains = predictor_from_mel(padded[:, CONTEXT_FRAMES:-CONTEXT_FRAMES])
-        return Conditioning(
-            gate_terms.astype(np.float32),
-            dense_biases.astype(np.float32),
-            predictors,
-            np.float32(RESIDUAL_SCALE) * gains,
-            np.reciprocal(np.float32(SIGNAL_SCALE) * gains),
-        )
-
-    def _convolve(self, layer: str, frames: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """tanh of a convolution over (F, channels) with three taps, giving F - 2 frames."""
-        weight = self._wide(f"{layer}.weight")
-        taps = (frames[k : len(frames) - 2 + k] @ weight[:, :, k].T for k in range(3))
-        return np.tanh(sum(taps) + self._wide(f"{layer}.bias"))
-
-    def _wide(self, name: str) -> npt.NDArray[np.float64]:
-        return self.tensors[name].astype(np.float64)
+        """Return the per-frame arrays for log10 mel (80, F); see `FrameNetwork.__call__`."""
+        return self._frame_network(mel, context)
 
     def save(self, path: str | os.PathLike[str], dtype: npt.DTypeLike = np.float16) -> None:
         """Write the tensors as `dtype`, with the digest that `load` verifies."""
@@ -207,17 +158,6 @@ class VoiceWeights:
             kept = generator.random((rows // 8, columns)) < density
             tensors[name] *= np.repeat(kept, 8, axis=0) / np.sqrt(density)
         return cls({name: value.astype(np.float32) for name, value in tensors.items()})
-
-
-def _checked_mel(mel: npt.ArrayLike, least: int) -> FloatArray:
-    values = np.asarray(mel, dtype=np.float32)
-    if values.ndim != 2 or values.shape[0] != N_MELS or values.shape[1] < least:
-        raise InvalidInput(
-            f"the mel has shape {values.shape}; give ({N_MELS}, frames) with {least} or more frames"
-        )
-    if not np.isfinite(values).all():
-        raise InvalidInput("the mel contains NaN or infinity; give finite log10 power")
-    return values
 
 
 def _digest(tensors: Mapping[str, npt.NDArray[np.generic]]) -> str:
