@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
-from ..errors import DamagedFile
 from .features import FloatArray
+from .sealed_file import read_sealed
 
 DATA = Path(__file__).parent / "data"
 VOICE = DATA / "voice.safetensors"
@@ -24,11 +22,5 @@ class Utterance:
 
 def bundled_utterance() -> Utterance:
     """Return the bundled utterance; DamagedFile if the installed file is not whole."""
-    try:
-        with safe_open(UTTERANCE, framework="numpy") as stored:
-            metadata = stored.metadata()
-            return Utterance(metadata["name"], metadata["text"], stored.get_tensor("mel"))
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
-        raise DamagedFile(
-            f"{UTTERANCE} is not readable ({error}); install sparsejit again"
-        ) from error
+    tensors, metadata = read_sealed(UTTERANCE, "install sparsejit again")
+    return Utterance(metadata["name"], metadata["text"], tensors["mel"])

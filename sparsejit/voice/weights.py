@@ -3,26 +3,36 @@
 Nothing here imports torch. The file is safetensors with the torch module's parameter names.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from ..errors import DamagedFile, InvalidInput
-from ..files import atomic_path
 from .conditioning import Conditioning, FrameNetwork
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
 from .prediction import CLASSES
+from .sealed_file import read_sealed, write_sealed
 
-FORMAT = "sparsejit-voice-1"
+# What a file says of itself, and must say to be read.
+IDENTITY = {
+    "format": "sparsejit-voice-2",
+    "sample_rate": str(SAMPLE_RATE),
+    "hop_length": str(HOP_LENGTH),
+    "n_mels": str(N_MELS),
+}
+_OLD_FORMAT = b'"sparsejit-voice-1"'
+_REMEDY = (
+    "copy it again, or repeat the `sparsejit train` that made it: its checkpoint has the voice"
+)
+# Beyond these, softmax(logits / temperature) is the greatest logit, or no choice at all.
+TEMPERATURES = (0.01, 100.0)
 DENSE_SIZE = 256
 CONDITION_SIZE = 128
 EMBEDDING_SIZE = 64
@@ -54,11 +64,26 @@ def tensor_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class VoiceWeights:
-    """A trained voice: its tensors in float32, and their folded run-time form."""
+    """A trained voice: its tensors in float32, and their folded run-time form.
+
+    Classes are drawn from softmax(logits / temperature). `held_out` names the recordings that the
+    training did not see.
+
+    Raises InvalidInput for tensors of other names or shapes than `tensor_shapes` has, values that
+    are not finite, and a temperature outside TEMPERATURES.
+    """
 
     tensors: Mapping[str, FloatArray]
     temperature: float = 1.0
     held_out: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        low, high = TEMPERATURES
+        if not low <= self.temperature <= high:  # NaN is not
+            raise InvalidInput(
+                f"the temperature is {self.temperature}; give {low:g} to {high:g}, such as 0.9"
+            )
+        _check_tensors(self.tensors)
 
     @property
     def hidden_size(self) -> int:
@@ -106,43 +131,48 @@ class VoiceWeights:
         return self._frame_network(mel, context)
 
     def save(self, path: str | os.PathLike[str], dtype: npt.DTypeLike = np.float16) -> None:
-        """Write the tensors as `dtype`, with the digest that `load` verifies."""
-        stored = {name: np.asarray(value, dtype) for name, value in self.tensors.items()}
+        """Write the tensors as `dtype`, under a digest of the whole file that `load` verifies.
+
+        Raises InvalidInput where a value is beyond the range of `dtype`.
+        """
+        with np.errstate(over="ignore"):
+            stored = {name: np.asarray(value, dtype) for name, value in self.tensors.items()}
+        for name, value in stored.items():
+            if not np.isfinite(value).all():
+                raise InvalidInput(f"{name} exceeds the range of {value.dtype}; save as float32")
         metadata = {
-            "format": FORMAT,
-            "hidden_size": str(self.hidden_size),
-            "sample_rate": str(SAMPLE_RATE),
-            "hop_length": str(HOP_LENGTH),
-            "n_mels": str(N_MELS),
+            **IDENTITY,
             "temperature": repr(self.temperature),
             "held_out": json.dumps(list(self.held_out)),
-            "sha256": _digest(stored),
         }
-        with atomic_path(path) as temporary:
-            save_file(stored, temporary, metadata)
+        write_sealed(Path(path), stored, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "VoiceWeights":
         """Read a voice file.
 
-        Raises InvalidInput if there is none, and DamagedFile if it is not safetensors, not a
-        voice, or not what was saved (digest, names, shapes, finiteness).
+        Raises InvalidInput if there is none, and DamagedFile if it is not exactly what was saved,
+        or not a voice of this format.
         """
         file = Path(path)
         if not file.is_file():
             raise InvalidInput(f"there is no voice file {file}; give one that `train` wrote")
         try:
-            with safe_open(file, framework="numpy") as stored:
-                metadata = stored.metadata() or {}
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, TypeError) as error:
-            raise _damaged(file, f"is not readable as safetensors ({error})") from error
-        _verify(file, metadata, tensors)
-        return cls(
-            {name: value.astype(np.float32) for name, value in tensors.items()},
-            float(metadata["temperature"]),
-            tuple(json.loads(metadata["held_out"])),
-        )
+            tensors, metadata = read_sealed(file, _REMEDY)
+        except DamagedFile as error:
+            raise _old_format(file) or error from error
+        for name, wanted in IDENTITY.items():
+            if metadata.get(name) != wanted:
+                found = metadata.get(name)
+                raise DamagedFile(f"{file} has {name} {found!r}, not {wanted!r}; {_REMEDY}")
+        try:
+            return cls(
+                {name: value.astype(np.float32) for name, value in tensors.items()},
+                float(metadata["temperature"]),
+                tuple(json.loads(metadata["held_out"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:  # InvalidInput is a ValueError
+            raise DamagedFile(f"{file} is not a voice ({error}); {_REMEDY}") from error
 
     @classmethod
     def random(cls, hidden: int = 64, density: float = 0.1, seed: int = 0) -> "VoiceWeights":
@@ -160,31 +190,25 @@ class VoiceWeights:
         return cls({name: value.astype(np.float32) for name, value in tensors.items()})
 
 
-def _digest(tensors: Mapping[str, npt.NDArray[np.generic]]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
-        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return digest.hexdigest()
-
-
-def _verify(
-    file: Path, metadata: Mapping[str, str], tensors: Mapping[str, npt.NDArray[np.generic]]
-) -> None:
-    if metadata.get("format") != FORMAT:
-        raise _damaged(file, f"has format {metadata.get('format')!r}, not {FORMAT!r}")
-    if metadata.get("sha256") != _digest(tensors):
-        raise _damaged(file, "does not match its own SHA-256 digest")
+def _check_tensors(tensors: Mapping[str, FloatArray]) -> None:
+    """Raise InvalidInput unless these are all tensors of one voice, and finite."""
     found = {name: value.shape for name, value in tensors.items()}
-    wanted = tensor_shapes(int(metadata["hidden_size"]))
-    wrong = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
-    if wrong:
-        name = wrong[0]
-        raise _damaged(file, f"has {name} of shape {found.get(name)}, not {wanted.get(name)}")
-    for name, value in tensors.items():
-        if not np.isfinite(value).all():
-            raise _damaged(file, f"has NaN or infinity in {name}")
+    recurrent = found.get("rnn.weight_hh_l0")
+    if recurrent is None or len(recurrent) != 2 or not recurrent[1]:
+        wrong = f"rnn.weight_hh_l0 has shape {recurrent}, not (3 * hidden, hidden)"
+        raise InvalidInput(f"{wrong}; give the tensors of a WaveRNNModule")
+    wanted = tensor_shapes(recurrent[1])
+    for name in sorted(found | wanted):
+        if found.get(name) != wanted.get(name):
+            wrong = f"{name} has shape {found.get(name)}, not {wanted.get(name)}"
+            raise InvalidInput(f"{wrong}; give the tensors of a WaveRNNModule")
+        if not np.isfinite(tensors[name]).all():
+            raise InvalidInput(f"{name} contains NaN or infinity; train the voice again")
 
 
-def _damaged(file: Path, what: str) -> DamagedFile:
-    return DamagedFile(f"{file} {what}; copy it again, or train the voice again")
+def _old_format(file: Path) -> DamagedFile | None:
+    """What to say of a voice whose digest did not cover its header."""
+    with suppress(OSError), file.open("rb") as stored:
+        if _OLD_FORMAT in stored.read(2**16):
+            return DamagedFile(f"{file} is a voice of format 1, which is not read; {_REMEDY}")
+    return None

@@ -4,8 +4,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.voice.bundled import VOICE, bundled_utterance
-from sparsejit.voice.weights import VoiceWeights
+from sparsejit.voice import bundled
+from sparsejit.voice.bundled import UTTERANCE, VOICE, bundled_utterance
+from sparsejit.voice.sealed_file import write_sealed
+from sparsejit.voice.weights import IDENTITY, VoiceWeights
 
 
 @pytest.fixture
@@ -43,64 +45,127 @@ def test_run_time_arrays_are_contiguous_float32(mel):
         assert array.flags.c_contiguous
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-100])
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """The bytes of a sound file, and where its header ends."""
+    path = tmp_path_factory.mktemp("sound") / "voice.safetensors"
+    VoiceWeights(VoiceWeights.random(16).tensors, 0.9, ("a", "b")).save(path)
+    content = path.read_bytes()
+    return content, 8 + int.from_bytes(content[:8], "little")
 
 
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[-50] ^= 1
+def assert_refused(path, content):
     path.write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"hurt\.safetensors .*copy it again"):
+        VoiceWeights.load(path)
 
 
-def replace_by_text(path):
-    path.write_text("not a voice")
+def test_no_byte_of_a_file_can_change_unnoticed(tmp_path, sound):
+    content, header = sound
+    generator = np.random.default_rng(0)
+    elsewhere = generator.choice(np.arange(header, len(content)), 300, replace=False)
+    for place in [*range(header), *elsewhere.tolist()]:
+        changed = bytearray(content)
+        changed[place] ^= int(generator.integers(1, 256))
+        assert_refused(tmp_path / "hurt.safetensors", changed)
 
 
-def empty(path):
-    path.write_bytes(b"")
+def test_the_case_of_a_letter_is_noticed(tmp_path, sound):
+    """Hexadecimal digits, names and numbers read the same in either case."""
+    content, header = sound
+    letters = [i for i in range(8, header) if chr(content[i]).isalpha()]
+    for place in letters:
+        changed = bytearray(content)
+        changed[place] ^= 0x20
+        assert_refused(tmp_path / "hurt.safetensors", changed)
 
 
-def replace_by_another_model(path):
-    save_file({"weight": np.zeros(3, np.float32)}, path)
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, 1000, 5000, -100, -1])
+def test_a_truncated_file_is_refused(tmp_path, sound, length):
+    assert_refused(tmp_path / "hurt.safetensors", sound[0][:length])
 
 
-def drop_the_digest(path):
-    tensors, metadata = stored(path)
-    del metadata["sha256"]
-    save_file(tensors, path, metadata)
+@pytest.mark.parametrize("more", [b"\0", b" ", b"x" * 1000])
+def test_an_extended_file_is_refused(tmp_path, sound, more):
+    content, header = sound
+    assert_refused(tmp_path / "hurt.safetensors", content + more)
+    assert_refused(tmp_path / "hurt.safetensors", content[:header] + more + content[header:])
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [truncate, flip_a_bit, replace_by_text, empty, replace_by_another_model, drop_the_digest],
-)
-def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
+def test_what_never_was_a_voice_is_refused(tmp_path):
     path = tmp_path / "hurt.safetensors"
-    VoiceWeights.random(16).save(path)
-    damage(path)
-    with pytest.raises(DamagedFile, match=r"hurt\.safetensors .*train"):
+    assert_refused(path, b"not a voice")
+    save_file({"weight": np.zeros(3, np.float32)}, path)
+    assert_refused(path, path.read_bytes())
+    write_sealed(path, {"weight": np.zeros(3, np.float32)}, {"format": "another"})
+    with pytest.raises(DamagedFile, match="has format 'another', not 'sparsejit-voice-2'"):
+        VoiceWeights.load(path)
+
+
+def test_a_voice_of_the_first_format_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "old.safetensors"
+    metadata = {"format": "sparsejit-voice-1", "sha256": "0" * 64, "temperature": "0.9"}
+    save_file(dict(VoiceWeights.random(16).tensors), path, metadata)
+    with pytest.raises(DamagedFile, match=r"of format 1.* repeat the `sparsejit train` that made"):
         VoiceWeights.load(path)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [(np.zeros((256, 8), np.float32), r"fc1\.weight of shape"), (None, r"fc1\.weight of shape")],
+    ("change", "message"),
+    [
+        ({"temperature": "0.0"}, "the temperature is 0.0; give 0.01 to 100"),
+        ({"temperature": "nan"}, "the temperature is nan"),
+        ({"temperature": "-1"}, "the temperature is -1"),
+        ({"temperature": "warm"}, "warm"),
+        ({"held_out": "[1"}, "not a voice"),
+        ({"held_out": "3"}, "not a voice"),
+        ({"hop_length": "256"}, "has hop_length '256', not '220'"),
+    ],
 )
-def test_tensors_that_do_not_fit_are_refused(tmp_path, value, message):
-    tensors = {**VoiceWeights.random(16).tensors, "fc1.weight": value}
-    path = tmp_path / "voice.safetensors"
-    VoiceWeights({name: found for name, found in tensors.items() if found is not None}).save(path)
+def test_a_whole_file_with_a_field_that_cannot_be_is_refused(tmp_path, change, message):
+    path = tmp_path / "odd.safetensors"
+    fields = {**IDENTITY, "temperature": "0.9", "held_out": "[]", **change}
+    write_sealed(path, VoiceWeights.random(16).tensors, fields)
     with pytest.raises(DamagedFile, match=message):
         VoiceWeights.load(path)
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("fc1.weight", np.zeros((256, 8), np.float32), r"fc1\.weight has shape \(256, 8\)"),
+        ("fc1.weight", None, r"fc1\.weight has shape None, not \(256, 16\)"),
+        ("rnn.weight_hh_l0", None, r"has shape None"),
+        ("rnn.weight_hh_l0", np.zeros(48, np.float32), r"has shape"),
+        ("more", np.zeros(3, np.float32), r"more has shape \(3,\), not None"),
+        ("fc2.bias", np.full(256, np.nan, np.float32), r"fc2\.bias contains NaN or infinity"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path, name, value, message):
+    tensors = {**VoiceWeights.random(16).tensors, name: value}
+    tensors = {name: found for name, found in tensors.items() if found is not None}
+    with pytest.raises(InvalidInput, match=message):
+        VoiceWeights(tensors)
+    path = tmp_path / "voice.safetensors"
+    write_sealed(path, tensors, {**IDENTITY, "temperature": "0.9", "held_out": "[]"})
+    with pytest.raises(DamagedFile, match=message):
+        VoiceWeights.load(path)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), 1e-40])
+def test_a_temperature_that_cannot_be_is_refused(temperature):
+    with pytest.raises(InvalidInput, match=r"the temperature is .*; give 0\.01 to 100"):
+        VoiceWeights(VoiceWeights.random(16).tensors, temperature)
+
+
+def test_a_value_that_the_file_s_type_cannot_hold_is_refused(tmp_path):
     weights = VoiceWeights.random(16)
-    weights.tensors["fc2.bias"][3] = np.nan
-    weights.save(tmp_path / "voice.safetensors")
-    with pytest.raises(DamagedFile, match=r"NaN or infinity in fc2\.bias"):
-        VoiceWeights.load(tmp_path / "voice.safetensors")
+    weights.tensors["fc2.bias"][3] = 1e6
+    with pytest.raises(InvalidInput, match=r"fc2\.bias exceeds the range of float16; save as"):
+        weights.save(tmp_path / "voice.safetensors")
+    assert not list(tmp_path.iterdir())
+    weights.save(tmp_path / "voice.safetensors", np.float32)
+    assert VoiceWeights.load(tmp_path / "voice.safetensors").tensors["fc2.bias"][3] == 1e6
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -123,3 +188,13 @@ def test_the_bundled_utterance_was_held_out():
     assert utterance.name in VoiceWeights.load(VOICE).held_out
     assert utterance.mel.shape[0] == 80
     assert utterance.text
+
+
+def test_a_damaged_utterance_is_refused(tmp_path, monkeypatch):
+    content = bytearray(UTTERANCE.read_bytes())
+    place = content.index(b"modern figures")
+    content[place] ^= 1
+    monkeypatch.setattr(bundled, "UTTERANCE", tmp_path / "utterance.safetensors")
+    bundled.UTTERANCE.write_bytes(content)
+    with pytest.raises(DamagedFile, match="install sparsejit again"):
+        bundled_utterance()
