@@ -131,7 +131,7 @@ class _Run:
         self.model.train()
         density = self.pruner.sparsity_report().density
         saved = time.monotonic()
-        with _ctrl_c_noted(checkpoint is not None) as pressed:
+        with ctrl_c_noted(checkpoint is not None) as pressed:
             while self.step < training.steps:
                 loss = self.train_step(training)
                 if self.pruner.schedule.due(self.step):
@@ -254,7 +254,7 @@ def _read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _ctrl_c_noted(wanted: bool) -> Iterator[Callable[[], bool]]:
+def ctrl_c_noted(wanted: bool) -> Iterator[Callable[[], bool]]:
     """A function that says whether Ctrl-C was pressed, once; a second time stops at once."""
     presses: list[int] = []
 

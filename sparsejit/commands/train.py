@@ -1,11 +1,19 @@
 """`sparsejit train`: a voice from a folder of recordings."""
 
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sparsejit.commands.console import console, require
+from sparsejit.commands.console import console, error_console, require
+
+if TYPE_CHECKING:
+    from sparsejit.voice.train import TrainingPlan, TrainingProgress
+
+# How often a line goes to a log, where there is no terminal to draw a bar on.
+_SECONDS_A_LINE = 10.0
 
 
 def train(
@@ -16,7 +24,9 @@ def train(
         Path, typer.Option(help="Receives checkpoints, the log and the finished voice.")
     ] = Path("runs/voice"),
     samples: Annotated[int | None, typer.Option(help="Length of the training.")] = None,
-    hidden_size: Annotated[int | None, typer.Option(help="Units of the GRU.")] = None,
+    hidden_size: Annotated[
+        int | None, typer.Option(help="Units of the GRU, a multiple of 8.")
+    ] = None,
     amount: Annotated[float | None, typer.Option(help="Share of weights to prune.")] = None,
     pattern: Annotated[str | None, typer.Option(help="What to prune in, such as 1x8.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of weights and batches.")] = None,
@@ -25,7 +35,6 @@ def train(
     """Train a voice from a folder of audio, pruning it gradually; resumes where it stopped."""
     require("torch", "soundfile")
     from sparsejit.voice.train import TrainingPlan
-    from sparsejit.voice.train import train as train_voice
 
     chosen: dict[str, Any] = {
         "samples": samples,
@@ -35,4 +44,45 @@ def train(
         "seed": seed,
     }
     plan = TrainingPlan(**{name: value for name, value in chosen.items() if value is not None})
-    console.print(f"voice: {train_voice(folder, out, plan, device)}")
+    console.print(f"voice: {_carry_out(folder, out, plan, device)}")
+
+
+def _carry_out(folder: Path, out: Path, plan: "TrainingPlan", device: str | None) -> Path:
+    """Train; Ctrl-C exits with status 130 where there is a checkpoint to go on from."""
+    from sparsejit.voice.train import train as train_voice
+
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        error_console.print(f"going on from {checkpoint}")
+    try:
+        with TrainingBar() as bar:
+            return train_voice(folder, out, plan, device, bar.show)
+    except KeyboardInterrupt:
+        if not checkpoint.exists():
+            raise
+        error_console.print(f"stopped; the same command goes on from {checkpoint}")
+        raise typer.Exit(130) from None
+
+
+class TrainingBar(Progress):
+    """Step, loss, rate and density on stderr: a bar on a terminal, elsewhere a line at times."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._drawn = error_console.is_terminal
+        super().__init__(*columns, console=error_console, transient=True, disable=not self._drawn)
+        self._line = self.add_task("reading recordings", total=None)
+        self._printed = -_SECONDS_A_LINE
+
+    def show(self, state: "TrainingProgress") -> None:
+        text = (
+            f"step {state.step} of {state.steps}, loss {state.loss:.3f}, "
+            f"{state.samples_a_second:,.0f} samples/s, density {state.density:.1%}"
+        )
+        if self._drawn:
+            self.update(self._line, description=text, completed=state.step, total=state.steps)
+            return
+        now = time.monotonic()
+        if now - self._printed >= _SECONDS_A_LINE or state.step == state.steps:
+            error_console.print(text)
+            self._printed = now

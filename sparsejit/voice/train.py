@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,20 +12,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from sparsejit.prune import CubicSchedule, Pruner
+from sparsejit.prune.run import ctrl_c_noted
 
 from ..errors import DamagedFile, InvalidInput
-from ..files import atomic_path
+from ..files import atomic_path, check_writable
 from .conditioning import CONTEXT_FRAMES
-from .dataset import Batch, Clip, Streams, held_out_names, load_clips
+from .dataset import Batch, Clip, Streams, audio_files, held_out_names, load_clips
 from .features import HOP_LENGTH
 from .module import WaveRNNModule
 from .prediction import CLASSES
+from .weights import check_temperature
 
 PRUNED = ("rnn.weight_hh_l0", "fc*.weight")
+# The pruner keeps blocks of eight units of one gate.
+UNITS_A_BLOCK = 8
+MOST_UNITS = 4096
+CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class TrainingPlan:
 
     Pruning runs between the fractions `prune_start` and `prune_end` of `samples`; the
     learning rate falls over all of it on a cosine.
+
+    Raises InvalidInput for what cannot be trained, pruned or spoken.
     """
 
     hidden_size: int = 384
@@ -52,6 +59,18 @@ class TrainingPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.hidden_size % UNITS_A_BLOCK or not 0 < self.hidden_size <= MOST_UNITS:
+            raise InvalidInput(
+                f"hidden_size is {self.hidden_size}; give a multiple of {UNITS_A_BLOCK} "
+                f"from {UNITS_A_BLOCK} to {MOST_UNITS}: what is pruned are blocks of "
+                f"{UNITS_A_BLOCK} units"
+            )
+        if self.streams < 1 or self.frames < 1:
+            raise InvalidInput(
+                f"{self.streams} streams of {self.frames} frames a step train nothing; give 1 or "
+                "more of both"
+            )
+        check_temperature(self.temperature)
         if not 0 < self.prune_start < self.prune_end <= 1:
             raise InvalidInput(
                 f"pruning from {self.prune_start} to {self.prune_end} of the training is "
@@ -61,6 +80,7 @@ class TrainingPlan:
             raise InvalidInput(
                 f"{self.samples} samples are less than one step; give {self.samples_a_step} or more"
             )
+        self.pruner()  # checks the amount and the pattern
 
     @property
     def samples_a_step(self) -> int:
@@ -80,6 +100,17 @@ class TrainingPlan:
         start, end = (int(part * self.steps) for part in (self.prune_start, self.prune_end))
         schedule = CubicSchedule(start=start, end=max(end, start + 1), every=100)
         return Pruner(self.amount, self.pattern, targets=PRUNED, schedule=schedule)
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Where a run is: `loss` in nats a sample, `density` of what is pruned."""
+
+    step: int
+    steps: int
+    loss: float
+    density: float
+    samples_a_second: float
 
 
 class Trainer:
@@ -135,12 +166,7 @@ class Trainer:
             torch.save(content, temporary)
 
     def restore(self, path: Path) -> None:
-        content = read_checkpoint(path)
-        if content["plan"]["hidden_size"] != self.plan.hidden_size:
-            raise InvalidInput(
-                f"{path} has hidden_size {content['plan']['hidden_size']}, the plan "
-                f"{self.plan.hidden_size}; use the same, or another output folder"
-            )
+        content = _checkpoint_of(self.plan, path)
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.pruner.load_state_dict(content["pruner"])
@@ -159,6 +185,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or "plan" not in content:
         raise DamagedFile(f"{path} is not sparsejit's checkpoint; delete it to start afresh")
+    return content
+
+
+def _checkpoint_of(plan: TrainingPlan, path: Path) -> dict[str, Any]:
+    """A checkpoint's content; InvalidInput if it is of another network than the plan's."""
+    content = read_checkpoint(path)
+    found = content["plan"]["hidden_size"]
+    if found != plan.hidden_size:
+        raise InvalidInput(
+            f"{path} has hidden_size {found}, the plan {plan.hidden_size}; use the same, or "
+            "another output folder"
+        )
     return content
 
 
@@ -211,31 +249,37 @@ def train(
     out: str | os.PathLike[str],
     plan: TrainingPlan | None = None,
     device: str | None = None,
+    progress: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> Path:
     """Train on the recordings in `folder`; return the path of the finished voice.
 
-    `out` receives the encoded audio, `checkpoint.pt` (written every minute or so, resumed
-    from when present), `log.jsonl`, and `voice.safetensors` at the end. Eight evenly spread
-    recordings are held out. CUDA is used where present unless `device` says otherwise.
+    `out` receives the encoded audio, `checkpoint.pt` (written every minute or so and on Ctrl-C,
+    which then ends the step that is running; resumed from when present, with the same result as
+    without interruption), `log.jsonl`, and `voice.safetensors` at the end. Eight evenly spread
+    recordings are held out. CUDA is used where present unless `device` says otherwise. `progress`
+    is called after every step.
 
     Raises InvalidInput for fewer than four recordings, an unreadable or empty one, a device that
-    is not here, or a checkpoint of another network; DamagedFile for one that cannot be read.
+    is not here, an `out` that cannot be written to, or a checkpoint of another network; DamagedFile
+    for one that cannot be read.
     """
     plan = plan or TrainingPlan()
     device = _choose_device(device)
-    folder_out = Path(out)
-    clips = load_clips(folder, folder_out)
+    audio_files(folder)
+    voice = check_writable(Path(out) / "voice.safetensors")
+    checkpoint = voice.with_name("checkpoint.pt")
+    if checkpoint.exists():
+        _checkpoint_of(plan, checkpoint)
+    clips = load_clips(folder, voice.parent)
     names = held_out_names([clip.name for clip in clips])
     held_out = [clip for clip in clips if clip.name in names]
     if not held_out:
         raise InvalidInput(f"{folder} holds {len(clips)} recordings; give at least 4")
     trainer = Trainer(plan, [clip for clip in clips if clip.name not in names], device)
-    checkpoint = folder_out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.restore(checkpoint)
     with bfloat16_products():
-        _run(trainer, held_out, folder_out)
-    voice = folder_out / "voice.safetensors"
+        _run(trainer, held_out, checkpoint, progress)
     trainer.pruner.finalize()
     trainer.model.weights(plan.temperature, names).save(voice)
     return voice
@@ -260,27 +304,38 @@ def bfloat16_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _run(trainer: Trainer, held_out: list[Clip], out: Path) -> None:
+def _run(
+    trainer: Trainer,
+    held_out: list[Clip],
+    checkpoint: Path,
+    progress: Callable[[TrainingProgress], None],
+) -> None:
     """Train to the plan's end; checkpoint and log about every minute."""
     plan = trainer.plan
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns) as progress:
-        task = progress.add_task("training", total=plan.steps, completed=trainer.step)
-        losses: list[float] = []
-        since = time.perf_counter()
+    density = trainer.pruner.sparsity_report().density
+    losses: list[float] = []
+    since = time.perf_counter()
+    with ctrl_c_noted(True) as pressed:
         for batch in trainer.streams:
             if trainer.step >= plan.steps:
                 break
             losses.append(trainer.run_step(batch))
-            progress.update(task, completed=trainer.step)
+            if trainer.pruner.schedule.due(trainer.step):
+                density = trainer.pruner.sparsity_report().density
             seconds = time.perf_counter() - since
-            if seconds > 60 or trainer.step == plan.steps:
+            rate = len(losses) * plan.samples_a_step / seconds
+            progress(TrainingProgress(trainer.step, plan.steps, losses[-1], density, rate))
+            stop = pressed()
+            due = seconds > CHECKPOINT_SECONDS or trainer.step == plan.steps
+            if due and not stop:
                 row = _describe(trainer, losses, seconds, held_out)
-                progress.update(task, description=f"{row['train_nats']:.3f} nats")
-                with (out / "log.jsonl").open("a") as log:
+                with checkpoint.with_name("log.jsonl").open("a") as log:
                     log.write(json.dumps(row) + "\n")
-                trainer.save(out / "checkpoint.pt")
                 losses, since = [], time.perf_counter()
+            if due or stop:
+                trainer.save(checkpoint)
+            if stop:
+                raise KeyboardInterrupt
 
 
 def _describe(

@@ -78,11 +78,7 @@ class VoiceWeights:
     held_out: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        low, high = TEMPERATURES
-        if not low <= self.temperature <= high:  # NaN is not
-            raise InvalidInput(
-                f"the temperature is {self.temperature}; give {low:g} to {high:g}, such as 0.9"
-            )
+        check_temperature(self.temperature)
         _check_tensors(self.tensors)
 
     @property
@@ -188,6 +184,15 @@ class VoiceWeights:
             kept = generator.random((rows // 8, columns)) < density
             tensors[name] *= np.repeat(kept, 8, axis=0) / np.sqrt(density)
         return cls({name: value.astype(np.float32) for name, value in tensors.items()})
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise InvalidInput for a temperature outside TEMPERATURES."""
+    low, high = TEMPERATURES
+    if not low <= temperature <= high:  # NaN is not
+        raise InvalidInput(
+            f"the temperature is {temperature}; give {low:g} to {high:g}, such as 0.9"
+        )
 
 
 def _check_tensors(tensors: Mapping[str, FloatArray]) -> None:
