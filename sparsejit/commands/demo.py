@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsejit.commands.console import JsonOption, console, print_json, require
-from sparsejit.commands.synth import write_wav
+from sparsejit.commands.synth import check_wav, write_wav
+from sparsejit.files import check_writable
 from sparsejit.ir.spec import DType
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.wavernn import WaveRNN
@@ -35,6 +36,8 @@ def demo(
 ) -> None:
     """Prune a small network live, speak with the bundled voice, and measure every layer."""
     require("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl")
+    check_wav(out / "demo.wav")
+    check_writable(out / "demo.png")
     report: dict[str, Any] = {"prune": _prune(seed, quiet=as_json)}
     voice, utterance = WaveRNN.from_pretrained(), bundled_utterance()
     audio = voice.generate(utterance.mel, seed)

@@ -93,7 +93,7 @@ def padded(length: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorkspaceLayout:
     """Byte offsets into the workspace; the first three, and last_output, outlive a call."""
 
     hidden: int
@@ -124,7 +124,7 @@ class SampleLoop:
 
     program: Program
     plans: dict[str, Plan]
-    layout: Layout
+    layout: WorkspaceLayout
 
     def new_workspace(self) -> npt.NDArray[np.float32]:
         """A workspace in the initial state: silence, class ZERO_CLASS."""
@@ -141,7 +141,7 @@ def compile_sample_loop(weights: VoiceWeights, target: Target) -> SampleLoop:
     """Compile the voice's per-sample network for `target`."""
     layers = _layers(weights)
     plans = {name: plan(spec, matrix, target) for name, (matrix, spec) in layers.items()}
-    layout = Layout(weights.hidden_size)
+    layout = WorkspaceLayout(weights.hidden_size)
 
     def body(asm: Assembler) -> None:
         _Emitter(asm, weights, layout, plans).emit()
@@ -172,7 +172,7 @@ class _Emitter:
         self,
         asm: Assembler,
         weights: VoiceWeights,
-        layout: Layout,
+        layout: WorkspaceLayout,
         plans: dict[str, Plan],
     ) -> None:
         self.asm = asm

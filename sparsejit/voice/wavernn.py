@@ -1,11 +1,13 @@
 """The voice as users see it: mel in, speech out."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.table import Table
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
@@ -15,6 +17,7 @@ from sparsejit.voice.conditioning import CONTEXT_FRAMES, checked_mel
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.summary import LayerSummary, VoiceSummary
 from sparsejit.voice.weights import VoiceWeights
 
 
@@ -33,13 +36,62 @@ class WaveRNN:
         self.weights = weights
         self.loop: SampleLoop = compile_sample_loop(weights, target or Target.detect())
 
+    def __repr__(self) -> str:
+        return f"<{self._summary().title}>"
+
+    def __str__(self) -> str:
+        return str(self._summary())
+
+    def __rich__(self) -> Table:
+        return self._summary().table()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    @property
+    def layers(self) -> tuple[LayerSummary, ...]:
+        """The matrices of the network that runs once a sample, with the kernels chosen for them."""
+        weights = self.weights
+        matrices = {
+            "recurrent": weights.recurrent,
+            "dense": weights.dense,
+            "output": weights.output,
+        }
+        return tuple(
+            LayerSummary(
+                name,
+                matrix.shape[0],
+                matrix.shape[1],
+                int(np.count_nonzero(matrix)),
+                self.loop.plans[name].chosen.template.name,
+                self.loop.plans[name].chosen.cost.ns,
+            )
+            for name, matrix in matrices.items()
+        )
+
+    def _summary(self) -> VoiceSummary:
+        layers = self.layers
+        density = sum(layer.nnz for layer in layers) / sum(la.rows * la.columns for la in layers)
+        title = (
+            f"WaveRNN, {self.weights.hidden_size} units, {density:.1%} of weights left, "
+            f"temperature {self.weights.temperature:g}, {self.sample_rate:,} Hz"
+        )
+        return VoiceSummary(title, layers)
+
     @classmethod
-    def from_pretrained(cls, path: str | Path = VOICE) -> "WaveRNN":
+    def from_pretrained(
+        cls, path: str | Path = VOICE, temperature: float | None = None
+    ) -> "WaveRNN":
         """The bundled voice, or the one in a file that `sparsejit train` wrote.
 
-        Raises InvalidInput where there is no such file, DamagedFile where it is not a voice.
+        temperature: in place of the voice's own; classes are drawn from
+            softmax(logits / temperature).
+
+        Raises InvalidInput where there is no such file or temperature, DamagedFile where it is not
+        a voice.
         """
-        return cls(VoiceWeights.load(path))
+        weights = VoiceWeights.load(path)
+        return cls(weights if temperature is None else replace(weights, temperature=temperature))
 
     @classmethod
     def from_torch(cls, module: Any, temperature: float = 1.0) -> "WaveRNN":
