@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ IDENTITY = {
     "hop_length": str(HOP_LENGTH),
     "n_mels": str(N_MELS),
 }
-_OLD_FORMAT = b'"sparsejit-voice-1"'
+_FORMAT_1 = b'"sparsejit-voice-1"'
 _REMEDY = (
     "copy it again, or repeat the `sparsejit train` that made it: its checkpoint has the voice"
 )
@@ -138,7 +139,7 @@ class VoiceWeights:
                 raise InvalidInput(f"{name} exceeds the range of {value.dtype}; save as float32")
         metadata = {
             **IDENTITY,
-            "temperature": repr(self.temperature),
+            "temperature": repr(float(self.temperature)),
             "held_out": json.dumps(list(self.held_out)),
         }
         write_sealed(Path(path), stored, metadata)
@@ -155,8 +156,12 @@ class VoiceWeights:
             raise InvalidInput(f"there is no voice file {file}; give one that `train` wrote")
         try:
             tensors, metadata = read_sealed(file, _REMEDY)
-        except DamagedFile as error:
-            raise _old_format(file) or error from error
+        except DamagedFile:
+            if _is_format_1(file):
+                raise DamagedFile(
+                    f"{file} is a voice of format 1, which is not read; {_REMEDY}"
+                ) from None
+            raise
         for name, wanted in IDENTITY.items():
             if metadata.get(name) != wanted:
                 found = metadata.get(name)
@@ -189,9 +194,9 @@ class VoiceWeights:
 def check_temperature(temperature: float) -> None:
     """Raise InvalidInput for a temperature outside TEMPERATURES."""
     low, high = TEMPERATURES
-    if not low <= temperature <= high:  # NaN is not
+    if not isinstance(temperature, Real) or not low <= temperature <= high:  # NaN is not
         raise InvalidInput(
-            f"the temperature is {temperature}; give {low:g} to {high:g}, such as 0.9"
+            f"the temperature is {temperature!r}; give {low:g} to {high:g}, such as 0.9"
         )
 
 
@@ -211,9 +216,8 @@ def _check_tensors(tensors: Mapping[str, FloatArray]) -> None:
             raise InvalidInput(f"{name} contains NaN or infinity; train the voice again")
 
 
-def _old_format(file: Path) -> DamagedFile | None:
-    """What to say of a voice whose digest did not cover its header."""
+def _is_format_1(file: Path) -> bool:
+    """Whether it is a voice as written before the digest covered the header."""
     with suppress(OSError), file.open("rb") as stored:
-        if _OLD_FORMAT in stored.read(2**16):
-            return DamagedFile(f"{file} is a voice of format 1, which is not read; {_REMEDY}")
-    return None
+        return _FORMAT_1 in stored.read(2**16)
+    return False

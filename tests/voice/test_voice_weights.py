@@ -29,6 +29,12 @@ def test_saving_and_loading_keeps_everything(tmp_path):
         np.testing.assert_array_equal(loaded.tensors[name], value)
 
 
+def test_a_temperature_of_numpy_s_is_a_number_in_the_file(tmp_path):
+    weights = VoiceWeights(VoiceWeights.random(8).tensors, np.float32(0.5))
+    weights.save(tmp_path / "voice.safetensors")
+    assert VoiceWeights.load(tmp_path / "voice.safetensors").temperature == 0.5
+
+
 def test_random_weights_are_sparse_in_blocks_of_eight_outputs():
     recurrent = VoiceWeights.random(64, density=0.25).recurrent
     blocks = recurrent.reshape(-1, 8, 64) != 0
@@ -152,7 +158,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path, name, value, message):
         VoiceWeights.load(path)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), 1e-40])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), 1e-40, "0.9"])
 def test_a_temperature_that_cannot_be_is_refused(temperature):
     with pytest.raises(InvalidInput, match=r"the temperature is .*; give 0\.01 to 100"):
         VoiceWeights(VoiceWeights.random(16).tensors, temperature)
