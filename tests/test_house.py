@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 # public surface, sparsejit/__init__.py.
 ROOMS = (
     *("errors", "files", "install_peachpy", "machine", "x86", "runtime", "ir"),
-    *("asm_templates", "planner", "api", "prune", "voice", "sparsejit", "perf", "commands"),
+    *("asm_templates", "planner", "api", "prune", "voice", "selftest"),
+    *("sparsejit", "perf", "commands"),
 )
 # The same within the templates; the two tables, last, name every kernel of the rooms before.
 TEMPLATE_ROOMS = (

@@ -1,0 +1,131 @@
+"""Calls a function with its caller's state full of patterns, and looks at it afterwards.
+
+What a function keeps is in the System V ABI, section 3.2.1 and figure 3.4.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    Register,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+    ymm,
+    zmm,
+)
+
+CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
+PATTERNS = [0x1111111111111111 * (number + 1) for number in range(len(CALLEE_SAVED))]
+# Round to nearest, denormals as they are, all exceptions masked, no flag set: how threads begin.
+USUAL_MXCSR = 0x1F80
+# Round towards zero, flush to zero, denormals are zero, all exceptions masked, no flag set.
+UNUSUAL_MXCSR = 0xFFC0
+STATUS_FLAGS = 0x3F
+UPPER_REGISTERS = 16  # vzeroupper clears registers 0-15 above their low 16 bytes
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a function left behind: registers, MXCSR, the vectors' bytes above the sixteenth.
+
+    `registers` are those of `CALLEE_SAVED`, in its order.
+    """
+
+    registers: list[int]
+    mxcsr: int
+    upper_bytes: npt.NDArray[np.uint8]
+
+    def problem(self, mxcsr: int) -> str | None:
+        """What the function should have kept and did not, in words; called with `mxcsr`."""
+        for register, found, pattern in zip(CALLEE_SAVED, self.registers, PATTERNS, strict=True):
+            if found != pattern:
+                return f"changed the callee-saved register {register}"
+        if self.mxcsr & ~STATUS_FLAGS != mxcsr:
+            return f"changed MXCSR from {mxcsr:#x} to {self.mxcsr:#x}"
+        if self.upper_bytes.any():
+            return "left the upper halves of vector registers dirty: vzeroupper is missing"
+        return None
+
+
+class Checker:
+    """Calls functions of two pointers on a machine that offers `target`."""
+
+    def __init__(self, target: Target) -> None:
+        self._vector_bytes = target.vector_bytes
+        self._call = ExecutableMemory(_checker_code(target)).function(2)
+
+    def call(self, function: int, x: int, y: int, mxcsr: int = UNUSUAL_MXCSR) -> Report:
+        """Call `function(x, y)`, all three addresses, under `mxcsr`."""
+        general = np.zeros(len(CALLEE_SAVED), np.uint64)
+        states = np.array([mxcsr, 0], np.uint32)
+        vectors = np.zeros((UPPER_REGISTERS, self._vector_bytes), np.uint8)
+        arrays = (array.ctypes.data for array in (general, states, vectors))
+        places = np.array([*arrays, x, y], np.uint64)
+        self._call(places.ctypes.data, function)
+        return Report(general.tolist(), int(states[1]), vectors[:, 16:])
+
+
+def _checker_code(target: Target) -> bytes:
+    """void checker(places, function): five pointers, see `Checker.call`."""
+    asm = Assembler(target)
+    for register in (*CALLEE_SAVED, rdi):
+        asm.emit("push", register)  # seven, which aligns the stack to 16 bytes
+    asm.emit("sub", rsp, 16)
+    asm.emit("stmxcsr", Memory(rsp))
+    asm.emit("mov", rax, rsi)
+    asm.emit("mov", rcx, Memory(rdi, 8))
+    asm.emit("ldmxcsr", Memory(rcx))
+    asm.emit("mov", rsi, Memory(rdi, 32))
+    asm.emit("mov", rdi, Memory(rdi, 24))
+    for register, pattern in zip(CALLEE_SAVED, PATTERNS, strict=True):
+        asm.emit("mov", register, pattern)
+    for number in range(UPPER_REGISTERS):
+        _fill_with_ones(asm, _vector(target, number))
+    asm.emit("call", rax)
+    asm.emit("mov", rdi, Memory(rsp, 16))
+    _store_state(asm, target)
+    asm.emit("ldmxcsr", Memory(rsp))
+    asm.emit("add", rsp, 16)
+    for register in (rdi, *reversed(CALLEE_SAVED)):
+        asm.emit("pop", register)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    return asm.finish().data
+
+
+def _store_state(asm: Assembler, target: Target) -> None:
+    asm.emit("mov", rcx, Memory(rdi))
+    for position, register in enumerate(CALLEE_SAVED):
+        asm.emit("mov", Memory(rcx, 8 * position), register)
+    asm.emit("mov", rcx, Memory(rdi, 8))
+    asm.emit("stmxcsr", Memory(rcx, 4))
+    asm.emit("mov", rdx, Memory(rdi, 16))
+    for number in range(UPPER_REGISTERS):
+        asm.emit("vmovups", Memory(rdx, target.vector_bytes * number), _vector(target, number))
+
+
+def _fill_with_ones(asm: Assembler, register: Register) -> None:
+    if register.kind == "zmm":
+        asm.emit("vpternlogd", register, register, register, 0xFF)
+    else:
+        asm.emit("vpcmpeqd", register, register, register)
+
+
+def _vector(target: Target, number: int) -> Register:
+    return zmm(number) if target.isa == "avx512" else ymm(number)
