@@ -13,6 +13,7 @@ from sparsejit.commands.demo import demo
 from sparsejit.commands.doctor import doctor
 from sparsejit.commands.kernel import disasm, explain
 from sparsejit.commands.prune import prune
+from sparsejit.commands.selftest import selftest
 from sparsejit.commands.synth import synth
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (demo, prune, synth, train, explain, disasm, calibrate, doctor):
+for command in (demo, prune, synth, train, explain, disasm, calibrate, selftest, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

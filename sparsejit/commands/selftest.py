@@ -1,0 +1,160 @@
+"""`sparsejit selftest`: random kernels against float64, for a processor that is new to us."""
+
+import itertools
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sparsejit import __version__
+from sparsejit.commands.console import JsonOption, console, error_console, print_json
+from sparsejit.machine.target import Target
+from sparsejit.planner.split import available_cores
+from sparsejit.selftest.cases import derive, levels
+from sparsejit.selftest.examination import Verdict
+from sparsejit.selftest.processes import SelfTest
+from sparsejit.selftest.tally import Tally
+
+_DEFAULT_MINUTES = 1.0
+_SECONDS_BETWEEN_LINES = 60.0
+_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+
+# Told how far the run is, 0 to 1.
+Show = Callable[[Tally, float], None]
+
+
+def selftest(
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="For how long. [default: 1, or until --kernels are done]"),
+    ] = None,
+    kernels: Annotated[int | None, typer.Option(min=1, help="How many kernels.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all numbers; else drawn.")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Try one kernel, by its number.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes. [default: one a core]")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold random kernels of every family to float64 on this processor; fail if one does not.
+
+    Each runs between inaccessible pages, in a process that may crash; a failure is printed with the
+    one command that repeats it.
+    """
+    tally = Tally(secrets.randbelow(2**31) if seed is None else seed)
+    numbers = iter([only]) if only is not None else itertools.islice(itertools.count(), kernels)
+    if minutes is None and kernels is None and only is None:
+        minutes = _DEFAULT_MINUTES
+    count = 1 if only is not None else kernels
+    test = SelfTest(tally.seed, min(workers or available_cores(), count or 2**31))
+    begin = time.monotonic()
+    interrupted = not _run(test, numbers, tally, minutes, count)
+    seconds = time.monotonic() - begin
+    if as_json:
+        print_json({**_surroundings(), "seconds": round(seconds, 1), **tally.as_dict()})
+    else:
+        _print(tally, seconds)
+    raise typer.Exit(1 if tally.failures else _INTERRUPTED if interrupted else 0)
+
+
+def _run(
+    test: SelfTest,
+    numbers: Iterator[int],
+    tally: Tally,
+    minutes: float | None,
+    count: int | None,
+) -> bool:
+    """Fill the tally, showing progress on stderr; False where Ctrl-C ended it."""
+    begin = time.monotonic()
+
+    def share_of_time() -> float:
+        return (time.monotonic() - begin) / (60 * minutes) if minutes else 0.0
+
+    def goes_on() -> bool:
+        return minutes is None or share_of_time() < 1
+
+    try:
+        with _progress() as show:
+            for verdict in test.run(numbers, goes_on):
+                tally.add(verdict)
+                if verdict.problem is not None:
+                    _print_failure(tally, verdict)
+                show(tally, max(share_of_time(), tally.kernels / count if count else 0.0))
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+@contextmanager
+def _progress() -> Iterator[Show]:
+    """A bar on a terminal, elsewhere a line a minute."""
+    if not error_console.is_terminal:
+        yield _LineAMinute()
+        return
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=error_console, transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda tally, share: bar.update(task, completed=share, description=_counts(tally))
+
+
+class _LineAMinute:
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def __call__(self, tally: Tally, share: float) -> None:
+        if time.monotonic() >= self._next:
+            self._next += _SECONDS_BETWEEN_LINES
+            error_console.print(f"{share:.0%}: {_counts(tally)}")
+
+
+def _counts(tally: Tally) -> str:
+    return f"{tally.held.total():,} held, {len(tally.failures)} failed"
+
+
+def _surroundings() -> dict[str, object]:
+    return {
+        "version": __version__,
+        "processor": Target.detect().model,
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "levels": list(levels()),
+    }
+
+
+def _print_failure(tally: Tally, verdict: Verdict) -> None:
+    """What failed, how, and the command that repeats it, on stderr and at once."""
+    case = derive(tally.seed, verdict.number)
+    for line in (
+        f"kernel {verdict.number} {verdict.problem}",
+        f"  {case}",
+        f"  repeat it: {tally.command(verdict)}",
+    ):
+        error_console.print(line, style="red", markup=False)
+
+
+def _print(tally: Tally, seconds: float) -> None:
+    table = Table("family", "dtype", title="kernels that held", title_justify="left")
+    for column in (*levels(), "failed"):
+        table.add_column(column, justify="right")
+    for family, dtype in tally.families():
+        failed = tally.failed(family, dtype)
+        held = (f"{tally.held[family, dtype, level]:,}" for level in levels())
+        table.add_row(family, dtype, *held, f"{failed:,}", style="red" if failed else None)
+    console.print(table)
+    around = _surroundings()
+    rate = tally.kernels / max(seconds, 1e-9)
+    console.print(
+        f"{tally.held.total():,} of {tally.kernels:,} kernels held, {tally.shared:,} of them on "
+        f"several threads, in {seconds:.0f} s ({rate:.0f} a second)"
+    )
+    console.print(
+        f"{around['processor']}, {' and '.join(levels())}; "
+        f"sparsejit {__version__}, seed {tally.seed}"
+    )

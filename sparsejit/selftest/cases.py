@@ -1,0 +1,200 @@
+"""Random kernels, each derived from a seed and a number alone, so that any can be had again."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.planner.plan import AUTO
+from sparsejit.selftest.weights import STRUCTURES, random_weights
+
+FloatArray = npt.NDArray[np.float32]
+
+AWKWARD_SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257)
+# The largest size, and how often kernels of up to that size are drawn. Compiling takes longer the
+# more weights there are: 3 ms for half of the kernels, a second for the largest.
+SIZE_CLASSES = {32: 0.4, 96: 0.28, 300: 0.22, 700: 0.07, 1200: 0.03}
+DTYPES = {"float32": 0.4, "bfloat16": 0.2, "float16": 0.15, "int8": 0.25}
+LARGEST_BATCH = 70
+SHARED_OVER_THREADS = 0.03
+# A layer that is worth sharing, and strategies that compile one quickly.
+SHARED_SIZES = (160, 420)
+SHARED_STRATEGIES = {"dense", "broadcast", "broadcast-loop"}
+# Families whose code grows with every weight (or zero), and the most that they get.
+MOST_WEIGHTS = {"immediate": 4_000, "dense": 130_000, "panels": 20_000, "mixed": 20_000}
+MOST_NONZEROS = 60_000
+# The exponents of two that weights and x are scaled by; float16 holds fewer.
+WEIGHT_EXPONENT = {DType.FLOAT16: 10}
+LARGEST_EXPONENT = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One kernel to try: how it is compiled, with which weights, and the x that it is given."""
+
+    seed: int
+    number: int
+    structure: str
+    weights: FloatArray
+    spec: Layer
+    strategy: str
+    target: Target
+    threads: int
+    x: FloatArray
+
+    @property
+    def each(self) -> MatVec:
+        """What is computed of one x."""
+        return self.spec.each if isinstance(self.spec, MatMul) else self.spec
+
+    @property
+    def batch(self) -> int:
+        return self.spec.batch if isinstance(self.spec, MatMul) else 1
+
+    @property
+    def layout(self) -> Layout:
+        return self.spec.layout if isinstance(self.spec, MatMul) else Layout.BATCH_MAJOR
+
+    def __str__(self) -> str:
+        size = f"{self.spec.out_features} x {self.spec.in_features}"
+        return (
+            f"{size}, {self.structure}, {np.count_nonzero(self.weights)} nonzeros, "
+            f"{self.spec.case}, {self.strategy}, {self.target.isa} "
+            f"({self.target.model}), threads={self.threads}"
+        )
+
+
+def derive(seed: int, number: int) -> Case:
+    """The kernel of that number."""
+    random = np.random.default_rng([seed, number])
+    target = _random_target(random)
+    dtype = DType(_choose(random, DTYPES))
+    batch, threads = _random_batch_and_threads(random)
+    strategy = _random_strategy(random, dtype, target, batch, threads)
+    shape, density = _random_shape(random, strategy, threads, batch)
+    structure = _choose(random, {name: often for name, (often, _) in STRUCTURES.items()})
+    weight_exponent, x_exponent = _random_exponents(random, dtype)
+    weights = random_weights(random, structure, shape, density, 2.0**weight_exponent)
+    bias = random.standard_normal(shape[0], np.float32)
+    each = MatVec(
+        *shape,
+        bias * np.float32(2.0 ** (weight_exponent + x_exponent)) if random.random() < 0.5 else None,
+        Activation(random.choice([member.value for member in Activation])),
+        dtype,
+        2.0**x_exponent / 40 if dtype is DType.INT8 and random.random() < 0.3 else None,
+    )
+    layout = Layout(random.choice([member.value for member in Layout]))
+    spec = each if batch == 1 else MatMul(each, batch, layout)
+    x = _random_x(random, spec.x_shape, 2.0**x_exponent)
+    return Case(seed, number, structure, weights, spec, strategy, target, threads, x)
+
+
+@cache
+def _targets() -> tuple[Target, ...]:
+    """What this machine can run: every level as it is at least, and all that is here."""
+    machine = Target.detect()
+    levels = (Target.named(isa) for isa in ISA_LEVELS)
+    return (*(level for level in levels if level.runs_on(machine)), machine)
+
+
+def levels() -> tuple[str, ...]:
+    """The instruction set levels that are tried."""
+    return tuple(dict.fromkeys(target.isa for target in _targets()))
+
+
+def _random_target(random: np.random.Generator) -> Target:
+    """Each level as often as the other; now and then with small caches, for which code differs."""
+    isa = str(random.choice(levels()))
+    of_level = [target for target in _targets() if target.isa == isa]
+    target = of_level[-1] if random.random() < 0.7 else of_level[0]
+    if random.random() < 0.75:
+        return target
+    return replace(
+        target,
+        l1d_bytes=target.l1d_bytes // 8,
+        l1i_bytes=target.l1i_bytes // 8,
+        l2_bytes=target.l2_bytes // 16,
+        l3_bytes=target.l3_bytes // 16,
+        model=f"{target.model} with small caches",
+    )
+
+
+def _random_batch_and_threads(random: np.random.Generator) -> tuple[int, int]:
+    """How many columns x has, and how many threads may share them; a batch has one."""
+    if random.random() < SHARED_OVER_THREADS:
+        return 1, int(random.integers(2, 4))
+    return (int(random.integers(2, LARGEST_BATCH + 1)) if random.random() < 0.3 else 1), 1
+
+
+def _random_strategy(
+    random: np.random.Generator, dtype: DType, target: Target, batch: int, threads: int
+) -> str:
+    families = _families(dtype, target, batch)
+    if threads > 1:
+        families = [name for name in families if name in SHARED_STRATEGIES] or families
+    return str(random.choice([AUTO, *families]))
+
+
+def _families(dtype: DType, target: Target, batch: int) -> list[str]:
+    """The strategies that exist, by name."""
+    if batch == 1:
+        rows = [row for row in MATVEC_TEMPLATES if row.dtype is dtype and row.made_for(target)]
+        return list(dict.fromkeys(row.family for row in rows))
+    has_remainder = batch > target.lanes and batch % target.lanes != 0
+    batched = [row for row in MATMUL_TEMPLATES if row.dtype is dtype and row.made_for(target)]
+    names = dict.fromkeys(row.family for row in batched)
+    return [name for name in names if name != "mixed" or has_remainder]
+
+
+def _random_shape(
+    random: np.random.Generator, strategy: str, threads: int, batch: int
+) -> tuple[tuple[int, int], float]:
+    """(out_features, in_features) and a density that keep the time to compile in bounds."""
+    density = float(random.choice([random.random() ** 3, 0.05, 0.1, 0.2, 1.0]))
+    if threads > 1:
+        rows, columns = random.integers(*SHARED_SIZES, 2).tolist()
+        return (rows, columns), max(density, 0.2)
+    largest = int(_choose(random, {str(size): often for size, often in SIZE_CLASSES.items()}))
+    rows, columns = (_random_size(random, largest) for _ in range(2))
+    most = MOST_WEIGHTS.get(strategy, MOST_WEIGHTS["panels"] if batch > 1 else 10**9)
+    while rows * columns > most:
+        rows, columns = (rows // 2, columns) if rows > columns else (rows, columns // 2)
+    return (rows, columns), min(density, MOST_NONZEROS / (rows * columns))
+
+
+def _random_size(random: np.random.Generator, largest: int) -> int:
+    """Half are awkward; the logarithms of the others are spread evenly."""
+    if random.random() < 0.5:
+        return int(random.choice([size for size in AWKWARD_SIZES if size <= largest]))
+    return int(np.exp(random.uniform(0, np.log(largest + 1))))
+
+
+def _random_exponents(random: np.random.Generator, dtype: DType) -> tuple[int, int]:
+    """Of the scale of weights and of x: mostly none, else so that no sum overflows."""
+    if random.random() < 0.8:
+        return 0, 0
+    most = WEIGHT_EXPONENT.get(dtype, LARGEST_EXPONENT)
+    weight = random.integers(-most, most + 1)
+    return int(weight), int(random.integers(-LARGEST_EXPONENT, LARGEST_EXPONENT + 1))
+
+
+def _random_x(random: np.random.Generator, shape: tuple[int, ...], scale: float) -> FloatArray:
+    """Normal values times `scale`, now and then all zero, or many of them zero or denormal."""
+    x = random.standard_normal(shape, np.float32) * np.float32(scale)
+    kind = random.random()
+    if kind < 0.02:
+        x[:] = 0
+    elif kind < 0.1:
+        x[random.random(shape) < 0.4] = random.choice(np.array([0.0, -0.0, 1e-40, -1e-45]))
+    return x
+
+
+def _choose(random: np.random.Generator, often: dict[str, float]) -> str:
+    """A key, drawn as often as its value says."""
+    shares = np.array(list(often.values()))
+    return str(random.choice(list(often), p=shares / shares.sum()))

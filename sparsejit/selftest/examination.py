@@ -1,0 +1,176 @@
+"""Compiles the kernel of a case and looks for anything it should not do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.api import compile_matrix
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
+from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, USUAL_MXCSR, Checker, Report
+from sparsejit.selftest.cases import Case
+
+FloatArray = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+# Relative to sum |w x| + |bias|. int8 sums are exact, so theirs is relative to |W x| + |bias|.
+TOLERANCE = 1e-5
+INT8_TOLERANCE = 1e-6
+# What tanh and sigmoid may be off by themselves.
+ACTIVATION_ERROR = {Activation.TANH: 1e-6, Activation.SIGMOID: 1e-6}
+# Some kernels take a denormal weight for zero, and a denormal product may lose its last places.
+SMALLEST_NORMAL = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A native function `void kernel(const float *x, float *y)`; `owner` keeps it alive."""
+
+    pointer: int
+    family: str
+    threads: int
+    owner: object
+
+
+Compile = Callable[[Case], Compiled]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a kernel; `problem` says in words what was wrong, or is None."""
+
+    number: int
+    family: str
+    dtype: str
+    isa: str
+    threads: int = 1
+    problem: str | None = None
+
+
+def compile_case(case: Case) -> Compiled:
+    """The kernel as a user gets it."""
+    each = case.each
+    kernel = compile_matrix(
+        case.weights,
+        each.bias,
+        activation=each.activation.value,
+        batch=case.batch,
+        dtype=each.dtype.value,
+        strategy=case.strategy,
+        target=case.target,
+        threads=case.threads,
+        layout=case.layout,
+        input_scale=each.input_scale,
+    )
+    return Compiled(kernel.pointer, kernel.strategy, kernel.stats["threads"], kernel)
+
+
+def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
+    """Compile and run a kernel; a fault ends the process.
+
+    It runs with x and y at both edges of accessible memory, and once under an unusual MXCSR.
+    """
+    about = (case.number, case.strategy, case.spec.dtype.value, case.target.isa)
+    try:
+        compiled = compile_it(case)
+    except Exception as error:
+        return Verdict(*about, problem=f"was not compiled: {type(error).__name__}: {error}")
+    verdict = replace(Verdict(*about), family=compiled.family, threads=compiled.threads)
+    return replace(verdict, problem=_first_problem(case, compiled))
+
+
+def _first_problem(case: Case, compiled: Compiled) -> str | None:
+    if is_writable(compiled.pointer):
+        return "its code is writable"
+    low, high = bounds(case)
+    outputs = []
+    for edge in EDGES:
+        usual = _call(case, compiled, edge, USUAL_MXCSR)
+        problem = usual.problem or _call(case, compiled, edge, UNUSUAL_MXCSR).problem
+        if problem:
+            return problem
+        wrong = ~((usual.y >= low) & (usual.y <= high))
+        if wrong.any():
+            place = tuple(int(index) for index in np.argwhere(wrong)[0])
+            return (
+                f"wrong value: y{list(place)} is {usual.y[place]:.9g}, not from "
+                f"{low[place]:.9g} to {high[place]:.9g} ({wrong.sum()} of {wrong.size} are wrong)"
+            )
+        outputs.append(usual.y.view(np.uint32))
+    changed = np.count_nonzero(outputs[0] != outputs[1])
+    return f"gave other bits the second time, in {changed} outputs" if changed else None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    y: FloatArray
+    problem: str | None
+
+
+def _call(case: Case, compiled: Compiled, edge: Edge, mxcsr: int) -> _Outcome:
+    """Run the kernel between inaccessible pages."""
+    x = GuardedArray(case.x.ravel(), edge)
+    y = GuardedArray(np.full(case.spec.y_shape, np.nan, np.float32).ravel(), edge)
+    report = _checker(case.target.isa).call(compiled.pointer, x.address, y.address, mxcsr)
+    result = y.values.reshape(case.spec.y_shape).copy()
+    return _Outcome(result, _side_effect(case, x, y, report, mxcsr))
+
+
+def _side_effect(
+    case: Case, x: GuardedArray, y: GuardedArray, report: Report, mxcsr: int
+) -> str | None:
+    if not y.surroundings_intact():
+        return "wrote beside y"
+    if not x.surroundings_intact() or x.values.tobytes() != case.x.tobytes():
+        return "wrote to x"
+    return report.problem(mxcsr)
+
+
+@cache
+def _checker(isa: str) -> Checker:
+    return Checker(Target.named(isa))
+
+
+def bounds(case: Case) -> tuple[Float64, Float64]:
+    """The least and the largest y that the reference allows, in the shape of y."""
+    matrix = SparseMatrix(case.weights)
+    linear = replace(case.each, activation=Activation.NONE)
+    spec = replace(case.spec, each=linear) if isinstance(case.spec, MatMul) else linear
+    exact = reference.product(spec, matrix, case.x)
+    error = _error(case, matrix, exact)
+    activation = reference.ACTIVATIONS[case.each.activation]
+    slack = ACTIVATION_ERROR.get(case.each.activation, 0.0)
+    return activation(exact - error) - slack, activation(exact + error) + slack
+
+
+def _error(case: Case, matrix: SparseMatrix, exact: Float64) -> Float64:
+    """How far the sums may be from the exact ones."""
+    batch_major = case.batch > 1 and case.layout is Layout.BATCH_MAJOR
+    x = np.abs(case.x.T if batch_major else case.x).astype(np.float64)
+    sums = np.abs(exact.T if batch_major else exact)
+    bias = np.zeros(matrix.out_features) if case.each.bias is None else np.abs(case.each.bias)
+    bias = bias.astype(np.float64).reshape(-1, *[1] * (x.ndim - 1))
+    if case.each.dtype is DType.INT8:
+        error = INT8_TOLERANCE * (sums + 2 * bias)
+    else:
+        weights = np.abs(reference.stored_weights(matrix, case.each.dtype))
+        error = TOLERANCE * (weights @ x + bias)
+    error = error + SMALLEST_NORMAL * (x.sum(axis=0) + 2 * matrix.in_features)
+    return error.T if batch_major else error
+
+
+def is_writable(address: int) -> bool:
+    """Whether the page at an address may be written, by /proc/self/maps."""
+    for row in Path("/proc/self/maps").read_text().splitlines():
+        span, flags = row.split(maxsplit=2)[:2]
+        start, end = (int(part, 16) for part in span.split("-"))
+        if start <= address < end:
+            return "w" in flags
+    return False
