@@ -31,6 +31,7 @@ from sparsejit.x86.operands import (
 )
 
 CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
+_NAMES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 PATTERNS = [0x1111111111111111 * (number + 1) for number in range(len(CALLEE_SAVED))]
 # Round to nearest, denormals as they are, all exceptions masked, no flag set: how threads begin.
 USUAL_MXCSR = 0x1F80
@@ -53,9 +54,9 @@ class Report:
 
     def problem(self, mxcsr: int) -> str | None:
         """What the function should have kept and did not, in words; called with `mxcsr`."""
-        for register, found, pattern in zip(CALLEE_SAVED, self.registers, PATTERNS, strict=True):
+        for name, found, pattern in zip(_NAMES, self.registers, PATTERNS, strict=True):
             if found != pattern:
-                return f"changed the callee-saved register {register}"
+                return f"changed the callee-saved register {name}"
         if self.mxcsr & ~STATUS_FLAGS != mxcsr:
             return f"changed MXCSR from {mxcsr:#x} to {self.mxcsr:#x}"
         if self.upper_bytes.any():

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ ACTIVATION_ERROR = {Activation.TANH: 1e-6, Activation.SIGMOID: 1e-6}
 SMALLEST_NORMAL = 2.0**-126
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """A native function `void kernel(const float *x, float *y)`; `owner` keeps it alive."""
 
     pointer: int
