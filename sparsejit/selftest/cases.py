@@ -17,8 +17,8 @@ FloatArray = npt.NDArray[np.float32]
 
 AWKWARD_SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257)
 # The largest size, and how often kernels of up to that size are drawn. Compiling takes longer the
-# more weights there are: 3 ms for half of the kernels, a second for the largest.
-SIZE_CLASSES = {32: 0.4, 96: 0.28, 300: 0.22, 700: 0.07, 1200: 0.03}
+# more weights there are: 5 ms for half of the kernels, a second for the largest.
+SIZE_CLASSES = {32: 0.34, 96: 0.26, 300: 0.25, 700: 0.1, 1200: 0.05}
 DTYPES = {"float32": 0.4, "bfloat16": 0.2, "float16": 0.15, "int8": 0.25}
 LARGEST_BATCH = 70
 SHARED_OVER_THREADS = 0.03
