@@ -19,7 +19,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.split import available_cores
 from sparsejit.selftest.cases import derive, levels
 from sparsejit.selftest.examination import Verdict
-from sparsejit.selftest.processes import SelfTest
+from sparsejit.selftest.processes import MOST_FAILURES, SelfTest
 from sparsejit.selftest.tally import Tally
 
 _DEFAULT_MINUTES = 1.0
@@ -33,7 +33,7 @@ Show = Callable[[Tally, float], None]
 def selftest(
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="For how long. [default: 1, or until --kernels are done]"),
+        typer.Option(min=0.01, help="For how long. [default: 1, or until --kernels are done]"),
     ] = None,
     kernels: Annotated[int | None, typer.Option(min=1, help="How many kernels.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of all numbers; else drawn.")] = None,
@@ -75,14 +75,11 @@ def _run(
     begin = time.monotonic()
 
     def share_of_time() -> float:
-        return (time.monotonic() - begin) / (60 * minutes) if minutes else 0.0
-
-    def goes_on() -> bool:
-        return minutes is None or share_of_time() < 1
+        return 0.0 if minutes is None else (time.monotonic() - begin) / (60 * minutes)
 
     try:
         with _progress() as show:
-            for verdict in test.run(numbers, goes_on):
+            for verdict in test.run(numbers, lambda: share_of_time() < 1):
                 tally.add(verdict)
                 if verdict.problem is not None:
                     _print_failure(tally, verdict)
@@ -148,6 +145,8 @@ def _print(tally: Tally, seconds: float) -> None:
         held = (f"{tally.held[family, dtype, level]:,}" for level in levels())
         table.add_row(family, dtype, *held, f"{failed:,}", style="red" if failed else None)
     console.print(table)
+    if len(tally.failures) >= MOST_FAILURES:
+        console.print(f"stopped: {MOST_FAILURES} failures tell enough", style="red")
     around = _surroundings()
     rate = tally.kernels / max(seconds, 1e-9)
     console.print(

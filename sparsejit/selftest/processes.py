@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ PATIENCE_S = 60.0
 MOST_FAILURES = 25
 
 _LOOK_AROUND_S = 0.5
+
+# How numpy's BLAS, whichever it is, is told its number of threads.
+_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass
@@ -83,7 +87,8 @@ class SelfTest:
         process = context.Process(
             target=_serve, args=(there, self._seed, self._compile_it), daemon=True
         )
-        process.start()
+        with _one_blas_thread():
+            process.start()
         there.close()
         return _Worker(process, here)
 
@@ -119,6 +124,21 @@ class SelfTest:
         case = derive(self._seed, number)
         dtype, isa = case.each.dtype.value, case.target.isa
         return Verdict(number, case.strategy, dtype, isa, case.threads, problem)
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """A process started meanwhile keeps to one core: there is one process a core already."""
+    before = {name: os.environ.get(name) for name in _BLAS_THREADS}
+    os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _end_in_words(exit_code: int | None) -> str:

@@ -159,6 +159,10 @@ def end_the_process(case: Case) -> Compiled:
     os._exit(3)
 
 
+def tell_blas_threads(case: Case) -> Compiled:
+    raise InvalidInput(os.environ["OMP_NUM_THREADS"])
+
+
 def crash_once(case: Case) -> Compiled:
     return store_before_y(case) if case.number == NUMBER else compile_case(case)
 
@@ -201,8 +205,9 @@ def tally_of(test: SelfTest, numbers: list[int]) -> Tally:
 def test_a_planted_fault_is_found(
     fault: Compile, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tally = tally_of(SelfTest(SEED, 1, fault), [NUMBER])
     monkeypatch.delenv("SPARSEJIT_MAX_ISA", raising=False)
-    (failure,) = tally_of(SelfTest(SEED, 1, fault), [NUMBER]).as_dict()["failures"]
+    (failure,) = tally.as_dict()["failures"]
     assert failure["problem"].startswith(words)
     assert failure["command"] == f"sparsejit selftest --seed {SEED} --only {NUMBER}"
 
@@ -220,6 +225,14 @@ def test_the_kernels_after_a_crash_are_examined() -> None:
     tally = tally_of(SelfTest(SEED, 2, crash_once), [NUMBER, *others])
     assert [failure.number for failure in tally.failures] == [NUMBER]
     assert tally.kernels == 1 + len(others)
+
+
+def test_a_worker_keeps_to_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    (failure,) = tally_of(SelfTest(SEED, 1, tell_blas_threads), [NUMBER]).failures
+    assert failure.problem == "was not compiled: InvalidInput: 1"
+    assert os.environ["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in os.environ
 
 
 def test_it_stops_when_everything_fails() -> None:
