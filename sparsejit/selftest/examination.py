@@ -77,7 +77,7 @@ def compile_case(case: Case) -> Compiled:
 def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
     """Compile and run a kernel; a fault ends the process.
 
-    It runs with x and y at both edges of accessible memory, and once under an unusual MXCSR.
+    It runs with x and y at both edges of accessible memory, under the usual MXCSR and another.
     """
     about = (case.number, case.strategy, case.spec.dtype.value, case.target.isa)
     try:
