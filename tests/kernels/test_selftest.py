@@ -4,6 +4,7 @@ import itertools
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +12,21 @@ import numpy as np
 import pytest
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import Activation, DType, Layout
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, Layout, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.selftest import processes
 from sparsejit.selftest.cases import AWKWARD_SIZES, Case, derive, levels
-from sparsejit.selftest.examination import Compile, Compiled, Verdict, compile_case, is_writable
+from sparsejit.selftest.examination import (
+    Compile,
+    Compiled,
+    Verdict,
+    compile_case,
+    examine,
+    is_writable,
+)
 from sparsejit.selftest.processes import MOST_FAILURES, PATIENCE_S, SelfTest
 from sparsejit.selftest.tally import Tally
 from sparsejit.selftest.weights import STRUCTURES
@@ -251,6 +261,17 @@ def test_it_stops_when_it_is_told() -> None:
 def test_sound_kernels_hold() -> None:
     tally = tally_of(SelfTest(SEED, 2), list(range(40)))
     assert (tally.kernels, tally.failures) == (40, [])
+
+
+def test_int8_sums_may_cancel_better_than_the_reference() -> None:
+    """42 * -127 + 127 * 42 is zero; the same numbers times their steps are not, in float64."""
+    weights, x = np.float32([[2, 6]]), np.float32([-0.8800446, 0.28912055])
+    spec = MatVec(1, 2, dtype=DType.INT8)
+    assert reference.matvec(spec, SparseMatrix(weights), x) != 0
+    case = replace(
+        derive(SEED, NUMBER), weights=weights, spec=spec, x=x, strategy="auto", threads=1
+    )
+    assert examine(case).problem is None
 
 
 def test_a_limit_on_the_level_is_part_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
