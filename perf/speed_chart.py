@@ -63,7 +63,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(0.6, 150)
     axes.set_xticks([1, 3, 10, 30, 100], ["1x", "3x", "10x", "30x", "100x"])
-    axes.set_xlabel("times as fast as OpenBLAS, dense; batch 1, one core, all called natively (log scale)")
+    axes.set_xlabel("times as fast as OpenBLAS, dense; batch 1, one core, native calls (log scale)")
     axes.set_title(f"{rows[0]['machine']}, commit {rows[0]['commit'][:12]}", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
