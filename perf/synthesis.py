@@ -1,6 +1,5 @@
 """Speech synthesis measured: the compiled sampler and its layers, beside torch run eagerly."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch.nn import functional
 
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
+from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.prediction import CLASSES
 from sparsejit.voice.sampler import Sampler
@@ -53,9 +53,9 @@ def time_synthesis(voice: WaveRNN, mel: FloatArray, repeats: int = 5) -> Synthes
     with pinned(), single_threaded():
         for seed in range(repeats + 1):
             sampler = Sampler(voice.loop, seed)
-            started = time.perf_counter()
+            started = native_timing.clock()
             samples = sampler.generate(conditioning)
-            times.append(1e6 * (time.perf_counter() - started) / len(samples))
+            times.append((native_timing.clock() - started) / 1e3 / len(samples))
         us_torch = _torch_us(voice.weights)
     measured = times[1:]  # the first call warms up
     return SynthesisTime(voice.sample_rate, min(measured), float(np.median(measured)), us_torch)
@@ -75,9 +75,9 @@ def _torch_us(weights: VoiceWeights) -> float:
     step = _EagerStep(weights)
     times = []
     for index in range(_WARM_UP_SAMPLES + _TORCH_SAMPLES):
-        started = time.perf_counter()
+        started = native_timing.clock()
         step.run(index % CLASSES)
-        times.append(1e6 * (time.perf_counter() - started))
+        times.append((native_timing.clock() - started) / 1e3)
     return float(np.median(times[_WARM_UP_SAMPLES:]))
 
 

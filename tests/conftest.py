@@ -1,9 +1,16 @@
-"""Settings that every test shares."""
+"""Settings and fixtures that every test shares."""
 
 import os
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
 
+import pytest
+import unknown_processor
+from fake_clock import FakeClock, ticking
 from hypothesis import settings
+
+from sparsejit.runtime import native_timing
 
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
@@ -11,3 +18,45 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
 # An example may compile a kernel or wait for a busy core; that is not a failure.
 settings.register_profile("sparsejit", deadline=None)
 settings.load_profile("sparsejit")
+
+# Looks a millisecond apart or more: so long a wait only bounds a hang.
+_LOOKS = 60_000
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--unknown-processor",
+        action="store_true",
+        help="run as on a processor of unknown make, with other caches than this one's",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--unknown-processor"):
+        unknown_processor.install()
+
+
+@pytest.fixture
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The timing code's clock stands still, but where the test lets time pass."""
+    clock = FakeClock()
+    monkeypatch.setattr(native_timing, "clock", clock)
+    return clock
+
+
+@pytest.fixture
+def steady_clock() -> Iterator[FakeClock]:
+    """All that is timed takes `fake_clock.TICK_NS`."""
+    with ticking() as clock:
+        yield clock
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], bool]:
+    """Whether something happens at last; False only where a test would otherwise hang."""
+
+    def wait(happened: Callable[[], bool]) -> bool:
+        pause = threading.Event()
+        return any(happened() or pause.wait(0.001) for _ in range(_LOOKS))
+
+    return wait

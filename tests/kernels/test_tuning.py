@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_clock import TICK_NS, FakeClock
 from matvec_checks import block_weights
 
 import sparsejit
@@ -90,29 +91,34 @@ def test_a_named_strategy_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.strategy == "dense" and not timed
 
 
-def test_real_measurement_orders_a_clear_case() -> None:
-    """A dense kernel of a 300 x 300 matrix with nine weights cannot win."""
-    weights = np.zeros((300, 300), np.float32)
-    weights[::100, ::100] = 1.0
-    kernel = sparsejit.compile_matrix(weights, tune=True)
-    assert kernel.strategy != "dense"
-    assert all(0 < ns < 1e6 for ns in kernel.plan.measured_ns.values())
+def test_kernels_are_really_run_and_of_equals_the_predicted_is_taken(
+    steady_clock: FakeClock,
+) -> None:
+    predicted = sparsejit.compile_matrix(WEIGHTS).plan
+    tuned = sparsejit.compile_matrix(WEIGHTS, tune=True).plan
+    first = [c.template.name for c in predicted.candidates[: tuning.MEASURED_CANDIDATES]]
+    assert dict(tuned.measured_ns) == dict.fromkeys(first, float(TICK_NS))
+    assert tuned.chosen.template.name == first[0]
 
 
 def test_without_calibration_the_rates_are_the_table_s() -> None:
     assert calibration.known_rates(Target.detect()) == ZEN5_RATES
 
 
-def test_calibration_is_kept_and_plausible(cache_folder: Path) -> None:
+def test_calibration_is_kept_and_counts_what_was_read(
+    cache_folder: Path, steady_clock: FakeClock
+) -> None:
+    """Every loop takes a tick, so a rate in bytes a cycle is bytes over the cycles in a tick."""
     target = Target.detect()
     rates = calibration.calibrate(target)
     assert calibration.known_rates(target) == rates
-    assert 0.5 < rates.cycles_per_ns < 8
-    assert rates.data["L1"] > rates.data["L3"] > rates.data["memory"] > 0
-    assert rates.code["L2"] > rates.code["L3"] > 0
+    cycles = rates.cycles_per_ns * TICK_NS
+    assert rates.data["L1"] == pytest.approx(target.l1d_bytes / 2 / cycles, rel=0.05)
+    assert rates.data["memory"] == pytest.approx(2 * target.l3_bytes / cycles, rel=0.05)
+    assert rates.code["L2"] == pytest.approx(target.l2_bytes / 2 / cycles, rel=0.05)
 
 
-def test_a_damaged_calibration_is_ignored(cache_folder: Path) -> None:
+def test_a_damaged_calibration_is_ignored(cache_folder: Path, steady_clock: FakeClock) -> None:
     target = Target.detect()
     calibration.calibrate(target)
     (file,) = cache_folder.glob("rates-*.json")

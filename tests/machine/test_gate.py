@@ -12,13 +12,18 @@ import pytest
 
 import sparsejit
 from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
 from sparsejit.runtime import trampoline
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, dword, rax, rcx, rdi, rsi
 
 SIZE = 24
 RANDOM = np.random.default_rng(0)
 WEIGHTS = np.where(RANDOM.random((SIZE, SIZE)) < 0.3, RANDOM.standard_normal((SIZE, SIZE)), 0)
 X = RANDOM.standard_normal(SIZE).astype(np.float32)
 EXPECTED = WEIGHTS @ X
+MOST_LOOKS = 1 << 30  # half a minute or more
 
 
 class Spy:
@@ -163,29 +168,47 @@ def test_an_unknown_object_layout_falls_back(
     assert trampoline.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
 
 
+def spin_until_told() -> ExecutableMemory:
+    """Code that copies x[1] to y[1] to say that it runs, waits for x[0], and copies that.
+
+    It waits long, but not for ever.
+    """
+    asm = Assembler(Target.detect())
+    again, told = asm.label("again"), asm.label("told")
+    asm.emit("mov", dword(rax), Memory(rdi, 4))
+    asm.emit("mov", Memory(rsi, 4), dword(rax))
+    asm.emit("mov", rcx, MOST_LOOKS)
+    asm.bind(again)
+    asm.emit("mov", dword(rax), Memory(rdi))
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jnz", told)
+    asm.emit("pause")
+    asm.emit("sub", rcx, 1)
+    asm.jump("jnz", again)
+    asm.bind(told)
+    asm.emit("mov", Memory(rsi), dword(rax))
+    asm.emit("ret")
+    return ExecutableMemory(asm.finish().data)
+
+
 def test_the_interpreter_lock_is_released_while_a_kernel_runs() -> None:
-    large = sparsejit.compile_matrix(RANDOM.standard_normal((1500, 1500)), strategy="dense")
-    x, out = np.ones(1500, np.float32), np.zeros(1500, np.float32)
-    ticks, done = 0, threading.Event()
+    """Another thread of Python sees that the call has begun, and can end it."""
+    x, y = np.array([0, 1], np.float32), np.zeros(2, np.float32)
+    memory = spin_until_told()
+    call = trampoline.call_gate(memory, (2,), (2,), Spy())
 
-    def count() -> None:
-        nonlocal ticks
-        while not done.is_set():
-            ticks += 1
+    def tell() -> None:
+        while not y[1]:
             time.sleep(0)  # gives the lock back
+        x[0] = 7.0
 
-    ticks_during_calls = 0
+    teller = threading.Thread(target=tell)
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1.0)  # so the counter runs only where the lock is given up
-    thread = threading.Thread(target=count)
+    sys.setswitchinterval(1.0)  # so the teller runs only where the lock is given up
     try:
-        thread.start()
-        for _ in range(50):
-            before = ticks
-            large(x, out=out)
-            ticks_during_calls += ticks - before
+        teller.start()
+        call(x, y)
     finally:
-        done.set()
-        thread.join()
         sys.setswitchinterval(interval)
-    assert ticks_during_calls > 0
+        teller.join()
+    assert y[0] == 7.0

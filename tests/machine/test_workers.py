@@ -6,9 +6,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +20,15 @@ import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
 from sparsejit.planner import split
+from sparsejit.runtime import worker_code
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.worker_code import PARKED, SLEEP, mailbox_at
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rcx, rdi, rsi
 
-LONGEST_WAIT_S = 10
+LONGEST_WAIT_S = 300  # only a hang takes so long
+Eventually = Callable[[Callable[[], bool]], bool]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,16 +46,6 @@ def make(
     kernel = sparsejit.compile_matrix(block_weights(shape, 0.3, 1, seed), threads=threads)
     x = np.random.default_rng(seed).standard_normal(shape[1]).astype(np.float32)
     return kernel, x, kernel(x)
-
-
-def eventually(happened: Callable[[], bool]) -> bool:
-    """Whether it happens in time."""
-    end = time.monotonic() + LONGEST_WAIT_S
-    while not happened():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def test_thousands_of_calls_give_the_same_bits() -> None:
@@ -148,7 +140,7 @@ def test_a_worker_rounds_as_its_caller_does() -> None:
     assert int(y[1]) & ~STATUS_FLAGS == UNUSUAL_MXCSR
 
 
-def test_a_second_caller_does_not_wait_for_the_first() -> None:
+def test_a_second_caller_does_not_wait_for_the_first(eventually: Eventually) -> None:
     code = dispatcher_of([wait_for(Memory(rdi)), lambda asm: asm.emit("nop")])
     stuck = ExecutableMemory(code).function(2)
     go_on = np.zeros(1, np.uint32)
@@ -165,7 +157,7 @@ def test_a_second_caller_does_not_wait_for_the_first() -> None:
     assert pool()._block[0] == 0
 
 
-def test_a_worker_sleeps_when_idle_and_wakes_for_work() -> None:
+def test_a_worker_sleeps_when_idle_and_wakes_for_work(eventually: Eventually) -> None:
     code = dispatcher_of([wait_for(Memory(rsi, 4)), _write_one])
     call = ExecutableMemory(code).function(2)
     for _ in range(20):
@@ -175,23 +167,44 @@ def test_a_worker_sleeps_when_idle_and_wakes_for_work() -> None:
         assert y[1] == 1
 
 
-def test_only_calls_in_quick_succession_wake_a_worker_for_little() -> None:
+def call_for_little(soon_ticks: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A call whose second part gains nothing by a worker; `soon_ticks` is a quick succession."""
+    monkeypatch.setattr(worker_code, "SOON_TICKS", soon_ticks)
+    routines = worker_code.Routines()
+    monkeypatch.setattr(pool()._native, "wake_if_soon", routines.wake_if_soon)
     code = dispatcher_of([lambda asm: asm.emit("nop"), _write_one], saved_ns=0.0)
-    call = ExecutableMemory(code).function(2)
-    y = np.zeros(2, np.uint32)
-    assert eventually(lambda: parked(0))
-    for _ in range(20):
-        y[1] = 0
-        call(0, y.ctypes.data)
-        assert y[1] == 1 and parked(0)
-        time.sleep(0.002)
+    native, y = ExecutableMemory(code).function(2), np.zeros(2, np.uint32)
 
-    def woken_by_a_burst() -> bool:
-        for _ in range(50):
-            call(0, y.ctypes.data)
+    def call(kept: worker_code.Routines = routines) -> None:
+        y[1] = 0
+        native(0, y.ctypes.data)
+        assert y[1] == 1
+
+    return call
+
+
+def test_calls_far_apart_do_not_wake_a_worker_for_little(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = call_for_little(0, monkeypatch)
+    assert eventually(lambda: parked(0))
+    for _ in range(1000):
+        call()
+        assert parked(0)
+
+
+def test_calls_in_quick_succession_wake_a_worker(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = call_for_little(2**31 - 1, monkeypatch)
+    assert eventually(lambda: parked(0))
+
+    def woken_by_two_calls() -> bool:
+        call()
+        call()
         return not parked(0)
 
-    assert eventually(woken_by_a_burst)
+    assert eventually(woken_by_two_calls)
 
 
 def _write_one(asm: Assembler) -> None:
@@ -203,12 +216,17 @@ def parked(worker: int) -> bool:
     return bool(pool()._block[(mailbox_at(worker) + SLEEP) // 4] == PARKED)
 
 
-def test_sleeping_workers_use_no_processor_time() -> None:
+def test_idle_workers_sleep_in_the_kernel(eventually: Eventually) -> None:
+    """Neither running nor ready to: Linux calls them S, sleeping."""
     make()
+    tasks = [thread.native_id for thread in pool()._threads]
+    assert len(tasks) >= 2
+
+    def state(task: int) -> str:
+        return Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split()[0]
+
     assert eventually(lambda: all(map(parked, range(pool().workers))))
-    before = time.process_time()
-    time.sleep(0.2)
-    assert time.process_time() - before < 0.05
+    assert eventually(lambda: {state(task) for task in tasks} == {"S"})
 
 
 def test_a_dropped_kernel_is_freed_and_the_workers_stay() -> None:
@@ -222,8 +240,8 @@ def test_a_dropped_kernel_is_freed_and_the_workers_stay() -> None:
         assert memory() is None
     finally:
         gc.enable()
-    time.sleep(0.01)
     assert pool().workers == there
+    assert all(thread.is_alive() for thread in pool()._threads)
     np.testing.assert_array_equal(other(x), expected)
 
 
@@ -326,7 +344,6 @@ def test_the_interpreter_ends_quietly(last_words: str) -> None:
 def test_an_interrupt_ends_a_loop_of_calls() -> None:
     process = start("print('calling', flush=True)\nwhile True: run()")
     assert process.stdout is not None and process.stdout.readline() == "calling\n"
-    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=LONGEST_WAIT_S)
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
@@ -336,19 +353,14 @@ def test_an_interrupt_ends_a_loop_of_calls() -> None:
 def test_one_core_is_enough() -> None:
     process = start(
         """
-        import statistics
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         for task in os.listdir('/proc/self/task'):
             os.sched_setaffinity(int(task), os.sched_getaffinity(0))
-        times = []
         for _ in range(3000):
-            begin = time.perf_counter_ns()
+            y[:] = 0
             kernel(x, out=y)
-            times.append(time.perf_counter_ns() - begin)
             assert (y == expected).all()
-        print(statistics.median(times))
         """
     )
-    output, errors = process.communicate(timeout=LONGEST_WAIT_S)
-    assert errors == ""
-    assert float(output) < 200_000
+    _, errors = process.communicate(timeout=LONGEST_WAIT_S)
+    assert (process.returncode, errors) == (0, "")

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
+from sparsejit.perf import batch_sweep
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.batch_sweep import sweep
 from sparsejit.perf.kernels import available_strategies, exact_product
@@ -57,9 +59,13 @@ def test_aligned_copies_begin_with_a_cache_line() -> None:
     np.testing.assert_array_equal(copies[0], values)
 
 
-@pytest.mark.serial
-def test_a_sweep_relates_each_batch_to_the_longest_before() -> None:
-    first, second, third = sweep(PROBLEMS["B"], (40, 2, 1))
-    assert (first.batch, second.batch, third.batch) == (1, 2, 40)
-    assert first.growth == 1 and third.growth == third.ns / max(first.ns, second.ns)
-    assert third.ns > second.ns
+def test_a_sweep_relates_each_batch_to_the_longest_before(
+    steady_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches in ascending order, of which the second takes longest."""
+    times = iter((100.0, 400.0, 200.0))
+    monkeypatch.setattr(batch_sweep, "median_of_least", lambda timings: next(times))
+    rows = sweep(PROBLEMS["B"], (40, 2, 1))
+    assert [row.batch for row in rows] == [1, 2, 40]
+    assert [row.ns for row in rows] == [100.0, 400.0, 200.0]
+    assert [row.growth for row in rows] == [1.0, 4.0, 0.5]

@@ -2,22 +2,23 @@
 
 import json
 import os
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_clock import TICK_NS, FakeClock
 
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.ir.sparse_matrix import LANE16
-from sparsejit.machine.target import Target
+from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.perf import history, kernels, peers
 from sparsejit.perf.machine import MachineLimits, machine_limits
 from sparsejit.perf.peers import peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, Problem, problems_named
 from sparsejit.perf.timing import time_python
+from sparsejit.runtime import native_timing
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import (
     Timing,
@@ -64,7 +65,9 @@ def test_arguments_arrive_as_the_abi_says() -> None:
     assert floats.tolist() == [1.5, -2.5]
 
 
-def test_functions_timed_in_turn_all_run_in_order_with_their_own_arguments() -> None:
+def test_functions_timed_in_turn_all_run_in_order_with_their_own_arguments(
+    steady_clock: FakeClock,
+) -> None:
     times_ten_plus = native(
         ("mov", rax, Memory(rdi)),
         ("imul", rax, rax, 10),
@@ -75,7 +78,7 @@ def test_functions_timed_in_turn_all_run_in_order_with_their_own_arguments() -> 
     digits = np.zeros(1, np.int64)
     calls = [(reset.address, (digits.ctypes.data, 0))]
     calls += [(times_ten_plus.address, (digits.ctypes.data, digit)) for digit in (1, 2, 3)]
-    assert time_in_turn(calls, samples=5).min_ns > 0
+    assert time_in_turn(calls, samples=5) == Timing(TICK_NS, TICK_NS, 5)
     assert digits.tolist() == [123]
 
 
@@ -92,26 +95,42 @@ def test_too_many_floats_are_refused() -> None:
         time_native(0, [1.0] * 9)
 
 
-@pytest.mark.serial
-def test_a_longer_function_takes_proportionally_longer() -> None:
-    """Each multiplication waits for the one before, so ten times as many take ten times.
-
-    rcx, unlike rax, is not set by the loop: otherwise successive calls would overlap.
-    """
-    short, long = (native(*[("imul", rcx, rcx)] * count) for count in (100, 1000))
-    ratio = time_native(long.address).min_ns / time_native(short.address).min_ns
-    assert 8 < ratio < 12
+@pytest.mark.parametrize("ns", [1, 7, 1000, 3_000_000])
+def test_a_call_is_what_the_clock_says(fake_clock: FakeClock, ns: int) -> None:
+    timing = time_python(lambda: fake_clock.pass_time(ns), samples=10)
+    assert timing == Timing(ns, ns, 10)
 
 
-@pytest.mark.serial
-def test_python_timing_agrees_with_the_clock() -> None:
-    timing = time_python(lambda: time.sleep(0.002), samples=20)
-    assert 2e6 < timing.min_ns <= timing.median_ns < 20e6
+def test_a_sample_is_long_enough_to_be_read_and_no_longer(fake_clock: FakeClock) -> None:
+    counts: list[int] = []
+
+    def loop(count: int) -> None:
+        counts.append(count)
+        fake_clock.pass_time(40 * count)
+
+    native_timing.sample(loop, 20, native_timing.BUDGET_NS)
+    assert counts[-20:] == [native_timing.SAMPLE_NS // 40] * 20
+    assert 40 * sum(counts[:-21]) >= native_timing.WARM_UP_NS
 
 
-def test_the_budget_limits_the_samples() -> None:
-    timing = time_python(lambda: time.sleep(0.005), samples=1000, budget_ns=50_000_000)
-    assert 5 <= timing.samples <= 10
+def test_the_least_and_the_median_of_uneven_samples(fake_clock: FakeClock) -> None:
+    """Attempts in threes fill the warm-up, one more says what is affordable; then five count."""
+    each = native_timing.SAMPLE_NS
+    warm_up = 3 * -(-native_timing.WARM_UP_NS // (3 * each)) + 1
+    lengths = iter([1] * warm_up + [9, 3, 2, 8, 4])
+    loop = lambda count: fake_clock.pass_time(each * next(lengths))  # noqa: E731
+    timing = native_timing.sample(loop, 5, native_timing.BUDGET_NS)
+    assert timing == Timing(2.0 * each, 4.0 * each, 5)
+
+
+@pytest.mark.parametrize(("budget_ns", "samples"), [(50_000_000, 10), (1, 5), (10**12, 1000)])
+def test_the_budget_limits_the_samples(
+    fake_clock: FakeClock, budget_ns: int, samples: int
+) -> None:
+    def call() -> None:
+        fake_clock.pass_time(5_000_000)
+
+    assert time_python(call, samples=1000, budget_ns=budget_ns).samples == samples
 
 
 def test_the_figure_of_several_places_is_the_median_of_their_least() -> None:
@@ -192,12 +211,17 @@ def test_a_wrong_output_is_not_timed() -> None:
             kernels._checked_error("kernel", np.array(wrong, np.float32), exact)
 
 
-@pytest.mark.serial
-def test_the_limits_are_in_order() -> None:
-    limits = machine_limits(Target.detect())
-    assert limits.l1_bytes_per_ns > limits.l2_bytes_per_ns > limits.l3_bytes_per_ns
-    assert limits.l3_bytes_per_ns > limits.memory_bytes_per_ns > 1
-    assert limits.fma_gflops > 20
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+def test_the_limits_are_bytes_and_operations_over_time(isa: str, steady_clock: FakeClock) -> None:
+    target = Target.named(isa)
+    if not target.runs_on(Target.detect()):
+        pytest.skip(f"needs {isa}")
+    limits = machine_limits(target)
+    assert limits.l1_bytes_per_ns == 16 * target.l1d_bytes / 2 / TICK_NS
+    assert limits.l2_bytes_per_ns == target.l2_bytes / 2 / TICK_NS
+    assert limits.l3_bytes_per_ns == 4 * target.l2_bytes / TICK_NS
+    assert limits.memory_bytes_per_ns == 4 * target.l3_bytes / TICK_NS
+    assert limits.fma_gflops == 2 * target.lanes * 12 * 1000 / TICK_NS
 
 
 @pytest.mark.parametrize(

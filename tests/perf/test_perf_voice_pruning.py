@@ -116,7 +116,7 @@ def test_kernels_are_timed_once_and_change_nothing_else(study, tmp_path):
     results.write_text(json.dumps(before[0]) + "\n")
     add_kernel_times(results, study.out)
     (row,) = read_rows(results)
-    assert row.pop("kernel_ns") > 0 and row.pop("kernel") and row.pop("kernel_commit")
+    assert row.pop("kernel_ns") and row.pop("kernel") and row.pop("kernel_commit")
     assert row == before[0]
     content = results.read_text()
     add_kernel_times(results, tmp_path / "no matrices here")
