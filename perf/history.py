@@ -3,14 +3,17 @@
 import json
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
+from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target
 from sparsejit.perf.machine import MachineLimits
+from sparsejit.planner.calibration import cycles_per_ns, known_rates
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -18,9 +21,19 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> Path:
     """Append rows to perf/results/`name`.jsonl and return that path.
 
+    Beside its circumstances, each row gets the core's measured limits, its clock now, and the rates
+    that the planner reckoned with. Rows from before 22 November 2026 lack clock, rates and
+    microarchitecture.
+
     Raises InvalidInput outside a git checkout: a result without its commit means nothing.
     """
-    shared = {"limits": limits.as_dict(), **circumstances()}
+    target = Target.detect()
+    shared = {
+        "limits": limits.as_dict(),
+        "clock_ghz": cycles_per_ns(target),
+        "rates": asdict(known_rates(target)),
+        **circumstances(),
+    }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
     append_rows(path, ({**row, **shared} for row in rows))
@@ -48,12 +61,13 @@ def read_rows(results: Path) -> list[dict[str, Any]]:
 
 
 def circumstances() -> dict[str, str]:
-    """The machine, the checkout's commit and the time in UTC.
+    """The machine and its microarchitecture, the checkout's commit and the time in UTC.
 
     Raises InvalidInput outside a git checkout.
     """
     return {
         "machine": Target.detect().model,
+        "microarchitecture": microarchitecture.detect(),
         "commit": _commit(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

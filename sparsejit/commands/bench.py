@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
+from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.target import Target
 from sparsejit.planner.split import parse_threads
@@ -19,6 +19,9 @@ ProblemsOption = Annotated[
 ]
 DtypesOption = Annotated[
     list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Also write the JSON that --json prints to this file.")
 ]
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
@@ -31,9 +34,8 @@ def kernels(
         list[str] | None, typer.Option(help="A kernel family; repeatable. Default: all.")
     ] = None,
     dtype: DtypesOption = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the rows here, a JSON array.")
-    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the kernels chosen automatically on a roofline, PNG.")
     ] = None,
@@ -51,25 +53,25 @@ def kernels(
 
     chosen, dtypes = problems_named(problem or ALL_PROBLEMS, ALL_PROBLEMS), _dtypes(dtype)
     check_strategies(strategy or ())
+    _check_outputs(out, plot)
+    show = (lambda table: None) if as_json else console.print
     limits = machine_limits(Target.detect())
-    console.print(report.limits_table(limits))
+    show(report.limits_table(limits))
     rows: list[Row] = []
     for one in chosen:
         with error_console.status("") as status:
             found = run([one], strategy, status.update, dtypes)
         for comparison in found:
-            console.print(report.comparison_table(comparison))
+            show(report.comparison_table(comparison))
             rows += comparison.rows
     if not rows:
         raise InvalidInput("no such kernel for these problems and dtypes: use --strategy auto")
     values = [row.as_dict() for row in rows]
-    if json_file:
-        with atomic_path(json_file) as path:
-            path.write_text(json.dumps(values, indent=2) + "\n")
     if plot:
         draw_roofline(plot, [row for row in rows if row.auto], limits)
     if record:
-        console.print(f"recorded in {history.append('kernels', values, limits)}")
+        error_console.print(f"recorded in {history.append('kernels', values, limits)}")
+    _hand_over(values, as_json, out)
 
 
 @bench.command()
@@ -81,6 +83,7 @@ def batch(
     layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
     as_json: JsonOption = False,
+    out: OutOption = None,
     record: Annotated[
         bool, typer.Option("--record", help="Append the rows to perf/results/batch.jsonl.")
     ] = False,
@@ -94,12 +97,12 @@ def batch(
 
     (layer,) = problems_named([problem], PROBLEMS)
     case = Layout.parse(layout), DType.parse(dtype)
+    _check_outputs(out)
     with error_console.status("") as status:
         rows = sweep(layer, size or BATCHES, *case, status.update)
     if record:
         history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
-    if as_json:
-        print_json([vars(row) for row in rows])
+    if _hand_over([vars(row) for row in rows], as_json, out):
         return
     table = Table("batch", "kernel", "ns", "ns a column", "over the longest before")
     for row in rows:
@@ -113,15 +116,16 @@ def batch(
 def predictions(
     dtype: DtypesOption = None,
     as_json: JsonOption = False,
+    out: OutOption = None,
 ) -> None:
     """Compare the planner's predicted times with measured ones over a grid of layers."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf.prediction import WITHIN, compare
 
+    _check_outputs(out)
     with error_console.status("") as status:
         found = compare(_dtypes(dtype), status.update)
-    if as_json:
-        print_json([vars(one) for one in found])
+    if _hand_over([vars(one) for one in found], as_json, out):
         return
     table = Table("layer", "kernel", "predicted ns", "measured ns", "ratio")
     for one in sorted(found, key=lambda one: one.ratio):
@@ -135,14 +139,14 @@ def predictions(
 
 
 @bench.command()
-def spare_lines(as_json: JsonOption = False) -> None:
+def padding(as_json: JsonOption = False, out: OutOption = None) -> None:
     """Time loads from L2 by how many lines are read before one is left out."""
-    from sparsejit.perf.spare_lines import KILOBYTES, SPACINGS, compare
+    from sparsejit.perf.stride_padding import KILOBYTES, SPACINGS, compare
 
+    _check_outputs(out)
     with error_console.status("") as status:
         found = compare(status.update)
-    if as_json:
-        print_json([vars(one) for one in found])
+    if _hand_over([vars(one) for one in found], as_json, out):
         return
     table = Table("lines in a row", *(f"{size} KB" for size in KILOBYTES), title="bytes a cycle")
     for run in SPACINGS:
@@ -157,6 +161,7 @@ def threads(
     problem: ProblemsOption = None,
     dtype: DtypesOption = None,
     as_json: JsonOption = False,
+    out: OutOption = None,
 ) -> None:
     """Time layers on one thread and shared among several, and the barrier between these."""
     require("torch", "scipy", "threadpoolctl")
@@ -165,12 +170,12 @@ def threads(
 
     chosen = problems_named(problem or PROBLEMS, PROBLEMS)
     dtypes, count = _dtypes(dtype), parse_threads(count)
+    _check_outputs(out)
     with error_console.status("") as status:
         meeting = barrier(count)
         found = gains(chosen, count, dtypes, status.update)
-    if as_json:
-        rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
-        print_json({"barrier_ns": meeting, "gains": rows})
+    rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
+    if _hand_over({"barrier_ns": meeting, "gains": rows}, as_json, out):
         return
     table = Table("problem", "dtype", "kernel", "threads", "alone ns", "shared ns", "speed-up")
     for one in found:
@@ -178,6 +183,23 @@ def threads(
         table.add_row(one.problem, one.dtype, one.kernel, str(one.threads), *times)
     console.print(table)
     console.print(f"barrier of {count} threads: {meeting:.0f} ns")
+
+
+def _check_outputs(*files: Path | None) -> None:
+    """Raise InvalidInput for a file that cannot be written, before anything is measured."""
+    for file in files:
+        if file is not None:
+            check_writable(file)
+
+
+def _hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
+    """Write `value` as JSON to a file, to stdout, or both, as asked; whether stdout has it."""
+    if out is not None:
+        with atomic_path(out) as path:
+            path.write_text(json.dumps(value, indent=2) + "\n")
+    if as_json:
+        print_json(value)
+    return as_json
 
 
 def _dtypes(names: list[str] | None) -> tuple[DType, ...]:

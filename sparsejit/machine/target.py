@@ -232,6 +232,16 @@ def _read_machine() -> tuple[str, dict[str, int]]:
     return cpuinfo, read_caches(Path("/sys/devices/system/cpu/cpu0"))
 
 
+def processor_numbers() -> tuple[str, int, int]:
+    """This processor's vendor, family and model number, as CPUID gives them.
+
+    "" and 0 for what is not told. Raises UnsupportedTarget as `Target.detect` does.
+    """
+    fields = _first_processor(_read_machine()[0])
+    family, model = (int(fields.get(name, 0)) for name in ("cpu family", "model"))
+    return fields.get("vendor_id", ""), family, model
+
+
 @lru_cache(maxsize=8)
 def _detect(max_isa: str | None) -> Target:
     cpuinfo, caches = _read_machine()

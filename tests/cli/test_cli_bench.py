@@ -1,13 +1,18 @@
-"""`sparsejit bench kernels`: what it writes, and what it refuses."""
+"""`sparsejit bench`: what it writes, and what it refuses."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_clock import TICK_NS, FakeClock
 from typer.testing import CliRunner
 
 from sparsejit.commands.cli import app
 from sparsejit.errors import InvalidInput
+
+# The chain of dependent additions that tells cycles from nanoseconds.
+CHAIN = 4096
 
 ROW_KEYS = {
     *("problem", "strategy", "dtype", "isa", "M", "N", "nnz", "ns_min", "ns_median"),
@@ -16,19 +21,22 @@ ROW_KEYS = {
 }
 
 
-@pytest.mark.serial
+@pytest.fixture(autouse=True)
+def every_time_is_a_tick(steady_clock: FakeClock) -> Iterator[None]:
+    yield
+
+
 def test_json_rows(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
     plot = tmp_path / "roofline.png"
     arguments = ["bench", "kernels", "--problem", "B", "--strategy", "broadcast"]
-    arguments += ["--dtype", "float32", "--json", str(file), "--plot", str(plot)]
+    arguments += ["--dtype", "float32", "--json", "--plot", str(plot)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    (row,) = json.loads(file.read_text())
+    (row,) = json.loads(result.stdout)
     assert row.keys() >= ROW_KEYS
     assert (row["problem"], row["M"], row["N"]) == ("B", 256, 256)
     assert row["effective_gflops"] == pytest.approx(5 * row["real_gflops"], rel=0.01)
-    assert 0 < row["ns_min"] <= row["ns_median"]
+    assert row["ns_min"] == row["ns_median"] == TICK_NS
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -49,16 +57,39 @@ def test_an_unknown_name_is_refused_before_anything_is_timed(arguments: str, mes
     assert result.output == ""
 
 
-@pytest.mark.serial
+def test_a_file_beside_the_tables(tmp_path: Path) -> None:
+    """The same rows as on stdout with --json, which has tables without."""
+    file = tmp_path / "new folder" / "rows.json"
+    arguments = ["bench", "batch", "--problem", "B", "--size", "2", "--out", str(file)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "ns a column" in shown.stdout
+    (row,) = json.loads(file.read_text())
+    assert (row["problem"], row["batch"], row["ns"]) == ("B", 2, TICK_NS)
+    both = CliRunner().invoke(app, [*arguments, "--json"])
+    assert json.loads(both.stdout) == [row]
+
+
+@pytest.mark.parametrize(
+    "command", ["kernels", "batch", "predictions", "padding", "threads", "check"]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    command: str, tmp_path: Path, steady_clock: FakeClock
+) -> None:
+    result = CliRunner().invoke(app, ["bench", command, "--out", str(tmp_path)])
+    assert isinstance(result.exception, InvalidInput)
+    assert str(tmp_path) in str(result.exception)
+    assert result.stdout == "" and steady_clock.now == 0
+
+
 def test_a_family_without_a_kernel_for_the_problem(tmp_path: Path) -> None:
     arguments = ["bench", "kernels", "--problem", "D16", "--strategy", "lookup"]
-    result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "rows.json")])
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "rows.json")])
     assert isinstance(result.exception, InvalidInput)
     assert "no such kernel" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.serial
 def test_threads_are_compared_with_one() -> None:
     arguments = ["bench", "threads", "--problem", "C95", "--dtype", "float32", "--json"]
     result = CliRunner().invoke(app, arguments)
@@ -66,16 +97,21 @@ def test_threads_are_compared_with_one() -> None:
     found = json.loads(result.stdout)
     (gain,) = found["gains"]
     assert (gain["problem"], gain["threads"]) == ("C95", 2)
-    assert gain["speed_up"] == pytest.approx(gain["ns_alone"] / gain["ns_shared"])
-    assert found["barrier_ns"] > 0
+    assert gain["ns_alone"] == gain["ns_shared"] == TICK_NS
+    assert gain["speed_up"] == 1
+    assert found["barrier_ns"] == 0
 
 
-@pytest.mark.serial
-def test_lines_left_out_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsejit.perf.spare_lines.KILOBYTES", (16, 128))
-    result = CliRunner().invoke(app, ["bench", "spare-lines", "--json"])
+def test_rates_of_padded_lines_count_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All loops take a tick, so eight times the bytes come at eight times the rate, padded or not.
+
+    A cycle is a tick's share of the chain of additions that tells the clock.
+    """
+    monkeypatch.setattr("sparsejit.perf.stride_padding.KILOBYTES", (16, 128))
+    result = CliRunner().invoke(app, ["bench", "padding", "--json"])
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)
     rates = {(row["run"], row["kilobytes"]): row["bytes_a_cycle"] for row in rows}
-    assert rates["all", 16] > rates["all", 128] > 10
-    assert rates["3", 128] > 0.6 * rates["all", 128]
+    assert len(rates) == 2 * 7
+    for (_, kilobytes), rate in rates.items():
+        assert rate == pytest.approx((kilobytes << 10) / CHAIN)

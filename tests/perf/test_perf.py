@@ -12,6 +12,7 @@ from fake_clock import TICK_NS, FakeClock
 
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.ir.sparse_matrix import LANE16
+from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.perf import history, kernels, peers
 from sparsejit.perf.machine import MachineLimits, machine_limits
@@ -239,7 +240,7 @@ def test_the_least_time(flops: int, data_bytes: int, expected: tuple[float, str]
 
 
 def test_results_are_appended_with_their_circumstances(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady_clock: FakeClock
 ) -> None:
     monkeypatch.setattr(history, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(history, "_commit", lambda: "abc-dirty")
@@ -249,6 +250,9 @@ def test_results_are_appended_with_their_circumstances(
     assert (first["problem"], second["problem"]) == ("A", "B")
     assert second["commit"] == "abc-dirty" and second["limits"] == LIMITS.as_dict()
     assert second["machine"] == Target.detect().model
+    assert second["microarchitecture"] == microarchitecture.detect()
+    assert second["clock_ghz"] == 4096 / TICK_NS
+    assert second["rates"]["data"].keys() >= {"L1", "L2", "L3", "memory"}
 
 
 def test_results_outside_a_checkout_are_refused(

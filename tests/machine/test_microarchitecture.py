@@ -1,0 +1,51 @@
+"""Cores by the numbers of CPUID: those that were measured, and those that nobody knows."""
+
+import pytest
+
+from sparsejit.machine import microarchitecture, target
+from sparsejit.machine.microarchitecture import (
+    _ROWS,
+    MICROARCHITECTURES,
+    UNKNOWN,
+    microarchitecture_of,
+)
+from sparsejit.machine.target import processor_numbers
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "key"),
+    [
+        ("AuthenticAMD", 26, 2, "zen5"),  # EPYC 9005
+        ("AuthenticAMD", 26, 0x44, "zen5"),  # Ryzen 9000
+        ("AuthenticAMD", 26, 0x50, UNKNOWN),  # what comes after
+        ("AuthenticAMD", 25, 0x11, "zen4"),
+        ("AuthenticAMD", 25, 1, "zen3"),
+        ("GenuineIntel", 6, 143, "golden_cove"),  # Sapphire Rapids
+        ("GenuineIntel", 6, 207, "golden_cove"),  # Emerald Rapids
+        ("GenuineIntel", 6, 85, "skylake"),
+        ("GenuineIntel", 6, 63, "haswell"),
+        ("GenuineIntel", 6, 28, UNKNOWN),
+        ("GenuineIntel", 26, 2, UNKNOWN),
+        ("", 0, 0, UNKNOWN),
+    ],
+)
+def test_known_numbers(vendor: str, family: int, model: int, key: str) -> None:
+    assert microarchitecture_of(vendor, family, model) == key
+    assert key in MICROARCHITECTURES
+
+
+def test_no_processor_is_two() -> None:
+    seen = [(row.vendor, row.family, model) for row in _ROWS for model in row.models]
+    assert len(set(seen)) == len(seen)
+
+
+def test_this_machine_has_one() -> None:
+    vendor, family, model = processor_numbers()
+    assert vendor and family > 0 and model >= 0
+    assert microarchitecture.detect() == microarchitecture_of(vendor, family, model)
+
+
+def test_a_processor_that_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_read_machine", lambda: ("flags\t: avx2 fma avx\n", {}))
+    assert processor_numbers() == ("", 0, 0)
+    assert microarchitecture.detect() == UNKNOWN
