@@ -40,12 +40,17 @@ def batch_peers_for(
     `output()` of each returns y in `layout`.
     """
     peers, skipped = [], {}
-    for name, make in _MAKERS.items():
+    for name in _MAKERS:
         try:
-            peers.append(make(name, weights, x, layout))
+            peers.append(make_batch_peer(name, weights, x, layout))
         except MissingDependency as problem:
             skipped[name] = str(problem)
     return peers, skipped
+
+
+def make_batch_peer(name: str, weights: FloatArray, x: FloatArray, layout: Layout) -> Peer:
+    """The peer of that name; raises MissingDependency where it is absent."""
+    return _MAKERS[name](name, weights, x, layout)
 
 
 def _torch_linear(name: str, weights: FloatArray, x: FloatArray, layout: Layout) -> Peer:

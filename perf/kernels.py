@@ -4,8 +4,8 @@ Every output is compared with a float64 product before anything is timed. Kernel
 are timed in a native loop, Python libraries (and, besides, our own call from Python) in a Python
 loop; see `timing.py`.
 
-A kernel whose data is in L2 varies by up to 1.5x with where its pages happen to lie (DESIGN
-section 4), so each kernel is timed at several places and the median over places is its figure.
+A kernel whose data is in L2 varies by up to 1.5x with where its pages happen to lie, so each kernel
+is timed at several places, and the median over places is its figure.
 """
 
 import statistics
@@ -188,7 +188,7 @@ def _compare(
 
 
 def _time_peer(peer: Peer, exact: npt.NDArray[np.float64]) -> PeerTime:
-    error = _checked_error(peer.name, peer.output(), exact)
+    error = checked_error(peer.name, peer.output(), exact)
     timing = peer.time()
     return PeerTime(peer.name, peer.call, timing.min_ns, timing.median_ns, error)
 
@@ -203,7 +203,7 @@ def _measure(
 ) -> Row:
     exact = reference.product(kernel.spec, matrix, x)
     y = aligned(np.empty_like(exact, np.float32))
-    error = _checked_error(kernel.strategy, kernel(x, out=y), exact)
+    error = checked_error(kernel.strategy, kernel(x, out=y), exact)
     places = time_at_places(kernel, x)
     ns_min = median_of_least(places)
     stats = kernel.stats
@@ -253,7 +253,7 @@ def kernel_time(weights: FloatArray) -> tuple[str, float]:
     x = aligned(np.random.default_rng(0).standard_normal((weights.shape[1],), np.float32))
     kernel = compile_matrix(weights)
     exact = reference.product(kernel.spec, SparseMatrix(weights), x)
-    _checked_error(kernel.strategy, kernel(x), exact)
+    checked_error(kernel.strategy, kernel(x), exact)
     return kernel.strategy, median_of_least(time_at_places(kernel, x))
 
 
@@ -265,8 +265,8 @@ def exact_product(weights: FloatArray, x: FloatArray, layout: Layout) -> npt.NDA
     return np.asarray(values @ matrix.T)
 
 
-def _checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:
-    """The largest absolute error, if it is tolerable."""
+def checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:
+    """The largest absolute error of y; raises CompileError where it is not tolerable."""
     error = float(np.abs(y - exact).max())
     bound = LARGEST_RELATIVE_ERROR * float(np.abs(exact).max())
     if not error <= bound:

@@ -53,6 +53,11 @@ class MachineLimits:
 
 @cache
 def machine_limits(target: Target) -> MachineLimits:
+    """What `measure_limits` found the first time it was asked."""
+    return measure_limits(target)
+
+
+def measure_limits(target: Target) -> MachineLimits:
     """Measure this core at the target's vector width. Takes about a second."""
     l3_bytes = min(target.l3_bytes // 2, 4 * target.l2_bytes)
     return MachineLimits(

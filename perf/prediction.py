@@ -46,7 +46,7 @@ def grid(dtypes: tuple[DType, ...] = tuple(DType)) -> Iterator[tuple[Problem, DT
         for sparsity in SPARSITIES:
             for pattern in PATTERNS[: 1 if sparsity == 0 else None]:
                 for dtype in dtypes:
-                    yield _problem(shape, sparsity, pattern), dtype
+                    yield layer(shape, sparsity, pattern), dtype
 
 
 def compare(
@@ -56,23 +56,27 @@ def compare(
     predictions = []
     for problem, dtype in grid(dtypes):
         progress(f"{problem.name} {dtype.value}")
-        kernel = compile_matrix(problem.weights(), dtype=dtype)
-        times = time_at_places(kernel, problem.input(), _PLACES)
-        chosen = kernel.plan.chosen
-        predictions.append(
-            Prediction(
-                (problem.out_features, problem.in_features),
-                problem.sparsity,
-                problem.pattern.name,
-                dtype.value,
-                chosen.template.name,
-                chosen.cost.ns,
-                median_of_least(times),
-            )
-        )
+        predictions.append(predict_and_time(problem, dtype))
     return predictions
 
 
-def _problem(shape: tuple[int, int], sparsity: float, pattern: Pattern) -> Problem:
+def predict_and_time(problem: Problem, dtype: DType) -> Prediction:
+    """Compile one layer as the planner chooses, and time it at several places in memory."""
+    kernel = compile_matrix(problem.weights(), dtype=dtype)
+    times = time_at_places(kernel, problem.input(), _PLACES)
+    chosen = kernel.plan.chosen
+    return Prediction(
+        (problem.out_features, problem.in_features),
+        problem.sparsity,
+        problem.pattern.name,
+        dtype.value,
+        chosen.template.name,
+        chosen.cost.ns,
+        median_of_least(times),
+    )
+
+
+def layer(shape: tuple[int, int], sparsity: float, pattern: Pattern) -> Problem:
+    """One layer of the grid: its shape is (out, in)."""
     name = f"{shape[0]} x {shape[1]}, {sparsity:.0%} zero, {pattern.name}"
     return Problem(name, *shape, sparsity, pattern, seed=1)

@@ -185,6 +185,43 @@ def threads(
     console.print(f"barrier of {count} threads: {meeting:.0f} ns")
 
 
+@bench.command()
+def check(
+    subject: Annotated[
+        list[str] | None,
+        typer.Option("--claim", help="What is claimed: A, speech, ...; repeatable. Default: all."),
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> None:
+    """Hold the project's claims of speed to this machine; exit status 1 where one fails."""
+    require("torch", "scipy", "threadpoolctl")
+    from sparsejit.machine import microarchitecture
+    from sparsejit.perf import check as checking
+    from sparsejit.perf.check_report import claims_table
+    from sparsejit.perf.claims import CLAIMS, claims_of
+
+    chosen = claims_of(subject) if subject else CLAIMS
+    _check_outputs(out)
+    with error_console.status("") as status:
+        outcomes = checking.check(chosen, status.update)
+    target, core, holds = Target.detect(), microarchitecture.detect(), checking.all_hold(outcomes)
+    value = {
+        "machine": target.model,
+        "microarchitecture": core,
+        "isa": target.isa,
+        "holds": holds,
+        "claims": [outcome.as_dict() for outcome in outcomes],
+    }
+    if not _hand_over(value, as_json, out):
+        console.print(claims_table(outcomes))
+        measured = [outcome for outcome in outcomes if outcome.ratio is not None]
+        held = sum(outcome.verdict == checking.HOLDS for outcome in measured)
+        console.print(f"{held} of {len(measured)} claims hold on this {core} core, {target.isa}")
+    if not holds:
+        raise typer.Exit(1)
+
+
 def _check_outputs(*files: Path | None) -> None:
     """Raise InvalidInput for a file that cannot be written, before anything is measured."""
     for file in files:

@@ -206,10 +206,10 @@ def test_mkl_failures_are_not_mistaken_for_results() -> None:
 def test_a_wrong_output_is_not_timed() -> None:
     exact = np.array([1.0, -2.0])
     good = np.array([1.0 + 1e-6, -2.0], np.float32)
-    assert kernels._checked_error("kernel", good, exact) == pytest.approx(1e-6, rel=0.1)
+    assert kernels.checked_error("kernel", good, exact) == pytest.approx(1e-6, rel=0.1)
     for wrong in ([1.0, -2.001], [np.nan, -2.0]):
         with pytest.raises(CompileError, match="kernel: largest error"):
-            kernels._checked_error("kernel", np.array(wrong, np.float32), exact)
+            kernels.checked_error("kernel", np.array(wrong, np.float32), exact)
 
 
 @pytest.mark.parametrize("isa", ISA_LEVELS)

@@ -1,0 +1,39 @@
+"""What came of the claims, for people: a rich table."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from sparsejit.perf.check import FAILS, HOLDS, Outcome
+
+_STYLES = {HOLDS: "", FAILS: "bold red"}
+
+
+def claims_table(outcomes: Iterable[Outcome]) -> Table:
+    """Every claim with what was measured of it; "~" marks rounds that never agreed."""
+    table = Table(title="claims of speed, as ratios", title_justify="left")
+    for column in ("claim", "dtype", "against", "for"):
+        table.add_column(column)
+    for column in ("least", "measured", "spread", "repeats"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(*_claim_cells(outcome), style=_STYLES.get(outcome.verdict, "dim"))
+    return table
+
+
+def _claim_cells(outcome: Outcome) -> tuple[str, ...]:
+    claim = outcome.claim
+    measured = "" if outcome.ratio is None else f"{outcome.ratio:.2f}"
+    spread = "" if outcome.spread is None else f"{'~' if outcome.noisy else ''}{outcome.spread:.0%}"
+    return (
+        f"{claim.subject}{f', batch {claim.batch}' if claim.batch > 1 else ''}",
+        claim.dtype,
+        claim.against,
+        " ".join(filter(None, (claim.microarchitecture, claim.isa))) or "any",
+        f"{claim.least:.2f}",
+        measured,
+        spread,
+        str(outcome.repeats) if measured else "",
+        outcome.verdict,
+    )

@@ -1,0 +1,140 @@
+"""What is claimed of speed, as data: `sparsejit bench check` measures every row that applies.
+
+All are ratios of two things measured in the same run, which travel between machines better than
+times. The least ratios lie well below what was measured, since clocks, memory and neighbours vary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparsejit.errors import InvalidInput
+from sparsejit.perf.problems import ALL_PROBLEMS
+
+MKL_CSR = "MKL CSR"
+PREDICTED, ONE_THREAD = "the predicted choice", "one thread"
+_RECORDED = "perf/results/kernels.jsonl"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`subject` is at least `least` times as good as `against`, where it applies.
+
+    subject: a problem's name, whose kernel strategy="auto" picks, or one of `contests.CONTESTS`.
+    against: a peer's name, or what a contest compares with.
+    microarchitecture, isa: where it is claimed; None is everywhere.
+    source: what the least ratio was taken from.
+    """
+
+    subject: str
+    against: str
+    least: float
+    source: str
+    dtype: str = "float32"
+    microarchitecture: str | None = None
+    isa: str | None = None
+
+    @property
+    def batch(self) -> int:
+        """Columns of x."""
+        return ALL_PROBLEMS[self.subject].batch if self.subject in ALL_PROBLEMS else 1
+
+    def applies(self, microarchitecture: str, isa: str) -> bool:
+        """Whether it is claimed of this core, used up to this level."""
+        return self.microarchitecture in (None, microarchitecture) and self.isa in (None, isa)
+
+
+def _over_mkl_csr(
+    microarchitecture: str, isa: str, source: str, least: dict[tuple[str, str], float]
+) -> list[Claim]:
+    return [
+        Claim(subject, MKL_CSR, ratio, source, dtype, microarchitecture, isa)
+        for (subject, dtype), ratio in least.items()
+    ]
+
+
+_ZEN5 = {
+    ("A", "float32"): 6.0,
+    ("A", "bfloat16"): 6.0,
+    ("A", "float16"): 6.0,
+    ("A", "int8"): 14.0,
+    ("B", "float32"): 6.0,
+    ("C90", "float32"): 2.5,
+    ("C90", "int8"): 8.0,
+    ("C95", "float32"): 3.0,
+    ("C95", "int8"): 8.0,
+    ("G95", "float32"): 2.0,
+    ("E", "float32"): 2.0,
+    ("1x16", "float32"): 6.0,
+    ("A-lane", "float32"): 9.0,
+    ("D16", "float32"): 3.5,
+    ("D64", "float32"): 3.5,
+}
+
+# Measured with neighbours on the machine: A 8.9, B 5.2, C90 4.9, C95 2.4, G95 2.5, D64 1.3.
+_GOLDEN_COVE = {
+    ("A", "float32"): 6.0,
+    ("A", "bfloat16"): 6.0,
+    ("A", "float16"): 6.0,
+    ("A", "int8"): 11.0,
+    ("B", "float32"): 3.5,
+    ("C90", "float32"): 3.0,
+    ("C90", "int8"): 8.0,
+    ("C95", "float32"): 1.7,
+    ("C95", "int8"): 7.0,
+    ("G95", "float32"): 1.6,
+    ("1x16", "float32"): 2.8,
+    ("A-lane", "float32"): 5.5,
+    ("D16", "float32"): 2.0,
+    ("D64", "float32"): 1.0,
+}
+
+_MEASURED_HERE = "Emerald Rapids, shared virtual machine, November 2026"
+_TESTS = "what the tests held until November 2026"
+
+# Of the rest of the runtime, on any core that has AVX2 but where one is named.
+_OF_THE_REST = (
+    Claim("A", PREDICTED, 0.9, _TESTS),
+    Claim("C95", PREDICTED, 0.9, _TESTS),
+    Claim("C90", ONE_THREAD, 1.2, "docs/threads.md", microarchitecture="zen5", isa="avx512"),
+    Claim("C90", ONE_THREAD, 1.2, _MEASURED_HERE, microarchitecture="golden_cove", isa="avx512"),
+    Claim("four threads on one core", ONE_THREAD, 0.05, _TESTS),
+    Claim("idle workers", "one busy core", 4.0, _TESTS),
+    Claim("a call from Python", "numpy's of the same size", 0.8, _MEASURED_HERE),
+    Claim("a bound call", "an empty call and the kernel", 0.5, _MEASURED_HERE),
+    Claim("each cache", "the next one out", 1.0, _TESTS),
+    Claim("padded lines from L2", "all lines", 0.6, _TESTS),
+    Claim("ten times the work", "ten times the time", 0.8, _TESTS),
+    Claim("the worst prediction", "its measurement", 0.2, _TESTS),
+    Claim(
+        *("predictions within 1.5x", "all predictions", 0.8, "docs/kernels.md"),
+        microarchitecture="zen5",
+        isa="avx512",
+    ),
+    Claim(
+        *("a larger batch's time", "the longest before", 0.9, "perf/results/batch.jsonl"),
+        microarchitecture="zen5",
+        isa="avx512",
+    ),
+    Claim("a larger batch's time", "the longest before", 0.6, _MEASURED_HERE),
+    Claim("a network at 95 %", "itself dense", 2.0, _TESTS),
+    Claim("a network pruned for time", "its budget", 0.8, _TESTS),
+    Claim("speech", "real time", 10.0, "README.md", microarchitecture="zen5", isa="avx512"),
+    Claim("speech", "real time", 1.0, _MEASURED_HERE),
+    Claim("speech", "torch eager", 5.0, _TESTS, isa="avx512"),
+)
+
+CLAIMS = (
+    *_over_mkl_csr("zen5", "avx512", _RECORDED, _ZEN5),
+    *_over_mkl_csr("golden_cove", "avx512", _MEASURED_HERE, _GOLDEN_COVE),
+    *_OF_THE_REST,
+)
+
+
+def claims_of(subjects: Iterable[str], among: Iterable[Claim] = CLAIMS) -> list[Claim]:
+    """The claims of these subjects; raises InvalidInput for a subject of which none is made."""
+    among, subjects = list(among), list(subjects)
+    known = dict.fromkeys(claim.subject for claim in among)
+    for subject in subjects:
+        if subject not in known:
+            raise InvalidInput(f"nothing is claimed of {subject!r}; use one of {', '.join(known)}")
+    return [claim for claim in among if claim.subject in subjects]

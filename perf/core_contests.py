@@ -1,0 +1,154 @@
+"""Contests of whole parts: caches, the timer, predictions, batches, pruned models, the voice."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from sparsejit.api import compile_matrix
+from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED
+from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.target import Target
+from sparsejit.perf.batch_sweep import sweep
+from sparsejit.perf.machine import measure_limits
+from sparsejit.perf.prediction import Prediction, layer, predict_and_time
+from sparsejit.perf.problems import PROBLEMS
+from sparsejit.perf.stride_padding import SPACINGS, straight_line_bandwidth
+from sparsejit.perf.synthesis import time_synthesis
+from sparsejit.planner.calibration import least_ns
+from sparsejit.prune import Pruner, in_model
+from sparsejit.voice.bundled import bundled_utterance
+from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import rcx
+
+# Measures both sides once; how many times better the first was.
+Round = Callable[[], float]
+
+_PADDED_BYTES = 128 << 10
+_BATCHES = (2, 16, 17, 40, 63, 64)
+
+
+def _nearer_caches() -> Round:
+    """The least of L1 over L2, L2 over L3, and L3 over memory, in bytes a nanosecond."""
+
+    def one_round() -> float:
+        limits = measure_limits(Target.detect())
+        rates = (
+            *(limits.l1_bytes_per_ns, limits.l2_bytes_per_ns, limits.l3_bytes_per_ns),
+            limits.memory_bytes_per_ns,
+        )
+        return min(near / far for near, far in pairwise(rates))
+
+    return one_round
+
+
+def _padded_lines() -> Round:
+    """Lines from L2 in runs of three against all in a row: what is left out costs no time."""
+    target = Target.detect()
+    return lambda: (
+        straight_line_bandwidth(target, _PADDED_BYTES, SPACINGS["3"])
+        / straight_line_bandwidth(target, _PADDED_BYTES, SPACINGS["all"])
+    )
+
+
+def _timer() -> Round:
+    """Ten times as many dependent multiplications take ten times as long: 1 if exactly so."""
+    target = Target.detect()
+
+    def chain(count: int) -> Callable[[Assembler], None]:
+        # rcx, unlike rax, is not set by the timing loop: else successive calls would overlap.
+        return lambda asm: asm.stamp(count, [line("imul", rcx, rcx)])
+
+    return lambda: _agreement(least_ns(target, chain(1000)) / least_ns(target, chain(100)) / 10)
+
+
+def _agreement(ratio: float) -> float:
+    """1 where two figures are the same, less the more they differ, whichever is larger."""
+    return min(ratio, 1 / ratio)
+
+
+def _predictions(worst: bool) -> Round:
+    """Float32 layers of 256 x 256 and 1024 x 1024: the worst prediction, or the share within 1.5.
+
+    The worst counts as predicted over measured, or the reciprocal, whichever is less.
+    """
+
+    def one_round() -> float:
+        found = [
+            predict_and_time(layer(shape, sparsity, pattern), DType.FLOAT32)
+            for shape in ((256, 256), (1024, 1024))
+            for sparsity in (0.8, 0.95)
+            for pattern in (UNSTRUCTURED, BLOCK_1X8, BLOCK_1X16)
+        ]
+        return _worst(found) if worst else sum(one.within for one in found) / len(found)
+
+    return one_round
+
+
+def _worst(predictions: list[Prediction]) -> float:
+    return min(_agreement(one.ratio) for one in predictions)
+
+
+def _larger_batches() -> Round:
+    """The least of each batch's time over the longest of the smaller ones: below 1 is a cliff."""
+
+    def one_round() -> float:
+        rows = sweep(PROBLEMS["A"], _BATCHES, Layout.FEATURE_MAJOR)
+        return min(row.growth for row in rows)
+
+    return one_round
+
+
+def _network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 16)]
+    return nn.Sequential(*layers)
+
+
+def _us(model: nn.Module) -> float:
+    """Microseconds of all matrices of a model, one after another."""
+    weights = [p.detach().numpy() for p in model.parameters() if p.ndim == 2]
+    return in_model.us_in_turn([compile_matrix(weight) for weight in weights])
+
+
+def _pruned_model() -> Round:
+    """A small network at 95 % zeros against itself dense."""
+    dense, pruned = _network(), _network()
+    Pruner(0.95, targets="*.weight").prepare(pruned)
+    return lambda: _us(dense) / _us(pruned)
+
+
+def _pruned_to_a_budget() -> Round:
+    """The budget, half of what the dense network takes, against what the pruned one takes."""
+    model = _network()
+    budget = _us(model) / 2
+    Pruner(budget_us=budget, targets="*.weight").prepare(model)
+    return lambda: budget / _us(model)
+
+
+def _speech(over_torch: bool) -> Round:
+    """Seconds of speech a second of computing, or times faster than torch eager."""
+    voice, mel = WaveRNN.from_pretrained(), bundled_utterance().mel
+
+    def one_round() -> float:
+        times = time_synthesis(voice, mel, repeats=1)
+        return times.speed_up if over_torch else times.real_time_factor
+
+    return one_round
+
+
+# By what is claimed to be better than what.
+CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
+    ("each cache", "the next one out"): _nearer_caches,
+    ("padded lines from L2", "all lines"): _padded_lines,
+    ("ten times the work", "ten times the time"): _timer,
+    ("the worst prediction", "its measurement"): lambda: _predictions(worst=True),
+    ("predictions within 1.5x", "all predictions"): lambda: _predictions(worst=False),
+    ("a larger batch's time", "the longest before"): _larger_batches,
+    ("a network at 95 %", "itself dense"): _pruned_model,
+    ("a network pruned for time", "its budget"): _pruned_to_a_budget,
+    ("speech", "real time"): lambda: _speech(over_torch=False),
+    ("speech", "torch eager"): lambda: _speech(over_torch=True),
+}
