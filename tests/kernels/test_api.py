@@ -79,7 +79,7 @@ def test_stats_count_what_was_built(kernel: sparsejit.Kernel) -> None:
     assert stats["nnz"] == np.count_nonzero(sparse_weights())
     assert (stats["out_features"], stats["in_features"]) == (20, 30)
     assert stats["isa"] == Target.detect().isa
-    assert stats["code_bytes"] > 0 and stats["compile_ms"] > 0
+    assert stats["code_bytes"] > 0 and stats["compile_ms"]
 
 
 def test_disassembly_shows_code_and_literals() -> None:
