@@ -24,7 +24,7 @@ A_TIME = "a time in ns"
 MEASURED = {
     *("min_ns", "median_ns", "ns_min", "ns_median", "ns_python", "ns_by_place", "measured_ns"),
     *("ns_alone", "ns_shared", "barrier_ns", "kernel_ns", "us_min", "us_median", "us_torch"),
-    *("in_turn_us", "in_turn_ns", "compile_ms", "speed_up", "real_time_factor", "growth"),
+    *("measured_us", "planned_us", "in_turn_us", "in_turn_ns", "compile_ms", "speed_up", "real_time_factor", "growth"),
     *("bytes_a_cycle", "cycles_per_ns", "clock_ghz", "fma_gflops", "real_gflops"),
     *("effective_gflops", "l1_bytes_per_ns", "l2_bytes_per_ns", "l3_bytes_per_ns"),
     *("memory_bytes_per_ns", "elapsed"),
@@ -36,7 +36,8 @@ MEASURING = {
     *("time_native", "time_in_turn", "time_copies", "time_python", "time_at_places"),
     *("median_of_least", "least_ns", "load_bandwidth", "time_synthesis", "us_in_turn"),
 }
-# What makes times known: what a test that takes one of these compares is exact.
+# What makes times known: a test that takes one of these compares what is exact. So does one that is
+# marked as reading recordings.
 FAKES = {"steady_clock", "fake_clock", "pretended"}
 
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -87,6 +88,7 @@ def _orders(tree: ast.AST, known: bool) -> Iterator[tuple[int, str]]:
 def _orders_of(node: ast.AST, known: bool, measured: set[str]) -> Iterator[tuple[int, str]]:
     if isinstance(node, ast.FunctionDef):
         known = known or any(argument.arg in FAKES for argument in node.args.args)
+        known = known or any("mark.recordings" in ast.unparse(one) for one in node.decorator_list)
     if isinstance(node, ast.Compare) and not known:
         words = {word for part in (node.left, *node.comparators) for word in _words(part)}
         if any(isinstance(one, _ORDERS) for one in node.ops) and words & measured:

@@ -55,6 +55,7 @@ def test_what_looks_at_a_clock_is_found(snippet: str) -> None:
         "import time\ntime.sleep(0)",
         "def test(steady_clock) -> None:\n    assert row['measured_ns'] <= 5",
         "def test() -> None:\n    assert row['measured_ns'] == TICK_NS",
+        "@pytest.mark.recordings\ndef test() -> None:\n    assert row['measured_ns'] <= 5",
         "def test() -> None:\n    assert predicted.cost.ns < 25",
         "assert {'torch', 'MKL'} <= row['speed_up'].keys()",
         "process.communicate(timeout=300)",

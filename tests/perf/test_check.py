@@ -35,13 +35,24 @@ def claim_with(least: float) -> Claim:
     return Claim("A", MKL_CSR, least, "a test")
 
 
-@pytest.mark.parametrize(("least", "verdict"), [(2.05, HOLDS), (2.06, FAILS)])
-def test_the_median_of_calm_rounds_decides(least: float, verdict: str) -> None:
+def test_the_median_of_calm_rounds_decides() -> None:
     """One round that something disturbed is no noise."""
     contest, left = scripted(CALM, CALM)
-    outcome = judge(claim_with(least), contest)
-    assert (outcome.verdict, outcome.ratio, outcome.repeats) == (verdict, 2.05, 0)
+    outcome = judge(claim_with(2.05), contest)
+    assert (outcome.verdict, outcome.ratio, outcome.repeats) == (HOLDS, 2.05, 0)
     assert outcome.spread == pytest.approx(0.1 / 2.1) and not outcome.noisy
+    assert len(list(left)) == ROUNDS
+
+
+def test_a_claim_fails_only_where_it_fails_every_time() -> None:
+    """As where a neighbour spoilt all rounds of an attempt."""
+    slow = [0.9 * ratio for ratio in CALM]
+    contest, left = scripted(slow, slow, CALM, CALM)
+    outcome = judge(claim_with(2.05), contest)
+    assert (outcome.verdict, outcome.ratio, outcome.repeats) == (HOLDS, 2.05, 2)
+    contest, left = scripted(slow, CALM, slow, NOISY, CALM)
+    outcome = judge(claim_with(2.06), contest)
+    assert (outcome.verdict, outcome.ratio, outcome.repeats) == (FAILS, 2.05, 3)
     assert len(list(left)) == ROUNDS
 
 
@@ -61,7 +72,7 @@ def test_of_rounds_that_never_agree_the_calmest_decide() -> None:
 
 
 def test_rounds_of_nothing_agree() -> None:
-    contest, _ = scripted([0.0] * ROUNDS)
+    contest, _ = scripted(*[[0.0] * ROUNDS] * 4)
     assert judge(claim_with(0.5), contest).verdict == FAILS
 
 

@@ -80,12 +80,14 @@ def test_what_is_recorded_is_not_run_again(short, tmp_path, monkeypatch):
     assert second[0]["commit"] == "abc" and second[0]["machine"]
 
 
+@pytest.mark.recordings
 def test_the_recorded_study_is_whole(recorded):
     found = [study.Cell.of(row) for row in recorded]
     assert len(found) == len(set(found))
     assert set(found) == set(study.cells(study.TASKS, study.SEEDS))
 
 
+@pytest.mark.recordings
 @pytest.mark.parametrize("task", study.TASKS)
 @pytest.mark.parametrize("pattern", GOALS)
 def test_gradual_pruning_to_90_percent_keeps_the_accuracy(recorded, task, pattern):
@@ -139,6 +141,7 @@ def test_the_best_method_is_not_the_random_mask():
     assert report.Study(rows).best_method("images", "1x8") == "rewinding"
 
 
+@pytest.mark.recordings
 def test_the_page_shows_the_recorded_tables(recorded, tmp_path):
     tables = report.markdown(report.Study(recorded), history.read_rows(report.KERNELS))
     page = (Path(__file__).parents[2] / "docs" / "pruning.md").read_text()

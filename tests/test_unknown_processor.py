@@ -1,0 +1,121 @@
+"""A processor that nobody has tuned anything for: kernels are right, whatever is planned for it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import unknown_processor
+from matvec_checks import block_weights
+
+import sparsejit
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.target import Target
+
+# Bytes of L1d, L1i, L2 and L3: tiny, of odd sizes, and all in one.
+CACHES = {
+    "tiny": (8 << 10, 8 << 10, 64 << 10, 256 << 10),
+    "odd": (40 << 10, 24 << 10, 768 << 10, 6 << 20),
+    "huge": (1 << 20, 1 << 20, 64 << 20, 1 << 30),
+}
+# Beyond the tiny L2, the odd L1d, and neither of the huge ones.
+SHAPES = [(37, 53), (400, 300)]
+
+
+def unknown(caches: str) -> Target:
+    l1d, l1i, l2, l3 = CACHES[caches]
+    sizes = {"l1d_bytes": l1d, "l1i_bytes": l1i, "l2_bytes": l2, "l3_bytes": l3}
+    return replace(Target.detect(), model=f"unknown, {caches} caches", **sizes)
+
+
+def families(table: Iterable[Any]) -> list[tuple[str, DType]]:
+    """Every family of a table, and automatic choice, by the dtypes this machine has them for."""
+    rows = [row for row in table if row.made_for(Target.detect())]
+    found = [(name, row.dtype) for row in rows for name in ("auto", row.family)]
+    return list(dict.fromkeys(found))
+
+
+def check(kernel: sparsejit.Kernel, weights: np.ndarray, x: np.ndarray) -> None:
+    matrix = SparseMatrix(weights)
+    exact = reference.product(kernel.spec, matrix, x)
+    np.testing.assert_allclose(kernel(x), exact, atol=1e-5 * float(np.abs(exact).max()))
+
+
+@pytest.mark.parametrize("caches", CACHES)
+@pytest.mark.parametrize(("strategy", "dtype"), families(MATVEC_TEMPLATES))
+def test_every_family_computes_the_product(caches: str, strategy: str, dtype: DType) -> None:
+    for shape in SHAPES:
+        weights = block_weights(shape, 0.2, 8)
+        x = np.random.default_rng(0).standard_normal(shape[1]).astype(np.float32)
+        scale = float(np.abs(x).max()) / 127 if dtype is DType.INT8 else None
+        kernel = sparsejit.compile_matrix(
+            weights,
+            dtype=dtype.value,
+            strategy=strategy,
+            target=unknown(caches),
+            input_scale=scale,
+        )
+        check(kernel, weights, x)
+
+
+@pytest.mark.parametrize("caches", CACHES)
+@pytest.mark.parametrize(("strategy", "dtype"), families(MATMUL_TEMPLATES))
+@pytest.mark.parametrize("layout", Layout)
+def test_every_family_computes_a_batch(
+    caches: str, strategy: str, dtype: DType, layout: Layout
+) -> None:
+    weights = block_weights((60, 80), 0.2, 1)
+    kernel = sparsejit.compile_matrix(
+        weights,
+        batch=18,
+        layout=layout,
+        dtype=dtype.value,
+        strategy=strategy,
+        target=unknown(caches),
+        input_scale=0.05 if dtype is DType.INT8 else None,
+    )
+    x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
+    check(kernel, weights, x)
+
+
+QUESTIONS = """
+from sparsejit.machine import microarchitecture
+from sparsejit.machine.target import Target
+target = Target.detect()
+print(target.model, target.l1d_bytes, target.l1i_bytes, target.l2_bytes, target.l3_bytes)
+print(microarchitecture.detect(), target.isa)
+"""
+
+
+def test_other_processes_see_the_same_processor() -> None:
+    """As in a whole run with --unknown-processor."""
+    tests = Path(__file__).parent
+    folders = (tests / "unknown_processor_start", tests.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", QUESTIONS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    target = Target.detect()
+    sizes = " ".join(str(size) for size in unknown_processor.CACHES.values())
+    assert done.stdout.splitlines() == [
+        f"{unknown_processor.NAME} {sizes}",
+        f"generic {target.isa}",
+    ]
+
+
+def test_a_run_with_an_unknown_processor_is_one(request: pytest.FixtureRequest) -> None:
+    seen = Target.detect().model == unknown_processor.NAME
+    assert seen is request.config.getoption("--unknown-processor")
