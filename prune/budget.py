@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -12,7 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.prune.frontier import Frontier, Options, frontier
 from sparsejit.prune.latency import LatencyTable, check_tradable, time_in_turn
-from sparsejit.prune.measured import measurement_file, recall, remember
+from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import Pattern
 from sparsejit.prune.prunable import FloatArray, Prunable
 
@@ -121,10 +122,9 @@ def spend(
     digests = [layer.digest() for layer in layers.values()]
     curve = (best.times.tobytes().hex(), best.losses.tobytes().hex())
     file = measurement_file("choice", str(budget_us), table.dtype, pattern, *digests, *curve)
-    try:
-        state, us = recall(file)
-    except (TypeError, ValueError):
-        state, us = _settle(best, budget_us, measure)
+    kept = _checked(recall(file), len(best.times))
+    state, us = kept or _settle(best, budget_us, measure)
+    if kept is None:
         remember(file, (state, us))
     scale = us / best.times[state]
     uniform_times, uniform_losses = _uniform(options, grids)
@@ -138,6 +138,14 @@ def spend(
         uniform_times * scale,
         uniform_losses,
     )
+
+
+def _checked(stored: Any, states: int) -> tuple[int, float] | None:
+    """What a file holds, if it is a state and its time; else None."""
+    match stored:
+        case [state, us] if type(state) is int and 0 <= state < states and is_time(us):
+            return state, us
+    return None
 
 
 def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -> tuple[int, float]:

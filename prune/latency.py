@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE
@@ -15,7 +16,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.prune import in_model
 from sparsejit.prune.amounts import check_amount
-from sparsejit.prune.measured import measurement_file, recall, remember
+from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.prune.targets import Target as Targets
@@ -127,14 +128,31 @@ def measured_latencies(
     grid = sorted(set(amounts))
     digests = (f"{name} {layer.digest()}" for name, layer in layers.items())
     file = measurement_file("latency", pattern.name, str(grid), dtype, *digests)
-    try:
-        rows = tuple(Latency(**row) for row in recall(file))
-    except TypeError:
-        rows = ()
-    if {row.name for row in rows} != set(layers):
+    rows = _checked(recall(file), layers, pattern, grid)
+    if rows is None:
         rows = tuple(_measure(layers, pattern.name, grid, dtype))
         remember(file, [asdict(row) for row in rows])
     return LatencyTable(rows, dtype, Target.detect().model)
+
+
+def _checked(
+    stored: Any, layers: Mapping[str, Prunable], pattern: Pattern, grid: Sequence[float]
+) -> tuple[Latency, ...] | None:
+    """What a file holds, if it is the rows that would be measured; else None."""
+    expected = {
+        (name, pattern.name, min(amount, layer.largest_amount))
+        for name, layer in layers.items()
+        for amount in grid
+    }
+    try:
+        rows = tuple(Latency(**row) for row in stored)
+        found = {(row.name, row.pattern, row.amount) for row in rows}
+        texts = {type(row.kernel) for row in rows} <= {str}
+        counts = {type(row.nnz) for row in rows} <= {int}
+    except TypeError:
+        return None
+    right = found == expected and len(rows) == len(expected) and texts and counts
+    return rows if right and all(is_time(row.us) for row in rows) else None
 
 
 def check_tradable(pattern: Pattern) -> None:

@@ -1,13 +1,12 @@
 """What was measured on this machine earlier, kept in files of the user's cache directory."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from sparsejit.files import atomic_path
+from sparsejit.errors import DamagedFile
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import cache_file, known_rates
-from sparsejit.planner.tuning import compiler_digest
+from sparsejit.planner import cache
+from sparsejit.planner.calibration import known_rates
 from sparsejit.prune import in_model
 
 
@@ -17,17 +16,23 @@ def measurement_file(kind: str, *parts: str) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
     rates = repr(known_rates(target))
     method = Path(in_model.__file__).read_text()
-    return cache_file(kind, target.model, sets, rates, compiler_digest(), method, *parts)
+    digest = cache.compiler_digest()
+    return cache.cache_file(kind, target.model, sets, rates, digest, method, *parts)
 
 
 def recall(file: Path) -> Any:
     """What was remembered; None where nothing was, or the file is damaged."""
     try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
+        return cache.recall(file)
+    except DamagedFile:
         return None
 
 
 def remember(file: Path, value: object) -> None:
-    with atomic_path(file) as path:
-        path.write_text(json.dumps(value, indent=1))
+    """Keep a value of JSON types, if the cache directory can be written to."""
+    cache.remember(file, value)
+
+
+def is_time(us: object) -> bool:
+    """Whether a value from a file can be the microseconds of something that was measured."""
+    return cache.is_number(us, 1e-6, 1e12)

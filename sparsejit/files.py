@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the question whether they can appear."""
 
 import os
 import tempfile
@@ -18,9 +18,7 @@ def atomic_path(destination: str | os.PathLike[str]) -> Iterator[Path]:
     """
     final = Path(destination)
     final.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.stem}.", suffix=final.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _temporary_beside(final)
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
@@ -31,26 +29,50 @@ def atomic_path(destination: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_writable(destination: str | os.PathLike[str]) -> Path:
-    """Return `destination` as a Path if `atomic_path` can write there; leaves nothing behind.
+    """The path, if `atomic_path` can write there; for asking before the work that fills the file.
 
-    For before the work whose result goes there. Raises InvalidInput, with the path and the remedy,
-    where it is a directory or a device, or where its folder cannot be made or written to.
+    Tries it: missing folders and a temporary file are made, and removed again. Raises InvalidInput,
+    naming the path and what is in the way.
     """
-    path = Path(destination)
+    final = Path(destination)
+    obstacle = _obstacle(final)
+    if obstacle is not None:
+        raise InvalidInput(
+            f"{str(destination)!r} cannot be written: {obstacle}; "
+            "name a file in a folder that can be written to"
+        )
+    return final
+
+
+def _obstacle(final: Path) -> str | None:
+    missing: list[Path] = []
     try:
-        if path.is_dir():
-            raise InvalidInput(f"{path} is a directory; name a file in it")
-        if path.exists() and not path.is_file():
-            raise InvalidInput(f"{path} is not a regular file; name another")
-        # The folders that are missing are made later; a file in the nearest one stands for them.
-        nearest = next(folder for folder in path.absolute().parents if folder.exists())
+        if final.is_dir():
+            return "it is a folder"
+        # Such as /dev/null, onto which root could rename a file.
+        if final.exists() and not final.is_file():
+            return "it is no regular file"
+        missing = [folder for folder in final.parents if not folder.exists()]
+        nearest = next(folder for folder in final.parents if folder not in missing)
         if not nearest.is_dir():
-            raise InvalidInput(f"{nearest} is a file, not a folder; {path} cannot be in it")
-        with tempfile.NamedTemporaryFile(dir=nearest, prefix=f".{path.stem}.", suffix=path.suffix):
-            return path
-    except OSError as error:
-        reason = error.strerror or error
-        raise InvalidInput(f"cannot write {path} ({reason}); name another place") from error
+            return f"{nearest} is no folder"
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _temporary_beside(final).unlink()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+    return None
+
+
+def _temporary_beside(final: Path) -> Path:
+    handle, name = tempfile.mkstemp(
+        dir=final.parent, prefix=f".{final.stem}.", suffix=final.suffix
+    )
+    os.close(handle)
+    return Path(name)
 
 
 def _umask() -> int:

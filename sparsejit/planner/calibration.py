@@ -1,18 +1,17 @@
 """This core's rates, measured once by short machine-code loops and kept in a file.
 
-Until `sparsejit calibrate` has been run, or where the file is unusable, the planner reckons with
+Until `sparsejit calibrate` has been run, or where the file is damaged, the planner reckons with
 `cost.ZEN5_RATES`.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import date
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from platformdirs import user_cache_path
 
 from sparsejit.asm_templates.shared.padding import (
     CACHE_LINE_BYTES,
@@ -20,8 +19,10 @@ from sparsejit.asm_templates.shared.padding import (
     StridePadding,
     stride_padding,
 )
-from sparsejit.files import atomic_path
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.files import check_writable
 from sparsejit.machine.target import Target
+from sparsejit.planner.cache import cache_file, is_number, recall, remember
 from sparsejit.planner.cost import ZEN5_RATES, Rates
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import time_native
@@ -32,26 +33,76 @@ _CHAIN = 4096
 _LOADS = 16
 _BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
 
-
-def cache_file(kind: str, *parts: str) -> Path:
-    """The file in the user's cache directory for what `parts` identify together."""
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    return user_cache_path("sparsejit") / f"{kind}-{digest}.json"
+_BUILT_IN = "built in: Zen 5"
+_BY_LEVEL = ("data", "code")
+# Cycles a nanosecond and bytes a cycle of any core there is; what lies outside was not measured.
+_PLAUSIBLE = (1e-3, 1e5)
 
 
 @cache
 def known_rates(target: Target) -> Rates:
     """The rates measured on this kind of core earlier, or Zen 5's."""
+    return _rates_in_use(target)[0]
+
+
+def rates_origin(target: Target) -> str:
+    """In words, which rates `known_rates` gives and where they come from."""
+    return _rates_in_use(target)[1]
+
+
+def _rates_in_use(target: Target) -> tuple[Rates, str]:
+    file = _file(target)
     try:
-        stored = json.loads(_file(target).read_text())
-        data = {level: stored["data"][level] for level in ZEN5_RATES.data}
-        return Rates(stored["cycles_per_ns"], data, stored["code"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ZEN5_RATES
+        stored = recall(file)
+        if stored is None:
+            return ZEN5_RATES, f"{_BUILT_IN}; `sparsejit calibrate` measures this machine's"
+        rates = _checked(stored)
+    except DamagedFile as damage:
+        remedy = "`sparsejit calibrate` writes it anew"
+        return ZEN5_RATES, f"{_BUILT_IN}, because {file} is damaged: {damage}; {remedy}"
+    return rates, f"measured on {stored['measured_on']} by `sparsejit calibrate`, {file}"
+
+
+def _checked(stored: object) -> Rates:
+    """The rates in what was read from a file. Raises DamagedFile, naming the field."""
+    fields = _fields("the file", stored, {*asdict(ZEN5_RATES), "measured_on"})
+    clock = _rate("cycles_per_ns", fields["cycles_per_ns"])
+    data, code = (_levels(name, fields[name], getattr(ZEN5_RATES, name)) for name in _BY_LEVEL)
+    try:
+        date.fromisoformat(fields["measured_on"])
+    except (TypeError, ValueError) as error:
+        raise DamagedFile("measured_on is no date") from error
+    return Rates(clock, data, code)
+
+
+def _levels(name: str, value: object, known: Mapping[str, float]) -> dict[str, float]:
+    rates = _fields(name, value, set(known))
+    return {level: _rate(f"{name}[{level!r}]", rates[level]) for level in known}
+
+
+def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != keys:
+        raise DamagedFile(f"{name} has not the keys {', '.join(sorted(keys))}")
+    return value
+
+
+def _rate(name: str, value: Any) -> float:
+    if not is_number(value, *_PLAUSIBLE):
+        least, most = _PLAUSIBLE
+        raise DamagedFile(f"{name} is no number from {least:g} to {most:g}")
+    return float(value)
 
 
 def calibrate(target: Target) -> Rates:
-    """Measure this core's rates (about a second), keep them, and return them."""
+    """Measure this core's rates (about a second), keep them, and return them.
+
+    Raises InvalidInput before it measures where they cannot be kept.
+    """
+    file = _file(target)
+    try:
+        check_writable(file)
+    except InvalidInput as error:
+        raise InvalidInput(f"rates could not be kept: {error}, with XDG_CACHE_HOME") from error
     clock = cycles_per_ns(target)
     sizes = {
         "L1": target.l1d_bytes // 2,
@@ -71,8 +122,9 @@ def calibrate(target: Target) -> Rates:
         "L3": _executed_bytes_per_ns(target, sizes["L3"]) / clock,
     }
     rates = Rates(clock, data, code)
-    with atomic_path(_file(target)) as path:
-        path.write_text(json.dumps(asdict(rates), indent=2))
+    problem = remember(file, {**asdict(rates), "measured_on": date.today().isoformat()})
+    if problem is not None:
+        raise InvalidInput(problem)
     known_rates.cache_clear()
     return rates
 

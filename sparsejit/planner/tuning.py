@@ -1,25 +1,23 @@
 """Replaces prediction by measurement for the few candidates that matter, and remembers it."""
 
 import hashlib
-import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from sparsejit import asm_templates
-from sparsejit.files import atomic_path
+from sparsejit.errors import DamagedFile
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import cache_file
+from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
 from sparsejit.planner.plan import Candidate, Plan
 from sparsejit.runtime.native_timing import median_of_least, time_copies
 from sparsejit.runtime.program import build
 
 MEASURED_CANDIDATES = 3
 _PLACES = 3
+_PLAUSIBLE_NS = (1e-3, 1e12)
 
 
 def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Plan:
@@ -30,17 +28,18 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
     """
     contenders = choice.candidates[:MEASURED_CANDIDATES]
     file = cache_file("tuning", *_identity(spec, matrix, target))
-    times = _read(file, contenders)
+    times, problem = _read(file, contenders), None
     if times is None:
         times = {c.template.name: _time(c, spec, matrix, target) for c in contenders}
-        with atomic_path(file) as path:
-            path.write_text(json.dumps(times, indent=2))
+        problem = remember(file, times)
     measured = {name: times[name] for name in sorted(times, key=lambda name: times[name])}
     best = next(c for c in contenders if c.template.name == next(iter(measured)))
     lowered = choice.lowered
     if best.template.name != choice.chosen.template.name:
         lowered = best.template.lower(spec, matrix, target)
     reason = _comparison(measured)
+    if problem is not None:
+        reason += f"; not kept for the next time: {problem}"
     return replace(choice, chosen=best, measured_ns=measured, reason=reason, lowered=lowered)
 
 
@@ -65,21 +64,17 @@ def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, .
     )
 
 
-@cache
-def compiler_digest() -> str:
-    """Of all source that decides what code a layer becomes."""
-    folders = [Path(__file__).parent, *map(Path, asm_templates.__path__)]
-    sources = [source for folder in folders for source in sorted(folder.rglob("*.py"))]
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-
-
 def _read(file: Path, contenders: tuple[Candidate, ...]) -> dict[str, float] | None:
     """Earlier times of exactly these candidates; None where there are none or they are damaged."""
     try:
-        stored = json.loads(file.read_text())
-        return {c.template.name: float(stored[c.template.name]) for c in contenders}
-    except (OSError, ValueError, KeyError, TypeError):
+        stored = recall(file)
+    except DamagedFile:
         return None
+    names = {c.template.name for c in contenders}
+    if not isinstance(stored, dict) or stored.keys() != names:
+        return None
+    plausible = all(is_number(ns, *_PLAUSIBLE_NS) for ns in stored.values())
+    return stored if plausible else None
 
 
 def _comparison(measured: dict[str, float]) -> str:
