@@ -17,6 +17,7 @@ from sparsejit.commands.selftest import selftest
 from sparsejit.commands.synth import synth
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
+from sparsejit.runtime.program import dump_folder
 
 app = typer.Typer(
     add_completion=False,
@@ -42,7 +43,11 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Take the options that precede a command; `_print_version` has acted on them already."""
+    """Refuse, before any command works, an environment in which it would fail later.
+
+    `_print_version` has acted on the option already.
+    """
+    dump_folder()
 
 
 def main() -> None:

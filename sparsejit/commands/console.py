@@ -1,15 +1,17 @@
-"""What the commands share: the terminal, the `--json` option, the packages they need."""
+"""What the commands share: the terminal, the options for JSON, the packages they need."""
 
 import json
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from sparsejit.errors import MissingDependency
+from sparsejit.files import atomic_path
 
 # A table that goes to a file or a pipe keeps its columns whole.
 _FILE_WIDTH = 150
@@ -19,11 +21,20 @@ console = Console(highlight=False, width=None if _is_terminal else _FILE_WIDTH)
 error_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+JsonFileOption = Annotated[
+    Path | None, typer.Option("--out", dir_okay=False, help="Also write the JSON to this file.")
+]
 
 
 def print_json(value: Any) -> None:
     """Write `value` to stdout as JSON, without colour or wrapping."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write `value` to a file as JSON; `files.check_writable` has passed before the work."""
+    with atomic_path(file) as path:
+        path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def require(*packages: str) -> None:

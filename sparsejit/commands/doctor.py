@@ -3,14 +3,25 @@
 import typer
 from rich.table import Table
 
-from sparsejit.commands.console import JsonOption, console, print_json
+from sparsejit.commands.console import (
+    JsonFileOption,
+    JsonOption,
+    console,
+    print_json,
+    write_json,
+)
 from sparsejit.commands.machine_report import Diagnosis, Finding, examine
+from sparsejit.files import check_writable
 from sparsejit.machine.target import Target
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Say what this machine offers, what is missing and the remedy; fail if nothing can run."""
+    if out is not None:
+        check_writable(out)
     diagnosis = examine()
+    if out is not None:
+        write_json(out, diagnosis.as_dict())
     if as_json:
         print_json(diagnosis.as_dict())
     else:
@@ -27,6 +38,8 @@ def _print(diagnosis: Diagnosis) -> None:
     console.print(table)
     if diagnosis.target is not None:
         _print_target(diagnosis.target)
+    for name, text in (("rates", diagnosis.rates), ("cache", diagnosis.cache)):
+        console.print(f"{name}: {text}", soft_wrap=True, markup=False)
     for finding in diagnosis.findings:
         if not finding.ok:
             remedy = f"remedy for {finding.name}: {finding.remedy}"

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from sparsejit.api import compile_matrix
-from sparsejit.errors import SparseJitError
+from sparsejit.errors import InvalidInput, SparseJitError
+from sparsejit.files import check_writable
 from sparsejit.install_peachpy import RouteFailed, find_working
 from sparsejit.machine.target import Target
+from sparsejit.planner.cache import cache_file
+from sparsejit.planner.calibration import rates_origin
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything `sparsejit doctor` reports. `target` is None on an unsupported processor."""
+    """Everything `sparsejit doctor` reports. `target` is None on an unsupported processor.
+
+    `rates` says what the planner reckons with and where that is from, `cache` where measurements
+    are kept.
+    """
 
     target: Target | None
     findings: tuple[Finding, ...]
+    rates: str = "none"
+    cache: str = "none"
 
     @property
     def can_run(self) -> bool:
@@ -50,14 +59,30 @@ class Diagnosis:
             target = asdict(self.target)
             target["instruction_sets"] = sorted(self.target.instruction_sets)
         findings = [asdict(finding) for finding in self.findings]
-        return {"can_run": self.can_run, "target": target, "findings": findings}
+        return {
+            "can_run": self.can_run,
+            "target": target,
+            "findings": findings,
+            "rates": self.rates,
+            "cache": self.cache,
+        }
 
 
 def examine() -> Diagnosis:
     """Look at the processor, PeachPy and every package that the project declares."""
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
-    return Diagnosis(target, (processor, python, _peachpy(), _kernel(), *_packages()))
+    findings = (processor, python, _peachpy(), _kernel(), *_packages())
+    rates = "none" if target is None else rates_origin(target)
+    return Diagnosis(target, findings, rates, _cache())
+
+
+def _cache() -> str:
+    file = cache_file("doctor")
+    try:
+        return str(check_writable(file).parent)
+    except InvalidInput as error:
+        return f"nothing is kept: {error}, with XDG_CACHE_HOME"
 
 
 def _processor() -> tuple[Target | None, Finding]:

@@ -1,6 +1,5 @@
 """`sparsejit prune`: carry out a recipe on a model."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,9 +8,16 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
+from sparsejit.commands.console import (
+    JsonOption,
+    console,
+    error_console,
+    print_json,
+    require,
+    write_json,
+)
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
+from sparsejit.files import atomic_path, check_writable
 
 if TYPE_CHECKING:
     from sparsejit.prune import PruningResult, Recipe, RunProgress, Workload
@@ -48,6 +54,8 @@ def prune(
 
     if out.suffix != ".safetensors":
         raise InvalidInput(f"{out} is not a .safetensors path; name the output so")
+    for path in filter(None, (out, report, checkpoint)):
+        check_writable(path)
     plan = Recipe.load(recipe)
     workload = load_workload(model)
     if weights is not None:
@@ -63,8 +71,7 @@ def prune(
         result = replace(result, report=time_layers(result.report, result.model, dtype, bar.stage))
     summary = {"recipe": plan.to_dict(), "weights": str(out), **result.as_dict()}
     if report is not None:
-        with atomic_path(report) as path:
-            path.write_text(json.dumps(summary, indent=2) + "\n")
+        write_json(report, summary)
     if as_json:
         print_json(summary)
         return

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from sparsejit.files import atomic_path
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path, check_writable
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory, write_perf_map
 from sparsejit.x86.assembler import Assembler, Image
@@ -34,7 +35,9 @@ def build(name: str, target: Target, body: Callable[[Assembler], None]) -> Progr
 
     `vzeroupper` before returning: without it the caller's next SSE code pays for dirty upper
     halves (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
+    Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to.
     """
+    dump_folder()
     asm = Assembler(target)
     body(asm)
     asm.emit("vzeroupper")
@@ -46,13 +49,27 @@ def _report(program: Program) -> None:
     """SPARSEJIT_DEBUG >= 2 names the code for `perf`; SPARSEJIT_DUMP=dir keeps code and listing."""
     if debug_level() >= 2:
         write_perf_map(program.pointer, program.image.code_bytes, f"sparsejit:{program.name}")
-    directory = os.environ.get("SPARSEJIT_DUMP")
-    if directory:
+    folder = dump_folder()
+    if folder is not None:
         stem = f"{next(_serial):04d}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', program.name)}"
-        with atomic_path(Path(directory) / f"{stem}.bin") as path:
+        with atomic_path(folder / f"{stem}.bin") as path:
             path.write_bytes(program.image.data)
-        with atomic_path(Path(directory) / f"{stem}.lst") as path:
+        with atomic_path(folder / f"{stem}.lst") as path:
             path.write_text("\n".join(program.image.listing()) + "\n")
+
+
+def dump_folder() -> Path | None:
+    """The folder that SPARSEJIT_DUMP names; None where it is not set.
+
+    Raises InvalidInput for one that cannot be written to.
+    """
+    name = os.environ.get("SPARSEJIT_DUMP")
+    if not name:
+        return None
+    try:
+        return check_writable(Path(name) / "kernel.lst").parent
+    except InvalidInput as error:
+        raise InvalidInput(f"SPARSEJIT_DUMP={name}: {error}, or unset it") from error
 
 
 def debug_level() -> int:

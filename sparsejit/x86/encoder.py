@@ -16,6 +16,7 @@ PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.p
   * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper.
 """
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -33,8 +34,8 @@ try:
     from peachpy import x86_64
     from peachpy.x86_64 import encoding, registers
     from peachpy.x86_64.operand import MemoryAddress, MemoryOperand, RIPRelativeOffset
-except ImportError as problem:
-    _import_error: ImportError | None = problem
+except (ImportError, SyntaxError) as problem:  # a SyntaxError from the release for Python 2
+    _import_error: Exception | None = problem
 else:
     _import_error = None
 
@@ -320,6 +321,6 @@ def _with_mask(masked: Any, mask: int, zeroing: bool) -> Any:
 def _require_peachpy() -> None:
     if _import_error is not None:
         raise MissingDependency(
-            "PeachPy 0.2.0 cannot be imported; run `make setup` in the checkout, "
-            "or install the Debian package python3-peachpy (`sparsejit doctor` tells more)"
+            f"PeachPy 0.2.0 cannot be imported ({_import_error}); "
+            f"run: {sys.executable} -m sparsejit.install_peachpy"
         ) from _import_error

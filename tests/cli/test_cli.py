@@ -6,11 +6,18 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from sparsejit.commands import cli, console, machine_report
+import sparsejit
+from sparsejit.commands import calibrate, cli, console, doctor, machine_report
 from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import rates_origin
+from sparsejit.planner.cost import ZEN5_RATES
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +47,19 @@ def test_doctor_json_is_json() -> None:
     assert {"avx2", "fma"} <= set(report["target"]["instruction_sets"])
     peachpy = next(finding for finding in report["findings"] if finding["name"] == "peachpy")
     assert peachpy["found"].endswith("peachpy")
+
+
+def test_doctor_names_the_rates_and_where_measurements_are_kept(tmp_path: Path) -> None:
+    done = run("doctor", "--json", XDG_CACHE_HOME=str(tmp_path))
+    report = json.loads(done.stdout)
+    assert report["rates"].startswith("built in: Zen 5; `sparsejit calibrate` measures")
+    assert report["cache"] == str(tmp_path / "sparsejit")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "sparsejit").write_text("a file in its place")
+    done = run("doctor", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0
+    assert "\ncache: nothing is kept: " in done.stdout
+    assert "\nrates: built in: Zen 5, because " in done.stdout
 
 
 def test_doctor_below_avx2_fails_with_the_remedy() -> None:
@@ -94,6 +114,63 @@ def test_an_expected_error_is_one_line(
     monkeypatch.setenv("SPARSEJIT_DEBUG", "1")
     with pytest.raises(InvalidInput):
         cli.main()
+
+
+@pytest.fixture
+def rates_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `calibrate` would measure, at once."""
+    monkeypatch.setattr(calibrate, "measure_rates", lambda target: ZEN5_RATES)
+
+
+@pytest.mark.usefixtures("rates_given")
+@pytest.mark.parametrize("command", ["doctor", "calibrate"])
+def test_json_goes_to_stdout_and_to_a_file(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "deeper/report.json"
+    printed = CliRunner().invoke(cli.app, [command, "--json"])
+    assert printed.exit_code == 0, printed.output
+    both = CliRunner().invoke(cli.app, [command, "--json", "--out", str(file)])
+    assert json.loads(both.stdout) == json.loads(file.read_text())
+    assert json.loads(printed.stdout).keys() == json.loads(file.read_text()).keys()
+    tables = CliRunner().invoke(cli.app, [command, "--out", str(file)])
+    assert tables.exit_code == 0 and not tables.stdout.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("module", "work"), [(doctor, "examine"), (calibrate, "measure_rates")], ids=["doctor", "calib"]
+)
+def test_outputs_are_checked_before_the_work(
+    module: ModuleType, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, work, lambda *_: pytest.fail("worked for nothing"))
+    (tmp_path / "file").write_text("")
+    command = module.__name__.rpartition(".")[2]
+    for out in (tmp_path / "file/x.json", Path("/proc/x.json"), Path("/dev/null")):
+        result = CliRunner().invoke(cli.app, [command, "--out", str(out)])
+        assert isinstance(result.exception, InvalidInput)
+        assert str(result.exception).startswith(f"{str(out)!r} cannot be written: ")
+    assert CliRunner().invoke(cli.app, [command, "--out", str(tmp_path)]).exit_code == 2
+
+
+@pytest.mark.usefixtures("rates_given")
+def test_calibrate_says_where_the_rates_are_from() -> None:
+    printed = CliRunner().invoke(cli.app, ["calibrate"]).stdout
+    assert printed.splitlines()[-1] == rates_origin(Target.detect())
+
+
+def test_a_dump_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("doctor", SPARSEJIT_DUMP=str(tmp_path / "file"))
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"error: SPARSEJIT_DUMP={tmp_path}/file: ")
+    assert done.stderr.endswith("folder that can be written to, or unset it\n")
+    monkeypatch.setenv("SPARSEJIT_DUMP", str(tmp_path / "file"))
+    with pytest.raises(InvalidInput, match=r"SPARSEJIT_DUMP=.*file is no folder"):
+        sparsejit.compile_matrix(np.eye(16, dtype=np.float32))
+    monkeypatch.setenv("SPARSEJIT_DUMP", str(tmp_path / "new/deeper"))
+    sparsejit.compile_matrix(np.eye(16, dtype=np.float32))
+    assert {file.suffix for file in (tmp_path / "new/deeper").iterdir()} == {".bin", ".lst"}
 
 
 def test_usage_errors_exit_with_2() -> None:

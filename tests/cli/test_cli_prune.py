@@ -230,6 +230,20 @@ def test_errors_of_the_user_s_own_code_are_shown_as_they_are(
         load_workload(reference)
 
 
+@pytest.mark.parametrize("option", ["--out", "--report", "--checkpoint"])
+@pytest.mark.parametrize("place", ["beside/{}", "/proc/{}"])
+def test_outputs_are_checked_before_the_model_is_made(
+    folder: Path, option: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "beside").write_text("no folder")
+    monkeypatch.setattr("sparsejit.prune.load_workload", lambda name: pytest.fail("was made"))
+    path = folder / place.format("p.safetensors")
+    refused = prune(folder, "bare", "one_shot.yaml", option, str(path))
+    assert isinstance(refused.exception, InvalidInput)
+    assert str(refused.exception).startswith(f"{str(path)!r} cannot be written: ")
+    assert not (folder / "p.safetensors").exists()
+
+
 def test_what_cannot_be_done_is_said_before_anything_is_written(folder: Path) -> None:
     wrong = folder / "wrong.yaml"
     wrong.write_text(ONE_SHOT.replace("amount", "amuont"))

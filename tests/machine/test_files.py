@@ -1,0 +1,71 @@
+"""Whether a file could be written is asked before the work, and the asking leaves no trace."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path, check_writable
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "inner").mkdir()
+    return tmp_path
+
+
+def contents(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("new.json", "file", "inner/new.json", "absent/deeper/new.json", "./x/../y.json"),
+        "n" * 236 + ".json",
+    ],
+)
+def test_what_can_be_written_is_left_as_it_was(folder: Path, name: str) -> None:
+    before = contents(folder)
+    assert check_writable(name) == Path(name)
+    assert contents(folder) == before
+    assert (folder / "file").read_text() == "kept"
+    with atomic_path(name) as path:
+        path.write_text("new")
+    assert Path(name).read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("name", "obstacle"),
+    [
+        ("inner", "it is a folder"),
+        ("", "it is a folder"),
+        ("file/new.json", "file is no folder"),
+        ("file/deeper/new.json", "file is no folder"),
+        ("/proc/new.json", "No such file or directory"),
+        ("/proc/absent/new.json", "No such file or directory"),
+        ("/dev/null", "it is no regular file"),
+        ("a\0b", "embedded null byte"),
+        ("n" * 300, "File name too long"),
+        (f"{'n' * 300}/new.json", "File name too long"),
+    ],
+)
+def test_what_cannot_be_written_is_named_with_the_reason(
+    folder: Path, name: str, obstacle: str
+) -> None:
+    before = contents(folder)
+    with pytest.raises(InvalidInput) as refused:
+        check_writable(name)
+    remedy = "name a file in a folder that can be written to"
+    assert str(refused.value) == f"{name!r} cannot be written: {obstacle}; {remedy}"
+    assert contents(folder) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_a_folder_of_another_s(folder: Path) -> None:
+    (folder / "inner").chmod(0o555)
+    with pytest.raises(InvalidInput, match="Permission denied"):
+        check_writable("inner/new.json")
