@@ -11,7 +11,7 @@ try:
     import torch  # noqa: F401
 except ImportError as error:
     raise MissingDependency(
-        "sparsejit.prune needs torch, which cannot be imported: pip install torch==2.13.0"
+        "sparsejit.prune needs torch, which cannot be imported: pip install 'torch>=2.9,<3'"
     ) from error
 
 from sparsejit.prune.budget import TradeOff

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
+from sparsejit.prune.display import Shown
 from sparsejit.prune.frontier import Frontier, Options, frontier
 from sparsejit.prune.latency import LatencyTable, check_tradable, time_in_turn
 from sparsejit.prune.measured import is_time, measurement_file, recall, remember
@@ -25,7 +26,7 @@ _TRIES = 16
 
 
 @dataclass(frozen=True)
-class TradeOff:
+class TradeOff(Shown):
     """The amounts chosen for a budget, and what other budgets would cost.
 
     measured_us: all layers, pruned to `amounts`, one after another on this machine. loss: the sum

@@ -16,6 +16,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.prune import in_model
 from sparsejit.prune.amounts import check_amount
+from sparsejit.prune.display import Shown
 from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
@@ -40,8 +41,8 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class LatencyTable:
-    """Measured latencies; `rich.print(table)` shows them."""
+class LatencyTable(Shown):
+    """Measured latencies; `print`, `rich.print` and notebooks show them."""
 
     rows: tuple[Latency, ...]
     dtype: str

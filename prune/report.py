@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
+from sparsejit.prune.display import Shown
 from sparsejit.prune.patterns import Pattern
 
 
@@ -95,8 +96,8 @@ _COST: _Columns = {
 
 
 @dataclass(frozen=True)
-class SparsityReport:
-    """All pruned layers; `rich.print(report)` shows a table.
+class SparsityReport(Shown):
+    """All pruned layers; `print`, `rich.print` and notebooks show a table.
 
     in_turn_us: measured time of all products one after another, where they were timed.
     """
