@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint docs package-check setup clean
 
 demo: setup
 	$(BIN)/sparsejit demo
@@ -17,7 +17,22 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Pages that can be read without a network: nothing in them is fetched from elsewhere.
+docs: $(STAMPS)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@! grep -rnE '(<script|<link|<img|<iframe)[^>]*(src|href)="(https?:)?//|class="mermaid"' \
+	  build/site --include='*.html'
+	@echo "open build/site/index.html"
+
+# The wheel and the sdist, each in a bare environment of its own: some minutes.
+package-check:
+	$(PYTHON) tests/package_check.py
+
 setup: $(STAMPS)/peachpy
+
+$(STAMPS)/docs: $(STAMPS)/project
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	touch $@
 
 $(STAMPS)/peachpy: $(STAMPS)/project
 	$(BIN)/python -m sparsejit.install_peachpy

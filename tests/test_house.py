@@ -165,6 +165,8 @@ def test_the_core_imports_without_the_extras() -> None:
 
 @pytest.mark.parametrize("room", ["prune", "perf", "asm_templates"])
 def test_a_room_is_not_importable_under_its_short_name(room: str) -> None:
+    if not (ROOT / room).is_dir():
+        pytest.skip("the sdist has this room in sparsejit/ only")
     done = subprocess.run(
         [sys.executable, "-c", f"import {room}"],
         cwd=ROOT,

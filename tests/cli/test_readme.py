@@ -38,4 +38,5 @@ def test_commands_exist() -> None:
 
 def test_named_files_exist() -> None:
     for name in re.findall(r"`((?:docs/)?[\w]+(?:\.md|/)|LICENSE)`", README):
-        assert (ROOT / name).exists(), name
+        # The sdist has in sparsejit/ only what that links to in a checkout.
+        assert (ROOT / name).exists() or (ROOT / "sparsejit" / name).exists(), name

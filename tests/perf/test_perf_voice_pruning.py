@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sparsejit.errors import InvalidInput  # noqa: E402
-from sparsejit.perf import voice_pruning  # noqa: E402
+from sparsejit.perf import history, voice_pruning  # noqa: E402
 from sparsejit.perf.history import read_rows  # noqa: E402
 from sparsejit.perf.voice_pruning import Arm, Sizes, Study, arms  # noqa: E402
 from sparsejit.perf.voice_pruning_report import (  # noqa: E402
@@ -28,6 +28,14 @@ DENSE, EVEN, ACROSS, BLOCKS, OTHER_ORDER = ARMS = [
         Arm("unstructured", 0.9, order=2),
     )
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commit():
+    """The sdist is no git checkout, whose commit a row names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "_commit", lambda: "abc")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -132,10 +132,11 @@ def run_python(code: str) -> str:
     return done.stderr
 
 
+@pytest.mark.skipif(not (ROOT / "prune").is_dir(), reason="the sdist has it in sparsejit/ only")
 def test_top_level_import_fails_with_the_right_name():
     assert "write `from sparsejit.prune import Pruner`" in run_python("import prune")
 
 
 def test_missing_torch_names_the_remedy():
     error = run_python("import sys; sys.modules['torch'] = None; import sparsejit.prune")
-    assert "MissingDependency" in error and "pip install torch==2.13.0" in error
+    assert "MissingDependency" in error and "pip install 'torch>=2.9,<3'" in error

@@ -1,0 +1,56 @@
+"""What is shipped and published: read from the files that say so. `make package-check` tries it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+
+
+def project() -> dict:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_types_and_the_voice_are_in_the_wheel() -> None:
+    data = project()["tool"]["setuptools"]["package-data"]
+    for package, patterns in data.items():
+        folder = ROOT.joinpath(*package.split("."))
+        for pattern in patterns:
+            assert list(folder.glob(pattern)), f"{package}: nothing is called {pattern}"
+    assert data["sparsejit"] == ["py.typed"]
+
+
+def test_torch_is_a_range_that_holds_the_version_of_make() -> None:
+    (torch,) = (r for r in project()["project"]["optional-dependencies"]["torch"] if "torch" in r)
+    least, below = re.fullmatch(r"torch>=2\.(\d+),<(\d+)", torch).groups()
+    (exact,) = re.findall(r"torch==2\.(\d+)\.\d+", (ROOT / "Makefile").read_text())
+    assert int(least) < int(exact) and below == "3"
+
+
+def test_the_sdist_has_what_the_tests_read() -> None:
+    manifest = (ROOT / "MANIFEST.in").read_text()
+    grafted = re.findall(r"^graft (\S+)$", manifest, re.MULTILINE)
+    assert {"tests", "docs", "examples", "sparsejit/perf/results"} == set(grafted)
+    assert all((ROOT / folder).is_dir() for folder in grafted)
+
+
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    settings = YAML(typ="safe").load(ROOT / "mkdocs.yml")
+    pages: list[str] = []
+
+    def collect(entries: list) -> None:
+        for entry in entries:
+            if isinstance(entry, str):
+                pages.append(entry)
+            else:
+                for inner in entry.values():
+                    collect(inner)
+
+    collect(settings["nav"])
+    docs = ROOT / "docs"
+    assert sorted(pages) == sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
+    assert settings["theme"]["font"] is False
+    assert "repo_url" not in settings, "the theme would ask that host for stars"
