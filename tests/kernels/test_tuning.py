@@ -1,6 +1,5 @@
 """Measuring instead of predicting: the choice, the record, the memory of both; calibration."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -70,19 +69,6 @@ def test_any_change_is_measured_anew(change: str, monkeypatch: pytest.MonkeyPatc
         weights, activation="relu" if change == "activation" else None, tune=True
     )
     assert len(timed) == 6
-
-
-def test_a_damaged_memory_is_measured_over(
-    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [c.template.family for c in sparsejit.compile_matrix(WEIGHTS).plan.candidates[:3]]
-    timed = pretend(dict.fromkeys(names, 1.0), monkeypatch)
-    sparsejit.compile_matrix(WEIGHTS, tune=True)
-    (file,) = cache_folder.glob("tuning-*.json")
-    file.write_text('{"truncated": ')
-    sparsejit.compile_matrix(WEIGHTS, tune=True)
-    assert len(timed) == 6
-    assert set(json.loads(file.read_text()).values()) == {1.0}
 
 
 def test_a_named_strategy_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
