@@ -27,6 +27,10 @@ class MatMulTemplate(NamedTuple):
     requires: frozenset[str] = frozenset()
     each: MatVecTemplate | None = None
 
+    def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
+        """That of the kernel it repeats; panels keep weights as they are."""
+        return 0.0 if self.each is None else self.each.weight_change(matrix, target)
+
     def made_for(self, target: Target) -> bool:
         """Whether the planner may choose it for `target`."""
         return self.isa == target.isa and self.requires <= target.instruction_sets

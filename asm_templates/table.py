@@ -8,10 +8,13 @@ rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads no
 writes nothing outside y, and falls through at its end (no `ret`).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.broadcast import dense, immediate, loop, mixed, straight
 from sparsejit.asm_templates.gather import int8_pairs, int8_permute, lane16, lookup, permute
+from sparsejit.asm_templates.gather.lookup_layout import chunk_count
+from sparsejit.asm_templates.gather.lookup_storage import Format
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
@@ -19,8 +22,22 @@ from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
 
+def _any_matrix(matrix: SparseMatrix, target: Target) -> bool:
+    return True
+
+
+def _beyond_l2(matrix: SparseMatrix, target: Target) -> bool:
+    """Whether a float32 look-up kernel keeps indices in its weights, to stream fewer bytes."""
+    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target.l2_bytes).index_in_weight
+
+
 class MatVecTemplate(NamedTuple):
-    """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that."""
+    """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that.
+
+    `changes_weights_by` is the most by which a weight differs from what its dtype holds, as a
+    share of itself, where the kernel keeps an index in the weight's lowest bits; it does so for
+    those matrices and targets that `changes_weights_of` says. Weights below 2**-125 become zeros.
+    """
 
     name: str
     family: str
@@ -29,6 +46,13 @@ class MatVecTemplate(NamedTuple):
     source: str
     dtype: DType
     requires: frozenset[str]
+    changes_weights_by: float
+    changes_weights_of: Callable[[SparseMatrix, Target], bool]
+
+    def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
+        """By what share of itself a weight of this matrix may change; 0 where all are exact."""
+        changes = self.changes_weights_by > 0 and self.changes_weights_of(matrix, target)
+        return self.changes_weights_by if changes else 0.0
 
     def made_for(self, target: Target) -> bool:
         """Whether the planner may choose it for `target`."""
@@ -82,6 +106,15 @@ _ROWS = (
     ("int8-pairs", _BOTH, (DType.INT8,), _NONE, "pairs for vpmaddwd: Intel's optimisation manual"),
 )
 
+# By family, level and dtype: b bits of index change a weight by 2**(b - 24) of itself at most.
+_CHANGES_WEIGHTS_BY = {
+    ("permute", "avx2", DType.FLOAT32): 2.0**-21,
+    ("lane16", "avx512", DType.FLOAT32): 2.0**-20,
+    ("lane16", "avx512", DType.BFLOAT16): 2.0**-20,
+    ("lookup", "avx512", DType.FLOAT32): 2.0**-17,
+}
+_CHANGES_WEIGHTS_OF = {"lookup": _beyond_l2}
+
 # The naming law's element types; the int8 families carry theirs in the name.
 SHORT_NAMES = {
     DType.FLOAT32: "f32-", DType.BFLOAT16: "bf16-", DType.FLOAT16: "f16-", DType.INT8: ""
@@ -89,7 +122,15 @@ SHORT_NAMES = {
 
 MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = tuple(
     MatVecTemplate(
-        f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, _STAGES[family], source, dtype, requires
+        f"{SHORT_NAMES[dtype]}{family}-{isa}",
+        family,
+        isa,
+        _STAGES[family],
+        source,
+        dtype,
+        requires,
+        _CHANGES_WEIGHTS_BY.get((family, isa, dtype), 0.0),
+        _CHANGES_WEIGHTS_OF.get(family, _any_matrix),
     )
     for family, levels, dtypes, requires, source in _ROWS
     for dtype in dtypes

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import atomic_path
+from sparsejit.frontends.files import read_torch_file
 from sparsejit.prune.batches import Batches
 from sparsejit.prune.calibration import Calibration, calibrate, call, evaluating
 from sparsejit.prune.post_training import refit
 from sparsejit.prune.recipe import LEARNING_RATES, Recipe, Training
 from sparsejit.prune.report import SparsityReport
 from sparsejit.prune.schedules import IterativeSchedule
-from sparsejit.prune.workload import Workload, read_torch_file
+from sparsejit.prune.workload import Workload
 
 CHECKPOINT_SECONDS = 60.0
 

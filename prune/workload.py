@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.frontends.files import read_torch_file
 from sparsejit.prune.reading import suggest
 
 
@@ -90,14 +90,6 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     except (RuntimeError, TypeError) as error:
         problem = " ".join(str(error).split())
         raise InvalidInput(f"{path}: {problem}; give this model's own state_dict") from error
-
-
-def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
-    """What torch.save wrote, read on the CPU without running code; DamagedFile if it cannot be."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise DamagedFile(f"{path} cannot be read as tensors alone; {remedy}") from error
 
 
 def _import(name: str) -> ModuleType:

@@ -70,9 +70,11 @@ def shapes() -> Iterator[tuple[int, int]]:
         yield other, size
 
 
-def compile_kernel(row: MatVecTemplate, spec: MatVec, matrix: SparseMatrix) -> Image:
-    """The template's code with the return that its caller adds."""
-    asm = Assembler(target_of(row))
+def compile_kernel(
+    row: MatVecTemplate, spec: MatVec, matrix: SparseMatrix, target: Target | None = None
+) -> Image:
+    """The template's code with the return that its caller adds, for the least target or another."""
+    asm = Assembler(target or target_of(row))
     row.emit(asm, row.lower(spec, matrix, asm.target))
     asm.emit("vzeroupper")
     asm.emit("ret")

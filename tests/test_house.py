@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # public surface, sparsejit/__init__.py.
 ROOMS = (
     *("errors", "files", "install_peachpy", "machine", "x86", "runtime", "ir"),
-    *("asm_templates", "planner", "api", "prune", "voice", "selftest"),
+    *("asm_templates", "planner", "frontends", "api", "prune", "voice", "selftest"),
     *("sparsejit", "perf", "commands"),
 )
 # The same within the templates; the two tables, last, name every kernel of the rooms before.
@@ -28,7 +28,7 @@ ONLY_IN = {
     "peachpy": {"x86"},
     "mmap": {"runtime"},
     "ctypes": {"runtime", "perf"},
-    "torch": {"prune", "voice", "perf"},
+    "torch": {"frontends", "prune", "voice", "perf"},
 }
 # Speaking needs no torch; only training does.
 VOICE_WITH_TORCH = {"module", "gru", "train"}

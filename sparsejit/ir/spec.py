@@ -1,7 +1,9 @@
 """What to compute, never how: frozen descriptions that the reference and the templates share."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Real
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -48,6 +50,9 @@ class DType(Choice):
     INT8 = "int8"
 
 
+# From here on a weight would round to infinity: halfway from a dtype's largest value to the next.
+OVERFLOWS_AT = {DType.FLOAT16: 65520.0, DType.BFLOAT16: 2.0**128 - 2.0**119}
+
 # int8: the largest quantised magnitude, so that -128 never occurs; and the least step, so that its
 # reciprocal is finite where all values are zero.
 LARGEST_INT8 = 127
@@ -79,10 +84,34 @@ class MatVec:
                 f"input_scale={self.input_scale!r} with dtype={self.dtype.value!r}; "
                 "only dtype='int8' quantises x, leave it out"
             )
-        if not SMALLEST_SCALE <= self.input_scale <= 1 / SMALLEST_SCALE:
+        is_number = isinstance(self.input_scale, Real) and not isinstance(self.input_scale, bool)
+        if not is_number or not SMALLEST_SCALE <= self.input_scale <= 1 / SMALLEST_SCALE:
             raise InvalidInput(
                 f"input_scale={self.input_scale!r}; give the step of x as a positive number, "
                 "such as 1/127 where x lies in [-1, 1]"
+            )
+
+    def check_weights(self, weights: npt.NDArray[np.float32]) -> None:
+        """Raise InvalidInput where weights (out_features, in_features) are beyond the dtype.
+
+        With int8 and an `input_scale`, that is where a weight's step times that of x overflows.
+        """
+        row, column = np.unravel_index(np.abs(weights).argmax(), weights.shape)
+        largest = abs(float(weights[row, column]))
+        if largest >= OVERFLOWS_AT.get(self.dtype, math.inf):
+            raise InvalidInput(
+                f"weights[{row}, {column}] is {weights[row, column]:.8g}, more than "
+                f"{self.dtype.value} can hold; use dtype='float32'"
+            )
+        if self.input_scale is None:
+            return
+        with np.errstate(over="ignore"):
+            step = np.float32(largest) / np.float32(LARGEST_INT8) * np.float32(self.input_scale)
+        if not np.isfinite(step):
+            raise InvalidInput(
+                f"input_scale={self.input_scale!r} times the step of weights as large as "
+                f"{largest:.4g} is more than float32 can hold; give the step of x, such as 1/127 "
+                "where x lies in [-1, 1]"
             )
 
     @property
@@ -107,17 +136,30 @@ class Layout(Choice):
     FEATURE_MAJOR = "feature-major"
 
 
+# Of x, and of y: offsets within them are signed 32-bit displacements.
+MOST_BYTES = 2**31 - 1
+
+
 @dataclass(frozen=True, eq=False)
 class MatMul:
     """`each` applied to every column of a batch of at least two; x and y are C-contiguous.
 
     x is float32 (batch, in_features) and y (batch, out_features), or, feature-major,
-    (in_features, batch) and (out_features, batch).
+    (in_features, batch) and (out_features, batch). Raises InvalidInput for a batch whose x or y
+    is longer than `MOST_BYTES`.
     """
 
     each: MatVec
     batch: int
     layout: Layout = Layout.BATCH_MAJOR
+
+    def __post_init__(self) -> None:
+        bytes_a_column = 4 * max(self.in_features, self.out_features)
+        if self.batch * bytes_a_column > MOST_BYTES:
+            raise InvalidInput(
+                f"batch={self.batch} makes x or y longer than 2 GiB; give at most "
+                f"{MOST_BYTES // bytes_a_column} and call the kernel several times"
+            )
 
     @property
     def out_features(self) -> int:
@@ -130,6 +172,10 @@ class MatMul:
     @property
     def dtype(self) -> DType:
         return self.each.dtype
+
+    @property
+    def bias(self) -> npt.NDArray[np.float32] | None:
+        return self.each.bias
 
     @property
     def case(self) -> str:

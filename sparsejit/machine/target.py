@@ -138,6 +138,26 @@ class Target:
             model=f"generic {name}",
         )
 
+    @classmethod
+    def resolve(cls, target: "str | Target") -> "Target":
+        """The target that an argument means: "native", a level's name, or a Target itself.
+
+        Raises InvalidInput for anything else, and UnsupportedTarget for a target whose code this
+        machine, or SPARSEJIT_MAX_ISA, does not allow to run here.
+        """
+        machine = cls.detect()
+        wanted = cls.named(target) if isinstance(target, str) else target
+        if not isinstance(wanted, Target):
+            raise InvalidInput(
+                f"target={target!r}; give 'native', one of {', '.join(ISA_LEVELS)}, or a Target"
+            )
+        if not wanted.runs_on(machine):
+            raise UnsupportedTarget(
+                f"target {wanted.isa} does not run here (this machine, or {MAX_ISA_VARIABLE}, "
+                f"allows {machine.isa}); choose target='native'"
+            )
+        return wanted
+
 
 def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = None) -> Target:
     """Build a Target from the text of /proc/cpuinfo.

@@ -50,8 +50,14 @@ def batch_strategies() -> tuple[str, ...]:
     return (AUTO, *dict.fromkeys(template.family for template in MATMUL_TEMPLATES))
 
 
-def plan_batch(spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
-    """Choose a template for a batch.
+def plan_batch(
+    spec: MatMul,
+    matrix: SparseMatrix,
+    target: Target,
+    strategy: str = AUTO,
+    exact: bool = False,
+) -> Plan:
+    """Choose a template for a batch; if `exact`, one that changes no weight.
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
@@ -67,8 +73,10 @@ def plan_batch(spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str
         if template.dtype is spec.dtype
         and template.made_for(target)
         and _is_possible(template, spec, target)
+        and not (exact and template.weight_change(matrix, target))
     ]
-    case = f"{spec.dtype.value} and batch {spec.batch} on this {target.isa} target"
+    exactly = " with exact=True" if exact else ""
+    case = f"{spec.dtype.value} and batch {spec.batch}{exactly} on this {target.isa} target"
     return choose(expected, lower, strategy, batch_strategies(), case)
 
 

@@ -11,21 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.cost import Cost, price
 from sparsejit.x86.assembler import Assembler
 
 AUTO = "auto"
-
-# From here on a weight would round to infinity: halfway from a dtype's largest value to the next.
-OVERFLOWS_AT = {DType.FLOAT16: 65520.0, DType.BFLOAT16: 2.0**128 - 2.0**119}
 
 
 class Template(Protocol):
@@ -45,6 +40,8 @@ class Template(Protocol):
     def lower(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
 
     def emit(self, asm: Assembler, lowered: Any) -> None: ...
+
+    def weight_change(self, matrix: SparseMatrix, target: Target) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -87,13 +84,17 @@ def strategies() -> tuple[str, ...]:
     return (AUTO, *dict.fromkeys(template.family for template in MATVEC_TEMPLATES))
 
 
-def plan(spec: MatVec, matrix: SparseMatrix, target: Target, strategy: str = AUTO) -> Plan:
-    """Choose and lower a template for a matrix-vector product.
+def plan(
+    spec: MatVec,
+    matrix: SparseMatrix,
+    target: Target,
+    strategy: str = AUTO,
+    exact: bool = False,
+) -> Plan:
+    """Choose and lower a template for a product; if `exact`, one that changes no weight.
 
-    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target, and
-    for weights that the dtype cannot hold.
+    Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    _check_range(matrix, spec.dtype)
     rates = known_rates(target)
 
     def lower(template: MatVecTemplate) -> tuple[Any, Cost]:
@@ -103,19 +104,18 @@ def plan(spec: MatVec, matrix: SparseMatrix, target: Target, strategy: str = AUT
     expected = [
         Candidate(template, price(template.expect(spec, matrix, target), rates))
         for template in MATVEC_TEMPLATES
-        if template.dtype is spec.dtype and template.made_for(target)
+        if template.dtype is spec.dtype
+        and template.made_for(target)
+        and not (exact and template.weight_change(matrix, target))
     ]
-    case = f"{spec.dtype.value} on this {target.isa} target"
-    return choose(expected, lower, strategy, strategies(), case)
-
-
-def _check_range(matrix: SparseMatrix, dtype: DType) -> None:
-    largest = float(np.abs(matrix.dense).max())
-    if largest >= OVERFLOWS_AT.get(dtype, math.inf):
-        raise InvalidInput(
-            f"a weight of magnitude {largest:.4g} is more than {dtype.value} can hold; "
-            "use dtype='float32'"
-        )
+    exactly = " with exact=True" if exact else ""
+    return choose(
+        expected,
+        lower,
+        strategy,
+        strategies(),
+        f"{spec.dtype.value}{exactly} on this {target.isa} target",
+    )
 
 
 def choose(

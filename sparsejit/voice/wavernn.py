@@ -32,9 +32,9 @@ class WaveRNN:
     hop_length = features.HOP_LENGTH
     n_mels = features.N_MELS
 
-    def __init__(self, weights: VoiceWeights, target: Target | None = None) -> None:
+    def __init__(self, weights: VoiceWeights, target: str | Target = "native") -> None:
         self.weights = weights
-        self.loop: SampleLoop = compile_sample_loop(weights, target or Target.detect())
+        self.loop: SampleLoop = compile_sample_loop(weights, Target.resolve(target))
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"

@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sparsejit.commands.cli import app
-from sparsejit.commands.kernel import read_matrix
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.frontends.files import read_matrix
 
 
 @pytest.fixture
@@ -33,6 +33,49 @@ def test_explain_json_counts_the_weights(npy: Path, weights: np.ndarray) -> None
     assert report["reason"].startswith(report["strategy"])
 
 
+def test_explain_json_lists_the_candidates_with_predicted_times(npy: Path) -> None:
+    result = CliRunner().invoke(app, ["explain", str(npy), "--json"])
+    report = json.loads(result.stdout)
+    candidates = report["candidates"]
+    times = [candidate["predicted_ns"] for candidate in candidates]
+    assert times == sorted(times) and len(times) > 3
+    assert candidates[0]["kernel"] == report["kernel"]
+    assert {"steps", "code_bytes", "data_bytes", "bound", "family"} < candidates[0].keys()
+    assert "Zen 5" in report["rates"]
+
+
+def test_explain_writes_the_report_beside_what_it_prints(npy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "report.json"
+    options = ["--dtype", "bfloat16", "--out", str(out)]
+    result = CliRunner().invoke(app, ["explain", str(npy), *options])
+    assert result.exit_code == 0 and "predicted ns" in result.stdout
+    report = json.loads(out.read_text())
+    assert report["dtype"] == "bfloat16" and report["candidates"]
+
+
+def test_explain_refuses_a_path_it_cannot_write_before_it_compiles(
+    npy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsejit.commands.kernel.compile_matrix", None)
+    result = CliRunner().invoke(app, ["explain", str(npy), "--out", f"{npy}/report.json"])
+    assert isinstance(result.exception, InvalidInput)
+    assert "cannot be written" in str(result.exception)
+
+
+def test_exact_is_passed_on(npy: Path) -> None:
+    result = CliRunner().invoke(app, ["explain", str(npy), "--exact", "--json"])
+    names = {candidate["kernel"] for candidate in json.loads(result.stdout)["candidates"]}
+    assert names and not names & {"f32-lane16-avx512", "f32-permute-avx2"}
+
+
+def test_a_tensor_of_a_torch_file_is_explained(tmp_path: Path, weights: np.ndarray) -> None:
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "layer.pt"
+    torch.save({"fc.weight": torch.tensor(weights).bfloat16(), "fc.bias": torch.zeros(40)}, file)
+    result = CliRunner().invoke(app, ["explain", str(file), "--json"])
+    assert json.loads(result.stdout)["nnz"] == np.count_nonzero(weights)
+
+
 def test_disasm_lists_instructions_to_the_return(npy: Path) -> None:
     result = CliRunner().invoke(app, ["disasm", str(npy), "--strategy", "broadcast"])
     assert result.exit_code == 0
@@ -51,11 +94,13 @@ def test_a_tensor_is_chosen_by_name(tmp_path: Path, weights: np.ndarray) -> None
     assert np.array_equal(read_matrix(file), weights)
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".pt"])
 def test_a_damaged_file(tmp_path: Path, suffix: str) -> None:
     file = (tmp_path / "w").with_suffix(suffix)
     file.write_bytes(b"\x93NUMPY\x01\x00 cut short")
-    with pytest.raises(DamagedFile, match="save it again"):
+    if suffix == ".pt":
+        pytest.importorskip("torch")
+    with pytest.raises(DamagedFile, match=r"save it again|write it with torch\.save"):
         read_matrix(file)
 
 
@@ -66,6 +111,6 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_file(tmp_path: Path) -> None:
-    (tmp_path / "w.pt").touch()
-    with pytest.raises(InvalidInput, match=r"neither \.npy nor \.safetensors"):
-        read_matrix(tmp_path / "w.pt")
+    (tmp_path / "w.txt").touch()
+    with pytest.raises(InvalidInput, match=r"none of \.npy, \.safetensors, \.pt or \.pth"):
+        read_matrix(tmp_path / "w.txt")

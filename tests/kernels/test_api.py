@@ -1,6 +1,8 @@
 """`compile_matrix` and the kernel it returns: results, records, refusals."""
 
 import gc
+import inspect
+import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 
 import sparsejit
+from sparsejit import errors
 from sparsejit.errors import InvalidInput, SparseJitError, UnsupportedTarget
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import OVERFLOWS_AT, DType
 from sparsejit.machine.target import ISA_LEVELS, MAX_ISA_VARIABLE, Target
 from sparsejit.perf.kernels import available_strategies
+from sparsejit.planner.batch_plan import batch_strategies
 from sparsejit.planner.plan import strategies
 
 
@@ -143,11 +147,85 @@ INFINITE[5, 6] = 1e300
         ({"weights": W, "batch": 0}, r"batch=0; give a whole number"),
         ({"weights": W, "dtype": "int4"}, r"dtype 'int4' is unknown; use one of float32"),
         ({"weights": W, "target": "sse2"}, r"'sse2'"),
+        ({"weights": W, "target": 3}, r"target=3; give 'native', one of avx2, avx512, or a Target"),
+        ({"weights": W, "target": None}, r"target=None; give 'native'"),
+        ({"weights": [[1.0, 2.0], [3.0]]}, r"weights, a list, .*all rows of one length"),
+        ({"weights": W, "batch": 2**40}, r"batch=1099511627776 makes x or y longer.*at most"),
+        ({"weights": W, "layout": None}, r"layout None is unknown"),
+        ({"weights": W, "dtype": None}, r"dtype None is unknown"),
+        ({"weights": W, "strategy": 3}, r"strategy 3 is unknown"),
+        ({"weights": W, "threads": "two"}, r"threads='two'; give a number, or 'auto'"),
     ],
 )
 def test_a_bad_argument_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SparseJitError, match=message):
         sparsejit.compile_matrix(**arguments)
+
+
+@pytest.mark.parametrize(
+    "input_scale", ["a", "0.1", None, True, [0.1], 0, -1.0, math.nan, math.inf, 1e31, 1e-31, 1j]
+)
+def test_an_input_scale_that_is_no_step_is_named(input_scale: Any) -> None:
+    if input_scale is None:  # the one that is right
+        sparsejit.compile_matrix(W, dtype="int8", input_scale=None)
+        return
+    with pytest.raises(InvalidInput, match=r"input_scale=.*; give the step of x"):
+        sparsejit.compile_matrix(W, dtype="int8", input_scale=input_scale)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("input_scale", [2.0**100, 1e20, 1e3])
+def test_an_input_scale_that_would_give_nan_is_refused(input_scale: float, batch: int) -> None:
+    """Its product with a weight's step lies beyond float32, and times zero that is NaN."""
+    limit = float(np.finfo(np.float32).max) / input_scale * 127
+    weights = W.astype(np.float64) / np.abs(W).max() * limit
+    options: dict[str, Any] = {"dtype": "int8", "input_scale": input_scale, "batch": batch}
+    with pytest.raises(InvalidInput, match=r"input_scale=.*more than float32 can hold"):
+        sparsejit.compile_matrix(1.01 * weights, **options)
+    kernel = sparsejit.compile_matrix(0.99 * weights, **options)
+    assert not kernel(np.zeros(kernel.spec.x_shape, np.float32)).any()
+
+
+@pytest.mark.parametrize("dtype", OVERFLOWS_AT)
+@pytest.mark.parametrize(
+    "options", [{}, *({"batch": 20, "strategy": name} for name in batch_strategies())], ids=str
+)
+def test_weights_beyond_a_dtype_are_refused(dtype: DType, options: dict[str, Any]) -> None:
+    """In the same words for one vector and for every batch kernel."""
+    limit = np.float32(OVERFLOWS_AT[dtype])
+    weights = W.copy()
+    weights[2, 5] = -limit
+    message = rf"weights\[2, 5\] is -.*more than {dtype.value} can hold; use dtype='float32'"
+    with pytest.raises(InvalidInput, match=message):
+        sparsejit.compile_matrix(weights, dtype=dtype.value, **options)
+    weights[2, 5] = -np.nextafter(limit, np.float32(0))
+    kernel = sparsejit.compile_matrix(weights, dtype=dtype.value, **options)
+    x = np.zeros(kernel.spec.x_shape, np.float32)
+    x[..., 5] = 1
+    assert np.isfinite(kernel(x)).all()
+
+
+def test_all_but_weights_and_bias_are_keyword_only() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        sparsejit.compile_matrix(W, None, "tanh")  # type: ignore[misc]
+
+
+def test_a_target_may_be_a_name_or_a_target() -> None:
+    for target in ("native", Target.detect(), "avx2", Target.named("avx2")):
+        kernel = sparsejit.compile_matrix(W, target=target)
+        assert kernel.target == Target.resolve(target)
+
+
+def test_bind_takes_the_output_by_the_name_it_has_in_a_call(kernel: sparsejit.Kernel) -> None:
+    out = np.zeros(20, np.float32)
+    kernel.bind(x=X, out=out)()
+    np.testing.assert_array_equal(out, kernel(X))
+
+
+def test_the_exceptions_are_part_of_the_surface() -> None:
+    raised = {name for name, value in vars(errors).items() if inspect.isclass(value)}
+    assert raised <= set(sparsejit.__all__)
+    assert sparsejit.InvalidInput is InvalidInput
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_each_strategy_computes_the_linear_layer(strategy: str) -> None:
     torch = pytest.importorskip("torch")
     layer = torch.nn.Linear(30, 20)
     kernel = sparsejit.compile_matrix(
-        layer.weight, layer.bias, "tanh", batch=batch, strategy=strategy
+        layer.weight, layer.bias, activation="tanh", batch=batch, strategy=strategy
     )
     x = np.random.default_rng(1).standard_normal((batch, 30)).astype(np.float32)
     expected = torch.tanh(layer.double()(torch.from_numpy(x).double())).detach().numpy()

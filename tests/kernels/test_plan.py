@@ -6,12 +6,11 @@ from matvec_checks import block_weights, target_of
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.cost import price
-from sparsejit.planner.plan import OVERFLOWS_AT, plan, strategies
+from sparsejit.planner.plan import plan, strategies
 from sparsejit.x86.assembler import Assembler
 
 
@@ -62,17 +61,6 @@ def test_a_named_strategy_overrides_the_price_but_not_the_record() -> None:
     unasked = plan(spec_of(matrix), matrix, Target.named("avx2"))
     assert len(choice.candidates) == len(unasked.candidates) > 1
     assert "asked for" in choice.reason
-
-
-@pytest.mark.parametrize("dtype", OVERFLOWS_AT)
-def test_weights_beyond_a_dtype_are_refused(dtype: DType) -> None:
-    limit = np.float32(OVERFLOWS_AT[dtype])
-    target = Target.named("avx512")
-    below = SparseMatrix(np.full((2, 2), -np.nextafter(limit, np.float32(0))))
-    assert np.isfinite(stored_weights(below, dtype)).all()
-    plan(spec_of(below, dtype), below, target)
-    with pytest.raises(InvalidInput, match=f"more than {dtype.value} can hold"):
-        plan(spec_of(below, dtype), SparseMatrix(np.full((2, 2), -limit)), target)
 
 
 def test_an_unknown_strategy_is_named_with_the_known() -> None:

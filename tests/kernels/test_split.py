@@ -46,7 +46,7 @@ def test_parts_together_compute_the_layer(
     random = np.random.default_rng(out_features)
     weights = block_weights((out_features, in_features), density, 1)
     bias = random.standard_normal(out_features).astype(np.float32) if with_bias else None
-    kernel = sparsejit.compile_matrix(weights, bias, activation, threads=threads)
+    kernel = sparsejit.compile_matrix(weights, bias, activation=activation, threads=threads)
     assert len(kernel.split.parts) == min(threads, -(-out_features // 16))
     x = random.standard_normal(in_features).astype(np.float32)
     matrix = SparseMatrix(weights)

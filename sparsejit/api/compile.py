@@ -1,0 +1,179 @@
+"""`compile_matrix`: arguments checked, a kernel chosen, its code written."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.api.kernel import Kernel
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.files import read_layer
+from sparsejit.frontends.layers import weights_and_bias
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.plan import AUTO, Plan, plan
+from sparsejit.planner.split import Split, available_cores, parse_threads, split, undivided
+from sparsejit.planner.tuning import tuned
+from sparsejit.runtime.program import build, debug_level
+
+FloatArray = npt.NDArray[np.float32]
+Progress = Callable[[str, float], None]
+
+
+def compile_matrix(
+    weights: Any,
+    bias: Any = None,
+    *,
+    activation: str | Activation | None = None,
+    batch: int = 1,
+    dtype: str = "float32",
+    strategy: str = AUTO,
+    target: str | Target = "native",
+    threads: int | str = 1,
+    tune: bool = False,
+    exact: bool = False,
+    layout: str | Layout = Layout.BATCH_MAJOR,
+    input_scale: float | None = None,
+    progress: Progress = lambda stage, share: None,
+) -> Kernel:
+    """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
+
+    weights, bias: arrays or tensors of any real dtype, dense or sparse (torch, scipy); zeros cost
+        nothing. Weights of a convolution count as (out, rest). Or a torch.nn.Linear or ungrouped
+        convolution, a state dict of one layer, masks of torch.nn.utils.prune included, or the path
+        of a file with one; these bring a bias of their own, unless one is given.
+    activation: "none", "relu", "tanh" or "sigmoid".
+    batch: above 1, x is (batch, in_features) and y (batch, out_features), or where `layout` is
+        "feature-major", which is faster, (in_features, batch) and (out_features, batch).
+    dtype: how weights are stored. "float32", or "bfloat16" or "float16", all else being float32;
+        or "int8", which also quantises x, in steps of `input_scale` or else of its largest
+        magnitude / 127, and sums integers.
+    strategy: "auto", or a family of kernels. For one x: permute, lane16, lookup, broadcast,
+        broadcast-loop, broadcast-mixed, dense, immediate; with int8 int8-permute or int8-pairs.
+        For a batch: panels, rows or mixed. Which exist depends on dtype and target.
+    target: "native", a level ("avx2", "avx512") or a Target.
+    threads: how many may share the rows where that pays, or "auto" for one a core. A batch runs
+        on one.
+    tune: time the most promising kernels here, or recall earlier times, and take the fastest.
+    exact: only kernels that keep every weight as `dtype` holds it; others may keep an index in a
+        weight's lowest bits, which changes it by at most 2^-17 of itself (`explain` says so).
+    progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
+
+    Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
+    machine cannot run.
+    """
+    options = Options(
+        activation, batch, dtype, strategy, target, threads, tune, exact, layout, input_scale
+    )
+    return _compiled(weights, bias, options, progress)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `compile_matrix`, as they were given."""
+
+    activation: str | Activation | None
+    batch: int
+    dtype: str
+    strategy: str
+    target: str | Target
+    threads: int | str
+    tune: bool
+    exact: bool
+    layout: str | Layout
+    input_scale: float | None
+
+    def layer(self, matrix: SparseMatrix, bias: npt.NDArray[Any] | None) -> Layer:
+        """What is to be computed. Raises InvalidInput where the dtype cannot hold the weights."""
+        each = MatVec(
+            matrix.out_features,
+            matrix.in_features,
+            _checked_bias(bias, matrix.out_features),
+            Activation.NONE if self.activation is None else Activation.parse(self.activation),
+            DType.parse(self.dtype),
+            self.input_scale,
+        )
+        each.check_weights(matrix.dense)
+        columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
+        return each if columns == 1 else MatMul(each, columns, order)
+
+
+def _compiled(
+    weights: Any, bias: Any, options: Options, progress: Progress = lambda stage, share: None
+) -> Kernel:
+    started = time.perf_counter()
+    progress("reading the weights", 0.0)
+    source = read_layer(weights) if isinstance(weights, str | os.PathLike) else weights
+    array, own_bias = weights_and_bias(source, bias)
+    matrix = SparseMatrix(array)
+    spec = options.layer(matrix, own_bias)
+    planner = _Planner(options, Target.resolve(options.target), parse_threads(options.threads))
+    progress("choosing a kernel", 0.1)
+    choice = planner.plan(spec, matrix)
+    division = planner.split(spec, matrix, choice)
+    progress("writing the code", 0.8)
+    program = build(choice.chosen.template.name, planner.target, division.emit)
+    progress("done", 1.0)
+    again = partial(_compiled, matrix.dense, spec.bias, options)
+    compile_ms = 1e3 * (time.perf_counter() - started)
+    choice, division = choice.record(), division.record()
+    kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, again)
+    if debug_level() >= 1:
+        print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
+    return kernel
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Chooses kernels, and how many threads share one, as the options say."""
+
+    options: Options
+    target: Target
+    most_threads: int
+
+    def plan(self, layer: Layer, rows: SparseMatrix) -> Plan:
+        options = self.options
+        if isinstance(layer, MatMul):
+            choice = plan_batch(layer, rows, self.target, options.strategy, options.exact)
+        else:
+            choice = plan(layer, rows, self.target, options.strategy, options.exact)
+        measure = options.tune and options.strategy == AUTO
+        return tuned(choice, layer, rows, self.target) if measure else choice
+
+    def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan) -> Split:
+        if isinstance(layer, MatMul):
+            return undivided(layer, matrix, whole, "a batch runs on one")
+        division = split(layer, matrix, whole, self.target, self.most_threads, self.plan)
+        if self.options.threads == AUTO and available_cores() == 1:
+            return replace(division, reason="'auto' is one a core; this process may use one core")
+        return division
+
+
+def _checked_batch(batch: int) -> int:
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+        raise InvalidInput(f"batch={batch!r}; give a whole number of at least 1")
+    return int(batch)
+
+
+def _checked_bias(bias: npt.NDArray[Any] | None, out_features: int) -> FloatArray | None:
+    if bias is None:
+        return None
+    if bias.shape != (out_features,):
+        raise InvalidInput(f"bias has shape {bias.shape}; give ({out_features},)")
+    with np.errstate(over="ignore"):
+        array = np.array(bias, np.float32)
+    if not np.isfinite(array).all():
+        where = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InvalidInput(
+            f"bias[{where}] is {bias[where]}, which float32 cannot hold; "
+            "remove NaN and infinite values"
+        )
+    return array

@@ -1,0 +1,151 @@
+"""Tensors out of files, one at a time: .npy, .safetensors and torch's state dicts."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.frontends.arrays import Array, is_tensor, to_array
+from sparsejit.frontends.layers import factors, layer_names, product
+from sparsejit.frontends.short_floats import SHORT_FLOATS
+
+_FORMATS = ".npy, .safetensors, .pt or .pth"
+# What reads one tensor when it is asked for; the others of the file are left alone.
+_Readers = dict[str, Callable[[], Array]]
+
+
+def read_matrix(path: str | PathLike[str], tensor: str | None = None) -> Array:
+    """The array in a .npy file, or one tensor of a .safetensors file or a torch state dict.
+
+    Without `tensor`, that of a file which holds one tensor, or one layer's weights and bias.
+    bfloat16 and float8 become float32; a tensor that torch.nn.utils.prune has masked goes by its
+    plain name. Raises DamagedFile for a file that does not hold what its name says, and
+    InvalidInput where `tensor` is missing, ambiguous, misspelt or of a dtype that cannot be read.
+    """
+    parameters = _parameters(Path(path))
+    only = layer_names(parameters)
+    name = only[0] if tensor is None and only else tensor
+    if name not in parameters:
+        names = ", ".join(parameters) or "there is none"
+        raise InvalidInput(f"{path} has no tensor {tensor!r}; name one with --tensor: {names}")
+    return parameters[name]()
+
+
+def read_layer(path: str | PathLike[str]) -> dict[str, Array]:
+    """The weights in a file, and the bias if there is one, by name: a file that holds one layer.
+
+    Raises InvalidInput for a file of several layers, else as `read_matrix` does.
+    """
+    parameters = _parameters(Path(path))
+    names = layer_names(parameters)
+    if names is None:
+        raise InvalidInput(
+            f"{path} holds {len(parameters)} parameters ({', '.join(list(parameters)[:8])}); "
+            "load it and give one layer's"
+        )
+    return {name: parameters[name]() for name in names if name is not None}
+
+
+def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
+    """What torch.save wrote, read on the CPU without running code.
+
+    Raises DamagedFile, with the remedy, if it cannot be, and MissingDependency without torch.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency(f"reading {path} needs torch: pip install torch") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DamagedFile(f"{path} cannot be read as tensors alone; {remedy}") from error
+
+
+def _read_npy(file: Path) -> Array:
+    try:
+        array: Array = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DamagedFile(f"{file} is not a .npy array ({error}); save it again") from error
+    return array
+
+
+def _parameters(file: Path) -> _Readers:
+    """The parameters in a file, what torch.nn.utils.prune has parted being one."""
+    readers = _readers(file)
+
+    def read(parts: tuple[str, ...]) -> Array:
+        return product(readers[part]() for part in parts)
+
+    return {name: partial(read, parts) for name, parts in factors(readers).items()}
+
+
+def _readers(file: Path) -> _Readers:
+    if not file.is_file():
+        raise InvalidInput(f"there is no file {file}; check the path")
+    if file.suffix == ".npy":
+        return {file.stem: partial(_read_npy, file)}
+    if file.suffix == ".safetensors":
+        return _safetensors_readers(file)
+    if file.suffix not in (".pt", ".pth"):
+        raise InvalidInput(f"{file} is none of {_FORMATS}; convert it to one of them")
+    content = read_torch_file(file, "write it with torch.save(model.state_dict(), path)")
+    return _tensors_within(content, file.stem)
+
+
+def _tensors_within(content: Any, name: str) -> _Readers:
+    """Every tensor in nested dicts, by its keys joined by dots; a bare one by `name`."""
+    if is_tensor(content):
+        return {name: partial(to_array, content, name)}
+    if not isinstance(content, dict):
+        return {}
+    found: _Readers = {}
+    for key, value in content.items():
+        if is_tensor(value):
+            found[str(key)] = partial(to_array, value, str(key))
+        else:
+            within = _tensors_within(value, "")
+            found |= {f"{key}.{inner}": reader for inner, reader in within.items()}
+    return found
+
+
+def _safetensors_readers(file: Path) -> _Readers:
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            names = list(opened.keys())
+    except SafetensorError as error:
+        raise DamagedFile(f"{file} is not a .safetensors file ({error}); save it again") from error
+    return {name: partial(_read_safetensor, file, name) for name in names}
+
+
+def _read_safetensor(file: Path, name: str) -> Array:
+    with safe_open(file, framework="numpy") as opened:
+        dtype = opened.get_slice(name).get_dtype()
+        if dtype in SHORT_FLOATS:
+            return _read_short_floats(file, name)
+        try:
+            array: Array = opened.get_tensor(name)
+        except (AttributeError, KeyError, TypeError, SafetensorError) as error:
+            raise InvalidInput(
+                f"{name} in {file} has dtype {dtype}, which numpy lacks; save it as float32"
+            ) from error
+    return array
+
+
+def _read_short_floats(file: Path, name: str) -> Array:
+    """A tensor that safetensors cannot give to numpy, by its place in a file that it has checked.
+
+    The format: eight bytes of the header's length, the header as JSON, the tensors.
+    """
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        entry = json.loads(opened.read(header_bytes))[name]
+        start, end = entry["data_offsets"]
+        opened.seek(8 + header_bytes + start)
+        values = SHORT_FLOATS[entry["dtype"]](opened.read(end - start))
+    return values.reshape(entry["shape"])

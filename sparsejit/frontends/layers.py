@@ -1,0 +1,109 @@
+"""One layer's matrix and bias out of a module or a state dict, with masks multiplied in."""
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import Array, is_tensor, to_array
+
+# Modules that multiply by one matrix: torch's, and whatever is derived from them.
+_MATRIX_MODULES = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
+# How torch.nn.utils.prune names the two factors of a pruned parameter.
+_MASKED = ("_orig", "_mask")
+
+
+def weights_and_bias(weights: Any, bias: Any = None) -> tuple[Array, Array | None]:
+    """A matrix (out_features, in_features) and a bias, or None, out of what a user has.
+
+    `weights` are anything that `to_array` takes, of two dimensions or more, where all after the
+    first count as one: those of a convolution are (out, rest). Or they are a torch.nn.Linear or an
+    ungrouped convolution, or a state dict of one such layer; these bring a bias of their own,
+    which one that is given replaces. Raises InvalidInput for anything else.
+    """
+    own_bias = None
+    if isinstance(weights, Mapping) and not hasattr(weights, "toarray"):  # scipy's dok is a dict
+        weights, own_bias = _layer_of_state(weights)
+    elif hasattr(weights, "named_parameters"):
+        weights, own_bias = _layer_of_module(weights)
+    matrix = to_array(weights, "weights")
+    if matrix.ndim > 2 and matrix.size:
+        matrix = matrix.reshape(len(matrix), -1)
+    bias = own_bias if bias is None else bias
+    return matrix, None if bias is None else to_array(bias, "bias")
+
+
+def factors(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The tensors whose product is each parameter of a state dict.
+
+    That is the one of its own name, or `x_orig` and `x_mask` for a pruned `x`.
+    """
+    present, found = set(names), {}
+    for name in sorted(present):
+        stem = name.removesuffix(_MASKED[0]).removesuffix(_MASKED[1])
+        pair = tuple(stem + suffix for suffix in _MASKED)
+        if stem != name and present.issuperset(pair):
+            found[stem] = pair
+        else:
+            found[name] = (name,)
+    return found
+
+
+def product(arrays: Iterable[Array]) -> Array:
+    """What `factors` named, multiplied; a zero of a mask gives zero whatever it hides."""
+    return reduce(lambda value, mask: np.where(mask != 0, value, 0) * mask, arrays)
+
+
+def layer_names(names: Iterable[str]) -> tuple[str, str | None] | None:
+    """Which parameters are the weights and the bias if there is but one layer, else None."""
+    left = set(names)
+    weights = [name for name in left if name.split(".")[-1].startswith("weight")]
+    if len(left) == 1:
+        return left.pop(), None
+    if len(weights) != 1:
+        return None
+    head, _, last = weights[0].rpartition("weight")
+    bias = f"{head}bias{last}"
+    return (weights[0], bias) if left == {weights[0], bias} else None
+
+
+def _layer_of_state(state: Mapping[str, Any]) -> tuple[Array, Array | None]:
+    parts = factors(state)
+    names = layer_names(parts)
+    if names is None:
+        raise InvalidInput(
+            f"weights is a dict of {len(parts)} parameters ({', '.join(list(parts)[:8])}); "
+            "give one layer's, such as state['fc.weight']"
+        )
+    weight, bias = (None if name is None else _product_of(state, parts[name]) for name in names)
+    assert weight is not None
+    return weight, bias
+
+
+def _layer_of_module(module: Any) -> tuple[Any, Any]:
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if not kinds & _MATRIX_MODULES:
+        raise InvalidInput(
+            f"weights is a {type(module).__name__}; give a Linear, an ungrouped convolution, or "
+            "one weight of it"
+        )
+    if not is_tensor(getattr(module, "weight", None)):
+        raise InvalidInput(f"{type(module).__name__} is quantised; give its weight dequantised")
+    if getattr(module, "groups", 1) != 1:
+        raise InvalidInput(
+            f"a convolution with groups={module.groups} is several matrices; give each of them"
+        )
+    # A pruned weight is computed before each forward pass: the module's own may be out of date.
+    held = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+    parts = factors(held)
+    weight, bias = (
+        _product_of(held, parts[name]) if len(parts.get(name, ())) == 2 else getattr(module, name)
+        for name in ("weight", "bias")
+    )
+    return weight, bias
+
+
+def _product_of(state: Mapping[str, Any], names: tuple[str, ...]) -> Array:
+    return product(to_array(state[name], name) for name in names)
