@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from numbers import Real
 
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.patterns import NofM, Pattern
@@ -13,6 +14,8 @@ Amount = float | Mapping[str, float | Sequence[float]]
 def check_amount(amount: Amount, pattern: Pattern) -> None:
     """Raise InvalidInput for a share outside [0, 1), or one that an N:M pattern contradicts."""
     for share in _shares(amount):
+        if not isinstance(share, Real) or isinstance(share, bool):
+            raise InvalidInput(f"amount={share!r}: give the share to prune, 0.9 for 90 %")
         if not 0.0 <= share < 1.0:
             raise InvalidInput(
                 f"amount={share} is outside [0, 1): give the share to prune, 0.9 for 90 %"

@@ -30,6 +30,14 @@ class Criterion(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+def check_criterion(criterion: Any) -> None:
+    """Raise InvalidInput for what is no criterion, such as the name of one."""
+    if not hasattr(criterion, "importance"):
+        raise InvalidInput(
+            f"criterion={criterion!r} is no criterion: give Magnitude(), Movement() or Random(seed)"
+        )
+
+
 class _Stateless:
     def start(self, weights: Mapping[str, Tensor]) -> None:
         pass

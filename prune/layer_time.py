@@ -7,7 +7,8 @@ import numpy as np
 from torch import nn
 
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.errors import CompileError
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.machine.target import Target
@@ -22,24 +23,36 @@ TOLERANCE = 2.0**-16
 
 
 def time_layers(
-    report: SparsityReport,
     model: nn.Module,
+    report: SparsityReport,
     dtype: str = "float32",
     progress: Callable[[str], None] = lambda name: None,
 ) -> SparsityReport:
     """The report with what each weight costs here; `progress` is told the name of each first.
 
+    >>> print(time_layers(model, pruner.finalize()))
+
     dtype: of the compiled weights. A weight counts as (out, everything else).
-    Raises CompileError if a kernel's output is not its oracle's, but for rounding.
+    Raises InvalidInput for a model without the report's weights, and CompileError if a kernel's
+    output is not its oracle's, but for rounding.
     """
     layers, kernels = [], []
     for layer in report.layers:
         progress(layer.name)
-        weight = model.get_parameter(layer.name).detach().flatten(1).float().cpu().numpy()
+        weight, _ = weights_and_bias(_parameter(model, layer.name))
         kernels.append(compile_matrix(weight, dtype=dtype))
         layers.append(replace(layer, time=time_kernel(kernels[-1], SparseMatrix(weight))))
     progress("all in turn")
     return SparsityReport(layers, us_in_turn(kernels))
+
+
+def _parameter(model: nn.Module, name: str) -> nn.Parameter:
+    try:
+        return model.get_parameter(name)
+    except AttributeError as error:
+        raise InvalidInput(
+            f"the model has no weight {name!r}, which the report names; give the model it is of"
+        ) from error
 
 
 def time_kernel(kernel: Kernel, matrix: SparseMatrix) -> LayerTime:

@@ -1,7 +1,9 @@
 """Which weights live and die together: blocks of `weight[out, in]`, lanes, N of M."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -216,18 +218,21 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def choose_pattern(pattern: str | Pattern, block: tuple[int, int] | None = None) -> Pattern:
-    """The named pattern, N:M, or any block shape; InvalidInput for an unknown name or for both."""
+    """The named pattern, N:M, or any block shape; InvalidInput for anything else, and for both."""
     if block is not None:
         if pattern != "unstructured":
             raise InvalidInput(f"pattern={pattern!r} and block={block} were both given: drop one")
+        if not isinstance(block, Sequence) or not all(isinstance(n, Integral) for n in block):
+            raise InvalidInput(f"block={block!r} is no shape: give whole numbers (rows, cols)")
         if len(block) != 2:
             raise InvalidInput(f"block={block} has {len(block)} sizes: give (rows, cols)")
         return BlockPattern(*block)
-    if not isinstance(pattern, str):
+    if not isinstance(pattern, str) and hasattr(pattern, "blocks"):
         return pattern
-    if pattern in PATTERNS:
-        return PATTERNS[pattern]
-    n_of_m = re.fullmatch(r"(\d+):(\d+)", pattern)
+    name = str(pattern)
+    if name in PATTERNS:
+        return PATTERNS[name]
+    n_of_m = re.fullmatch(r"(\d+):(\d+)", name)
     if n_of_m is None:
         raise InvalidInput(
             f"pattern={pattern!r} is unknown: "

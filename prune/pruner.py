@@ -13,14 +13,14 @@ from sparsejit.ir.spec import DType
 from sparsejit.prune.allocation import ALLOCATIONS, choose_pruned
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
 from sparsejit.prune.budget import TradeOff, check_budget, spend
-from sparsejit.prune.criteria import Criterion, Magnitude
+from sparsejit.prune.criteria import Criterion, Magnitude, check_criterion
 from sparsejit.prune.latency import measured_latencies
 from sparsejit.prune.patterns import Blocks, NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable
 from sparsejit.prune.regularisers import Regulariser
 from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.rewinding import Rewinder
-from sparsejit.prune.schedules import IterativeSchedule, OneShot, Schedule
+from sparsejit.prune.schedules import IterativeSchedule, OneShot, Schedule, check_schedule
 from sparsejit.prune.targets import (
     Target,
     as_list,
@@ -88,9 +88,11 @@ class Pruner:
         if not self.targets:
             raise InvalidInput("targets is empty: name weights, for example ['fc*.weight']")
         self.schedule: Schedule = schedule if schedule is not None else OneShot()
+        check_schedule(self.schedule)
         self.per_gate = per_gate
         self.allocation = allocation
         self.criterion: Criterion = criterion if criterion is not None else Magnitude()
+        check_criterion(self.criterion)
         self.regulariser = regulariser
         self.keep_diagonal = [keep_diagonal] if isinstance(keep_diagonal, str) else keep_diagonal
         self._check_combination()

@@ -1,7 +1,8 @@
 """When the masks are recomputed, and how much is pruned by then."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 from sparsejit.errors import InvalidInput
 
@@ -23,11 +24,36 @@ class Schedule(Protocol):
         ...
 
 
+def check_schedule(schedule: Any) -> None:
+    """Raise InvalidInput for what is no schedule, such as the name of one."""
+    if not all(hasattr(schedule, name) for name in ("due", "amount", "end")):
+        raise InvalidInput(
+            f"schedule={schedule!r} is no schedule: give CubicSchedule(start, end), ConstantRate, "
+            "OneShot or IterativeSchedule"
+        )
+
+
+def _check_steps(owner: object, **steps: Any) -> None:
+    for name, step in steps.items():
+        if not isinstance(step, Integral) or isinstance(step, bool):
+            raise InvalidInput(
+                f"{type(owner).__name__} got {name}={step!r}: give a whole number of steps"
+            )
+
+
 @dataclass(frozen=True)
 class OneShot:
-    """The whole amount at one step; 0 prunes inside `Pruner.prepare`."""
+    """The whole amount at one step; 0 prunes inside `Pruner.prepare`.
+
+    Raises InvalidInput unless at >= 0.
+    """
 
     at: int = 0
+
+    def __post_init__(self) -> None:
+        _check_steps(self, at=self.at)
+        if self.at < 0:
+            raise InvalidInput(f"OneShot got at={self.at}: choose a step of 0 or more")
 
     @property
     def end(self) -> int:
@@ -52,6 +78,7 @@ class _Gradual:
     every: int = 100
 
     def __post_init__(self) -> None:
+        _check_steps(self, start=self.start, end=self.end, every=self.every)
         if not 0 <= self.start < self.end:
             raise InvalidInput(
                 f"{type(self).__name__} got start={self.start}, end={self.end}: "
@@ -114,6 +141,7 @@ class IterativeSchedule:
     rewind_weights: bool = False
 
     def __post_init__(self) -> None:
+        _check_steps(self, rounds=self.rounds, length=self.length, rewind_to=self.rewind_to)
         if self.rounds < 1 or not 0 <= self.rewind_to < self.length:
             raise InvalidInput(
                 f"IterativeSchedule got rounds={self.rounds}, length={self.length}, "

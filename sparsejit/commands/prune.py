@@ -68,7 +68,7 @@ def prune(
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
         dtype = plan.prune.get("dtype", "float32")
-        result = replace(result, report=time_layers(result.report, result.model, dtype, bar.stage))
+        result = replace(result, report=time_layers(result.model, result.report, dtype, bar.stage))
     summary = {"recipe": plan.to_dict(), "weights": str(out), **result.as_dict()}
     if report is not None:
         write_json(report, summary)

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune import CubicSchedule, Pruner
+from sparsejit.prune import ConstantRate, CubicSchedule, IterativeSchedule, OneShot, Pruner
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,13 @@ def test_amount_outside_range(amount):
         ({"pattern": "1x8", "block": (8, 1)}, r"'1x8' and block=\(8, 1\).*drop one"),
         ({"block": (0, 4)}, r"block=\(0, 4\) is empty"),
         ({"block": (4,)}, r"block=\(4,\) has 1 sizes"),
+        ({"block": 3}, r"block=3 is no shape: give whole numbers \(rows, cols\)"),
+        ({"block": (2.5, 1)}, r"block=\(2\.5, 1\) is no shape"),
+        ({"pattern": None}, r"pattern=None is unknown: use one of unstructured, 1x8"),
+        ({"pattern": 8}, r"pattern=8 is unknown"),
+        ({"schedule": "cubic"}, r"schedule='cubic' is no schedule: give CubicSchedule\("),
+        ({"criterion": "magnitude"}, r"criterion='magnitude' is no criterion: give Magnitude\(\)"),
+        ({"amount": "0.9"}, r"amount='0\.9': give the share to prune, 0\.9 for 90 %"),
         ({"targets": []}, r"targets is empty: name weights"),
         ({"dtype": "float8"}, r"'float8' is unknown; use one of float32, bfloat16"),
     ],
@@ -52,11 +60,38 @@ def test_wrong_options(options, message):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((5, 5, 1), "start=5, end=5"), ((-1, 5, 1), "start=-1"), ((0, 5, 0), "every=0")],
+    [
+        ((5, 5, 1), "start=5, end=5"),
+        ((-1, 5, 1), "start=-1"),
+        ((0, 5, 0), "every=0"),
+        ((0.5, 5, 1), r"got start=0\.5: give a whole number of steps"),
+        ((0, "5", 1), "got end='5': give a whole number of steps"),
+        ((0, 5, 2.5), r"got every=2\.5: give a whole number of steps"),
+    ],
 )
-def test_wrong_schedules(arguments, message):
+@pytest.mark.parametrize("schedule", [CubicSchedule, ConstantRate])
+def test_wrong_schedules(schedule, arguments, message):
+    with pytest.raises(InvalidInput, match=f"{schedule.__name__} .*{message}"):
+        schedule(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OneShot(0.5), r"OneShot got at=0\.5: give a whole number"),
+        (lambda: OneShot(-3), r"OneShot got at=-3: choose a step of 0 or more"),
+        (lambda: OneShot(None), r"OneShot got at=None: give a whole number"),
+        (lambda: IterativeSchedule(2.5, 10), r"got rounds=2\.5: give a whole number"),
+        (lambda: IterativeSchedule(2, 10, True), r"got rewind_to=True: give a whole number"),
+    ],
+)
+def test_wrong_steps(make, message):
     with pytest.raises(InvalidInput, match=message):
-        CubicSchedule(*arguments)
+        make()
+
+
+def test_steps_of_numpy_are_steps():
+    assert CubicSchedule(np.int64(1), np.int32(5)).due(5)
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_checkpoints_of_something_else(tmp_path: Path) -> None:
 def time_of(layer: nn.Module, dtype: str = "float32") -> dict[str, Any]:
     report = Pruner(0.0, targets="weight")
     report.prepare(layer)
-    (row,) = time_layers(report.finalize(), layer, dtype).as_dict()["layers"]
+    (row,) = time_layers(layer, report.finalize(), dtype).as_dict()["layers"]
     return row
 
 
@@ -369,7 +369,7 @@ def test_a_budget_in_place_of_an_amount(monkeypatch: pytest.MonkeyPatch) -> None
     for module in (in_model, layer_time):
         monkeypatch.setattr(module, "us_in_turn", lambda each: 1e-4 * sum(map(nonzeros, each)))
     result = carried_out(recipe, Workload(model, given.batches, loss))
-    report = time_layers(result.report, model)
+    report = time_layers(model, result.report)
     (left,) = (layer.nnz for layer in result.report.layers)
     assert 270 < left <= 300
     assert report.in_turn_us == pytest.approx(1e-4 * left)
@@ -378,7 +378,7 @@ def test_a_budget_in_place_of_an_amount(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_report_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     result = carried_out(GRADUAL, workload())
     with ticking():
-        timed = time_layers(result.report, result.model)
+        timed = time_layers(result.model, result.report)
     report = timed.as_dict()
     assert report["total"]["in_turn_us"] == TICK_NS / 1e3
     for key in ("nnz", "elements", "predicted_ns", "measured_ns"):
