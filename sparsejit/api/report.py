@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from math import log2
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.ir.spec import Layer, MatMul
@@ -157,9 +158,10 @@ def _exactness(report: Report) -> str:
     change = report["weights_change_by"]
     if not change:
         return f"weights: exactly as {report['dtype']} holds them"
+    kernels = ", ".join(dict.fromkeys(part["kernel"] for part in report["parts"]))
     return (
-        f"weights: each changed by at most {change:.1e} of itself, and those below 2^-125 become "
-        f"zero, since {report['kernel']} keeps an index in their lowest bits; "
+        f"weights: each changed by at most 2^{log2(change):.0f} of itself, and those below 2^-125 "
+        f"become zero, since {kernels} keeps an index in their lowest bits; "
         "exact=True rules that out"
     )
 

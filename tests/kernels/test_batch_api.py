@@ -7,6 +7,7 @@ import pytest
 
 import sparsejit
 from sparsejit.errors import InvalidInput, SparseJitError
+from sparsejit.ir.spec import MOST_BYTES
 from sparsejit.planner.batch_plan import batch_strategies
 
 RANDOM = np.random.default_rng(0)
@@ -49,6 +50,15 @@ def test_each_strategy_computes_the_linear_layer(strategy: str) -> None:
 def test_a_batch_of_one_is_a_vector() -> None:
     kernel = sparsejit.compile_matrix(W, batch=1, layout="feature-major")
     assert kernel(X[0]).shape == (20,)
+
+
+@pytest.mark.parametrize("layout", ["batch-major", "feature-major"])
+@pytest.mark.parametrize("strategy", ["panels", "rows", "mixed"])
+def test_the_longest_batch_compiles_and_one_more_is_refused(layout: str, strategy: str) -> None:
+    longest = MOST_BYTES // (4 * 30)
+    sparsejit.compile_matrix(W, batch=longest, layout=layout, strategy=strategy)
+    with pytest.raises(InvalidInput, match=f"longer than 2 GiB; give at most {longest}"):
+        sparsejit.compile_matrix(W, batch=longest + 1, layout=layout, strategy=strategy)
 
 
 def test_short_weights_are_taken_too() -> None:

@@ -144,6 +144,8 @@ def test_explain_says_which_kernel_changes_weights_and_by_how_much() -> None:
     kernel = sparsejit.compile_matrix(scattered((32, 32), 0.3), strategy=inexact)
     name = kernel.plan.chosen.template.name
     assert kernel.report()["weights_change_by"] == CHANGED_BY[name]
-    assert f"each changed by at most {CHANGED_BY[name]:.1e} of itself" in kernel.explain()
+    bits = {2.0**-20: "2^-20", 2.0**-21: "2^-21"}[CHANGED_BY[name]]
+    line = f"each changed by at most {bits} of itself, and those below 2^-125 become zero, since "
+    assert f"{line}{name} keeps an index" in kernel.explain()
     with pytest.raises(InvalidInput, match=rf"'{inexact}' has no kernel for float32 with exact"):
         sparsejit.compile_matrix(scattered((32, 32), 0.3), strategy=inexact, exact=True)

@@ -270,6 +270,24 @@ def test_a_state_dict_is_read_from_a_torch_file(tmp_path: Path, wrap: str) -> No
     np.testing.assert_array_equal(read_matrix(file), W)
 
 
+def test_a_file_of_one_layer_is_compiled_with_its_bias(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.save({"state_dict": linear().state_dict()}, tmp_path / "layer.pt")
+    save_file(linear().half().state_dict(), tmp_path / "layer.safetensors")
+    np.save(tmp_path / "layer.npy", W)
+    for name, bias in (("layer.pt", BIAS), ("layer.safetensors", BIAS), ("layer.npy", 0)):
+        np.testing.assert_array_equal(compiled(tmp_path / name), W @ X + bias)
+        np.testing.assert_array_equal(compiled(str(tmp_path / name), 3 * BIAS), W @ X + 3 * BIAS)
+
+
+def test_a_path_that_holds_no_layer_is_refused(mixed_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"holds 9 parameters .*give one layer's"):
+        sparsejit.compile_matrix(mixed_file)
+    with pytest.raises(InvalidInput, match=r"there is no file .*missing\.npy; check the path"):
+        sparsejit.compile_matrix(tmp_path / "missing.npy")
+
+
 def test_a_torch_file_of_several_layers_wants_a_name(tmp_path: Path) -> None:
     file = tmp_path / "model.pth"
     torch.save(nn.Sequential(linear(), linear()).state_dict(), file)
