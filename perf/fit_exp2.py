@@ -1,4 +1,4 @@
-"""Derive the polynomial of `asm_templates/shared/exponential.py` and print its error.
+"""Derive the polynomial of `asm_templates/pointwise/exponential.py` and print its error.
 
     python -m sparsejit.perf.fit_exp2
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.exponential import emit_exp2, load_constant
+from sparsejit.asm_templates.pointwise.exponential import emit_exp2
+from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.rows import load, vector, zero
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import CategoricalDraw

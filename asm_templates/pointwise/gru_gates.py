@@ -7,8 +7,8 @@ from sparsejit.ir.spec import Activation, GruUpdate
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rdx, rsi
 
-# More vectors in step overlap more divisions and share more constants: 256 units take 66 ns with
-# 8, 73 ns with 4, 101 ns with 1 (AVX-512, Zen 5).
+# More vectors in step overlap more latencies and share more constants: 256 units take 172 ns with
+# 8, 175 ns with 4, 220 ns with 1 (AVX-512, Sapphire Rapids).
 _VECTORS_IN_STEP = {"avx512": 8, "avx2": 4}
 
 

@@ -1,25 +1,34 @@
 """ReLU, tanh and sigmoid, fused behind a kernel.
 
-sigmoid(x) = 1 / (1 + 2^(-x log2 e)) and tanh(x) = sign(x) (1 - 2 / (1 + 2^(2 |x| log2 e))), with a
-true division. Piecewise these are rational functions; over all floats they are monotone (see
-`exponential`), stay inside [0, 1] and [-1, 1], and reach the ends exactly. Their error is bounded
-in absolute terms, see docs/activations.md; tanh near zero comes in multiples of 2^-24.
+    tanh x = x P(x^2) / Q(x^2)        sigmoid x = 1/2 + tanh(x / 2) / 2
+
+after x is clamped to [-LIMIT, LIMIT] for tanh and to twice that for sigmoid. In float32 xP reaches
+Q at the limit and never exceeds it before, so the results end at 1 exactly and never pass it. Near
+zero P = Q = 1 and tanh x = x, denormals included. Rounding makes neither function monotone.
+docs/activations.md has the errors over all floats.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
-from sparsejit.asm_templates.shared.exponential import emit_exp2, load_constant, shared_constant
+import numpy as np
+
+from sparsejit.asm_templates.shared.constants import load_constant, shared_constant
+from sparsejit.asm_templates.shared.polynomial import emit_polynomial
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Activation
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Operand, Register, ymm
+from sparsejit.x86.operands import Register, ymm
 
 SCRATCH_PER_VECTOR = 3  # scratch registers that one vector needs
 
-_MAGNITUDE_BITS = 0x7FFFFFFF
-_SIGN_BIT = -(2**31)
-_FIRST_WHERE_MASK = 0xE4  # vpternlogd: third operand set ? first : second
+# P and Q, constant terms first: least largest absolute error on [0, 8] under P(0) = Q(0) = 1,
+# 1.5e-7. `python -m sparsejit.perf.fit_tanh` derives them, and the limit from them.
+NUMERATOR = (1.0, 0.12924959, 0.0029502632, 1.1420546e-05)
+DENOMINATOR = (1.0, 0.46258187, 0.023812434, 0.00023856331, 2.456783e-07)
+LIMIT = 7.8414664
+
+# vrangeps: of the two the one of smaller magnitude, with the first one's sign; never NaN for one.
+_SMALLER_MAGNITUDE = 0x02
 
 
 def apply_activation(
@@ -52,47 +61,91 @@ def _relu(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Regis
         asm.emit("vmaxps", register, scratch[0], register)
 
 
-def _sigmoid(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
-    factor = shared_constant(asm, -math.log2(math.e), len(registers), scratch[-1])
-    for register in registers:
-        asm.emit("vmulps", register, register, factor)
-    emit_exp2(asm, registers, scratch)
-    one = scratch[0]
-    load_constant(asm, one, 1.0)
-    for register in registers:
-        asm.emit("vaddps", register, register, one)
-    for register in registers:
-        asm.emit("vdivps", register, one, register)
-
-
 def _tanh(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
-    magnitudes, rest = scratch[: len(registers)], scratch[len(registers) :]
-    one, two, *_ = rest
-    bits = shared_constant(asm, _MAGNITUDE_BITS, len(registers), one)
-    factor = shared_constant(asm, 2.0 * math.log2(math.e), len(registers), two)
-    for register, magnitude in zip(registers, magnitudes, strict=True):
-        asm.emit("vandps", magnitude, register, bits)
-        asm.emit("vmulps", magnitude, magnitude, factor)
-    emit_exp2(asm, magnitudes, rest)
-    load_constant(asm, one, 1.0)
-    load_constant(asm, two, 2.0)
-    for magnitude in magnitudes:
-        asm.emit("vaddps", magnitude, magnitude, one)
-    for magnitude in magnitudes:
-        asm.emit("vdivps", magnitude, two, magnitude)
-    sign = shared_constant(asm, _SIGN_BIT, len(registers), two)
-    for register, magnitude in zip(registers, magnitudes, strict=True):
-        asm.emit("vsubps", magnitude, one, magnitude)
-        _copy_sign(asm, register, magnitude, sign)
+    _scaled_tanh(asm, registers, scratch, 1.0)
 
 
-def _copy_sign(asm: Assembler, register: Register, magnitude: Register, sign: Operand) -> None:
-    """register = magnitude, which is not negative, with the sign of register."""
-    if asm.target.isa == "avx512":
-        asm.emit("vpternlogd", register, magnitude, sign, _FIRST_WHERE_MASK)
-    else:
-        asm.emit("vandps", register, register, sign)
-        asm.emit("vorps", register, register, magnitude)
+def _sigmoid(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
+    _scaled_tanh(asm, registers, scratch, 0.5)
+    half = shared_constant(asm, 0.5, len(registers), scratch[-1])
+    for register in registers:
+        asm.emit("vaddps", register, register, half)
+
+
+def _scaled_tanh(
+    asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register], scale: float
+) -> None:
+    """registers = scale * tanh(scale * registers).
+
+    `scale` is a power of two, so that it goes into the coefficients without rounding them.
+    """
+    count, holder = len(registers), scratch[-1]
+    squares, tops, bottoms = (scratch[part * count : (part + 1) * count] for part in range(3))
+    _clamp_and_square(asm, registers, squares, LIMIT / scale, (tops[0], bottoms[0]))
+    numerator = [value * scale ** (2 * power + 2) for power, value in enumerate(NUMERATOR)]
+    denominator = [value * scale ** (2 * power) for power, value in enumerate(DENOMINATOR)]
+    emit_polynomial(asm, bottoms, squares, denominator, holder)
+    emit_polynomial(asm, tops, squares, numerator, holder)
+    for register, top in zip(registers, tops, strict=True):
+        asm.emit("vmulps", register, register, top)
+    _divide(asm, registers, bottoms, squares, tops)
+
+
+def _clamp_and_square(
+    asm: Assembler,
+    registers: Sequence[Register],
+    squares: Sequence[Register],
+    limit: float,
+    bounds: tuple[Register, Register],
+) -> None:
+    """registers into [-limit, limit], squares = registers^2; NaN stays, in the square at least.
+
+    Clobbers `bounds`.
+    """
+    # min and max return their second source when either is NaN.
+    high, low = bounds
+    load_constant(asm, high, limit)
+    if asm.target.isa == "avx2":
+        load_constant(asm, low, -limit)
+        for register in registers:
+            asm.emit("vminps", register, high, register)
+            asm.emit("vmaxps", register, low, register)
+        for register, square in zip(registers, squares, strict=True):
+            asm.emit("vmulps", square, register, register)
+        return
+    highest_square = low
+    load_constant(asm, highest_square, float(np.float32(limit)) ** 2)
+    for register, square in zip(registers, squares, strict=True):
+        asm.emit("vmulps", square, register, register)
+        asm.emit("vrangeps", register, register, high, _SMALLER_MAGNITUDE)
+    for square in squares:
+        asm.emit("vminps", square, highest_square, square)
+
+
+def _divide(
+    asm: Assembler,
+    registers: Sequence[Register],
+    divisors: Sequence[Register],
+    reciprocals: Sequence[Register],
+    quotients: Sequence[Register],
+) -> None:
+    """registers /= divisors, which are positive; the quotient 1 and the sign of zero are exact.
+
+    AVX-512 takes an estimate of 14 bits and one Newton step on the quotient, q -= (q d - n) / d:
+    for 16 lanes the divider would be busy longer than the multipliers are.
+    """
+    if asm.target.isa == "avx2":
+        for register, divisor in zip(registers, divisors, strict=True):
+            asm.emit("vdivps", register, register, divisor)
+        return
+    for reciprocal, divisor in zip(reciprocals, divisors, strict=True):
+        asm.emit("vrcp14ps", reciprocal, divisor)
+    for quotient, register, reciprocal in zip(quotients, registers, reciprocals, strict=True):
+        asm.emit("vmulps", quotient, register, reciprocal)
+    for register, quotient, divisor in zip(registers, quotients, divisors, strict=True):
+        asm.emit("vfmsub231ps", register, quotient, divisor)
+    for register, reciprocal, quotient in zip(registers, reciprocals, quotients, strict=True):
+        asm.emit("vfnmadd213ps", register, reciprocal, quotient)
 
 
 _Template = Callable[[Assembler, Sequence[Register], Sequence[Register]], None]

@@ -13,9 +13,9 @@ from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.runtime.program import build
 
 FloatArray = npt.NDArray[np.float32]
-# The two gates and the candidate are off by at most 1e-6 each, |state - candidate| is at most 2,
+# The two gates and the candidate are off by at most 5e-7 each, |state - candidate| is at most 2,
 # and the reset gate's error is multiplied by the recurrent candidate.
-BOUND_PER_UNIT_OF_GATE = 4e-6
+BOUND_PER_UNIT_OF_GATE = 2e-6
 ISAS = [
     pytest.param(
         isa,
