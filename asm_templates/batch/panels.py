@@ -1,30 +1,18 @@
 """A panel: as many columns of a batch as a vector has lanes, multiplied by the whole matrix.
 
-x lies feature-major, so that one input of all columns is a vector. A tile of rows has its sums
-in registers, the columns of W are taken in turn, and every weight is broadcast:
+x lies feature-major. A tile of rows has its sums in registers, columns of W are taken in turn:
 
     vmovups      zmm0, [r8+64*d]                x[column], 16 of the batch    7 bytes, 1 load
     vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x                 7 bytes, 1 load
 
-Zen 5 starts two loads a cycle: 1.3 loads a weight and 16 columns leave 1.5 multiplications a
-cycle of the two it could do. Therefore some weights come without a load of their own:
-
-    vbroadcastf32x4 zmm2, [r10+16*d]            four weights                  7 bytes, 1 load
+    vbroadcastf32x4 zmm2, [r10+16*d]            or four weights by one load   7 bytes, 1 load
     vbroadcastss zmm1, xmm2                     the first of them             6 bytes
     vpermilps    zmm1, zmm2, 0x55               another                       7 bytes
     vfmadd231ps  zmm31, zmm1, [r8+64*d]         the only use of x[column]     7 bytes, 1 load
     vfmadd231ps  zmm31, zmm0, zmm1              or one of several             6 bytes
 
-It pays for every input that a tile uses once, and for as many of the others as the code can bear
-(`SHARED_LOADS`): what is not in the cache of decoded instructions arrives at 16 bytes a cycle,
-wherever it comes from. Several panels therefore follow each other within a tile, whose code fits
-there. It is used from there only after a taken jump to what has been decoded by then, and the
-processor looks so far ahead that at the end of the first panel this is nothing yet: the second
-panel would be as slow as the first. A jump to the next instruction now and then cures that
-(`_REDIRECT_EVERY`): batch 64 takes 4460 ns without, 4090 with. One panel alone has some of its code
-stay decoded until the next call (`placement`). For 256x256 at 90 % zero, the first panel then
-takes 1330 ns and each other 920, of which multiplications are 850: every store of a sum costs
-a cycle of both multipliers, which lend it a register port.
+Loads and code bind in turn (docs/kernels/batch.md), hence shares of both forms, several panels one
+after another within a tile, and `fetch_redirects` that let the second run as the first was decoded.
 """
 
 from dataclasses import dataclass
@@ -66,18 +54,13 @@ PANEL_MASK = k(1)
 RESERVED = 3  # x, a weight, four weights
 
 # Share of the weights of shared inputs that come by fours: by instruction set, for one panel, for
-# two and so on. 256x256 at 90 % zero, AVX-512: batch 64 takes 4184 ns with 0.3, 4046 with 0.45,
-# 4272 with 0.6. AVX2: batch 8 takes 1460 ns without, 1600 with all; batch 64 10,500 and 8700 ns.
-# The first tiles of one panel stay decoded, so that loads bind there and code elsewhere: batch 16
-# takes 997 ns with 0.4 and 0.1, 1012 with 0.55 and 0.1, 1028 with 0.4 and 0.2.
+# two and so on. The first tiles of one panel stay decoded: loads bind there, code elsewhere.
 SHARED_LOADS = {"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)}
 _SHARED_WHERE_DECODED = 0.4
-# Where the code of one panel lies, up to so many weights. 256x256 at 10 % takes 1058 ns so instead
-# of 1115, 512x512 4450 instead of 4760, but 1024x1024 at 5 % 12,960 instead of 12,550. Where panels
-# follow each other in a tile it gains nothing to 1 %, and loses up to 20.
+# Where the code of one panel lies, up to so many weights: beyond, gaps cost more than they save.
 _PLACEMENT = Placement(32 << 10, 1024)
 _PLACED_WEIGHTS = 30_000
-# Weights from one jump to the next, some 200 bytes; with 40 batch 64 takes 3900 ns.
+# Weights from one jump to the next, some 200 bytes.
 _REDIRECT_EVERY = 20
 
 

@@ -135,7 +135,7 @@ class _Masks:
             self._store_in_parts(place, register)
 
     def _store_in_parts(self, place: Memory, register: Register) -> None:
-        """AVX2: four, two and one lane, which spoils the register; Zen takes 12 cycles to mask."""
+        """AVX2: four, two and one lane, which spoils the register: a masked store is slow."""
         low, displacement = xmm(register.number), place.displacement
         for lanes, store in ((4, "vmovups"), (2, "vmovlps"), (1, "vmovss")):
             if not self.store_lanes & lanes:

@@ -1,21 +1,18 @@
 """A whole batch by one matrix: in panels, one column at a time, or both.
 
-*Panels* (`batch_panels`) are as wide as a vector and want x and y feature-major; a few follow
-each other in a chunk. *Rows* runs a matrix-vector kernel for every column of the batch and wants
-each column contiguous. *Mixed* is panels as long as they are full, then rows: where few columns
-remain, a panel for them would cost as much as a full one. Where the layout is the other one, a
-chunk is transposed to and from a workspace on the stack:
+*Panels* (`panels`) are as wide as a vector and want x and y feature-major; a few follow each other
+in a chunk. *Rows* runs a matrix-vector kernel for every column and wants each column contiguous.
+*Mixed* is panels as long as they are full, then rows. Where the layout is the other one, a chunk
+is transposed to and from a workspace on the stack:
 
     for each chunk:   x -> workspace    transposed or copied
                       workspace -> workspace, or y itself
                       workspace -> y
 
-A feature-major x of whole panels is used where it lies if that is aligned. Any other is copied
-first, because a load that touches two cache lines takes two: batch 63 would take 5830 ns with x
-where it lies, and takes 5000 copied. A copy that exceeds L1 waits for L2, which delivers the lines
-that are written as well as those that are read; with padding lines in it (`padding`) batch 63
-takes 4820. No column needs a mask: the last panel ends where the batch ends and computes some
-columns a second time, to the same result. Only a batch of less than a panel has one.
+A feature-major x of whole panels is used where it lies if that is aligned; any other is copied
+first, because a load that touches two cache lines takes two (docs/kernels/batch.md). No column
+needs a mask: the last panel ends where the batch ends and computes some columns a second time, to
+the same result. Only a batch of less than a panel has one.
 """
 
 from collections.abc import Callable
@@ -53,7 +50,7 @@ from sparsejit.x86.operands import (
 )
 
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
-# for every panel: 6340 ns for 64 columns of 256x256, batch-major, 5800 with 64; 128 gain no more.
+# for every panel; 128 gain no more.
 CHUNK_COLUMNS = 64
 LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
 _PAGE = 4096
@@ -147,8 +144,7 @@ class _Kernel:
     def _x_has_panels(self) -> bool:
         """Whether x consists of whole panels, and a copy of its pitch would fit the workspace.
 
-        Not at pitches of a multiple of 512 bytes, where a panel has but 8 of the 64 sets of L1:
-        batch 256 takes 24.8 us where it lies, and 20.7 copied.
+        Not at pitches of a multiple of 512 bytes, where a panel has but 8 of the 64 sets of L1.
         """
         pitch = self._feature_pitch
         whole = self.feature_major and self.in_panels == self.spec.batch

@@ -4,19 +4,13 @@ The weights of a tile (`tiles`) are packed column by column, so that the loop re
 ascending stream; each input is broadcast once a tile:
 
     again: vbroadcastss zmm0, [rdx+4*u]               x[column + u], u = 0 .. unroll - 1
-           vfmadd231ps  zmm31, zmm0, [rcx+64*line]    16 outputs, once a group
+           vfmadd231ps  zmm31, zmm0, [rcx+64*line]    16 outputs, once a group, 7 bytes
            ...
            add rcx, bytes of the weights just used
            add rdx, 4*unroll
            sub rax, 1; jnz again
 
-Seven bytes and one uop a multiplication; two a cycle while the weights are in L1, then the
-45-63 bytes a cycle that L2 gives and the 26-31 of L3. Beyond L2 a prefetch of each line 4 KiB
-ahead pays: 1024x1024 takes 33 us with it and 41 us without, while within L2 it gains nothing.
-Tiles stop at half the registers: with 29 streams of weights side by side in a loop (512x128)
-the processor's own prefetching keeps up no longer, 33 bytes a cycle against 50 with 16. Weights
-from L2 have a padding line after every fourth (`padding`): 256x256 takes 1180 ns instead of 1450,
-in bfloat16 650 instead of 730.
+docs/kernels/broadcast.md has what bounds it and why tiles take half the registers.
 """
 
 from dataclasses import dataclass, replace

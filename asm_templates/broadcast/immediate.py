@@ -1,26 +1,17 @@
 """Every weight is a 32-bit immediate in the instruction stream; the pool holds no weights.
 
-Two ways bring an immediate into a vector register. For scattered weights, one at a time:
+    mov   eax, imm32                       scattered weights, one at a time   5 bytes
+    vmovd xmm0, eax                                                           5 bytes
+    vfmadd231ss xmm16, xmm0, [rdx+4*column]                                   7 bytes
 
-    mov   eax, imm32                       the weight                     5 bytes
-    vmovd xmm0, eax                        one a cycle on Zen 5           5 bytes
-    vfmadd231ss xmm16, xmm0, [rdx+4*column]                               7 bytes
-
-For columns of consecutive outputs, through the stack, which takes two pushes a cycle:
-
-    push imm32          eight times (AVX2: four), the last output first   5 bytes each
+    push imm32          eight times (AVX2: four), the last output first       5 bytes each
     ...                 63 more steps of pushes (AVX2: 127)
-    vbroadcastss zmm0, [rdx+4*column]
+    vbroadcastss zmm0, [rdx+4*column]      columns of consecutive outputs
     vfmadd231ps  zmm31, zmm0, [rsp+64*step]
 
-A push is 64 bits wide: the weight, and its sign repeated. So the even lanes of an accumulator
-are the sums, and the odd lanes collect 0 * x or NaN * x, which are quiet and nobody reads. A load
-cannot be forwarded from eight stores, so pushes go far ahead, for the first to have reached L1
-when they are loaded: with 64 pushes ahead a weight takes 1.1 cycles, from 256 on 0.6.
-
-Measured on Zen 5: 0.94 cycles a weight one at a time (1.07 where the 17 bytes of code a weight
-come from L2), 0.56 to 0.63 through the stack (6.5 bytes a weight). Two weights in one 64-bit
-immediate, `mov rax, imm64; push rax`, took 0.44, but then no weight is an immediate any more.
+A push is 64 bits wide: the weight, and its sign repeated. The even lanes of an accumulator are the
+sums; the odd lanes collect 0 * x or NaN * x, which are quiet and nobody reads. Pushes go far ahead,
+because a load cannot be forwarded from eight stores (docs/kernels/broadcast.md).
 """
 
 from dataclasses import dataclass
@@ -51,7 +42,7 @@ from sparsejit.x86.operands import (
 )
 
 PUSHES_AHEAD = 512
-# Below this share of weights in what is pushed, one at a time is quicker (0.6 and 1.1 cycles).
+# Below this share of weights in what is pushed, one at a time is quicker.
 WORTH_PUSHING = 0.5
 _EVEN_LANES = np.arange(0, 32, 2, dtype=np.int32)
 

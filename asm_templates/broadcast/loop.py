@@ -1,27 +1,18 @@
 """Blocks of one input and eight or sixteen consecutive outputs, in loops: code that hardly grows.
 
-Straight-line code (`broadcast`) takes 7 to 20 bytes a step, and beyond L1 code arrives at no more
-than 16 bytes a cycle. Here the column of each block is a 16-bit number in memory instead:
-
-    again: mov         r9, [rdx+2*slot]          columns of four slots
+    again: mov         r9, [rdx+2*slot]          columns of four slots, 16 bits each
            movzx       eax, r9w                  (before the other three: shr r9, 16)
            vmovups     zmm2, [rcx+64*slot]       weights, or what unpacks them (`storage`)
            vfmadd231ps zmm31, zmm2, [rdi+4*rax]{1to16}     zmm30, ... in the next slots
            ...
-           add rcx, bytes of weights; add rdx, bytes of columns
-           sub r8, 1; jnz again
+           add rcx, bytes of weights; add rdx, bytes of columns; sub r8, 1; jnz again
 
 A block row is the blocks of the same eight or sixteen outputs. Block rows are sorted by their
 number of blocks; each loop takes the next few, a slot each, and runs until its longest ends, the
-others with weights of zero. How many each takes is what makes that waste least. Two block rows of
-eight outputs share a zmm, whichever they are:
+others with weights of zero. Two block rows of eight outputs share a zmm, whichever they are:
 
-           vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other block_row's column
+           vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other block row's column
            vbroadcastss zmm0{k1}, [rdi+4*rax]    its input, in the upper lanes
-
-A core has four ports to load through, of which a vector takes two: a step of float32 in L1 takes
-1.13 cycles, of bfloat16 0.84. A column loaded by itself cost 0.15 cycles more; inputs that come
-through a general register and `vpbroadcastd`, in every second to fourth slot, up to a tenth.
 """
 
 from collections.abc import Iterator
@@ -57,15 +48,15 @@ from sparsejit.x86.operands import (
     ymm,
 )
 
-HALF = 8  # rows of the shorter block_rows
+HALF = 8  # rows of the shorter block rows
 UPPER_LANES = k(1)
-# Accumulators of a loop: an FMA takes 4 cycles and two start in each. With 16, more block_rows wait
-# for a longer one, and 1024x1024 at 5 % takes 4 % longer.
+# Accumulators of a loop: an FMA takes 4 cycles and two start in each. With 16, more block rows wait
+# for a longer one.
 SLOTS = 8
 COLUMNS_AT_ONCE = 4
 LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a line of bfloat16 unused
 LOOP_ENDS = 20  # steps that starting and leaving a loop cost, the misprediction included
-# What two block_rows in a register cost over one: 1152x384 takes 1.3 to 1.6 times as long a slot.
+# What two block rows in a register cost over one.
 PRICE_OF_HALVES = 1.5
 
 
@@ -93,7 +84,7 @@ class _BlockRows:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """One loop: which block_rows lie in its accumulators, and what it reads.
+    """One loop: which block rows lie in its accumulators, and what it reads.
 
     `block_rows` (accumulators, parts), `columns` (trips, slots * parts), `weights` (trips, slots,
     lanes). Slots are the accumulators of chain 0, then of chain 1, and so on.
@@ -175,7 +166,7 @@ def emit(asm: Assembler, lowered: Looped) -> None:
 
 
 def block_row_height(matrix: SparseMatrix, lanes: int) -> int:
-    """Rows of the block_rows that a matrix is cut into: those of a vector, or half as many."""
+    """Rows of the block rows that a matrix is cut into: those of a vector, or half as many."""
     whole = int(matrix.block_mask(lanes).sum())
     halves = int(matrix.block_mask(HALF).sum()) * HALF / lanes
     return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
@@ -198,7 +189,7 @@ def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
 
 
 def _loops(block_rows: _BlockRows, parts: int, begin: int) -> Iterator[_Loop]:
-    """The loops over the block_rows from number `begin` on."""
+    """The loops over the block rows from number `begin` on."""
     counts = np.array([len(columns) for columns in block_rows.columns])
     longest_first = begin + np.argsort(-counts[begin:], kind="stable")
     accumulators = longest_first.reshape(-1, parts)
@@ -304,7 +295,7 @@ def _column(number: IntArray, column_bytes: int) -> list[Line]:
 
 
 def _finish(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
-    """Add up the chains, apply the activation and store each block_row where it belongs."""
+    """Add up the chains, apply the activation and store each block row where it belongs."""
     add_chains(asm, loop.tile)
     accumulators = loop.tile.registers(asm)[: len(loop.block_rows)]
     free = [vector(asm, n) for n in range(asm.target.vector_registers - len(accumulators))]

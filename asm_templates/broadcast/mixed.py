@@ -1,18 +1,12 @@
 """Blocks of one input: outputs in straight-line code as far as L1 holds it, the others in loops.
 
-Straight-line code (`broadcast`) broadcasts an input once for all blocks that a tile has of it, but
-costs 7 to 20 bytes a step, and beyond L1 code binds. Loops (`broadcast-loop`) load an input for
-each block, and take hardly any code. So each has its share; 1024x1024 at 5 % in 1x16 blocks:
+    outputs      0 ...................... 879 880 .. 1023     1024x1024, float32
+                 straight, as L1 holds        in loops
 
-    outputs      0 ...................... 879 880 .. 1023           float32, 983 ns (1280 in loops)
-                 straight, 31 of L1's 32 KB   loops
-
-    outputs      0 .... 319 320 ..................... 1023          bfloat16, 758 ns (858 in loops)
-                 straight   loops
-
-Short weights that lie in one line share its load here, which takes code: 749 ns instead of 824.
-Between two lines of straight-line weights lies one never read. With one after every third instead
-(`padding`), float32 takes 1058 ns and bfloat16 796. In AVX2 code is longer and nothing gained.
+Straight-line code (`straight`) broadcasts an input once for all blocks that a tile has of it, but
+costs 7 to 20 bytes a step, and beyond L1 code binds. Loops (`loop`) load an input for each block,
+and take hardly any code. Between two lines of straight-line weights lies one that is never read,
+and short weights that lie in one line share its load. docs/kernels/broadcast.md has the figures.
 """
 
 import math
@@ -30,9 +24,9 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-# Of L1. A tenth more and bfloat16 loses up to 8 %, float32 3.
+# Of L1; a tenth more code is slower, above all with short weights.
 CODE_SHARES = {DType.FLOAT32: 1.0, DType.FLOAT16: 0.8, DType.BFLOAT16: 0.8}
-# Code of a step and its share of jumps, of an input in a tile, and of a block row in loops.
+# Code of a step and its share of redirects, of an input in a tile, and of a block row in loops.
 _STEP_BYTES = {DType.FLOAT32: 7.5, DType.FLOAT16: 13.5, DType.BFLOAT16: 16.5}
 _INPUT_BYTES = 7
 _BLOCK_ROW_BYTES = 48

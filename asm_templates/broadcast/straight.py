@@ -1,35 +1,18 @@
 """Blocks of one input and eight or sixteen consecutive outputs: broadcast the input, multiply.
 
-Outputs are the lanes of accumulators that stay in registers (`tiles`). The columns of W are
-visited in turn; a column's input is broadcast once and then multiplied into every accumulator
-that has weights there:
+The columns of W are visited in turn; accumulators of a tile's outputs stay in registers (`tiles`):
 
-    vbroadcastss zmm0, [rdx+4*column]         x[column] in all lanes             7 bytes, 1 uop
-    vfmadd231ps  zmm31, zmm0, [rcx+64*line]   outputs 0..15 += x * weights       7 bytes, 1 uop
-    vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only                7 bytes, 1 uop
+    vbroadcastss zmm0, [rdx+4*column]         x[column] in all lanes             7 bytes, 1 load
+    vfmadd231ps  zmm31, zmm0, [rcx+64*line]   outputs 0..15 += x * weights       7 bytes, 1 load
+    vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only: one 1x8 block of two
 
-Zen 5 starts two such loads a cycle, so a step costs half a cycle while weights are in L1; from
-L2 on, the 64 bytes a step (45-63 bytes a cycle) bind instead. The weights lie in the pool in the
-order in which they are used, and the base registers move ahead of them, so that displacements
-take one byte. Where weights fit L1, loads bind, so four inputs share one (256x256 at 10 %: 97 ns
-instead of 118; beyond L1 it only adds code, and with short weights it gains only where 1x8 blocks
-of bfloat16 are read out of order):
+Two masked steps share the 64 bytes of one pool line, so that no byte is read that is not a weight.
+Where weights fit L1, loads bind, and four inputs share one:
 
-    vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 uop
-    vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes, 1 uop
+    vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 load
+    vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes
 
-Weights from L2 have padding lines in between (`padding`): 256x256 at 25 % in 1x8 blocks takes 323
-ns instead of 429, 1024x1024 at 5 % in 1x16 blocks 1126 instead of 1429.
-
-A 1x8 block is half a zmm. Where both halves of an accumulator have weights, one step does both;
-where one has, the step is masked, and two such steps share the 64 bytes of one pool line: no
-byte is read that is not a weight, and no load crosses a cache line. Mates of one column follow
-each other, so that short weights are unpacked once for both (256x256 at 20 % in bfloat16: 173 ns
-instead of 200). Where a tile reads its lines in order, both vectors of bfloat16 in a line share its
-load: 512x512 at 5 % in 1x16 blocks takes 126 ns instead of 161.
-
-Every few steps there is a jump to the next instruction (`redirects`): 1024x1024 at 5 % in 1x16
-blocks takes 1073 ns instead of 1143, in bfloat16 943 instead of 991.
+docs/kernels/broadcast.md has what bounds it and what each of these gains.
 """
 
 from dataclasses import dataclass, replace

@@ -2,20 +2,11 @@
 
     read     0 1 2 . 3 4 5 . 6 7 8 .        the n-th line lies at n + n // 3; no dot is ever read
 
-Zen 5 seems to take up a sequence at its fourth line, and to fetch ahead of it what the kernel then
-fetches again. In runs of three or fewer, lines arrive as fast as L2 can deliver them. Plain loads
-of 56 to 400 KB, straight-line or in a loop, from one sequence or from two in turn:
-
-    lines in a run     3 or fewer    4     5    8 or more    in a loop of 32 or 64 lines
-    bytes a cycle          64       59    52       48                  32
-
-Every second or third line left out is no better, eight read and eight left out is worse (33).
-Within L1 there is nothing to gain, and a little beyond it much still is there at the next call.
-Beyond half of L2 sequences come at 55 as they are; there, and from L3, padding only takes room.
-More stays in L1 if weights lie in every other line, all in sets of even numbers, and what is
-fetched in vain in the others (`int8_permute`, `broadcast_mixed`).
-Vectors of 32 bytes, two loads a line, are not read as fast as that (AVX2: 1 to 7 % slower).
-`permute` of 768x256 at 10 % takes 514 ns so instead of 674, int8 of 1024x1024 1158 instead of 1495.
+In runs of three or fewer, lines arrive as fast as L2 can deliver them; in longer ones a prefetcher
+seems to ask for lines that the kernel asks for as well. Within L1, beyond half of L2, and with
+vectors of 32 bytes nothing is gained. More stays in L1 if weights lie in every other line, all in
+sets of even numbers, and what is fetched in vain in the others (`int8_permute`, `mixed`).
+docs/kernels/memory.md has the measurements; whether a processor gains by it is one of them.
 """
 
 from dataclasses import dataclass
@@ -50,7 +41,7 @@ class StridePadding:
         return -(-count // self.run) * self.period
 
     def spread(self, lines: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Lines along axis 1, with the spare ones as zeros in between."""
+        """Lines along axis 1, with padding as zeros in between."""
         if self == DENSE:
             return lines
         count = lines.shape[1]
@@ -63,7 +54,7 @@ DENSE, ALTERNATE, PADDED = StridePadding(1, 1), StridePadding(1, 2), StridePaddi
 
 
 def literal(asm: Assembler, lines: npt.NDArray[Any], space: StridePadding) -> int:
-    """Put lines, along axis 1, into the pool, and count the spare bytes in between.
+    """Put lines, along axis 1, into the pool, and count the padding bytes in between.
 
     Their alignment has the padding lines belong to the same sets of L1 in every call.
     """

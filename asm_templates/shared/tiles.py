@@ -2,11 +2,8 @@
 
 A group is one vector of consecutive outputs (`target.lanes` rows). A tile is as many groups as
 have their accumulators in registers at once; the matrix is passed over tile after tile. Full
-tiles and a small last one need fewer inputs, hence less code, than equal ones: 1024x1024 at 5 %
-in 1x16 blocks takes 1160 ns as 30 + 30 + 4 groups and 1280 ns as 22 + 21 + 21.
-
-A tile of few groups keeps several partial sums (chains) of each, so that one fused multiply-add
-need not wait for the one before it:
+tiles and a small last one need fewer inputs, hence less code, than equal ones. A tile of few groups
+keeps several partial sums (chains) of each, so that one multiplication need not wait for another:
 
     zmm31 zmm30 zmm29   chain 0 of groups 0 1 2
     zmm28 zmm27 zmm26   chain 1 of groups 0 1 2

@@ -7,8 +7,7 @@
               a       vpslld zmm2, [line], 16    clears b
               b       vpandd zmm2, zmm3, [line]  clears a; zmm3 holds 0xFFFF0000
 
-One instruction more than float32, then, for half the bytes. `vdpbf16ps` would save it, but it
-flushes denormals and rounds x to bfloat16; sums here are those of float32 arithmetic.
+One instruction more than float32, then, for half the bytes; sums are those of float32 arithmetic.
 """
 
 from dataclasses import dataclass

@@ -22,10 +22,10 @@ class Pattern:
 
 
 UNSTRUCTURED = Pattern("unstructured", 1, 1)
-# One input, eight (sixteen) consecutive outputs of weight[out, in]; see DESIGN section 2.
+# One input, eight (sixteen) consecutive outputs of weight[out, in].
 BLOCK_1X8 = Pattern("1x8", 8, 1)
 BLOCK_1X16 = Pattern("1x16", 16, 1)
-# As 1x16, but in every row the input may be any other of the same sixteen; DESIGN section 4.
+# As 1x16, but in every row the input may be any other of the same sixteen.
 LANE16 = Pattern("lane16", 16, 1)
 
 

@@ -1,9 +1,7 @@
 """Picks the kernel for a batch: panels, a matrix-vector kernel repeated, or both.
 
-A panel costs the same however few of its columns are used, a repeated kernel by the column:
-256x256 at 90 % zero takes 1.1 us for a first panel of 16 columns, 0.9 us for one after it, and
-0.12 us a column. Prices in cycles are of Zen 5, measured with 256x256 and 1024x1024 at 80 to 95 %
-zero.
+A panel costs the same however few of its columns are used, a repeated kernel by the column. Prices
+in cycles are those of the recording machine; docs/kernels/batch.md has where they come from.
 """
 
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ LOADS_A_CYCLE = 2.0
 PRODUCTS_A_CYCLE = 2.0
 STORE_CYCLES = 1.0  # both multipliers lend it a register port
 # Panels' long instructions arrive from L2 at 16 bytes a cycle, faster than `Rates` says of code in
-# general. Up to 9 MB arrive from L3 as it says; 16 MB (4096x4096, 90 % zero) took 15 ms.
+# general. From L3 they arrive as it says, as long as they are a small share of it.
 L2_CODE_FACTOR = 1.35
 FAR_CODE_RATE = 0.25
 NEAR_SHARE_OF_L3 = 1 / 3

@@ -25,7 +25,7 @@ from sparsejit.x86.assembler import Assembler
 ROW_STEP = 16
 
 # What a call costs beyond its longest part: handing one part to a worker and hearing of its end.
-# `sparsejit bench threads` measured 83 to 132 on two Zen 5 cores that share an L3.
+# `sparsejit bench threads` measures it; see docs/threads.md.
 BARRIER_NS = 100.0
 
 # A second core is taken only for so much: the prediction may be half as wrong.

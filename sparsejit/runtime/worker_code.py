@@ -23,8 +23,8 @@ from sparsejit.x86.operands import (
     rsi,
 )
 
-# A pause is 22 ns on Zen 5, 140 cycles on Skylake-SP: a worker looks for work some 40 microseconds
-# long before it sleeps, and a caller yields its core to a worker that takes that long.
+# With a pause each, 22 to 70 ns: a worker looks for work some 40 microseconds long before it
+# sleeps, and a caller yields its core to a worker that takes that long.
 SPINS_BEFORE_PARKING = 2000
 SPINS_BEFORE_YIELDING = 2000
 # How long a worker keeps away from its caller's core.
@@ -134,8 +134,7 @@ def _emit_park(asm: Assembler) -> None:
     """Sleep until called, unless there is a request in the mailbox at rbx.
 
     r12 = how long to look for the next request: not at all on the core of the caller, who waits
-    for that core. There the worker naps besides, so that it is not called every time (with both
-    cores busy, calls of 4 us took 56 us where it looked, 9 us where it did not nap).
+    for that core. There the worker naps besides, so that it is not called every time.
     """
     stay = asm.label("stay awake")
     take(asm, Memory(rbx, SLEEP), PARKED)  # for its fence

@@ -1,21 +1,16 @@
 """Parts of a kernel on several cores: native worker threads that spin, then sleep.
 
-A kernel of n parts is called through a dispatcher, emitted in front of its parts. The dispatcher
-leaves a request in the mailbox of n - 1 workers, runs part 0 itself, and waits for the answers. A
-part is run by whoever takes the request out of the mailbox first, with one `xchg`: the worker, or
-the caller where the worker is still asleep or was not given a core. Who runs a part does not change
-what it computes.
+    dispatcher  take the lock, fill each worker's mailbox, run part 0, look at the answers
+    worker      look at the mailbox, take the request out (xchg), run the part, count the answer
 
-One kernel at a time uses the workers. A second thread that calls meanwhile runs all parts itself,
-as does a forked child, whose workers are gone, until it compiles a kernel for several threads.
+A part is run by whoever takes its request out of the mailbox first: the worker, or the caller where
+the worker is asleep or was not given a core. That does not change what it computes. One kernel at a
+time uses the workers; a second thread that calls meanwhile runs all parts itself, as does a forked
+child until it compiles a kernel for several threads.
 
 x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
-mailbox is filled before its state says so, y is written before the worker counts its answer. A
-worker without work says that it is parked, looks a last time, and sleeps until it is called
-(futex(2) compares and sleeps in one). A dispatcher that just missed this finds its request untaken
-and runs the part itself; the next one calls the worker, once, however long Linux lets that wait.
-Calling costs more than sharing a small layer gains: then only the second of two calls in quick
-succession does it, for others may follow.
+mailbox is filled before its state says so, y is written before the worker counts its answer.
+docs/threads.md has when sleepers are woken, and what that costs.
 """
 
 import atexit

@@ -1,14 +1,11 @@
-"""Instruction forms, encoded once by PeachPy and learned as bytes with holes.
+"""Instruction forms, encoded once by PeachPy, which only this module imports, and learned as bytes.
 
-This is the only importer of PeachPy. PeachPy is asked for the bytes of an instruction a handful
-of times; from how the bytes change, the form learns where each register number, displacement and
-immediate goes. From then on an instruction costs a table look-up instead of PeachPy's 31 us.
-
-Register numbers. In VEX (always the three-byte prefix here, so that the length is fixed) and in
-EVEX every bit of a register number is stored in one bit, plain or inverted. Hence flipping bit b
-of a number flips a fixed set of bits of the instruction, whatever the other operands are: XOR of
-one mask per bit rebuilds the encoding. Each learned form is checked against PeachPy on a number
-that was not used to learn it. General-purpose and k registers are part of the form's key.
+PeachPy is asked for the bytes of an instruction a handful of times; from how they change, the form
+learns where each register number, displacement and immediate goes. In VEX (always the three-byte
+prefix here, so that the length is fixed) and in EVEX every bit of a register number is stored in
+one bit, plain or inverted. So flipping a bit of a number flips a fixed set of bits, whatever the
+other operands are, and XOR of one mask per bit rebuilds the encoding. Each form is checked against
+PeachPy on a number that it did not learn from. Other registers are part of the form's key.
 
 PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.py:
   * an embedded broadcast gets the disp8 scale of the full vector: the scale is set to the element;

@@ -1,18 +1,14 @@
 """Where long straight-line code lies, so that part of it stays decoded from call to call.
 
-Zen 5 keeps some 36 KB of decoded instructions. Code that is longer and runs from start to end
-drives itself out: at every call all of it is decoded anew, 16 bytes a cycle. But which sets of that
-cache an instruction may go to is a matter of its place in a page (address bits 6 to 11, as it
-seems). So beyond its first 32 KB code lies at the ends of pages only; the rest is left out:
+Code that is longer than the cache of decoded instructions and runs from start to end drives itself
+out of it. But which sets of that cache an instruction may go to is a matter of its place in a page.
+So beyond its first 32 KB code lies at the ends of pages only; the rest is left out:
 
     page     0     1   ..   7  |  8     9     10
     start    ####  ####  ####  |  ....  ....  ....      stays decoded
     end      ####  ####  ####  |  ####  ####  ####      drives itself out
 
-64 KB of seven-byte instructions that do nothing run at 15.9 bytes a cycle in a row, at 20.1 with
-half of each page left out, at 22.0 with three quarters; jumps now and then (`fetch_redirects`) are
-part of both. A batch of 16 by 256x256 at 10 % takes 1058 ns instead of 1115. The price is memory:
-70 KB of code take 205.
+docs/kernels/memory.md has what it gains, and the memory it takes.
 """
 
 from dataclasses import dataclass
