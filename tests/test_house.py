@@ -1,6 +1,10 @@
-"""The house rules of docs/architecture.md: who may import what, read from the source itself."""
+"""The house rules of docs/architecture.md and CONTRIBUTING.md, read from the source itself.
+
+Who may import what, how long files and functions are, and which words do not belong in the code.
+"""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,3 +180,89 @@ def test_a_room_is_not_importable_under_its_short_name(room: str) -> None:
     )
     assert done.returncode == 1
     assert f"sparsejit.{room}" in done.stderr.splitlines()[-1]
+
+
+MOST_LINES_A_FILE, MOST_LINES_A_FUNCTION, MOST_LINES_OF_OPENING = 400, 50, 20
+# Readers have neither the plan nor the tracker: say the fact, or point at a page of docs/.
+ELSEWHERE = re.compile(r"\bDESIGN\b|\bissue #?[0-9]")
+PROCESSORS = re.compile(
+    r"\bzen\b|\bzen ?[0-9]|golden cove|(sapphire|emerald|granite) rapids|\b(ice|alder) lake"
+    r"|skylake|haswell|broadwell|\bepyc|\bryzen|\bxeon",
+    re.IGNORECASE,
+)
+# Where figures and data of single processors belong.
+MAY_NAME_PROCESSORS = (
+    *("perf/", "tests/", "sparsejit/machine/"),
+    *("sparsejit/planner/prices.py", "sparsejit/planner/cost.py"),
+)
+# Files that break a rule below and wait for a change of their own.
+NOT_YET = (
+    "asm_templates/gather/",
+    "asm_templates/scheduling/",
+    "asm_templates/pointwise/gru_gates.py",
+    "sparsejit/api.py",
+    "sparsejit/commands/prune.py",
+    "sparsejit/planner/calibration.py",
+    "perf/kernels.py",
+    "tests/prune/test_prune_latency.py",
+)
+
+
+def house_path(path: Path) -> str:
+    """The path in the checkout, also where the rooms lie in sparsejit/ only, as in the sdist."""
+    text = path.relative_to(ROOT).as_posix()
+    return re.sub("^sparsejit/(asm_templates|prune|perf)/", r"\1/", text)
+
+
+def python_files() -> list[Path]:
+    beside = (path for room in ("tests", "examples") for path in (ROOT / room).rglob("*.py"))
+    every = [*SOURCES, *sorted(beside)]
+    return [path for path in every if not house_path(path).startswith(NOT_YET)]
+
+
+def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    return [
+        f"{house_path(path)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {house_path(path): len(path.read_text().splitlines()) for path in python_files()}
+    assert not {path: length for path, length in lengths.items() if length > MOST_LINES_A_FILE}
+
+
+def test_no_function_is_too_long() -> None:
+    lengths = {
+        f"{house_path(path)}:{node.lineno}": (node.end_lineno or 0) - node.lineno + 1
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert not {at: length for at, length in lengths.items() if length > MOST_LINES_A_FUNCTION}
+
+
+def test_templates_open_with_a_picture_and_not_with_an_essay() -> None:
+    lengths = {
+        house_path(path): len((ast.get_docstring(ast.parse(path.read_text())) or "").splitlines())
+        for path in python_files()
+        if house_path(path).startswith("asm_templates/")
+    }
+    assert not {path: length for path, length in lengths.items() if length > MOST_LINES_OF_OPENING}
+
+
+def test_nothing_points_at_what_readers_do_not_have() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    paths = [path for path in [*python_files(), *pages] if path != Path(__file__)]
+    found = lines_with(ELSEWHERE, paths)
+    assert not found, "\n".join(found)
+
+
+def test_only_the_machine_room_and_measurements_name_processors() -> None:
+    paths = [
+        path for path in python_files() if not house_path(path).startswith(MAY_NAME_PROCESSORS)
+    ]
+    found = lines_with(PROCESSORS, paths)
+    assert not found, "\n".join(found)

@@ -15,7 +15,7 @@ from sparsejit.perf import pruning_report as report
 from sparsejit.perf import pruning_study as study
 
 CHANCE = 0.1
-# Points of accuracy that gradual pruning to 90 % may cost (issue 4).
+# Points of accuracy that gradual pruning to 90 % may cost.
 GOALS = {"unstructured": 0.5, "lane16": 0.5, "1x8": 1.5}
 
 
