@@ -1,4 +1,4 @@
-"""Calls with arrays that the call gate does not take as they are: used, or refused in words."""
+"""Calls with arrays that the trampoline does not take as they are: used, or refused in words."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

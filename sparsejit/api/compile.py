@@ -124,8 +124,8 @@ def _compiled(
     progress("done", 1.0)
     again = partial(_compiled, matrix.dense, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)
-    choice, division = choice.record(), division.record()
-    kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, again)
+    record = choice.record(), division.record()  # without what was lowered
+    kernel = Kernel(spec, matrix, *record, program, planner.target, compile_ms, again)
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel

@@ -129,7 +129,7 @@ class Kernel:
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], None]:
         """A function without arguments that computes out from x, as they are when it is called.
 
-        It adds some 14 ns to the native time (Zen 5), holds both arrays, and keeps the
+        It adds some 15 ns to the native time, holds both arrays, and keeps the
         interpreter lock. Raises InvalidInput as a call does.
         """
         self._checked_call.addresses(x, out)

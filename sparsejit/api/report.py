@@ -39,7 +39,7 @@ def describe(
         "dtype": spec.dtype.value,
         "activation": each.activation.value,
         "bias": spec.bias is not None,
-        "input_scale": each.input_scale,
+        "input_scale": None if each.input_scale is None else float(each.input_scale),
         "batch": spec.batch if isinstance(spec, MatMul) else 1,
         "layout": spec.layout.value if isinstance(spec, MatMul) else None,
         "case": spec.case,

@@ -108,14 +108,8 @@ def plan(
         and template.made_for(target)
         and not (exact and template.weight_change(matrix, target))
     ]
-    exactly = " with exact=True" if exact else ""
-    return choose(
-        expected,
-        lower,
-        strategy,
-        strategies(),
-        f"{spec.dtype.value}{exactly} on this {target.isa} target",
-    )
+    case = f"{spec.dtype.value}{' with exact=True' if exact else ''} on this {target.isa} target"
+    return choose(expected, lower, strategy, strategies(), case)
 
 
 def choose(

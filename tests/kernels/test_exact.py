@@ -99,25 +99,27 @@ def test_exact_rules_out_the_kernels_that_change_weights(isa: str, dtype: DType)
     level = Target.named(isa)
     more = {"avx512vbmi"} if isa == "avx512" else set()
     target = replace(level, instruction_sets=level.instruction_sets | more, l2_bytes=SMALL_L2)
-    names = {c.template.name for c in plan(matrix, target, dtype=dtype).candidates}
-    exact = {c.template.name for c in plan(matrix, target, dtype=dtype, exact=True).candidates}
+    spec = MatVec(80, 200, dtype=dtype)
+    names = {c.template.name for c in plan(spec, matrix, target).candidates}
+    exact = {c.template.name for c in plan(spec, matrix, target, exact=True).candidates}
     ruled_out = names & CHANGED_BY.keys()
     assert exact == names - ruled_out
     assert bool(ruled_out) == (isa == "avx512" or dtype is DType.FLOAT32)
-    spec = MatMul(MatVec(80, 200, dtype=dtype), 40)
-    batch = {c.template for c in plan_batch(spec, matrix, target, exact=True).candidates}
+    many = MatMul(spec, 40)
+    batch = {c.template for c in plan_batch(many, matrix, target, exact=True).candidates}
     assert batch and all(row.weight_change(matrix, target) == 0 for row in batch)
-    inexact = {c.template for c in plan_batch(spec, matrix, target).candidates} - batch
+    inexact = {c.template for c in plan_batch(many, matrix, target).candidates} - batch
     assert bool(inexact) == bool(ruled_out)
     assert all(row.weight_change(matrix, target) > 0 for row in inexact)
 
 
 def test_lookup_is_ruled_out_only_where_it_changes_weights() -> None:
-    matrix, level = SparseMatrix(scattered((80, 200), 0.2)), Target.named("avx512")
+    spec, level = MatVec(80, 200), Target.named("avx512")
+    matrix = SparseMatrix(scattered((80, 200), 0.2))
     near = replace(level, instruction_sets=level.instruction_sets | {"avx512vbmi"})
-    assert plan(matrix, near, "lookup", exact=True).chosen.template.family == "lookup"
+    assert plan(spec, matrix, near, "lookup", exact=True).chosen.template.family == "lookup"
     with pytest.raises(InvalidInput, match=r"'lookup' has no kernel for float32 with exact=True"):
-        plan(matrix, replace(near, l2_bytes=SMALL_L2), "lookup", exact=True)
+        plan(spec, matrix, replace(near, l2_bytes=SMALL_L2), "lookup", exact=True)
 
 
 @pytest.mark.parametrize("isa", ISA_LEVELS)

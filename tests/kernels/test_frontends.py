@@ -30,7 +30,7 @@ X = RANDOM.integers(-4, 5, 30).astype(np.float32)
 
 def compiled(weights: Any, bias: Any = None) -> np.ndarray:
     """The product with X, which is exact in float32."""
-    return sparsejit.compile_matrix(weights, bias)(X)
+    return sparsejit.compile_matrix(weights, bias, exact=True)(X)
 
 
 def linear(bias: bool = True) -> Any:
@@ -311,6 +311,6 @@ def test_a_torch_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 def test_weights_are_not_kept(tmp_path: Path) -> None:
     state = {"weight": copy.deepcopy(W)}
-    kernel = sparsejit.compile_matrix(state)
+    kernel = sparsejit.compile_matrix(state, exact=True)
     state["weight"][:] = 0
     np.testing.assert_array_equal(kernel(X), W @ X)

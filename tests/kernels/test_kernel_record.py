@@ -98,6 +98,8 @@ def test_the_report_is_plain_data() -> None:
     assert names == [c.template.name for c in kernel.plan.candidates]
     assert [part["end_row"] for part in report["parts"]] == [20]
     assert all(candidate["measured_ns"] is None for candidate in report["candidates"])
+    scaled = sparsejit.compile_matrix(W, dtype="int8", input_scale=np.float32(0.5))
+    assert json.loads(json.dumps(scaled.report()))["input_scale"] == 0.5
 
 
 def test_explain_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
