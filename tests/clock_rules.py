@@ -24,8 +24,8 @@ A_TIME = "a time in ns"
 MEASURED = {
     *("min_ns", "median_ns", "ns_min", "ns_median", "ns_python", "ns_by_place", "measured_ns"),
     *("ns_alone", "ns_shared", "barrier_ns", "kernel_ns", "us_min", "us_median", "us_torch"),
-    *("measured_us", "planned_us", "in_turn_us", "in_turn_ns", "compile_ms", "speed_up", "growth"),
-    "real_time_factor",
+    *("measured_us", "planned_us", "in_turn_us", "in_turn_ns", "compile_ms", "speed_up"),
+    *("real_time_factor", "growth"),
     *("bytes_a_cycle", "cycles_per_ns", "clock_ghz", "fma_gflops", "real_gflops"),
     *("effective_gflops", "l1_bytes_per_ns", "l2_bytes_per_ns", "l3_bytes_per_ns"),
     *("memory_bytes_per_ns", "elapsed"),
