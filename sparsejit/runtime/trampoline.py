@@ -82,7 +82,8 @@ def call_trampoline(
     asm.bind(unusual)
     asm.emit("mov", rdi, id(fallback))
     asm.emit("xor", dword(rcx), dword(rcx))
-    asm.emit("mov", rax, python_function("PyObject_Vectorcall"))
+    # PyObject_Vectorcall, without the dictionary, is no exported function before Python 3.11.
+    asm.emit("mov", rax, python_function("PyObject_VectorcallDict"))
     asm.emit("jmp", rax)
     memory = ExecutableMemory(asm.finish().data)
     return builtin("call", memory.address, METH_FASTCALL, (memory, kernel, fallback))
