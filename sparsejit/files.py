@@ -45,6 +45,8 @@ def check_writable(destination: str | os.PathLike[str]) -> Path:
 
 
 def _obstacle(final: Path) -> str | None:
+    if "\0" in str(final):
+        return "a name has no null bytes"
     missing: list[Path] = []
     try:
         if final.is_dir():
@@ -58,8 +60,8 @@ def _obstacle(final: Path) -> str | None:
             return f"{nearest} is no folder"
         final.parent.mkdir(parents=True, exist_ok=True)
         _temporary_beside(final).unlink()
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        return error.strerror or str(error)
     finally:
         for folder in missing:
             with suppress(OSError):

@@ -48,7 +48,7 @@ def test_what_can_be_written_is_left_as_it_was(folder: Path, name: str) -> None:
         ("/proc/new.json", "No such file or directory"),
         ("/proc/absent/new.json", "No such file or directory"),
         ("/dev/null", "it is no regular file"),
-        ("a\0b", "embedded null byte"),
+        ("a\0b", "a name has no null bytes"),
         ("n" * 300, "File name too long"),
         (f"{'n' * 300}/new.json", "File name too long"),
     ],
