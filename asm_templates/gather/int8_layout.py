@@ -13,16 +13,26 @@ each product):
     1               16                0 1 2 3 ...     vmovups
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.gather.pieces import (
+    GatherLayout,
+    HeldPanel,
+    Piece,
+    by_lane,
+    in_order,
+    padded_rows,
+    pieces_of_panel,
+)
 from sparsejit.asm_templates.scheduling.grouping import exchange_indices
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
-from sparsejit.asm_templates.scheduling.interleaving import Steps
+from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
 from sparsejit.asm_templates.scheduling.row_order import (
     Prices,
     RowPanel,
@@ -40,30 +50,16 @@ MOST_STAGES = 3  # of exchanges among as many sums
 RUN_ROWS = ACCUMULATORS * LANES
 REGISTER_INPUTS = 64  # bytes of a register
 MOST_REGISTERS = 20  # that hold x
-# More gain nothing: 1024x1024 at 95 % needs 1108 steps before any, 1089 after one.
-_SWEEPS = 1
+REGISTERS = 32
+FIRST_FREE = ACCUMULATORS + 4  # what x leaves free from here on holds further accumulators
+_SWEEPS = 1  # more gain nothing: docs/kernels/gather.md
+# Steps between two that add to one accumulator, rounded up by what they share: a vpdpbusd takes
+# four cycles.
+_APART = 3
 OFFSET = 128  # what is added to x to make it unsigned
 
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]
-
-
-@dataclass(frozen=True, eq=False)
-class Held:
-    """A panel of batches, and the row in every lane: `rows`, (batches, fold, accumulators, lanes).
-
-    Its sums come back in order by `stages` of exchanges. `sharing_rows` rows share their indices,
-    of which a step reads `indices`.
-    """
-
-    panel: RowPanel
-    sharing_rows: int
-    stages: int
-    rows: _Numbers
-
-    @property
-    def indices(self) -> int:
-        return LANES // self.sharing_rows
 
 
 def least_steps(wants: npt.NDArray[np.uint16]) -> _Numbers:
@@ -81,36 +77,42 @@ def byte_of_input() -> _Numbers:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """One batch in one window: what a run of its code reads, in order of reading.
+class Int8Reads:
+    """What a run of a piece reads, in order of reading: two streams.
 
     Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `tail`
-    (the indices of exchanges, in bytes). All uint32 (fold, vectors, lanes).
+    (the indices of exchanges, in bytes), all uint32 (fold, vectors, lanes); and indices.
     """
 
-    held: Held
-    batch: int
-    window: int
     steps: Steps
     head: _Words
     scales: _Words
     tail: _Words
 
     @property
-    def panel(self) -> RowPanel:
-        return self.held.panel
+    def indices_a_step(self) -> int:
+        """Of four bytes each: as many as a vector of rows has index-sharing groups."""
+        return self.steps.indices.shape[2]
+
+    @property
+    def scales_start(self) -> int:
+        return self.head.shape[1] + len(self.steps.region)
+
+    @property
+    def tail_start(self) -> int:
+        return self.scales_start + self.scales.shape[1]
 
     @property
     def count(self) -> int:
-        """Number of steps."""
-        return len(self.steps.region)
+        """Vectors that one run reads besides the indices."""
+        return self.tail_start + self.tail.shape[1]
 
     @property
-    def vectors(self) -> int:
-        """Vectors that one run reads besides the indices."""
-        return sum(part.shape[1] for part in (self.head, self.scales, self.tail)) + self.count
+    def streamed_bytes(self) -> int:
+        """All weights and indices."""
+        return self.steps.weights.nbytes + self.steps.indices.nbytes
 
-    def pool(self) -> _Words:
+    def vectors(self) -> _Words:
         """Vectors of all runs."""
         parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.tail)
         return np.concatenate(parts, axis=1)
@@ -120,34 +122,12 @@ class Piece:
         return self.steps.indices.swapaxes(0, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """The pieces of a kernel in order of execution, window by window."""
-
-    windows: Windows
-    pieces: list[Piece]
-
-    @property
-    def steps(self) -> int:
-        """How many are executed."""
-        return sum(piece.count * piece.panel.fold for piece in self.pieces)
-
-    @property
-    def streamed_bytes(self) -> int:
-        """What a call reads of weights and indices."""
-        steps = (piece.steps for piece in self.pieces)
-        return sum(step.weights.nbytes + step.indices.nbytes for step in steps)
-
-    def pieces_of(self, window: int) -> list[Piece]:
-        """What is to be run in a window: all in the first and the last, else what has steps."""
-        ends = (0, self.windows.number - 1)
-        pieces = (piece for piece in self.pieces if piece.window == window)
-        return [piece for piece in pieces if piece.count or window in ends]
+Int8Layout: TypeAlias = GatherLayout[Int8Reads]
 
 
 def layout_of(
     spec: MatVec, matrix: SparseMatrix, fold: int, sharing_rows: int, exchange: float, tries: int
-) -> Layout:
+) -> Int8Layout:
     """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`.
 
     An exchange costs as much as `exchange` steps.
@@ -156,10 +136,12 @@ def layout_of(
     weights, scales = quantised_rows(matrix)
     prices = Prices(least_steps, exchange)
     cut = _Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
-    pieces: list[Piece] = []
+    pieces: list[Piece[Int8Reads]] = []
     for panel in row_panels(matrix.out_features, LANES, ACCUMULATORS, fold):
-        pieces += cut.pieces(cut.held(panel, sharing_rows))
-    return Layout(windows, sorted(pieces, key=lambda piece: piece.window))
+        held = cut.held(panel, sharing_rows)
+        steps = cut.schedule(held)
+        pieces += pieces_of_panel(held, steps, windows, cut.accumulators, cut.reads)
+    return GatherLayout(windows, in_order(pieces))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +155,7 @@ class _Cut:
     prices: Prices
     tries: int
 
-    def held(self, panel: RowPanel, sharing_rows: int) -> Held:
+    def held(self, panel: RowPanel, sharing_rows: int) -> HeldPanel:
         """The rows of a panel in order.
 
         Two index-sharing groups in a vector lie there in turn, so that their sums need an exchange:
@@ -184,28 +166,22 @@ class _Cut:
         indices = LANES // sharing_rows
         stages = range(int(indices == 2), MOST_STAGES + 1)
         whole = -(-len(self.weights) // sharing_rows) * sharing_rows
-        sharing_groups = self._padded(np.arange(whole)).reshape(-1, sharing_rows, self._width)
-        used = np.bitwise_or.reduce(sharing_groups, axis=1) != 0
+        groups = self._padded(np.arange(whole)).reshape(whole // sharing_rows, sharing_rows, -1)
+        used = np.bitwise_or.reduce(groups, axis=1) != 0
         counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
         order = row_order(counts, indices, [panel], stages, self.prices, _SWEEPS)
         in_lanes = panel.by_batch(order.rows, indices)
         rows = in_lanes[..., None, :] * sharing_rows + np.arange(sharing_rows)[:, None]
-        return Held(panel, sharing_rows, order.stages, rows.reshape(*in_lanes.shape[:3], LANES))
+        rows = rows.reshape(*in_lanes.shape[:3], LANES)
+        return HeldPanel(panel, rows, order.stages, sharing_rows)
 
-    def pieces(self, held: Held) -> Iterator[Piece]:
-        panel, steps = held.panel, self._steps(held)
-        for window in range(self.windows.number):
-            for batch in range(panel.batches):
-                region = steps.of_region(window * panel.batches + batch)
-                yield self._piece(held, region, window, batch)
-
-    def _steps(self, held: Held) -> Steps:
+    def schedule(self, held: HeldPanel) -> Steps:
         """The steps of a panel in order of execution."""
-        panel = held.panel
-        shape = (panel.fold_groups, panel.fold, held.sharing_rows, held.indices, -1)
-        weights = self._padded(held.rows.swapaxes(1, 2).ravel()).reshape(shape)
+        panel, indices_a_step = held.panel, LANES // held.sharing_rows
+        shape = (panel.fold_groups, panel.fold, held.sharing_rows, indices_a_step, -1)
+        weights = self._padded(held.by_fold_group).reshape(shape)
         used = np.bitwise_or.reduce(weights, axis=2).reshape(-1, weights.shape[-1]) != 0
-        lanes = panel.fold * held.indices
+        lanes = panel.fold * indices_a_step
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
         schedule = quad_schedule(demand, self.tries)
         window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
@@ -219,43 +195,38 @@ class _Cut:
             panel,
             schedule,
             _bytes_as_words(_picked(weights, fold_group, column, taken)),
-            _bytes_as_words(indices.reshape(len(fold_group), panel.fold, held.indices, PRODUCTS)),
+            _bytes_as_words(indices.reshape(len(fold_group), panel.fold, indices_a_step, PRODUCTS)),
         )
 
-    @property
-    def _width(self) -> int:
-        """Inputs of whole windows."""
-        return self.windows.number * self.windows.width * REGISTER_INPUTS
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int32]:
+        """Where each row's sum starts, to take the offset of x back."""
+        return (-OFFSET * self.weights.sum(axis=1, dtype=np.int64)).astype(np.int32)
 
-    def _padded(self, rows: _Numbers) -> npt.NDArray[np.int8]:
-        """The weights of these rows, whole windows wide."""
-        out_features, in_features = self.weights.shape
-        padded = np.zeros((len(rows), self._width), np.int8)
-        real = rows < out_features
-        padded[real, :in_features] = self.weights[rows[real]]
-        return padded
+    def accumulators(self, counts: _Numbers) -> list[_Numbers]:
+        """The first of each sum, and further ones from what x leaves free."""
+        free = np.arange(FIRST_FREE, REGISTERS - self.windows.width)
+        more = accumulators_of(counts, len(counts) + len(free), _APART) - 1
+        others = np.split(free[: more.sum()], np.cumsum(more)[:-1])
+        return [np.append(first, numbers) for first, numbers in enumerate(others)]
 
-    def _piece(self, held: Held, steps: Steps, window: int, batch: int) -> Piece:
+    def reads(self, held: HeldPanel, steps: Steps, window: int, batch: int) -> Int8Reads:
+        """What the runs of one batch read in one window."""
         rows, fold = held.rows[batch], held.panel.fold
         head: _Words = np.zeros((fold, 0, LANES), np.uint32)
         scales = tail = head
         if window == 0:
-            starts = -OFFSET * self.weights.sum(axis=1, dtype=np.int64)
-            head = _by_lane(starts.astype(np.int32), rows)
+            head = by_lane(self.starts, rows)
         if window == self.windows.number - 1:
-            parts = [_by_lane(self.scales, rows)]
+            parts = [by_lane(self.scales, rows)]
             if self.spec.bias is not None:
-                parts.append(_by_lane(self.spec.bias, rows))
+                parts.append(by_lane(self.spec.bias, rows))
             scales = np.stack(parts, axis=2).reshape(fold, -1, LANES)
             tail = _as_bytes(exchange_indices(rows, held.stages))
-        return Piece(held, batch, window, steps, head, scales, tail)
+        return Int8Reads(steps, head, scales, tail)
 
-
-def _by_lane(values: npt.NDArray[np.generic], rows: _Numbers) -> _Words:
-    """What belongs to the row of each lane; zero where there is no row."""
-    padded = np.append(values, np.zeros(1, values.dtype))
-    chosen: _Words = padded[np.minimum(rows, len(values))].view(np.uint32)
-    return chosen
+    def _padded(self, rows: _Numbers) -> npt.NDArray[np.int8]:
+        return padded_rows(self.weights, rows, self.windows, REGISTER_INPUTS)
 
 
 def _as_bytes(indices: _Numbers) -> _Words:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.asm_templates.gather.permute import AVX512, Permuted, lower_for
+from sparsejit.asm_templates.gather.permute import AVX512, LoweredPermute, lower_for
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
@@ -39,6 +39,6 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     return Counts.of(matrix, target, spec.dtype, Work("lane16", steps), pool_bytes, padded=True)
 
 
-def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Permuted:
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
     """float32 or bfloat16; `permute.emit` emits it."""
     return lower_for("lane16", LANE16, spec, matrix, target)

@@ -12,10 +12,19 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.permute_machine import Machine
 from sparsejit.asm_templates.gather.permute_storage import rounded, stored, with_index
+from sparsejit.asm_templates.gather.pieces import (
+    GatherLayout,
+    HeldPanel,
+    Piece,
+    by_lane,
+    in_order,
+    padded_rows,
+    pieces_of_panel,
+)
 from sparsejit.asm_templates.gather.row_plan import RowPlan
 from sparsejit.asm_templates.scheduling.grouping import exchange_indices
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
-from sparsejit.asm_templates.scheduling.row_order import RowOrder, RowPanel
+from sparsejit.asm_templates.scheduling.row_order import RowOrder
 from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
 from sparsejit.asm_templates.shared.padding import StridePadding
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -31,35 +40,18 @@ _Numbers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """One batch in one window: what a run of its code reads from the pool, in order of reading.
+class PackedFloats:
+    """What a run of a piece reads from the pool, in order of reading.
 
     First the vectors of `head` (the bias), then blocks of one vector of packed indices and the
     weights of the steps it serves, then `tail` (which puts the outputs back in order). `head`
-    and `tail`: uint32 (fold, vectors, lanes). `ways`: the accumulators of each vector of outputs.
+    and `tail`: uint32 (fold, vectors, lanes).
     """
 
     machine: Machine
-    panel: RowPanel
-    batch: int
-    window: int
     steps: Steps
-    ways: _Numbers
     head: _Words
     tail: _Words
-
-    @property
-    def firsts(self) -> _Numbers:
-        """The first accumulator of each vector."""
-        starts: _Numbers = np.cumsum(self.ways) - self.ways
-        return starts
-
-    @property
-    def accumulators(self) -> _Numbers:
-        """The accumulator of each step: those of a vector take turns."""
-        vector, turn = self.steps.vector, self.steps.turn
-        numbers: _Numbers = self.firsts[vector] + turn % self.ways[vector]
-        return numbers
 
     @property
     def count(self) -> int:
@@ -80,6 +72,12 @@ class Piece:
     def vectors(self) -> int:
         """Vectors that one run reads."""
         return self.tail_start + self.tail.shape[1]
+
+    @property
+    def streamed_bytes(self) -> int:
+        """All that the runs read."""
+        fold, _, lanes = self.head.shape
+        return 4 * fold * self.vectors * lanes
 
     @cached_property
     def weight_places(self) -> _Numbers:
@@ -120,55 +118,29 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """The pieces of a kernel in order of execution, window by window."""
+class PermuteLayout(GatherLayout[PackedFloats]):
+    """The pieces for a machine, and the order of their rows."""
 
     machine: Machine
-    windows: Windows
-    pieces: list[Piece]
     order: RowOrder
-
-    @property
-    def steps(self) -> int:
-        """How many are executed."""
-        return sum(piece.count * piece.panel.fold for piece in self.pieces)
-
-    @property
-    def runs_of_code(self) -> float:
-        """How often a step's code runs, on average."""
-        return max(self.steps, 1) / max(sum(piece.count for piece in self.pieces), 1)
-
-    def pieces_of(self, window: int) -> list[Piece]:
-        """What is to be run in a window: all in the first and the last, else what has steps."""
-        ends = (0, self.windows.number - 1)
-        pieces = (piece for piece in self.pieces if piece.window == window)
-        return [piece for piece in pieces if piece.count or window in ends]
-
-    @property
-    def pool_bytes(self) -> int:
-        """What a call reads of the pool."""
-        vectors = sum(piece.vectors * piece.panel.fold for piece in self.pieces)
-        return 4 * self.machine.lanes * vectors
 
     def pool(self, padding: StridePadding) -> _Words:
         """The literal pool: every vector in the order in which it is read."""
-        parts = [padding.spread(piece.pool()) for piece in self.pieces]
+        parts = [padding.spread(piece.reads.pool()) for piece in self.pieces]
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
 
 
-def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> Layout:
+def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> PermuteLayout:
     """Order, cut and schedule a matrix."""
     plan = RowPlan(matrix, machine)
-    windows = plan.windows
-    cut = _Cut(spec, matrix, machine, windows, plan.order())
-    scheduled = [(panel, cut.schedule(panel)) for panel in plan.panels]
-    pieces = [
-        cut.piece(panel, steps, window, batch)
-        for window in range(windows.number)
-        for panel, steps in scheduled
-        for batch in range(panel.batches)
-    ]
-    return Layout(machine, windows, pieces, cut.order)
+    order, windows = plan.order(), plan.windows
+    cut = _Cut(spec, rounded(matrix.dense, spec.dtype), machine, windows)
+    pieces: list[Piece[PackedFloats]] = []
+    for panel in plan.panels:
+        held = HeldPanel(panel, panel.by_batch(order.rows, machine.lanes), order.stages)
+        steps = cut.schedule(held)
+        pieces += pieces_of_panel(held, steps, windows, cut.accumulators, cut.reads)
+    return PermuteLayout(windows, in_order(pieces), machine, order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,15 +148,14 @@ class _Cut:
     """A matrix on its way to pieces."""
 
     spec: MatVec
-    matrix: SparseMatrix
+    weights: _Floats
     machine: Machine
     windows: Windows
-    order: RowOrder
 
-    def schedule(self, panel: RowPanel) -> Steps:
+    def schedule(self, held: HeldPanel) -> Steps:
         """The steps of a panel in order of execution."""
-        dense = self._rows_by_fold_group(panel)
-        lanes, width = self.machine.lanes, self.windows.width
+        panel, lanes, width = held.panel, self.machine.lanes, self.windows.width
+        dense = padded_rows(self.weights, held.by_fold_group, self.windows, lanes)
         schedule = self.machine.schedule(Demand.of(dense != 0, panel.fold * lanes, lanes, width))
         window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         left = window * width  # the window's first register
@@ -195,32 +166,21 @@ class _Cut:
         shape = (len(fold_group), panel.fold, lanes)
         return Steps.of(panel, schedule, weights.reshape(shape), indices.reshape(shape))
 
-    def _rows_by_fold_group(self, panel: RowPanel) -> _Floats:
-        """The panel's rows, those of a fold group together; whole windows wide."""
-        lanes = self.machine.lanes
-        rows = panel.by_fold_group(self.order.rows, lanes).ravel()
-        dense = np.zeros((len(rows), self.windows.number * self.windows.width * lanes), np.float32)
-        real = rows < self.matrix.out_features
-        weights = rounded(self.matrix.dense[rows[real]], self.spec.dtype)
-        dense[real, : self.matrix.in_features] = weights
-        return dense
+    def accumulators(self, counts: _Numbers) -> list[_Numbers]:
+        """A sum's follow each other, so that none lies idle between them."""
+        ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
+        return np.split(np.arange(ways.sum()), np.cumsum(ways)[:-1])
 
-    def piece(self, panel: RowPanel, steps: Steps, window: int, batch: int) -> Piece:
-        """One batch in one window."""
-        lanes = self.machine.lanes
-        rows = panel.by_batch(self.order.rows, lanes)[batch]
-        head: _Words = np.zeros((panel.fold, 0, lanes), np.uint32)
+    def reads(self, held: HeldPanel, steps: Steps, window: int, batch: int) -> PackedFloats:
+        """What the runs of one batch read in one window."""
+        rows = held.rows[batch]
+        head: _Words = np.zeros((held.panel.fold, 0, self.machine.lanes), np.uint32)
         tail: _Words = head
         if window == 0 and self.spec.bias is not None:
-            bias = np.zeros(len(self.order.rows), np.float32)
-            bias[: self.matrix.out_features] = self.spec.bias
-            head = bias[rows].view(np.uint32)
+            head = by_lane(self.spec.bias, rows)
         if window == self.windows.number - 1:
-            tail = exchange_indices(rows, self.order.stages).astype(np.uint32)
-        region = steps.of_region(window * panel.batches + batch)
-        counts = np.bincount(region.vector, minlength=panel.accumulators)
-        ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
-        return Piece(self.machine, panel, batch, window, region, ways, head, tail)
+            tail = exchange_indices(rows, held.stages).astype(np.uint32)
+        return PackedFloats(self.machine, steps, head, tail)
 
 
 def _weights_and_indices(

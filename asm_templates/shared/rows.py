@@ -16,6 +16,7 @@ from sparsejit.x86.operands import (
     VECTOR_BYTES,
     Literal,
     Memory,
+    Number,
     Register,
     dword,
     k,
@@ -28,8 +29,8 @@ from sparsejit.x86.operands import (
 TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded or stored
 
 
-def vector(asm: Assembler, number: int) -> Register:
-    """The vector register of that number at the target's width."""
+def vector(asm: Assembler, number: Number) -> Register:
+    """The vector register of that number, or an array of them, at the target's width."""
     return zmm(number) if asm.target.isa == "avx512" else ymm(number)
 
 

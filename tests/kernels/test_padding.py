@@ -7,7 +7,7 @@ import pytest
 from matvec_checks import block_weights, check, target_of, templates_of
 
 import sparsejit
-from sparsejit.asm_templates.gather.int8_permute import stream_paddings
+from sparsejit.asm_templates.gather.int8_elements import stream_paddings
 from sparsejit.asm_templates.shared.padding import ALTERNATE, DENSE, PADDED, literal, stride_padding
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler

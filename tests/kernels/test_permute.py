@@ -16,7 +16,7 @@ from matvec_checks import (
 )
 
 from sparsejit.asm_templates.gather.permute import AVX2, AVX2_SHORT, AVX512, machine_for
-from sparsejit.asm_templates.gather.permute_layout import Layout, layout_of
+from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, layout_of
 from sparsejit.asm_templates.gather.permute_machine import Machine
 from sparsejit.asm_templates.scheduling.schedule import (
     Demand,
@@ -155,7 +155,7 @@ def test_the_greedy_stays_near_the_lower_bound(density):
     assert lower_bound(demand) <= steps <= 1.08 * lower_bound(demand)
 
 
-def steps_in(layout: Layout) -> int:
+def steps_in(layout: PermuteLayout) -> int:
     return sum(piece.count * piece.panel.fold for piece in layout.pieces)
 
 
@@ -191,6 +191,6 @@ def test_a_step_takes_twenty_bytes_of_code_and_thirty_where_weights_are_unpacked
     image = compile_kernel(row, spec, matrix)
     short = layout.machine.steps_a_vector == 2
     assert image.code_bytes / steps_in(layout) < (31 if short else 22.5)
-    vectors = layout.pool_bytes / (4 * machine.lanes)
+    vectors = layout.streamed_bytes / (4 * machine.lanes)
     assert vectors < steps_in(layout) * (1 / (1 + short) + 1 / machine.fields) + 64
-    assert layout.pool_bytes <= image.pool_bytes < layout.pool_bytes * 4 / 3 + 4096
+    assert layout.streamed_bytes <= image.pool_bytes < layout.streamed_bytes * 4 / 3 + 4096

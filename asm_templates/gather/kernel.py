@@ -1,0 +1,160 @@
+"""The gather kernel: every lane picks its own inputs out of registers of x, whatever they hold.
+
+    for each window of x                     as many of its inputs as registers hold
+        load the inputs
+        for each piece of the window         a batch of outputs: code that runs `fold` times
+            sums = start, or what waits in y
+            steps                            index, permute, multiply and add
+            add the accumulators of each sum
+            sums wait in y, or are outputs: exchanged into the order of y and stored
+
+What a step is, what the inputs are and how a sum becomes an output is asked of `Elements`.
+"""
+
+import itertools
+from typing import Generic, Protocol
+
+from sparsejit.asm_templates.gather.pieces import GatherLayout, Piece, ReadsT
+from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.spec import MatVec
+from sparsejit.x86.assembler import Assembler, Line
+from sparsejit.x86.operands import Memory, Register, dword, rcx, rsi
+
+_RUNS_LEFT = rcx
+
+
+class Elements(Protocol[ReadsT]):
+    """What a kind of elements decides: methods append code, in the order of the kernel.
+
+    `add`: the mnemonic that adds two sums. `free`: two registers that hold nothing while sums are
+    stored. `folded_y`: where a run's outputs are, which moves on from run to run.
+    """
+
+    @property
+    def add(self) -> str: ...
+
+    @property
+    def free(self) -> tuple[Register, Register]: ...
+
+    @property
+    def folded_y(self) -> Register: ...
+
+    def begin(self) -> None:
+        """Before the first window."""
+
+    def load_inputs(self, window: int) -> None:
+        """Fill the registers of x."""
+
+    def enter(self, piece: Piece[ReadsT]) -> None:
+        """Before the first run of a piece."""
+
+    def start_sums(self, piece: Piece[ReadsT], sums: list[Register]) -> None:
+        """Sums before any step, in the first window."""
+
+    def steps(self, piece: Piece[ReadsT]) -> list[Line]:
+        """The stamped body: one step a row."""
+        ...
+
+    def finish(self, piece: Piece[ReadsT], sums: list[Register]) -> None:
+        """Sums to outputs, as far as it can be done in registers."""
+
+    def load_exchange(self, piece: Piece[ReadsT], number: int, register: Register) -> None:
+        """register = one of the vectors of indices that exchange sums; called in order."""
+
+    def leave(self, piece: Piece[ReadsT]) -> None:
+        """After each run of a piece."""
+
+    def end(self) -> None:
+        """After the last window, when all outputs lie in y."""
+
+
+class GatherKernel(Generic[ReadsT]):
+    """Appends the code of a layout. x and y must not overlap: sums may wait in y."""
+
+    def __init__(
+        self,
+        asm: Assembler,
+        spec: MatVec,
+        layout: GatherLayout[ReadsT],
+        elements: Elements[ReadsT],
+    ) -> None:
+        self.asm = asm
+        self.spec = spec
+        self.layout = layout
+        self.elements = elements
+        self.lanes = asm.target.lanes
+
+    def emit(self) -> None:
+        """All windows, one after the other."""
+        self.asm.count(steps=self.layout.steps)
+        self.elements.begin()
+        for window in range(self.layout.windows.number):
+            self.elements.load_inputs(window)
+            for piece in self.layout.pieces_of(window):
+                self._piece(piece)
+        self.elements.end()
+
+    def _piece(self, piece: Piece[ReadsT]) -> None:
+        """Run a piece's code once, or `fold` times with y and the streams moving on."""
+        asm, panel, folded_y = self.asm, piece.panel, self.elements.folded_y
+        first, length = panel.first_of(piece.batch) * self.lanes, panel.accumulators * self.lanes
+        self.elements.enter(piece)
+        if panel.fold == 1:
+            self._run(piece, rsi, first, self.spec.out_features)
+            return
+        again = asm.label("again")
+        asm.emit("lea", folded_y, Memory(rsi, 4 * first))
+        asm.emit("mov", dword(_RUNS_LEFT), panel.fold)
+        asm.bind(again)
+        self._run(piece, folded_y, 0, length)
+        asm.emit("add", folded_y, 4 * length)
+        asm.emit("sub", dword(_RUNS_LEFT), 1)
+        asm.jump("jnz", again)
+
+    def _run(self, piece: Piece[ReadsT], y: Register, first: int, length: int) -> None:
+        """Add a piece to the outputs from `first` on of y, which has `length`."""
+        asm, elements, numbers = self.asm, self.elements, piece.accumulators
+        sums = [vector(asm, int(registers[0])) for registers in numbers]
+        places = [first + position * self.lanes for position in range(len(sums))]
+        waiting = [
+            rows.waiting_place(register, y, place, length)
+            for register, place in zip(sums, places, strict=True)
+        ]
+        if piece.window > 0:
+            for register, memory in zip(sums, waiting, strict=True):
+                asm.emit("vmovups", register, memory)
+        else:
+            elements.start_sums(piece, sums)
+        others = [
+            (register, vector(asm, int(other)))
+            for register, registers in zip(sums, numbers, strict=True)
+            for other in registers[1:]
+        ]
+        for _, other in others:
+            rows.zero(asm, other)
+        asm.stamp(piece.count, elements.steps(piece))
+        for register, other in others:
+            asm.emit(elements.add, register, register, other)
+        if piece.window < self.layout.windows.number - 1:
+            for register, memory in zip(sums, waiting, strict=True):
+                asm.emit("vmovups", memory, register)
+        else:
+            elements.finish(piece, sums)
+            self._store(self._in_order(piece, sums), y, places, length)
+        elements.leave(piece)
+
+    def _in_order(self, piece: Piece[ReadsT], sums: list[Register]) -> list[Register]:
+        """Undo the layout's order of rows by exchanges between vectors, where sums are whole."""
+        numbers = itertools.count()
+        return rows.exchange(
+            self.asm,
+            sums,
+            piece.stages,
+            self.elements.free,
+            lambda register: self.elements.load_exchange(piece, next(numbers), register),
+        )
+
+    def _store(self, sums: list[Register], y: Register, places: list[int], length: int) -> None:
+        for register, place in zip(sums, places, strict=True):
+            rows.store(self.asm, register, y, place, length, self.elements.free[1])
