@@ -1,9 +1,12 @@
 """Between float32 and int8: x to integers in -127 .. 127, int32 sums to outputs.
 
+    q = round(x / scale)            scale = max |x| / 127, or the spec's fixed `input_scale`
+    y = sum * scale * scale of the row + bias
+
 Dynamic: a first pass over x takes the largest magnitude. It compares the bits of floats as
-integers, in which order NaN is the largest: so a NaN in x makes the step and every output NaN,
-and an infinity makes every output infinite or NaN. With a fixed step values beyond 127 steps are
-clipped, and NaN counts as the largest.
+integers, in which order NaN is the largest: so a NaN in x makes the scale and every output NaN,
+and an infinity makes every output infinite or NaN. With a fixed scale values beyond 127 times it
+are clipped, and NaN counts as the largest.
 """
 
 from collections.abc import Iterator
@@ -27,9 +30,9 @@ SCALE_SCRATCH = 6  # registers that `emit_scale` clobbers
 
 
 def emit_scale(
-    asm: Assembler, spec: MatVec, reciprocal: Register, step: Register, scratch: list[Register]
+    asm: Assembler, spec: MatVec, reciprocal: Register, scale: Register, scratch: list[Register]
 ) -> None:
-    """Both registers in all lanes: the reciprocal of the step of x; the step, where dynamic."""
+    """Both registers in all lanes: the reciprocal of the scale of x; the scale, where dynamic."""
     if spec.input_scale is not None:
         value = np.float32(1) / np.float32(spec.input_scale)
         asm.emit("vbroadcastss", reciprocal, _element(asm, value))
@@ -45,15 +48,15 @@ def emit_scale(
     _reduce(asm, largest)
     asm.emit("vbroadcastss", reciprocal, _element(asm, np.float32(LARGEST_INT8)))
     asm.emit("vdivps", reciprocal, reciprocal, largest[0])
-    asm.emit("vmulps", step, largest[0], asm.constant(1 / LARGEST_INT8))
+    asm.emit("vmulps", scale, largest[0], asm.constant(1 / LARGEST_INT8))
 
 
 def emit_integers(
     asm: Assembler, spec: MatVec, register: Register, first: int, reciprocal: Register
 ) -> None:
-    """register = x[first : first + lanes] in steps, int32, zeros past the end of x.
+    """register = x[first : first + lanes] over its scale, int32, zeros past the end of x.
 
-    Not below -127 but for a fixed step, for which the caller clips; never above 127.
+    Not below -127 but for a fixed scale, for which the caller clips; never above 127.
     """
     lanes = asm.target.lanes
     if first >= spec.in_features:
@@ -74,26 +77,26 @@ def emit_output(
     spec: MatVec,
     register: Register,
     operands: Iterator[Memory | Literal],
-    step: Register,
+    scale: Register,
     scratch: Register,
 ) -> None:
-    """register = sums (int32) times steps plus bias, float32.
+    """register = sums (int32) times scales plus bias, float32.
 
     `operands` are the vector of `int8_weights.output_scales`, then, where there is one, of the
-    bias; `step` as from `emit_scale`.
+    bias; `scale` as from `emit_scale`.
     """
     dynamic = spec.input_scale is None
     asm.emit("vcvtdq2ps", register, register)
     if spec.bias is None:
         asm.emit("vmulps", register, register, next(operands))
         if dynamic:
-            asm.emit("vmulps", register, register, step)
+            asm.emit("vmulps", register, register, scale)
         return
     if dynamic:
         asm.emit("vmulps", register, register, next(operands))
     else:
         asm.emit("vmovups", scratch, next(operands))
-    asm.emit("vfmadd213ps", register, step if dynamic else scratch, next(operands))
+    asm.emit("vfmadd213ps", register, scale if dynamic else scratch, next(operands))
 
 
 def _load_bits(
@@ -120,4 +123,3 @@ def _reduce(asm: Assembler, largest: list[Register]) -> None:
 def _element(asm: Assembler, value: np.generic) -> Literal:
     """One element of the pool, for a broadcast."""
     return Literal(asm.literal(np.array(value), 4))
-

@@ -38,7 +38,7 @@ from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, rax, rc
 
 PAIR = 2
 SLOTS = 4  # accumulators of a loop
-_WEIGHT, _INPUT, _RECIPROCAL, _STEP, _FIRST_FREE = 4, 5, 6, 7, 8
+_WEIGHT, _INPUT, _RECIPROCAL, _SCALE, _FIRST_FREE = 4, 5, 6, 7, 8
 MOST_INPUTS = 1 << 18  # they take half a megabyte of stack
 
 
@@ -103,7 +103,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
     """x as int16 at rsp, in the order of `_place_of_pair`."""
     lanes, reciprocal = asm.target.lanes, vector(asm, _RECIPROCAL)
     free = [vector(asm, number) for number in range(_FIRST_FREE, 16)]
-    emit_scale(asm, spec, reciprocal, vector(asm, _STEP), free[:SCALE_SCRATCH])
+    emit_scale(asm, spec, reciprocal, vector(asm, _SCALE), free[:SCALE_SCRATCH])
     even, odd = vector(asm, 0), vector(asm, 1)
     lowest = asm.literal(np.full(PAIR * lanes, -LARGEST_INT8, np.int16))
     for first in range(0, spec.in_features, PAIR * lanes):
@@ -171,9 +171,7 @@ def _repeat(asm: Assembler, trips: int) -> None:
     asm.jump("jnz", again)
 
 
-def _finish(
-    asm: Assembler, spec: MatVec, first: int, scales: npt.NDArray[np.float32]
-) -> None:
+def _finish(asm: Assembler, spec: MatVec, first: int, scales: npt.NDArray[np.float32]) -> None:
     """Turn register 0 into outputs from `first` on and store them."""
     lanes, total = asm.target.lanes, vector(asm, 0)
     parts = [scales] if spec.bias is None else [scales, spec.bias]
@@ -183,7 +181,7 @@ def _finish(
         row[: len(chosen)] = chosen
     operands = (Literal(asm.literal(row)) for row in vectors)
     scratch = vector(asm, _WEIGHT)
-    emit_output(asm, spec, total, operands, vector(asm, _STEP), scratch)
+    emit_output(asm, spec, total, operands, vector(asm, _SCALE), scratch)
     free = [scratch, *(vector(asm, number) for number in range(_FIRST_FREE, 16))]
     apply_activation(asm, spec.activation, [total], free)
     rows.store(asm, total, rsi, first, spec.out_features, scratch)

@@ -13,7 +13,7 @@ _LARGEST_SUM = 2**31 - 1
 def quantised_rows(
     matrix: SparseMatrix,
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Weights (out, in) as int8 and the step of each row (out,); see `reference`.
+    """Weights (out, in) as int8 and the scale of each row (out,); see `reference`.
 
     Raises InvalidInput naming a row for which some x overflows an int32 sum.
     """
@@ -31,5 +31,5 @@ def quantised_rows(
 
 
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What an int32 sum is multiplied by, but for a step of x known only when the kernel runs."""
+    """What an int32 sum is multiplied by, but for a scale of x known only when the kernel runs."""
     return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)

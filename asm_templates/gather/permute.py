@@ -22,6 +22,7 @@ An idle lane takes an input that its row has no weight for, so that NaN and infi
 than in the dense product; where weights hold their index, it takes the first of the register.
 x and y must not overlap (`kernel`). What bounds a step and what was tried: docs/kernels/gather.md.
 """
+
 from dataclasses import replace
 from typing import TypeAlias
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.scheduling.schedule import (
+    Covering,
     Demand,
-    Schedule,
     Windows,
     one_register_schedule,
     two_register_schedule,
@@ -77,7 +77,7 @@ class Machine:
         return np.roll(np.arange(self.fields, dtype=np.uint32) * self.index_bits, -1)
 
     @property
-    def schedule(self) -> Callable[[Demand], Schedule]:
+    def schedule(self) -> Callable[[Demand], Covering]:
         return two_register_schedule if self.sources == 2 else one_register_schedule
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> npt.NDArray[np.integer]:

@@ -65,9 +65,7 @@ class Piece(Generic[ReadsT]):
         ways = np.array([len(registers) for registers in self.accumulators])
         starts = np.cumsum(ways) - ways
         vector, turn = self.steps.vector, self.steps.turn
-        numbers: _Numbers = np.concatenate(self.accumulators)[
-            starts[vector] + turn % ways[vector]
-        ]
+        numbers: _Numbers = np.concatenate(self.accumulators)[starts[vector] + turn % ways[vector]]
         return numbers
 
 

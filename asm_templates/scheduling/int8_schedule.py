@@ -13,12 +13,10 @@ The choice is a close one, so it is made with a little noise, several times over
 keeps its shortest schedule: 1086 steps with four tries.
 """
 
-from dataclasses import dataclass, fields
-
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.scheduling.schedule import Demand, cover
+from sparsejit.asm_templates.scheduling.schedule import Covering, Demand, cover, covering, joined
 
 PRODUCTS = 4  # of a lane in one step: bytes of a 32-bit lane
 _NOISE = 0.02
@@ -31,50 +29,25 @@ _IntArray = npt.NDArray[np.int32]
 _Counts = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class QuadSchedule:
-    """Steps in order of problem, then of time.
-
-    `problem`, `first`, `second`: shape (steps,); registers are counted within the window.
-    `taken`: (steps, lanes, 4), the numbers of the nonzeros that a lane uses, -1 for none.
-    """
-
-    problem: _IntArray
-    first: _IntArray
-    second: _IntArray
-    taken: _IntArray
-
-
-def quad_schedule(demand: Demand, tries: int) -> QuadSchedule:
+def quad_schedule(demand: Demand, tries: int) -> Covering:
     """The best of several greedy coverings; see the top of this file."""
-    problems, lanes, _ = demand.count.shape
-    nothing = np.zeros(0, np.int32)
-    parts = [QuadSchedule(nothing, nothing, nothing, np.zeros((0, lanes, PRODUCTS), np.int32))]
-    for begin in range(0, problems, _PROBLEMS_AT_ONCE):
-        end = min(begin + _PROBLEMS_AT_ONCE, problems)
-        parts += _shortest(demand, np.arange(begin, end, dtype=np.int32), tries)
-    order = np.argsort(np.concatenate([part.problem for part in parts]), kind="stable")
-    return _joined(parts, order)
-
-
-def _joined(parts: list[QuadSchedule], chosen: npt.NDArray[np.integer]) -> QuadSchedule:
-    """The chosen ones of all steps."""
-    return QuadSchedule(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts])[chosen]
-            for field in fields(QuadSchedule)
-        )
+    taken_shape = (demand.count.shape[1], PRODUCTS)
+    return covering(
+        demand,
+        _PROBLEMS_AT_ONCE,
+        taken_shape,
+        lambda problems: _shortest(demand, problems, tries),
     )
 
 
-def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[QuadSchedule]:
+def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[Covering]:
     """The steps of these problems, of the try that needed fewest for each."""
     random = np.random.default_rng(0)
 
-    def step(unfinished: _IntArray, left: _Counts, following: _IntArray) -> QuadSchedule:
+    def step(unfinished: _IntArray, left: _Counts, following: _IntArray) -> Covering:
         first, second = _best_pair(left, random)
         taken = _take(left, following, first, second)
-        return QuadSchedule(unfinished, first, second, taken)
+        return Covering(unfinished, first, second, taken)
 
     covers = [cover(demand, problems, step) for _ in range(tries)]
     if tries == 1 or not covers[0]:
@@ -85,7 +58,7 @@ def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[QuadSched
     steps = np.zeros((tries, len(problems)), np.int64)
     np.add.at(steps, (attempt, problem), 1)
     best = steps.argmin(axis=0)
-    return [_joined(parts, np.flatnonzero(attempt == best[problem]))]
+    return [joined(parts, np.flatnonzero(attempt == best[problem]))]
 
 
 def _best_pair(left: _Counts, random: np.random.Generator) -> tuple[_IntArray, _IntArray]:

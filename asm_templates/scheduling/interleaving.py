@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.scheduling.int8_schedule import QuadSchedule
 from sparsejit.asm_templates.scheduling.row_order import RowPanel
-from sparsejit.asm_templates.scheduling.schedule import Schedule
+from sparsejit.asm_templates.scheduling.schedule import Covering
 
 _Numbers = npt.NDArray[np.integer]
 
@@ -41,7 +40,7 @@ class Steps:
     def of(
         cls,
         panel: RowPanel,
-        schedule: Schedule | QuadSchedule,
+        schedule: Covering,
         weights: npt.NDArray[Any],
         indices: npt.NDArray[np.uint32],
     ) -> "Steps":

@@ -17,7 +17,6 @@ needs 4902 steps where the bound is 4859; 5287 without the second term.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,11 +77,12 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Covering:
     """Steps in order of problem, then of time.
 
     `problem`, `first`, `second`: shape (steps,); registers are counted within the window.
-    `taken`: (steps, lanes), the number of the nonzero that a lane uses, -1 where it is idle.
+    `taken`: (steps, lanes), the number of the nonzero that a lane uses, -1 where it is idle; or
+    (steps, lanes, products), where a lane may use several.
     """
 
     problem: IntArray
@@ -91,7 +91,7 @@ class Schedule:
     taken: IntArray
 
 
-def one_register_schedule(demand: Demand) -> Schedule:
+def one_register_schedule(demand: Demand) -> Covering:
     """Every register in turn, until its fullest lane is served."""
     problems, _, window = demand.count.shape
     repeats = demand.count.max(axis=1).ravel()
@@ -100,34 +100,48 @@ def one_register_schedule(demand: Demand) -> Schedule:
     turn = np.arange(len(cell)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     count, start = demand.count[problem, :, register], demand.start[problem, :, register]
     taken = np.where(turn[:, None] < count, start + turn[:, None], -1)
-    return Schedule(problem, register, register, taken.astype(np.int32))
+    return Covering(problem, register, register, taken.astype(np.int32))
 
 
-def two_register_schedule(demand: Demand) -> Schedule:
+def two_register_schedule(demand: Demand) -> Covering:
     """A greedy covering; see the top of this file."""
-    problems, lanes, _ = demand.count.shape
-    nothing = np.zeros(0, np.int32)
-    parts = [Schedule(nothing, nothing, nothing, np.zeros((0, lanes), np.int32))]
-    for begin in range(0, problems, _PROBLEMS_AT_ONCE):
-        end = min(begin + _PROBLEMS_AT_ONCE, problems)
-        parts += cover(demand, np.arange(begin, end, dtype=np.int32), _step)
-    order = np.argsort(np.concatenate([part.problem for part in parts]), kind="stable")
-    return Schedule(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts])[order]
-            for field in fields(Schedule)
-        )
+    lanes = demand.count.shape[1]
+    return covering(
+        demand, _PROBLEMS_AT_ONCE, (lanes,), lambda problems: cover(demand, problems, _step)
     )
 
 
-_Part = TypeVar("_Part")
+def covering(
+    demand: Demand,
+    at_once: int,
+    taken_shape: tuple[int, ...],
+    steps_of: Callable[[IntArray], list[Covering]],
+) -> Covering:
+    """The steps of all problems, made for so many at once; each takes `taken_shape` nonzeros."""
+    problems, nothing = len(demand.count), np.zeros(0, np.int32)
+    parts = [Covering(nothing, nothing, nothing, np.zeros((0, *taken_shape), np.int32))]
+    for begin in range(0, problems, at_once):
+        end = min(begin + at_once, problems)
+        parts += steps_of(np.arange(begin, end, dtype=np.int32))
+    order = np.argsort(np.concatenate([part.problem for part in parts]), kind="stable")
+    return joined(parts, order)
+
+
+def joined(parts: list[Covering], chosen: npt.NDArray[np.integer]) -> Covering:
+    """The chosen ones of all steps, in that order."""
+    return Covering(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])[chosen]
+            for field in fields(Covering)
+        )
+    )
 
 
 def cover(
     demand: Demand,
     problems: IntArray,
-    step: Callable[[IntArray, _FloatArray, IntArray], _Part],
-) -> list[_Part]:
+    step: Callable[[IntArray, _FloatArray, IntArray], Covering],
+) -> list[Covering]:
     """The steps of all problems together, one part per point in time.
 
     `step(problems, left, following)` serves lanes of the unfinished problems once: it lowers
@@ -135,7 +149,7 @@ def cover(
     """
     left = demand.count[problems].astype(np.float32)
     following = demand.start[problems]
-    parts: list[_Part] = []
+    parts: list[Covering] = []
     while True:
         unfinished = left.any(axis=(1, 2))
         if not unfinished.all():
@@ -146,9 +160,9 @@ def cover(
         parts.append(step(problems, left, following))
 
 
-def _step(problems: IntArray, left: _FloatArray, following: IntArray) -> Schedule:
+def _step(problems: IntArray, left: _FloatArray, following: IntArray) -> Covering:
     first, second = _best_pair(left)
-    return Schedule(problems, first, second, _take(left, following, first, second))
+    return Covering(problems, first, second, _take(left, following, first, second))
 
 
 def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:

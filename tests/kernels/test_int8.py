@@ -17,9 +17,9 @@ from sparsejit.asm_templates.gather.int8_permute import (
     index_sharing_rows,
     sampled_steps,
 )
-from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, QuadSchedule, quad_schedule
+from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.row_order import row_panels
-from sparsejit.asm_templates.scheduling.schedule import Demand
+from sparsejit.asm_templates.scheduling.schedule import Covering, Demand
 from sparsejit.asm_templates.table import MatVecTemplate
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
@@ -51,7 +51,7 @@ def int8_spec(weights: FloatArray, input_scale: float | None = None, **more: obj
 
 
 def integer_weights(shape: tuple[int, int], block_rows: int) -> FloatArray:
-    """Whole numbers of which the largest in each row is 127, so that its step is 1."""
+    """Whole numbers of which the largest in each row is 127, so that its scale is 1."""
     weights = np.rint(100 * block_weights(shape, 0.3, block_rows)).clip(-127, 127)
     weights[:, shape[1] // 2] = 127
     return weights.astype(np.float32)
@@ -122,7 +122,7 @@ def test_nothing_but_zeros(row):
 
 
 @every_template
-def test_nan_spoils_every_output_with_a_dynamic_step(row):
+def test_nan_spoils_every_output_with_a_dynamic_scale(row):
     weights = block_weights((40, 100), 0.5)
     x = np.ones(100, np.float32)
     x[37] = np.nan
@@ -193,7 +193,7 @@ def test_a_schedule_takes_every_nonzero_once(sets, lanes, window, density, tries
     assert np.all((schedule.taken >= 0).any(axis=(1, 2))), "a step in which every lane is idle"
 
 
-def _taken(schedule: QuadSchedule) -> Iterator[tuple[int, int, int]]:
+def _taken(schedule: Covering) -> Iterator[tuple[int, int, int]]:
     for step, lane, slot in zip(*np.nonzero(schedule.taken >= 0), strict=True):
         yield step, lane, schedule.taken[step, lane, slot]
 
@@ -236,7 +236,7 @@ def test_the_bundled_voice_loses_less_than_one_percent():
         assert relative_error(layer, x, input_scale) < 0.01
 
 
-def test_an_unusable_step_is_refused():
+def test_an_unusable_scale_is_refused():
     weights = np.eye(4, dtype=np.float32)
     for input_scale in (0.0, -1.0, np.nan, np.inf, 1e-40):
         with pytest.raises(InvalidInput, match="input_scale="):

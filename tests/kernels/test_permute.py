@@ -19,8 +19,8 @@ from sparsejit.asm_templates.gather.permute import AVX2, AVX2_SHORT, AVX512, mac
 from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, layout_of
 from sparsejit.asm_templates.gather.permute_machine import Machine
 from sparsejit.asm_templates.scheduling.schedule import (
+    Covering,
     Demand,
-    Schedule,
     one_register_schedule,
     two_register_schedule,
 )
@@ -107,7 +107,7 @@ def test_infinite_inputs_spoil_no_more_than_in_the_dense_product(row, bad):
     assert np.isfinite(y).sum() == untouched.sum()
 
 
-def covered(demand: Demand, schedule: Schedule) -> None:
+def covered(demand: Demand, schedule: Covering) -> None:
     """Assert that a schedule takes every nonzero once, in its lane, from a named register."""
     taken = schedule.taken[schedule.taken >= 0]
     assert sorted(taken) == list(range(int(demand.count.sum())))
