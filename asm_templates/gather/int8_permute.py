@@ -13,13 +13,8 @@ eight or four, which `vpbroadcastq` and `vpbroadcastd` repeat as they load them.
 
 `vpdpbusd` takes unsigned inputs, so 128 is added to each, and a sum starts at -128 times the sum
 of its row's weights. That start, or an intermediate sum, may wrap around; the final sum cannot
-(`int8_weights`), so it is right. At the end a sum becomes a float, is multiplied by the steps of
-its row and of x, and goes where its row is in y. Inputs beyond one window of registers are taken
-window by window, with int32 sums in y meanwhile. So x and y must not overlap.
-
-Zen 5 takes a cycle a step in L1; from L2 on the 128 bytes of a step bind, 64 a cycle with spare
-lines (`padding`). Tried without gain: indices and weights in one stream (within 2 %),
-prefetching within L2, 1 to 24 KB ahead (up to 30 % slower).
+(`int8_weights`), so it is right. x and y must not overlap (`kernel`). What bounds a step and what
+was tried: docs/kernels/gather.md.
 """
 
 import numpy as np
@@ -35,11 +30,9 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-# Blocks count as sharing_groups while the zeros in them are fewer than what their indices would be.
+# Blocks share indices while the zeros in them are fewer than what their indices would be.
 _INDEX_SHARING = {16: 1.25, 8: 1.25}
-# Code is folded as far as it takes to fit the first cache level: 1024x1024 at 90 % takes 1555 ns
-# unfolded, 1360 folded twice, 1400 four times; at 95 %, where it fits, 858, 908 and 965.
-MOST_FOLD = 4
+MOST_FOLD = 4  # code is folded as far as it takes to fit the first cache level
 _STEP_CODE_BYTES = 20
 _LANE_USE = 0.6  # at 95 % zero and with the ends of runs, to tell how much code there will be
 _POOL_BYTES_A_WEIGHT = 2.8  # at 90 % zero
@@ -94,8 +87,8 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
     """Steps, and what quantising x and finishing y cost in them.
 
-    20 for the scale of x, one for sixteen inputs, four for as many outputs: 64x64 in 12 ns. A step
-    reads a vector of weights and its indices; sixteen outputs three vectors.
+    20 for the scale of x, one for sixteen inputs, four for as many outputs. A step reads a
+    vector of weights and its indices; sixteen outputs three vectors.
     """
     ends = 20 + (matrix.in_features + 4 * matrix.out_features) // target.lanes
     step_bytes = target.vector_bytes + target.vector_bytes // index_sharing_rows(matrix)

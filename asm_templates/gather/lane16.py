@@ -7,9 +7,8 @@ four bits of an index are the lowest of the weight itself, which so is its own v
     vpermps     zmm9, zmm8, zmm22     reads only the low 4 bits of a lane
     vfmadd231ps zmm0, zmm9, zmm8      the weight, changed by at most 2**-20 of itself
 
-That takes 0.75 cycles on Zen 5; packed indices and exact weights take 0.82. bfloat16 weights leave
-half of a lane free, so they are stored as float32 too: unpacking them took 1.09 cycles. What
-else a kernel does is told in `permute`, of which this is a form.
+bfloat16 weights leave half of a lane free, so they are stored as float32 too. What else a kernel
+does is told in `permute`, of which this is a form; figures in docs/kernels/gather.md.
 
 Matrices without the pattern are computed too, with idle lanes. An idle lane multiplies zero by
 the first input of a register; where that is infinite or NaN, so may the output be NaN.

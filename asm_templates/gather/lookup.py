@@ -1,29 +1,20 @@
 """Unstructured sparsity in large layers: a loop over data that looks x up in byte tables.
 
-Straight-line code is longer than the weights it serves once they are short, and beyond L1 it
-arrives more slowly than data. Here all that differs from matrix to matrix is data, and one
-`vpermi2b` looks up 64 bytes among 128. So x is split into four tables, one of each float's first
-bytes and so on, of the 128 inputs that a window holds; a chunk of four steps needs four look-ups,
-each with the chunk's 64 indices of 7 bits, and eight `vpunpck` put the bytes together again:
+All that differs from matrix to matrix is data: code would arrive more slowly. One `vpermi2b` looks
+up 64 bytes among 128, so x is split into four tables, one of each float's first bytes and so on, of
+the 128 inputs that a window holds. A chunk of four steps needs four look-ups with the same 64
+indices of seven bits, and eight `vpunpck` put the bytes together again:
 
     vpermi2b    byte b of lane l: byte j of x[index b of lane l], from table j
     vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
                 step s, whole; so the index lies there
 
-The window slides over x (see `lookup_layout`), while the sums of all rows wait on the stack.
+The window slides over x (`lookup_layout`), while the sums of all rows wait on the stack. Where
+float32 weights and indices would not fit L2, the index replaces the lowest seven bits of the
+weight, which changes it by at most 2**-17 of itself.
 
-Where float32 weights and indices would not fit L2, the index replaces the lowest seven bits of
-the weight, which changes it by at most 2**-17 of itself: 4096x4096 at 90 % in 82 us instead of 91,
-3072x1024 at 95 % in 7.8 us instead of 9.7. Within L2 that gains nothing, and weights are exact.
-
-On Zen 5 a chunk takes 6.6 cycles where data comes from L2. The store of the sums to ever other
-lines takes near two of them: it hinders loads. Tried and slower: rotating and blending bytes
-instead of `vpunpck`, since rotations share pipes with `vpermi2b` and FMA (2.5 cycles); sums in y,
-which is seldom aligned (1); loading the indices four times instead of copying them (1). No gain:
-a second sum, looking up for the next chunk while this one is multiplied.
-
-Infinite and NaN inputs: as in `permute`, an idle lane multiplies zero by an input that its row
-has no weight for, if there is one among 32; but with the index in the weight by any input.
+An idle lane takes an input that its row has no weight for, if there is one among 32, as in
+`permute`; but with the index in the weight any input. Figures: docs/kernels/gather.md.
 """
 
 from dataclasses import dataclass
@@ -82,7 +73,7 @@ _HALVES = (k(1), k(2))
 
 # The sums of a panel take 16 KB of stack, so that they stay in L1.
 _PANEL_ROWS = 4096
-# The same from 5 to 20 chunks ahead; without, 1024x1024 at 90 % takes 3800 ns instead of 2900.
+# The same from 5 to 20 chunks ahead; a quarter slower without: docs/kernels/gather.md.
 _PREFETCHED_CHUNKS = 8
 
 

@@ -2,9 +2,8 @@
 
     ....._....._....._      float32 in less than half of L2: a line after each chunk is never read
 
-So they come at 54 bytes a cycle instead of 43 (see `padding`; in runs of three no faster, since
-look-ups bind then): 512x1024 at 90 % takes 1680 ns instead of 1930, 1024x1024 at 95 % 2020 instead
-of 2160. From half of L2 on, and for short weights, it gains nothing.
+So they come faster (`padding`; in runs of three no faster still, since look-ups bind then). From
+half of L2 on, and for short weights, it gains nothing. Figures: docs/kernels/gather.md.
 """
 
 from dataclasses import dataclass

@@ -1,26 +1,20 @@
 """Which rows share an accumulator, and how their sums come back into the order of y.
 
 Sixteen rows that share an accumulator share its steps, so they should want about as much of each
-register of x. Two things bound the steps of such a group (see `schedule`): its fullest lane, and
-half the sum over registers of the most that a lane wants there.
-
-Rows trade places among 2, 4 or 8 vectors of y, a block. Its sums are put back in order by one
-stage of exchanges between two vectors for each doubling; an exchange is two `vpermi2ps`, which
-give the one vector any sixteen of the 32 sums and the other the rest:
+register of x. Rows trade places among 2, 4 or 8 vectors of y, a block, so that the bound of the
+steps (see `schedule`) falls. Its sums are put back in order by one stage of exchanges between two
+vectors for each doubling; an exchange is two `vpermi2ps`, which give the one vector any sixteen of
+the 32 sums and the other the rest:
 
     vector held   0  1  2  3  4  5  6  7
     stage 0       0--1  2--3  4--5  6--7     a sum goes where bit 0 of its vector in y says
     stage 1       0-----2  1--3 ...          bit 1
     stage 2       0-----------4  1 ...       bit 2, and sixteen sums into their order
 
-After stage k the sums of a vector agree in the bits 0..k of where they go, so just sixteen of each
-kind must be held in each 2 << k neighbours. Two rows may change places between vectors that differ
-in bit k at most if they go to vectors that agree in the bits below k; that keeps the balance.
-
-First the fullest rows are brought together, which evens out their totals; then, pair of vectors by
-pair, the best of the 256 possible swaps is made while one lowers the bound. Sweeps over all pairs
-gain little after the fourth: 1024x1024 at 95 % needs 5304 steps before any, then 5038, 4949, 4901
-after four, 4898 after twelve.
+Two rows may change places between vectors that differ in bit k at most if they go to vectors that
+agree in the bits below k. First the fullest rows are brought together, which evens out totals;
+then, pair of vectors by pair, the best possible swap is made while one lowers the bound. Why, and
+what it gains: docs/kernels/gather.md.
 """
 
 from collections.abc import Iterator

@@ -1,16 +1,13 @@
 """Which weights are multiplied in which step where a lane takes up to four products at once.
 
-As in `schedule`, a problem is one set of lanes in one window of x, and a step names two registers
-of x. Here every lane may use four nonzeros a step, from either register. All problems advance
-together. Two things bound the steps to come: a quarter of what the fullest lane has left, and half
-the sum over registers of the steps that each still needs, a quarter of the most that a lane has
-left there. So a step takes the pair of registers with the largest sum, over lanes, of the products
-it allows times the square of what the lane has left, plus sixteen squares of the bound, in
-products, for each of the two registers that will need a step less. 1024x1024 at 95 % takes 1102
-steps so, 1256 without the second term; four products in every lane of every step would be 820.
+As in `schedule`, but every lane may use four nonzeros a step, from either of two registers:
 
-The choice is a close one, so it is made with a little noise, several times over, and each problem
-keeps its shortest schedule: 1086 steps with four tries.
+    bound = max(most that a lane has left, twice the sum over registers of the steps each needs)
+    worth = sum over lanes of products * left**2 + _FALL * bound**2 for each register that falls
+
+A register needs a quarter, rounded up, of the most that a lane has left there; it falls if it
+needs a step less. The choice is a close one, so it is made with a little noise, several times
+over, and each problem keeps its shortest schedule. See docs/kernels/gather.md.
 """
 
 import numpy as np

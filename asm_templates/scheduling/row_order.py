@@ -9,11 +9,10 @@ through the pool:
              |          batch 0 (fold 2)    |  batch 1 ...
 
 Since every run executes the same code, v0 and v4 share one schedule: they are a fold group,
-scheduled as if they were one vector of twice the lanes. That costs lanes (1024x1024 at 90 %: 8020
-steps become 8650) and halves the code, which beyond the first cache level arrives more slowly than
-data does. Outputs that fill no folded batch follow in batches that run once.
-
-Within a run rows may lie in other lanes than those of their outputs (`grouping`).
+scheduled as if they were one vector of twice the lanes. That costs lanes and halves the code,
+which beyond the first cache level arrives more slowly than data does. Outputs that fill no folded
+batch follow in batches that run once. Within a run rows may lie in other lanes than those of
+their outputs (`grouping`).
 """
 
 from collections.abc import Callable, Sequence

@@ -2,17 +2,15 @@
 
 A problem is one set of rows, a lane each, in one window (the part of x that is in registers). In
 a step every lane may use one of its row's nonzeros, provided that its input is in the one
-register (AVX2) or one of the two registers (AVX-512) that the step names. Few steps means few
-idle lanes.
+register (AVX2) or one of the two registers (AVX-512) that the step names:
+
+    bound = max(most that a lane has left, half the sum over registers of the most left there)
+    worth = sum over the lanes served of left**2 + _FALL * bound**2 for each register that falls
 
 One register: register r needs as many steps as the lane with most nonzeros there; nothing to
-choose. Two registers: a greedy covering, all problems advancing together. Two things bound the
-steps to come: the lane with most left, and half the sum over registers of the most that a lane has
-left there. So a step takes the pair of registers with the largest sum of remaining(lane) ** 2 over
-the lanes that it serves, plus twice the square of the bound for each of the two registers whose
-fullest lanes it brings down; a lane served by both registers takes from the one in which it is
-nearer to that register's fullest lane. With rows as `grouping` orders them, 1024x1024 at 95 %
-needs 4902 steps where the bound is 4859; 5287 without the second term.
+choose. Two: a greedy covering, all problems advancing together. A step takes the pair of the
+largest worth, where a register falls if its fullest lanes come down; a lane served by both takes
+from the one in which it is nearer to that register's fullest lane. See docs/kernels/gather.md.
 """
 
 from collections.abc import Callable
