@@ -55,7 +55,7 @@ class Row:
 
     `ns_min` and `ns_median` are medians over `PLACES` allocations, `ns_by_place` each minimum;
     `ns_python` is a call from Python. `share_of_limit` is the least time that `limit` allows
-    (see `MachineLimits.least_ns`) over `ns_min`. `spare_bytes` of the pool are never read. `auto`
+    (see `MachineLimits.least_ns`) over `ns_min`. `padding_bytes` of the pool are never read. `auto`
     marks what strategy="auto" picks.
     """
 
@@ -83,7 +83,7 @@ class Row:
     peers: tuple[PeerTime, ...]
     batch: int = 1
     layout: str = Layout.BATCH_MAJOR.value
-    spare_bytes: int = 0
+    padding_bytes: int = 0
 
     def speed_up(self, peer: str) -> float:
         """How many times faster than a peer, however that was called; KeyError if it is absent."""
@@ -207,7 +207,7 @@ def _measure(
     places = time_at_places(kernel, x)
     ns_min = median_of_least(places)
     stats = kernel.stats
-    data_bytes = stats["pool_bytes"] - stats["spare_bytes"] + x.nbytes + y.nbytes
+    data_bytes = stats["pool_bytes"] - stats["padding_bytes"] + x.nbytes + y.nbytes
     flops = 2 * stats["nnz"] * problem.batch
     least_ns, limit = machine_limits(target).least_ns(flops, data_bytes, target)
     return Row(
@@ -224,7 +224,7 @@ def _measure(
         real_gflops=flops / ns_min,
         code_bytes=stats["code_bytes"],
         pool_bytes=stats["pool_bytes"],
-        spare_bytes=stats["spare_bytes"],
+        padding_bytes=stats["padding_bytes"],
         compile_ms=stats["compile_ms"],
         max_abs_error=error,
         relative_error=error / float(np.abs(exact).max()),

@@ -38,7 +38,7 @@ def draw_roofline(path: Path, rows: Sequence[Row], limits: MachineLimits) -> Non
     problems = list(dict.fromkeys(row.problem for row in rows))
     for row in rows:
         flops = row.real_gflops * row.ns_min
-        point = flops / (row.code_bytes + row.pool_bytes - row.spare_bytes), row.real_gflops
+        point = flops / (row.code_bytes + row.pool_bytes - row.padding_bytes), row.real_gflops
         colour = f"C{problems.index(row.problem) % 10}"
         axes.plot(*point, _MARKERS[row.dtype], color=colour)
         axes.annotate(row.problem, point, fontsize=8, xytext=(5, 3), textcoords="offset points")

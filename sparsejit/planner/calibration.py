@@ -1,7 +1,7 @@
 """This core's rates, measured once by short machine-code loops and kept in a file.
 
 Until `sparsejit calibrate` has been run, or where the file is damaged, the planner reckons with
-`cost.ZEN5_RATES`.
+`machine.rates.BUILT_IN_RATES`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from sparsejit.asm_templates.shared.padding import (
 )
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import check_writable
+from sparsejit.machine.rates import BUILT_IN_CORE, BUILT_IN_RATES, Rates
 from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file, is_number, recall, remember
-from sparsejit.planner.cost import ZEN5_RATES, Rates
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import time_native
 from sparsejit.x86.assembler import Assembler, line
@@ -33,7 +33,7 @@ _CHAIN = 4096
 _LOADS = 16
 _BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
 
-_BUILT_IN = "built in: Zen 5"
+_BUILT_IN = f"built in: {BUILT_IN_CORE}"
 _BY_LEVEL = ("data", "code")
 # Cycles a nanosecond and bytes a cycle of any core there is; what lies outside was not measured.
 _PLAUSIBLE = (1e-3, 1e5)
@@ -41,7 +41,7 @@ _PLAUSIBLE = (1e-3, 1e5)
 
 @cache
 def known_rates(target: Target) -> Rates:
-    """The rates measured on this kind of core earlier, or Zen 5's."""
+    """The rates measured on this kind of core earlier, or those built in."""
     return _rates_in_use(target)[0]
 
 
@@ -55,19 +55,19 @@ def _rates_in_use(target: Target) -> tuple[Rates, str]:
     try:
         stored = recall(file)
         if stored is None:
-            return ZEN5_RATES, f"{_BUILT_IN}; `sparsejit calibrate` measures this machine's"
+            return BUILT_IN_RATES, f"{_BUILT_IN}; `sparsejit calibrate` measures this machine's"
         rates = _checked(stored)
     except DamagedFile as damage:
         remedy = "`sparsejit calibrate` writes it anew"
-        return ZEN5_RATES, f"{_BUILT_IN}, because {file} is damaged: {damage}; {remedy}"
+        return BUILT_IN_RATES, f"{_BUILT_IN}, because {file} is damaged: {damage}; {remedy}"
     return rates, f"measured on {stored['measured_on']} by `sparsejit calibrate`, {file}"
 
 
 def _checked(stored: object) -> Rates:
     """The rates in what was read from a file. Raises DamagedFile, naming the field."""
-    fields = _fields("the file", stored, {*asdict(ZEN5_RATES), "measured_on"})
+    fields = _fields("the file", stored, {*asdict(BUILT_IN_RATES), "measured_on"})
     clock = _rate("cycles_per_ns", fields["cycles_per_ns"])
-    data, code = (_levels(name, fields[name], getattr(ZEN5_RATES, name)) for name in _BY_LEVEL)
+    data, code = (_levels(name, fields[name], getattr(BUILT_IN_RATES, name)) for name in _BY_LEVEL)
     try:
         date.fromisoformat(fields["measured_on"])
     except (TypeError, ValueError) as error:
@@ -117,7 +117,7 @@ def calibrate(target: Target) -> Rates:
     # In L1 the execution ports are the limit, and code from memory would take a second to fault
     # in for a case that no kernel should be in: for these the table's figures stay.
     code = {
-        **ZEN5_RATES.code,
+        **BUILT_IN_RATES.code,
         "L2": _executed_bytes_per_ns(target, sizes["L2"]) / clock,
         "L3": _executed_bytes_per_ns(target, sizes["L3"]) / clock,
     }

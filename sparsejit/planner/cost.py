@@ -2,8 +2,8 @@
 
 A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data (`prices`). Time is
 the largest of what the execution ports need for them and what their code and data need to arrive,
-which overlap. Rates per cache level are those of one Zen 5 core until this machine has been
-calibrated (`calibration.py`).
+which overlap. Rates per cache level are built in until this machine has been calibrated
+(`calibration.py`).
 """
 
 from dataclasses import dataclass
@@ -11,31 +11,9 @@ from dataclasses import dataclass
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.machine.rates import BUILT_IN_RATES, Rates
 from sparsejit.machine.target import Target
 from sparsejit.planner.prices import FAMILY_PRICES
-
-
-@dataclass(frozen=True)
-class Rates:
-    """How fast a core is: cycles a nanosecond, and bytes a cycle by where they come from.
-
-    `data` and `code` have the keys L1, L2, L3 and memory, and `data` padded L2, where padding lines
-    lie in between.
-    """
-
-    cycles_per_ns: float
-    data: dict[str, float]
-    code: dict[str, float]
-
-
-# One Zen 5 core: L1 gives 128 bytes a cycle, L2 45 to 63, L3 26 to 31; straight-line code arrives
-# at only 10 to 14 bytes a cycle from L2 and 7 from L3. With padding lines L2 gives 64.
-ZEN5_RATES = Rates(
-    cycles_per_ns=4.2,
-    data={"L1": 128.0, "padded L2": 64.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
-    code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
-)
-
 
 # What code adds to data that comes from the same cache, or data to code: predictions for 45 layers
 # of 768 to 3072 outputs, permute and broadcast, were 0.84 of the measured times without, 0.99 with.
@@ -57,7 +35,7 @@ class Cost:
     bound: str
 
 
-def price(counts: Counts, rates: Rates = ZEN5_RATES) -> Cost:
+def price(counts: Counts, rates: Rates = BUILT_IN_RATES) -> Cost:
     """The cost of a kernel of which so much was counted."""
     target = counts.target
     key = target.isa, counts.stored

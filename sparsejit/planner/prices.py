@@ -1,6 +1,6 @@
 """What a step of each family costs, by instruction set and by the dtype in which weights lie.
 
-Prices are of one Zen 5 core; `cost` makes a time of them.
+Prices are of the core that the built-in rates are of; `cost` makes a time of them.
 """
 
 from dataclasses import dataclass

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import sparsejit
 from sparsejit.commands import calibrate, cli, console, doctor, machine_report
 from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import rates_origin
-from sparsejit.planner.cost import ZEN5_RATES
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,7 +119,7 @@ def test_an_expected_error_is_one_line(
 @pytest.fixture
 def rates_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `calibrate` would measure, at once."""
-    monkeypatch.setattr(calibrate, "measure_rates", lambda target: ZEN5_RATES)
+    monkeypatch.setattr(calibrate, "measure_rates", lambda target: BUILT_IN_RATES)
 
 
 @pytest.mark.usefixtures("rates_given")

@@ -13,9 +13,9 @@ from matvec_checks import block_weights
 
 import sparsejit
 from sparsejit.errors import InvalidInput
+from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache, calibration, tuning
-from sparsejit.planner.cost import ZEN5_RATES
 from sparsejit.planner.plan import Candidate
 
 WEIGHTS = block_weights((64, 64), 0.2)
@@ -106,7 +106,7 @@ def test_rates_from_a_file_are_used_and_named() -> None:
 
 
 def test_without_a_file_the_rates_are_built_in() -> None:
-    assert calibration.known_rates(Target.detect()) == ZEN5_RATES
+    assert calibration.known_rates(Target.detect()) == BUILT_IN_RATES
     assert calibration.rates_origin(Target.detect()).startswith("built in: Zen 5; ")
 
 
@@ -116,7 +116,7 @@ def test_damaged_rates_are_as_good_as_none() -> None:
     for name, content in mutants(RATES):
         file.write_bytes(content)
         calibration.known_rates.cache_clear()
-        assert calibration.known_rates(target) == ZEN5_RATES, name
+        assert calibration.known_rates(target) == BUILT_IN_RATES, name
         origin = calibration.rates_origin(target)
         assert origin.startswith(f"built in: Zen 5, because {file} is damaged: "), name
         assert "\n" not in origin and len(origin) < 500, name
@@ -126,7 +126,7 @@ def test_damaged_rates_are_as_good_as_none() -> None:
 def test_a_folder_in_place_of_the_rates() -> None:
     target = Target.detect()
     rates_file(target).mkdir()
-    assert calibration.known_rates(target) == ZEN5_RATES
+    assert calibration.known_rates(target) == BUILT_IN_RATES
     assert "is damaged: Is a directory" in calibration.rates_origin(target)
 
 

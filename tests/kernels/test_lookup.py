@@ -100,7 +100,7 @@ def test_chunks_hold_every_weight_once_within_the_window(
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
-def test_a_spare_line_follows_each_chunk(dtype):
+def test_a_padding_line_follows_each_chunk(dtype):
     matrix = SparseMatrix(scattered((100, 300), 0.3))
     chunks = chunks_of(matrix, paired_order(matrix))
     form = Format(dtype, padded=True)

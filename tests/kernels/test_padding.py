@@ -76,7 +76,7 @@ def test_kernels_beyond_l1_compute_the_product(row, shape, block_rows):
 
 
 @pytest.mark.skipif(Target.detect().isa != "avx512", reason="needs AVX-512")
-def test_a_kernel_says_how_much_of_its_pool_is_spare():
+def test_a_kernel_says_how_much_of_its_pool_is_padding():
     kernel = sparsejit.compile_matrix(block_weights((512, 512), 0.1, 1), strategy="permute")
     assert kernel.stats["padding_bytes"] == pytest.approx(kernel.stats["pool_bytes"] / 4, rel=0.02)
     small = sparsejit.compile_matrix(block_weights((64, 64), 0.1, 1), strategy="permute")

@@ -8,9 +8,9 @@ from fake_clock import TICK_NS, FakeClock
 from matvec_checks import block_weights
 
 import sparsejit
+from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import Target
 from sparsejit.planner import calibration, tuning
-from sparsejit.planner.cost import ZEN5_RATES
 from sparsejit.planner.plan import Candidate
 
 WEIGHTS = block_weights((64, 64), 0.2)
@@ -88,7 +88,7 @@ def test_kernels_are_really_run_and_of_equals_the_predicted_is_taken(
 
 
 def test_without_calibration_the_rates_are_the_table_s() -> None:
-    assert calibration.known_rates(Target.detect()) == ZEN5_RATES
+    assert calibration.known_rates(Target.detect()) == BUILT_IN_RATES
 
 
 def test_calibration_is_kept_and_counts_what_was_read(
@@ -110,4 +110,4 @@ def test_a_damaged_calibration_is_ignored(cache_folder: Path, steady_clock: Fake
     (file,) = cache_folder.glob("rates-*.json")
     file.write_text("[]")
     calibration.known_rates.cache_clear()
-    assert calibration.known_rates(target) == ZEN5_RATES
+    assert calibration.known_rates(target) == BUILT_IN_RATES
