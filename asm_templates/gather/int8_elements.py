@@ -106,7 +106,7 @@ class Int8Elements:
     def enter(self, piece: _Piece) -> None:
         """Point at the piece's weights and indices."""
         weights, indices = self.weights, self._indices(piece)
-        weights.point(padding.literal(self.asm, piece.reads.vectors(), weights.padding))
+        weights.point(padding.literal(self.asm, piece.reads.pool(), weights.padding))
         indices.point(padding.literal(self.asm, piece.reads.indices(), indices.padding))
 
     def start_sums(self, piece: _Piece, sums: list[Register]) -> None:
@@ -158,7 +158,7 @@ class Int8Elements:
     def leave(self, piece: _Piece) -> None:
         """The next piece has streams of its own: only further runs read on."""
         if piece.panel.fold > 1:
-            self.weights.leave(piece.reads.count)
+            self.weights.leave(piece.reads.vectors)
             self._indices(piece).leave(piece.count)
 
     def end(self) -> None:

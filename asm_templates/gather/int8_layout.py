@@ -103,7 +103,7 @@ class Int8Reads:
         return self.scales_start + self.scales.shape[1]
 
     @property
-    def count(self) -> int:
+    def vectors(self) -> int:
         """Vectors that one run reads besides the indices."""
         return self.tail_start + self.tail.shape[1]
 
@@ -112,7 +112,7 @@ class Int8Reads:
         """All weights and indices."""
         return self.steps.weights.nbytes + self.steps.indices.nbytes
 
-    def vectors(self) -> _Words:
+    def pool(self) -> _Words:
         """Vectors of all runs."""
         parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.tail)
         return np.concatenate(parts, axis=1)
