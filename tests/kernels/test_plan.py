@@ -75,7 +75,8 @@ def test_an_empty_matrix_costs_next_to_nothing_but_in_dense(row: MatVecTemplate)
     expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
     for counts in (expected, lowered.counts):
-        assert (price(counts).ns < 25) == (row.family != "dense")
+        cost = price(counts)
+        assert (cost.ns < 25) == (row.family != "dense")
 
 
 def test_permute_steps_count_a_diagonal_by_hand() -> None:
