@@ -1,12 +1,9 @@
 """Unstructured sparsity: x in registers, and every lane picks its own input out of them.
 
-Sixteen outputs are the lanes of an accumulator, sixteen inputs those of a register. One step
-multiplies one weight of each of the sixteen rows, wherever in two registers of x the input lies:
+One step multiplies one weight of each of sixteen rows, wherever in two registers of x the input is:
 
     index                 19      2     31 ...     five bits a lane: 0-15 in a, 16-31 in b
-    registers a, b     x[..] x[..] x[..] ...       which two is part of the instruction
-                          |      |      |
-    vpermi2ps           b[3]   a[2]  b[15] ...
+    vpermi2ps           b[3]   a[2]  b[15] ...     a, b: registers that the instruction names
     vfmadd231ps   sums +=  * weights from the pool, one a lane; 0 in a lane that is idle
 
 In AVX-512 code, for the first of the six steps that share one vector of indices:
@@ -17,10 +14,8 @@ In AVX-512 code, for the first of the six steps that share one vector of indices
     vfmadd231ps zmm0, zmm5, [rdx+64*8]                                            7 bytes
 
 AVX2 has only `vpermps`: one register of eight inputs a step, and a float32 holds its index in its
-own lowest bits, which changes it by at most 2**-21 of itself; short weights share packed indices.
-An idle lane takes an input that its row has no weight for, so that NaN and infinity spoil no more
-than in the dense product; where weights hold their index, it takes the first of the register.
-x and y must not overlap (`kernel`). What bounds a step and what was tried: docs/kernels/gather.md.
+own lowest bits. x and y must not overlap. Idle lanes, what bounds a step and what was tried:
+docs/kernels/gather.md.
 """
 
 from dataclasses import replace

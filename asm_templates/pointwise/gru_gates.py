@@ -8,7 +8,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rdx, rsi
 
 # More vectors in step overlap more latencies and share more constants: 256 units take 172 ns with
-# 8, 175 ns with 4, 220 ns with 1 (AVX-512, Sapphire Rapids).
+# 8, 175 ns with 4, 220 ns with 1 (AVX-512).
 _VECTORS_IN_STEP = {"avx512": 8, "avx2": 4}
 
 

@@ -69,6 +69,13 @@ def prune(
             checkpoint.unlink(missing_ok=True)
         dtype = plan.prune.get("dtype", "float32")
         result = replace(result, report=time_layers(result.model, result.report, dtype, bar.stage))
+    _report(plan, result, out, report, as_json)
+
+
+def _report(
+    plan: "Recipe", result: "PruningResult", out: Path, report: Path | None, as_json: bool
+) -> None:
+    """Write the report where it was asked for, and print it."""
     summary = {"recipe": plan.to_dict(), "weights": str(out), **result.as_dict()}
     if report is not None:
         write_json(report, summary)

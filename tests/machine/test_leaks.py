@@ -82,7 +82,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def growth(cycle: str) -> tuple[int, int]:
+def left_behind(cycle: str) -> tuple[int, int]:
     """How many resident pages and mappings come with the cycles after the warm-up."""
     done = run(MEASURED.format(warm_up=WARM_UP, cycles=CYCLES, cycle=cycle))
     assert done.returncode == 0, done.stderr
@@ -91,13 +91,13 @@ def growth(cycle: str) -> tuple[int, int]:
 
 
 def test_kernels_on_two_threads_leave_nothing_behind() -> None:
-    pages, mappings = growth("compile_call_and_drop")
+    pages, mappings = left_behind("compile_call_and_drop")
     assert pages < MOST_PAGES
     assert mappings < MOST_MAPPINGS
 
 
 def test_a_page_left_behind_would_be_seen() -> None:
-    pages, _ = growth("keep_a_page")
+    pages, _ = left_behind("keep_a_page")
     assert pages > 2 * MOST_PAGES
 
 

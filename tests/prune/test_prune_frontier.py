@@ -1,0 +1,75 @@
+"""The dynamic programme that chooses amounts for a time budget."""
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsejit.prune.frontier import Options, frontier
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[Options]:
+    numbers = st.integers(1, 12)
+    layers = []
+    for _ in range(draw(st.integers(1, 4))):
+        size = draw(st.integers(1, 4))
+        exactly = st.lists(numbers, min_size=size, max_size=size)
+        layers.append(Options(np.array(draw(exactly), float), np.array(draw(exactly), float)))
+    return layers
+
+
+def every_choice(layers: list[Options]) -> list[tuple[float, float]]:
+    indices = itertools.product(*(range(len(layer.times)) for layer in layers))
+    return [
+        (
+            sum(layer.times[i] for layer, i in zip(layers, chosen, strict=True)),
+            sum(layer.losses[i] for layer, i in zip(layers, chosen, strict=True)),
+        )
+        for chosen in indices
+    ]
+
+
+@given(tables())
+@settings(max_examples=200)
+def test_the_frontier_is_what_trying_everything_finds(layers: list[Options]) -> None:
+    best = frontier(layers)
+    everything = every_choice(layers)
+    for budget in range(1, 50):
+        within = [loss for time, loss in everything if time <= budget]
+        if within:
+            state = best.within(budget)
+            assert best.times[state] <= budget
+            assert best.losses[state] == min(within)
+        else:
+            assert best.within(budget) == 0 and best.times[0] > budget
+
+
+@given(tables(), st.integers(2, 5))
+def test_sums_are_those_of_the_choices_also_where_states_are_few(
+    layers: list[Options], states: int
+) -> None:
+    best = frontier(layers, states)
+    assert (np.diff(best.times) > 0).all() and (np.diff(best.losses) < 0).all()
+    assert best.times[0] == min(time for time, _ in every_choice(layers))
+    for state, chosen in enumerate(best.choices):
+        picked = list(zip(layers, chosen, strict=True))
+        assert best.times[state] == sum(layer.times[i] for layer, i in picked)
+        assert best.losses[state] == sum(layer.losses[i] for layer, i in picked)
+
+
+def test_few_states_come_close_to_many() -> None:
+    random = np.random.default_rng(0)
+    amounts = np.linspace(0, 0.99, 60)
+    layers = [
+        Options(scale * (1.01 - amounts), -np.log(1 - amounts) * random.uniform(0.5, 2))
+        for scale in random.uniform(0.1, 10, 20)
+    ]
+    budgets = np.geomspace(0.02, 0.9, 30) * sum(layer.times[0] for layer in layers)
+    few, many = frontier(layers, 500), frontier(layers, 4000)
+    for budget in budgets:
+        one_percent_more = few.within(1.01 * budget)
+        assert few.losses[one_percent_more] <= 1.01 * many.losses[many.within(budget)]
+
+
