@@ -22,7 +22,7 @@ MOST_REPEATS = 3
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClaimResult:
     """What came of a claim: the median ratio of the rounds that decided, and how far they differed.
 
     `ratio` and `spread` are None where nothing was measured; `why` says why not.
@@ -47,7 +47,7 @@ class Outcome:
 
 def check(
     claims: Iterable[Claim] = CLAIMS, progress: Callable[[str], None] = lambda step: None
-) -> list[Outcome]:
+) -> list[ClaimResult]:
     """Measure every claim that applies to this core, in order; the others are listed too.
 
     Raises CompileError where an output is wrong.
@@ -61,25 +61,25 @@ def check(
     return outcomes
 
 
-def all_hold(outcomes: Iterable[Outcome]) -> bool:
+def all_hold(outcomes: Iterable[ClaimResult]) -> bool:
     """Whether nothing that was measured fails."""
     return all(outcome.verdict != FAILS for outcome in outcomes)
 
 
-def _outcome(claim: Claim, applies: bool) -> Outcome:
+def _outcome(claim: Claim, applies: bool) -> ClaimResult:
     if not applies:
         parts = filter(None, (claim.microarchitecture, claim.isa))
-        return Outcome(claim, NOT_HERE, why=f"claimed for {' with '.join(parts)}")
+        return ClaimResult(claim, NOT_HERE, why=f"claimed for {' with '.join(parts)}")
     try:
         contest = contest_of(claim)
     except MissingDependency as problem:
-        return Outcome(claim, NO_PEER, why=str(problem))
+        return ClaimResult(claim, NO_PEER, why=str(problem))
     except UnsupportedTarget as problem:
-        return Outcome(claim, NOT_HERE, why=str(problem))
+        return ClaimResult(claim, NOT_HERE, why=str(problem))
     return judge(claim, contest)
 
 
-def judge(claim: Claim, contest: Round) -> Outcome:
+def judge(claim: Claim, contest: Round) -> ClaimResult:
     """Run a contest until its rounds agree and the claim holds, or often enough.
 
     The best of the attempts whose rounds agree decides: a neighbour on another core can spoil all
@@ -94,7 +94,7 @@ def judge(claim: Claim, contest: Round) -> Outcome:
         if calm and holds:
             break
     ratio, repeats = statistics.median(chosen), len(attempts) - 1
-    return Outcome(claim, HOLDS if holds else FAILS, ratio, spread(chosen), repeats)
+    return ClaimResult(claim, HOLDS if holds else FAILS, ratio, spread(chosen), repeats)
 
 
 def spread(ratios: Sequence[float]) -> float:

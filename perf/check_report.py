@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from sparsejit.perf.check import FAILS, HOLDS, Outcome
+from sparsejit.perf.check import FAILS, HOLDS, ClaimResult
 
 _STYLES = {HOLDS: "", FAILS: "bold red"}
 
 
-def claims_table(outcomes: Iterable[Outcome]) -> Table:
+def claims_table(outcomes: Iterable[ClaimResult]) -> Table:
     """Every claim with what was measured of it; "~" marks rounds that never agreed."""
     table = Table(title="claims of speed, as ratios", title_justify="left")
     for column in ("claim", "dtype", "against", "for"):
@@ -22,7 +22,7 @@ def claims_table(outcomes: Iterable[Outcome]) -> Table:
     return table
 
 
-def _claim_cells(outcome: Outcome) -> tuple[str, ...]:
+def _claim_cells(outcome: ClaimResult) -> tuple[str, ...]:
     claim = outcome.claim
     measured = "" if outcome.ratio is None else f"{outcome.ratio:.2f}"
     spread = "" if outcome.spread is None else f"{'~' if outcome.noisy else ''}{outcome.spread:.0%}"

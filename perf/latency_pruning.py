@@ -57,7 +57,7 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Arm:
+class LatencyArm:
     """What one model is pruned to, and the microseconds its layers take when cut at once."""
 
     task: str
@@ -70,16 +70,16 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Row:
+class LatencyRow:
     """An arm's trained model: microseconds of its layers, loss in nats and accuracy, held out."""
 
-    arm: Arm
+    arm: LatencyArm
     measured_us: float
     loss: float
     accuracy: float
 
 
-class BudgetRun(pruning_study.Run):
+class BudgetRun(pruning_study.StudyRun):
     """A task of this study, its data, and the dense checkpoint that all arms prune."""
 
     def __init__(self, name: str, seed: int) -> None:
@@ -88,7 +88,7 @@ class BudgetRun(pruning_study.Run):
         self.checkpoint = self.fresh(seed)
         self.train(self.checkpoint, self.task.phase)
 
-    def arms(self) -> Iterator[Arm]:
+    def arms(self) -> Iterator[LatencyArm]:
         """Measure, and yield every pattern and budget: chosen, uniform, and with a random mask."""
         for pattern in PATTERNS:
             layers = prunables(self.checkpoint, self.task.targets, choose_pattern(pattern))
@@ -99,11 +99,11 @@ class BudgetRun(pruning_study.Run):
                 chosen, us = pruner.trade_off.amounts, pruner.trade_off.measured_us
                 same, uniform_us = uniform_amount(layers, us)
                 point = (self.name, self.seed, pattern, budget)
-                yield Arm(*point, CHOSEN, chosen, us)
-                yield Arm(*point, UNIFORM, dict.fromkeys(layers, same), uniform_us)
-                yield Arm(*point, RANDOM, chosen, us)
+                yield LatencyArm(*point, CHOSEN, chosen, us)
+                yield LatencyArm(*point, UNIFORM, dict.fromkeys(layers, same), uniform_us)
+                yield LatencyArm(*point, RANDOM, chosen, us)
 
-    def trained(self, arm: Arm) -> nn.Module:
+    def trained(self, arm: LatencyArm) -> nn.Module:
         """Pruned from the checkpoint on a cubic; or a random mask's, from scratch and as long."""
         if arm.allocation == RANDOM:
             fixed = Pruner(
@@ -116,16 +116,16 @@ class BudgetRun(pruning_study.Run):
         )
 
     @torch.no_grad()
-    def row(self, arm: Arm, model: nn.Module) -> Row:
+    def row(self, arm: LatencyArm, model: nn.Module) -> LatencyRow:
         """Compile the layers as they are after training, time them, and score the model."""
         weights = (model.get_parameter(name).flatten(1).numpy() for name in arm.amounts)
         us = us_in_turn([compile_matrix(weight) for weight in weights], _PLACES)
         images, classes = self.data.held_out
         loss = functional.cross_entropy(model(images), classes).item()
-        return Row(arm, us, loss, self.accuracy(model))
+        return LatencyRow(arm, us, loss, self.accuracy(model))
 
 
-def study(tasks: Iterable[str], seeds: Iterable[int]) -> Iterator[Row]:
+def study(tasks: Iterable[str], seeds: Iterable[int]) -> Iterator[LatencyRow]:
     """Train and measure every arm."""
     for task, seed in product(tasks, seeds):
         run = BudgetRun(task, seed)
@@ -133,13 +133,13 @@ def study(tasks: Iterable[str], seeds: Iterable[int]) -> Iterator[Row]:
             yield run.row(arm, run.trained(arm))
 
 
-def recorded() -> list[Row]:
+def recorded() -> list[LatencyRow]:
     """The last row of every arm that was recorded."""
-    last: dict[tuple[object, ...], Row] = {}
+    last: dict[tuple[object, ...], LatencyRow] = {}
     for row in history.read_rows(history.RESULTS / f"{RESULTS}.jsonl"):
-        arm = Arm(**row["arm"])
+        arm = LatencyArm(**row["arm"])
         key = (arm.task, arm.seed, arm.pattern, arm.budget_us, arm.allocation)
-        last[key] = Row(arm, row["measured_us"], row["loss"], row["accuracy"])
+        last[key] = LatencyRow(arm, row["measured_us"], row["loss"], row["accuracy"])
     return list(last.values())
 
 
@@ -157,9 +157,9 @@ def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float
     return high, taken[high]
 
 
-def groups(rows: Iterable[Row]) -> dict[tuple[str, str, float, str], list[Row]]:
+def groups(rows: Iterable[LatencyRow]) -> dict[tuple[str, str, float, str], list[LatencyRow]]:
     """Rows of all seeds by task, pattern, budget and allocation."""
-    found: dict[tuple[str, str, float, str], list[Row]] = {}
+    found: dict[tuple[str, str, float, str], list[LatencyRow]] = {}
     for row in rows:
         arm = row.arm
         key = (arm.task, arm.pattern, arm.budget_us, arm.allocation)
@@ -167,11 +167,11 @@ def groups(rows: Iterable[Row]) -> dict[tuple[str, str, float, str], list[Row]]:
     return found
 
 
-def mean(rows: Sequence[Row], field: str) -> float:
+def mean(rows: Sequence[LatencyRow], field: str) -> float:
     return statistics.fmean(getattr(row, field) for row in rows)
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[LatencyRow]) -> str:
     """One table: times in ns and losses of every budget, means over the seeds."""
     by_point = groups(rows)
     lines = [
@@ -192,7 +192,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def draw(path: Path, rows: Sequence[Row]) -> None:
+def draw(path: Path, rows: Sequence[LatencyRow]) -> None:
     """Write a PNG: held-out loss against the time of the layers, means over the seeds."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_point = groups(rows)

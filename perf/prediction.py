@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sparsejit.api import compile_matrix
-from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, Pattern
+from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED, BlockShape
 from sparsejit.ir.spec import DType
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import Problem
@@ -76,7 +76,7 @@ def predict_and_time(problem: Problem, dtype: DType) -> Prediction:
     )
 
 
-def layer(shape: tuple[int, int], sparsity: float, pattern: Pattern) -> Problem:
+def layer(shape: tuple[int, int], sparsity: float, pattern: BlockShape) -> Problem:
     """One layer of the grid: its shape is (out, in)."""
     name = f"{shape[0]} x {shape[1]}, {sparsity:.0%} zero, {pattern.name}"
     return Problem(name, *shape, sparsity, pattern, seed=1)

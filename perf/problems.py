@@ -13,7 +13,7 @@ from sparsejit.ir.sparse_matrix import (
     BLOCK_1X16,
     LANE16,
     UNSTRUCTURED,
-    Pattern,
+    BlockShape,
     SparseMatrix,
 )
 from sparsejit.ir.spec import Layout
@@ -33,7 +33,7 @@ class Problem:
     out_features: int
     in_features: int
     sparsity: float
-    pattern: Pattern
+    pattern: BlockShape
     seed: int
     batch: int = 1
     layout: Layout = Layout.BATCH_MAJOR
@@ -86,7 +86,7 @@ class GivenMatrix:
         return 1.0 - np.count_nonzero(self.values) / self.values.size
 
     @property
-    def pattern(self) -> Pattern:
+    def pattern(self) -> BlockShape:
         """The pattern its zeros follow: 1x8 where every such block is full or empty."""
         return BLOCK_1X8 if SparseMatrix(self.values).block_fill(8) == 1 else UNSTRUCTURED
 

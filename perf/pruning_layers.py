@@ -15,7 +15,7 @@ from torch import nn
 
 from sparsejit.perf.history import RESULTS, circumstances, replace_rows
 from sparsejit.perf.kernels import kernel_time
-from sparsejit.perf.pruning_study import AMOUNTS, PATTERNS, TASKS, Run
+from sparsejit.perf.pruning_study import AMOUNTS, PATTERNS, TASKS, StudyRun
 from sparsejit.prune import Pruner, calibrate, prune_second_order, prune_wanda, refit
 from sparsejit.prune.calibration import Calibration
 
@@ -60,7 +60,7 @@ def output_errors(tasks: Iterable[str], amount: float = 0.9) -> str:
     """
     lines = ["| weight | pattern | " + " | ".join(CUTS) + " |", "|---|---|" + "---|" * len(CUTS)]
     for task in tasks:
-        run = Run(task, seed=0)
+        run = StudyRun(task, seed=0)
         calibration, held_out = (
             calibrate(run.checkpoint, run.task.targets, [images])
             for images, _ in (run.data.train, run.data.held_out)
@@ -81,7 +81,7 @@ def output_errors(tasks: Iterable[str], amount: float = 0.9) -> str:
 def kernel_times(tasks: Iterable[str], amounts: Iterable[float]) -> Iterator[KernelTime]:
     """Yield the time of each task's layer in every pattern, once checked against float64."""
     for task in tasks:
-        run = Run(task, seed=0)
+        run = StudyRun(task, seed=0)
         for pattern in PATTERNS:
             for amount in amounts:
                 model = copy.deepcopy(run.checkpoint)

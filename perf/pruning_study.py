@@ -130,7 +130,7 @@ TASKS = {
 }
 
 
-class Run:
+class StudyRun:
     """One task and seed: the data and the dense checkpoint that methods start from."""
 
     def __init__(self, task: str, seed: int) -> None:
@@ -213,26 +213,26 @@ class Run:
                 yield images[chosen], classes[chosen]
 
 
-def other_start(run: Run) -> nn.Module:
+def other_start(run: StudyRun) -> nn.Module:
     """Dense, two phases from other first weights: how far chance alone moves the accuracy."""
     model = run.train(run.fresh(run.seed + 100), run.task.phase)
     return run.train(model, run.task.phase)
 
 
-CONTROLS: dict[str, Callable[[Run], nn.Module]] = {
-    DENSE: Run.train_on,
+CONTROLS: dict[str, Callable[[StudyRun], nn.Module]] = {
+    DENSE: StudyRun.train_on,
     "other start": other_start,
 }
 
 
-def one_shot(run: Run, pattern: str, amount: float) -> nn.Module:
+def one_shot(run: StudyRun, pattern: str, amount: float) -> nn.Module:
     """The checkpoint cut by magnitude, not trained further."""
     model = copy.deepcopy(run.checkpoint)
     run.pruner(pattern, amount).prepare(model)
     return model
 
 
-def second_order(run: Run, pattern: str, amount: float) -> nn.Module:
+def second_order(run: StudyRun, pattern: str, amount: float) -> nn.Module:
     """The checkpoint cut by second order and refitted on the training images, not trained."""
     model = copy.deepcopy(run.checkpoint)
     calibration = calibrate(model, run.task.targets, [run.data.train[0]])
@@ -240,25 +240,25 @@ def second_order(run: Run, pattern: str, amount: float) -> nn.Module:
     return model
 
 
-def gradual(run: Run, pattern: str, amount: float) -> nn.Module:
+def gradual(run: StudyRun, pattern: str, amount: float) -> nn.Module:
     """From the checkpoint, pruned on a cubic over half of a second phase."""
     return run.train_on(run.pruner(pattern, amount, CubicSchedule(0, run.task.phase // 2, 10)))
 
 
-def rewinding(run: Run, pattern: str, amount: float) -> nn.Module:
+def rewinding(run: StudyRun, pattern: str, amount: float) -> nn.Module:
     """From scratch, five rounds of training with four prunings between, the rate rewound."""
     schedule = IterativeSchedule(rounds=4, length=run.task.phase * 2 // 5)
     pruner = run.pruner(pattern, amount, schedule)
     return run.train(run.fresh(run.seed), schedule.total, pruner)
 
 
-def admm(run: Run, pattern: str, amount: float) -> nn.Module:
+def admm(run: StudyRun, pattern: str, amount: float) -> nn.Module:
     """From the checkpoint, half a phase of ADMM, its projection, half a phase of training."""
     schedule, regulariser = OneShot(run.task.phase // 2), ADMM(run.task.rho, every=10)
     return run.train_on(run.pruner(pattern, amount, schedule, regulariser=regulariser))
 
 
-def random_mask(run: Run, pattern: str, amount: float) -> nn.Module:
+def random_mask(run: StudyRun, pattern: str, amount: float) -> nn.Module:
     """From scratch under a fixed random mask, as many steps as the others have in all."""
     shares = run.shares(pattern, amount)
     pruner = Pruner(shares, pattern, targets=run.task.targets, criterion=Random(run.seed))
@@ -266,7 +266,7 @@ def random_mask(run: Run, pattern: str, amount: float) -> nn.Module:
 
 
 # The methods in the order of the tables, the last being what the others have to beat.
-METHODS: dict[str, Callable[[Run, str, float], nn.Module]] = {
+METHODS: dict[str, Callable[[StudyRun, str, float], nn.Module]] = {
     "one-shot": one_shot,
     "second order": second_order,
     "gradual": gradual,
@@ -279,13 +279,13 @@ METHODS: dict[str, Callable[[Run, str, float], nn.Module]] = {
 def measure(wanted: Iterable[Cell]) -> Iterator[tuple[Cell, float]]:
     """Yield each cell with its accuracy; cells of one task and seed should follow each other."""
     for (task, seed), group in groupby(wanted, key=lambda cell: (cell.task, cell.seed)):
-        run = Run(task, seed)
+        run = StudyRun(task, seed)
         for cell in group:
             yield cell, run.accuracy(run.model(cell))
 
 
 def record(wanted: Iterable[Cell], results: Path) -> Iterator[dict[str, Any]]:
-    """Run the cells that have no row in the file `results` and yield each row it appends.
+    """StudyRun the cells that have no row in the file `results` and yield each row it appends.
 
     A row is a cell, its accuracy, and the machine and commit. Raises InvalidInput outside a git
     checkout.
@@ -299,7 +299,7 @@ def record(wanted: Iterable[Cell], results: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run what is missing of the study and print each row as it is recorded."""
+    """StudyRun what is missing of the study and print each row as it is recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

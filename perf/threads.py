@@ -43,7 +43,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _ThreadedLayer:
     """One layer compiled for one thread and for several, and its input."""
 
     problem: str
@@ -90,7 +90,7 @@ def gains(
         progress(f"compiling {problem.name}: {dtype.value}")
         weights, x = problem.weights(), problem.input()
         shared = compile_matrix(weights, dtype=dtype, threads=threads)
-        cases.append(_Case(problem.name, compile_matrix(weights, dtype=dtype), shared, x))
+        cases.append(_ThreadedLayer(problem.name, compile_matrix(weights, dtype=dtype), shared, x))
     rounds = []
     for number in range(1, _ROUNDS + 1):
         progress(f"round {number} of {_ROUNDS}")

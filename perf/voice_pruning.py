@@ -97,7 +97,7 @@ def arms() -> Iterator[Arm]:
         yield replace(arm, samples=2 * arm.samples)
 
 
-class Study:
+class VoiceStudy:
     """The clips, the common checkpoint in folder `out`, and the rows in the file `results`."""
 
     def __init__(self, clips: list[Clip], out: Path, results: Path, sizes: Sizes) -> None:
@@ -190,7 +190,7 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
         clips = load_clips(chosen.data, chosen.out)
-        for row in Study(clips, chosen.out, chosen.results, Sizes()).run(list(arms())):
+        for row in VoiceStudy(clips, chosen.out, chosen.results, Sizes()).run(list(arms())):
             print(json.dumps(row), flush=True)
 
 

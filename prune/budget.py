@@ -12,7 +12,7 @@ from rich.table import Table
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.prune.display import Shown
-from sparsejit.prune.frontier import Frontier, Options, frontier
+from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.latency import LatencyTable, check_tradable, time_in_turn
 from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import Pattern
@@ -106,7 +106,7 @@ def spend(
     """
     grids = [_between(table.curve(name, pattern)[0]) for name in layers]
     options = [
-        Options(np.interp(grid, *table.curve(name, pattern)), -np.log(layer.energy_left(grid)))
+        LayerOptions(np.interp(grid, *table.curve(name, pattern)), -np.log(layer.energy_left(grid)))
         for grid, (name, layer) in zip(grids, layers.items(), strict=True)
     ]
     best = frontier(options)
@@ -194,7 +194,7 @@ def _between(measured: Sequence[float]) -> FloatArray:
 
 
 def _uniform(
-    options: Sequence[Options], grids: Sequence[FloatArray]
+    options: Sequence[LayerOptions], grids: Sequence[FloatArray]
 ) -> tuple[FloatArray, FloatArray]:
     """Times and losses of one amount for all layers, or the largest that a layer can take."""
     shared = max(grids, key=lambda grid: grid[-1])

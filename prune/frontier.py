@@ -14,7 +14,7 @@ _STATES = 4096
 
 
 @dataclass(frozen=True)
-class Options:
+class LayerOptions:
     """What one layer may choose from: the time, above 0, and the loss of each option (n,)."""
 
     times: Array
@@ -37,7 +37,7 @@ class Frontier:
         return max(int(np.searchsorted(self.times, time, "right")) - 1, 0)
 
 
-def frontier(layers: Sequence[Options], states: int = _STATES) -> Frontier:
+def frontier(layers: Sequence[LayerOptions], states: int = _STATES) -> Frontier:
     """Choose one option of every layer, for every total time.
 
     Layer by layer, each sum so far is extended by each option, and what is beaten is dropped (the

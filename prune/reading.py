@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Choice:
+class NamedChoice:
     """The name of a row in a table of functions, and the arguments to call it with."""
 
     kind: str
@@ -82,7 +82,7 @@ def read_arguments(
     return given
 
 
-def read_choice(table: Mapping[str, Callable[..., Any]], data: Any, place: Place) -> Choice:
+def read_choice(table: Mapping[str, Callable[..., Any]], data: Any, place: Place) -> NamedChoice:
     """A name in the table, or a mapping with that name under `kind` beside its arguments.
 
     Raises InvalidInput as `read_arguments` does, and where the function refuses its arguments.
@@ -93,7 +93,7 @@ def read_choice(table: Mapping[str, Callable[..., Any]], data: Any, place: Place
     kind = options.pop("kind")
     if not isinstance(kind, str) or kind not in table:
         raise InvalidInput(f"{place}.kind is {kind!r}: {suggest(kind, table)}")
-    choice = Choice(kind, read_arguments(table[kind], options, place, {}))
+    choice = NamedChoice(kind, read_arguments(table[kind], options, place, {}))
     with refusals_at(place):
         choice.build(table)
     return choice

@@ -19,7 +19,7 @@ from sparsejit.prune.patterns import NofM, choose_pattern
 from sparsejit.prune.post_training import prune_second_order, prune_wanda
 from sparsejit.prune.pruner import Pruner
 from sparsejit.prune.reading import (
-    Choice,
+    NamedChoice,
     Place,
     Reader,
     read_arguments,
@@ -138,7 +138,7 @@ PARTS: dict[str, dict[str, Callable[..., Any]]] = {
     "criterion": {"magnitude": Magnitude, "movement": Movement, "random": Random},
     "regulariser": {"l1": L1, "group-lasso": _group_lasso, "admm": ADMM},
 }
-_ADAM, _CONSTANT = Choice("adam"), Choice("constant")
+_ADAM, _CONSTANT = NamedChoice("adam"), NamedChoice("constant")
 LEARNING_RATES: dict[str, Callable[..., LearningRate]] = {
     "constant": _constant_learning_rate,
     "cosine": LearningRate,
@@ -159,8 +159,8 @@ class Training:
     """
 
     steps: int
-    optimizer: Choice = _ADAM
-    learning_rate: Choice = _CONSTANT
+    optimizer: NamedChoice = _ADAM
+    learning_rate: NamedChoice = _CONSTANT
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ class Recipe:
     """
 
     prune: Mapping[str, Any]
-    method: Choice
+    method: NamedChoice
     train: Training | None = None
     seed: int = 0
 
@@ -255,7 +255,7 @@ class Recipe:
         return {
             "method": self.method.to_dict(),
             "prune": {
-                name: value.to_dict() if isinstance(value, Choice) else value
+                name: value.to_dict() if isinstance(value, NamedChoice) else value
                 for name, value in self.prune.items()
             },
             "train": None if self.train is None else self.train.to_dict(),
@@ -269,7 +269,7 @@ class Recipe:
     def build_pruner(self) -> Pruner:
         """A Pruner for this run; where the method cuts, one that only holds the zeros."""
         settings = {
-            name: value.build(PARTS[name]) if isinstance(value, Choice) else value
+            name: value.build(PARTS[name]) if isinstance(value, NamedChoice) else value
             for name, value in self.prune.items()
         }
         pruner = Pruner(**settings)

@@ -257,3 +257,13 @@ def test_only_the_machine_room_and_measurements_name_processors() -> None:
     ]
     found = lines_with(PROCESSORS, paths)
     assert not found, "\n".join(found)
+
+
+def test_a_class_name_is_used_once() -> None:
+    """Or a reader must ask which is meant."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(house_path(path))
+    assert not {name: where for name, where in places.items() if len(where) > 1}

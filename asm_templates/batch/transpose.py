@@ -20,7 +20,7 @@ _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
 
 
 @dataclass(frozen=True)
-class Place:
+class MatrixPlace:
     """A matrix in memory: the address of its first element and the bytes from row to row.
 
     `padded` rows may be written up to a whole number of vectors. Where `padding` is not dense,
@@ -37,17 +37,17 @@ class Place:
         """From the first row of a run to the one so many rows on."""
         return self.padding.place(row) * self.pitch
 
-    def row(self, number: int) -> "Place":
+    def row(self, number: int) -> "MatrixPlace":
         """The place from that row on."""
         return replace(self, offset=self.offset + number * self.pitch)
 
-    def column(self, number: int) -> "Place":
+    def column(self, number: int) -> "MatrixPlace":
         """The place from that column on."""
         return replace(self, offset=self.offset + 4 * number)
 
 
 def transpose(
-    asm: Assembler, source: Place, destination: Place, rows: int, columns: int
+    asm: Assembler, source: MatrixPlace, destination: MatrixPlace, rows: int, columns: int
 ) -> None:
     """destination (columns, rows) = source (rows, columns), one of which is at most `lanes`.
 
@@ -70,8 +70,8 @@ def transpose(
 
 def copy(
     asm: Assembler,
-    source: Place,
-    destination: Place,
+    source: MatrixPlace,
+    destination: MatrixPlace,
     rows: int,
     vectors: Sequence[tuple[int, int]],
     columns: int | None = None,
@@ -148,7 +148,7 @@ class _Masks:
                 self.asm.emit("vpermilps", low, low, 0b10)
 
 
-def _point(asm: Assembler, source: Place, destination: Place) -> None:
+def _point(asm: Assembler, source: MatrixPlace, destination: MatrixPlace) -> None:
     asm.emit("lea", _SOURCE, Memory(source.base, source.offset))
     asm.emit("lea", _DESTINATION, Memory(destination.base, destination.offset))
 
@@ -170,7 +170,7 @@ def _repeat(
 
 
 def _square(
-    asm: Assembler, source: Place, destination: Place, height: int, width: int
+    asm: Assembler, source: MatrixPlace, destination: MatrixPlace, height: int, width: int
 ) -> None:
     """Transpose `height` rows of `width` elements, each at most `lanes`."""
     lanes = asm.target.lanes

@@ -29,7 +29,7 @@ from sparsejit.asm_templates.batch.panels import (
     Panels,
     emit_panels,
 )
-from sparsejit.asm_templates.batch.transpose import Place, copy, transpose
+from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout, MatMul
@@ -60,7 +60,7 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
 def emit(asm: Assembler, lowered: LoweredBatch) -> None:
     """Append the kernel. x and y must not overlap; see `batch_table` for the contract."""
-    _Kernel(asm, lowered).emit()
+    _BatchCode(asm, lowered).emit()
 
 
 def chunk_columns(spec: MatMul, lanes: int) -> int:
@@ -88,7 +88,7 @@ def _chunks(columns: int, size: int) -> list[_Chunk]:
     return [chunk for chunk in chunks if chunk.columns and chunk.times]
 
 
-class _Kernel:
+class _BatchCode:
     """Appends the code."""
 
     def __init__(self, asm: Assembler, lowered: LoweredBatch) -> None:
@@ -241,7 +241,7 @@ class _Kernel:
 
     def _transposed_panels(self, columns: int) -> None:
         asm, each = self.asm, self.spec.each
-        x, y = Place(_X, 4 * each.in_features), Place(_Y, 4 * each.out_features)
+        x, y = MatrixPlace(_X, 4 * each.in_features), MatrixPlace(_Y, 4 * each.out_features)
         panels = [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
         for number, (first, width) in enumerate(panels):
             transpose(asm, x.row(first), self._x_work(number), width, each.in_features)
@@ -257,7 +257,7 @@ class _Kernel:
             self._call(Memory(_Y, starts[0]), Memory(_Y, starts[-1]), len(starts))
             return
         self._call_into_workspace(1)
-        target = Place(_Y, self._feature_pitch)
+        target = MatrixPlace(_Y, self._feature_pitch)
         copy(self.asm, self._y_work(0), target, self.spec.each.out_features, [(0, 0)], columns)
 
     def _starts(self, columns: int) -> list[int]:
@@ -279,7 +279,7 @@ class _Kernel:
             asm.emit("and", rax, asm.target.vector_bytes - 1)
             asm.jump("jz", done)
             self._make_room()
-        source = Place(_X, self._feature_pitch)
+        source = MatrixPlace(_X, self._feature_pitch)
         vectors = [(start, n * self.panels.x_step) for n, start in enumerate(starts)]
         columns = self.in_panels if self.in_panels < self.lanes else None
         copy(asm, source, self._x_work(0), each.in_features, vectors, columns)
@@ -300,13 +300,13 @@ class _Kernel:
         asm.emit("mov", dword(PANELS), count)
         asm.jump("call", self.entry)
 
-    def _x_work(self, panel: int) -> Place:
+    def _x_work(self, panel: int) -> MatrixPlace:
         offset = panel * self.panels.x_step
-        return Place(rsp, self.panels.x_pitch, offset, padded=True, padding=self._padding)
+        return MatrixPlace(rsp, self.panels.x_pitch, offset, padded=True, padding=self._padding)
 
-    def _y_work(self, panel: int) -> Place:
+    def _y_work(self, panel: int) -> MatrixPlace:
         x_bytes = self.panels.count * self.panels.x_step
-        return Place(rsp, self.panels.y_pitch, x_bytes + panel * self.panels.y_step)
+        return MatrixPlace(rsp, self.panels.y_pitch, x_bytes + panel * self.panels.y_step)
 
     @property
     def _row_pitches(self) -> tuple[int, int]:
@@ -322,8 +322,8 @@ class _Kernel:
         assert self.lowered.each is not None
         x_pitch, y_pitch = self._row_pitches
         if self.feature_major:
-            source = Place(_X, self._feature_pitch)
-            transpose(asm, source, Place(rsp, x_pitch), each.in_features, columns)
+            source = MatrixPlace(_X, self._feature_pitch)
+            transpose(asm, source, MatrixPlace(rsp, x_pitch), each.in_features, columns)
             asm.emit("mov", rdi, rsp)
             asm.emit("lea", rsi, Memory(rsp, columns * x_pitch))
         else:
@@ -338,6 +338,6 @@ class _Kernel:
         asm.emit("sub", dword(_COLUMNS_LEFT), 1)
         asm.jump("jnz", again)
         if self.feature_major:
-            source = Place(rsp, y_pitch, columns * x_pitch)
-            target = Place(_Y, self._feature_pitch)
+            source = MatrixPlace(rsp, y_pitch, columns * x_pitch)
+            target = MatrixPlace(_Y, self._feature_pitch)
             transpose(asm, source, target, columns, each.out_features)

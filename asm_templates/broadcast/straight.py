@@ -50,7 +50,7 @@ SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
 
 
 @dataclass(frozen=True, eq=False)
-class _Steps:
+class _BlockSteps:
     """The multiplications of one tile in order: arrays of one entry a step.
 
     `kept` (steps, parts) says which 8-row parts of the group have weights, `line` which line of
@@ -72,7 +72,7 @@ class StraightTile:
     """
 
     tile: Tile
-    steps: _Steps
+    steps: _BlockSteps
     fours: BoolArray
     lines_once: bool
     lines: ByteArray
@@ -164,13 +164,13 @@ def emit(asm: Assembler, lowered: Straight) -> None:
         finish(asm, lowered.spec, part.tile)
 
 
-def _order(weights: FloatArray) -> _Steps:
+def _order(weights: FloatArray) -> _BlockSteps:
     kept = np.any(weights != 0, axis=2)
     column, group = np.nonzero(kept.any(axis=1).T)
     parts = kept[group, :, column]
     order = _mates_together(column, parts)
     column, parts = column[order], parts[order]
-    return _Steps(column, group[order], parts, _lines(column, parts))
+    return _BlockSteps(column, group[order], parts, _lines(column, parts))
 
 
 def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
@@ -197,7 +197,7 @@ def _lines(column: IntArray, kept: BoolArray) -> IntArray:
     return np.unique(line_of, return_inverse=True)[1]
 
 
-def _lines_of_weights(weights: FloatArray, steps: _Steps) -> FloatArray:
+def _lines_of_weights(weights: FloatArray, steps: _BlockSteps) -> FloatArray:
     lines = int(steps.line.max(initial=-1)) + 1
     pool = np.zeros((lines, *weights.shape[1:3]), np.float32)
     for part in range(weights.shape[1]):

@@ -135,7 +135,7 @@ def layout_of(
     windows = Windows.of(matrix.in_features, REGISTER_INPUTS, MOST_REGISTERS)
     weights, scales = quantised_rows(matrix)
     prices = Prices(least_steps, exchange)
-    cut = _Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
+    cut = _Int8Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
     pieces: list[Piece[Int8Reads]] = []
     for panel in row_panels(matrix.out_features, LANES, ACCUMULATORS, fold):
         held = cut.held(panel, sharing_rows)
@@ -145,7 +145,7 @@ def layout_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _Cut:
+class _Int8Cut:
     """A quantised matrix on its way to pieces."""
 
     spec: MatVec

@@ -134,7 +134,7 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> PermuteLa
     """Order, cut and schedule a matrix."""
     plan = RowPlan(matrix, machine)
     order, windows = plan.order(), plan.windows
-    cut = _Cut(spec, rounded(matrix.dense, spec.dtype), machine, windows)
+    cut = _FloatCut(spec, rounded(matrix.dense, spec.dtype), machine, windows)
     pieces: list[Piece[PackedFloats]] = []
     for panel in plan.panels:
         held = HeldPanel(panel, panel.by_batch(order.rows, machine.lanes), order.stages)
@@ -144,7 +144,7 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> PermuteLa
 
 
 @dataclass(frozen=True, eq=False)
-class _Cut:
+class _FloatCut:
     """A matrix on its way to pieces."""
 
     spec: MatVec

@@ -54,8 +54,8 @@ def compile_matrix(
     batch: above 1, x is (batch, in_features) and y (batch, out_features), or where `layout` is
         "feature-major", which is faster, (in_features, batch) and (out_features, batch).
     dtype: how weights are stored. "float32", or "bfloat16" or "float16", all else being float32;
-        or "int8", which also quantises x, in steps of `input_scale` or else of its largest
-        magnitude / 127, and sums integers.
+        or "int8", which also quantises x, by `input_scale` or else by its largest magnitude / 127,
+        and sums integers.
     strategy: "auto", or a family of kernels. For one x: permute, lane16, lookup, broadcast,
         broadcast-loop, broadcast-mixed, dense, immediate; with int8 int8-permute or int8-pairs.
         For a batch: panels, rows or mixed. Which exist depends on dtype and target.

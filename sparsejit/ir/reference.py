@@ -59,7 +59,7 @@ def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
 def quantised_weights(
     matrix: SparseMatrix,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Weights (out, in) as integers in -127 .. 127, and the step of each row, float32 (out,).
+    """Weights (out, in) as integers in -127 .. 127, and each row's scale, float32 (out,).
 
     All in float32: step = max(largest magnitude / 127, 2^-100), integer = weight / step to
     nearest, ties to even.

@@ -13,7 +13,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Pattern:
+class BlockShape:
     """A block of `rows` outputs by `columns` inputs that is kept or dropped as one."""
 
     name: str
@@ -21,12 +21,12 @@ class Pattern:
     columns: int
 
 
-UNSTRUCTURED = Pattern("unstructured", 1, 1)
+UNSTRUCTURED = BlockShape("unstructured", 1, 1)
 # One input, eight (sixteen) consecutive outputs of weight[out, in].
-BLOCK_1X8 = Pattern("1x8", 8, 1)
-BLOCK_1X16 = Pattern("1x16", 16, 1)
+BLOCK_1X8 = BlockShape("1x8", 8, 1)
+BLOCK_1X16 = BlockShape("1x16", 16, 1)
 # As 1x16, but in every row the input may be any other of the same sixteen.
-LANE16 = Pattern("lane16", 16, 1)
+LANE16 = BlockShape("lane16", 16, 1)
 
 
 class SparseMatrix:

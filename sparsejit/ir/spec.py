@@ -64,9 +64,9 @@ class MatVec:
     """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
 
     The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`. `bias` is
-    float32 (out_features,). With int8, x is quantised in steps of `input_scale`, or where that
-    is None in steps of its largest magnitude / 127; `reference.quantised_input` says exactly how.
-    Raises InvalidInput for an input_scale that is no usable step or belongs to another dtype.
+    float32 (out_features,). With int8, `input_scale` is the quantisation scale of x, or where it is
+    None x's largest magnitude / 127; `reference.quantised_input` says exactly how. Raises
+    InvalidInput for an input_scale that cannot be one or belongs to another dtype.
     """
 
     out_features: int
@@ -87,14 +87,15 @@ class MatVec:
         is_number = isinstance(self.input_scale, Real) and not isinstance(self.input_scale, bool)
         if not is_number or not SMALLEST_SCALE <= self.input_scale <= 1 / SMALLEST_SCALE:
             raise InvalidInput(
-                f"input_scale={self.input_scale!r}; give the step of x as a positive number, "
+                f"input_scale={self.input_scale!r}; give the quantisation scale of x as a positive "
+                "number, "
                 "such as 1/127 where x lies in [-1, 1]"
             )
 
     def check_weights(self, weights: npt.NDArray[np.float32]) -> None:
         """Raise InvalidInput where weights (out_features, in_features) are beyond the dtype.
 
-        With int8 and an `input_scale`, that is where a weight's step times that of x overflows.
+        With int8 and an `input_scale`, where the scale of weights times that of x overflows.
         """
         row, column = np.unravel_index(np.abs(weights).argmax(), weights.shape)
         largest = abs(float(weights[row, column]))
@@ -106,12 +107,12 @@ class MatVec:
         if self.input_scale is None:
             return
         with np.errstate(over="ignore"):
-            step = np.float32(largest) / np.float32(LARGEST_INT8) * np.float32(self.input_scale)
-        if not np.isfinite(step):
+            scale = np.float32(largest) / np.float32(LARGEST_INT8) * np.float32(self.input_scale)
+        if not np.isfinite(scale):
             raise InvalidInput(
-                f"input_scale={self.input_scale!r} times the step of weights as large as "
-                f"{largest:.4g} is more than float32 can hold; give the step of x, such as 1/127 "
-                "where x lies in [-1, 1]"
+                f"input_scale={self.input_scale!r} times the scale of weights as large as "
+                f"{largest:.4g} is more than float32 can hold; give the quantisation scale of x, "
+                "such as 1/127 where x lies in [-1, 1]"
             )
 
     @property

@@ -14,7 +14,7 @@ _INTEL, _AMD = "GenuineIntel", "AuthenticAMD"
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Core:
     """Models of one vendor and family that have this core; `origin` names products."""
 
     key: str
@@ -29,30 +29,30 @@ def _models(*parts: int | range) -> frozenset[int]:
 
 
 _ROWS = (
-    _Row("zen5", _AMD, 26, _models(range(0x50), range(0x60, 0x80)), "EPYC 9005, Ryzen 9000"),
-    _Row("zen4", _AMD, 25, _models(range(0x10, 0x20), range(0x60, 0xB0)), "EPYC 9004, Ryzen 7000"),
-    _Row("zen3", _AMD, 25, _models(range(0x10), range(0x20, 0x60)), "EPYC 7003, Ryzen 5000"),
-    _Row("zen2", _AMD, 23, _models(0x31, 0x60, 0x68, 0x71, 0x90, 0xA0), "EPYC 7002, Ryzen 3000"),
-    _Row("zen", _AMD, 23, _models(range(0x30)), "EPYC 7001, Ryzen 1000 and 2000"),
-    _Row("redwood_cove", _INTEL, 6, _models(0xAA, 0xAC, 0xAD, 0xAE), "Xeon 6, Core Ultra 100"),
-    _Row(
+    _Core("zen5", _AMD, 26, _models(range(0x50), range(0x60, 0x80)), "EPYC 9005, Ryzen 9000"),
+    _Core("zen4", _AMD, 25, _models(range(0x10, 0x20), range(0x60, 0xB0)), "EPYC 9004, Ryzen 7000"),
+    _Core("zen3", _AMD, 25, _models(range(0x10), range(0x20, 0x60)), "EPYC 7003, Ryzen 5000"),
+    _Core("zen2", _AMD, 23, _models(0x31, 0x60, 0x68, 0x71, 0x90, 0xA0), "EPYC 7002, Ryzen 3000"),
+    _Core("zen", _AMD, 23, _models(range(0x30)), "EPYC 7001, Ryzen 1000 and 2000"),
+    _Core("redwood_cove", _INTEL, 6, _models(0xAA, 0xAC, 0xAD, 0xAE), "Xeon 6, Core Ultra 100"),
+    _Core(
         "golden_cove",
         _INTEL,
         6,
         _models(0x8F, 0xCF, 0x97, 0x9A, 0xB7, 0xBA, 0xBF),
         "Sapphire and Emerald Rapids, Alder and Raptor Lake",
     ),
-    _Row("sunny_cove", _INTEL, 6, _models(0x6A, 0x6C, 0x7D, 0x7E, 0xA7), "Ice and Rocket Lake"),
-    _Row("willow_cove", _INTEL, 6, _models(0x8C, 0x8D), "Tiger Lake"),
-    _Row(
+    _Core("sunny_cove", _INTEL, 6, _models(0x6A, 0x6C, 0x7D, 0x7E, 0xA7), "Ice and Rocket Lake"),
+    _Core("willow_cove", _INTEL, 6, _models(0x8C, 0x8D), "Tiger Lake"),
+    _Core(
         "skylake",
         _INTEL,
         6,
         _models(0x4E, 0x5E, 0x55, 0x8E, 0x9E, 0xA5, 0xA6),
         "Skylake, Cascade, Kaby, Coffee and Comet Lake",
     ),
-    _Row("broadwell", _INTEL, 6, _models(0x3D, 0x47, 0x4F, 0x56), "Broadwell"),
-    _Row("haswell", _INTEL, 6, _models(0x3C, 0x3F, 0x45, 0x46), "Haswell"),
+    _Core("broadwell", _INTEL, 6, _models(0x3D, 0x47, 0x4F, 0x56), "Broadwell"),
+    _Core("haswell", _INTEL, 6, _models(0x3C, 0x3F, 0x45, 0x46), "Haswell"),
 )
 
 MICROARCHITECTURES = (*(row.key for row in _ROWS), UNKNOWN)

@@ -32,7 +32,7 @@ COPY_CYCLES = {"avx512": 2.5, "avx2": 1.3}  # to bring a vector of x into line
 
 
 @dataclass(frozen=True)
-class _PanelCode:
+class _PanelBytes:
     """Bytes of code for a weight, more where four come with one load, and for an input."""
 
     weight: float
@@ -40,7 +40,7 @@ class _PanelCode:
     input: float
 
 
-_PANEL_CODE = {"avx512": _PanelCode(7.3, 7.7, 7), "avx2": _PanelCode(12, 0, 8)}
+_PANEL_BYTES = {"avx512": _PanelBytes(7.3, 7.7, 7), "avx2": _PanelBytes(12, 0, 8)}
 
 
 def batch_strategies() -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _panels(counts: BatchCounts, rates: Rates) -> Cost:
     panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
-    share, code = shared_loads(target.isa, at_once), _PANEL_CODE[target.isa]
+    share, code = shared_loads(target.isa, at_once), _PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)

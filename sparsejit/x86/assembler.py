@@ -67,7 +67,7 @@ class Image:
     code_bytes: int
     pool_bytes: int
     counts: Mapping[str, int]
-    trace: tuple["_Run", ...] = field(repr=False)
+    trace: tuple["_StampedRun", ...] = field(repr=False)
 
     @property
     def pool_start(self) -> int:
@@ -87,7 +87,7 @@ class Image:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _StampedRun:
     """Where the rows of one line went, for the listing."""
 
     line: Line
@@ -119,7 +119,7 @@ class Assembler:
         self._code = bytearray()
         self._pool = bytearray()
         self._fixups: list[_Fixup] = []
-        self._trace: list[_Run] = []
+        self._trace: list[_StampedRun] = []
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
@@ -161,7 +161,7 @@ class Assembler:
         self._make_room(form.length)
         start = len(self._code)
         self._code.extend(form.encode(*_numbers_of(item)))
-        self._trace.append(_Run(item, (start,), (0,)))
+        self._trace.append(_StampedRun(item, (start,), (0,)))
         literal = next((o for o in operands if isinstance(o, Literal)), None)
         if literal is not None:
             self._fix(form, np.array([start]), np.array([literal.offset]))
@@ -263,7 +263,7 @@ class Assembler:
         """The jump over a gap of so many bytes, itself included, that begins `offset` bytes on."""
         item = Line("jmp", (Relative("next"),))
         form = form_for("jmp", item.operands, 4)
-        self._trace.append(_Run(item, (len(self._code) + offset,), (0,)))
+        self._trace.append(_StampedRun(item, (len(self._code) + offset,), (0,)))
         return form.encode([], gap - form.length)
 
     def _refer(self, item: Line, form: Form, label: Label) -> None:
@@ -271,10 +271,10 @@ class Assembler:
         start = len(self._code)
         self._code.extend(form.template.tobytes())
         self._fix(form, np.array([start]), label)
-        self._trace.append(_Run(item, (start,), (0,)))
+        self._trace.append(_StampedRun(item, (start,), (0,)))
 
     def _record(self, item: Line, form: Form, rows: _IntArray, starts: _IntArray) -> None:
-        self._trace.append(_Run(item, starts, rows))
+        self._trace.append(_StampedRun(item, starts, rows))
         literal = next((o for o in item.operands if isinstance(o, Literal)), None)
         if literal is None:
             return

@@ -165,11 +165,11 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     "input_scale", ["a", "0.1", None, True, [0.1], 0, -1.0, math.nan, math.inf, 1e31, 1e-31, 1j]
 )
-def test_an_input_scale_that_is_no_step_is_named(input_scale: Any) -> None:
+def test_an_input_scale_that_cannot_be_one_is_named(input_scale: Any) -> None:
     if input_scale is None:  # the one that is right
         sparsejit.compile_matrix(W, dtype="int8", input_scale=None)
         return
-    with pytest.raises(InvalidInput, match=r"input_scale=.*; give the step of x"):
+    with pytest.raises(InvalidInput, match=r"input_scale=.*; give the quantisation scale of x"):
         sparsejit.compile_matrix(W, dtype="int8", input_scale=input_scale)
 
 

@@ -14,7 +14,7 @@ from sparsejit.machine import microarchitecture
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.perf import check, contests
-from sparsejit.perf.check import FAILS, HOLDS, NO_PEER, NOT_HERE, ROUNDS, Outcome, judge
+from sparsejit.perf.check import FAILS, HOLDS, NO_PEER, NOT_HERE, ROUNDS, ClaimResult, judge
 from sparsejit.perf.claims import CLAIMS, MKL_CSR, ONE_THREAD, PREDICTED, Claim, claims_of
 from sparsejit.perf.contests import contest_of
 from sparsejit.perf.peers import make_peer
@@ -189,7 +189,7 @@ def test_contests_of_the_rest_run(
 
 
 def run_check(
-    outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch, *arguments: str
+    outcomes: list[ClaimResult], monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> tuple[int, str]:
     monkeypatch.setattr(check, "check", lambda claims, progress: outcomes)
     result = CliRunner().invoke(app, ["bench", "check", *arguments])
@@ -198,11 +198,11 @@ def run_check(
 
 
 FOUND = [
-    Outcome(CLAIM, HOLDS, 2.5, 0.03),
-    Outcome(CLAIM, NOT_HERE, why="claimed for zen5"),
-    Outcome(CLAIM, NO_PEER, why="no mkl"),
+    ClaimResult(CLAIM, HOLDS, 2.5, 0.03),
+    ClaimResult(CLAIM, NOT_HERE, why="claimed for zen5"),
+    ClaimResult(CLAIM, NO_PEER, why="no mkl"),
 ]
-FAILED = Outcome(Claim("D16", MKL_CSR, 3.0, "a test"), FAILS, 1.5, 0.4, repeats=3)
+FAILED = ClaimResult(Claim("D16", MKL_CSR, 3.0, "a test"), FAILS, 1.5, 0.4, repeats=3)
 
 
 def test_the_command_says_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:

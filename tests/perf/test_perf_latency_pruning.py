@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("sklearn")
 from sparsejit.api import Kernel
 from sparsejit.perf import latency_pruning
-from sparsejit.perf.latency_pruning import CHOSEN, RANDOM, UNIFORM, Row
+from sparsejit.perf.latency_pruning import CHOSEN, RANDOM, UNIFORM, LatencyRow
 from sparsejit.prune import in_model
 
 
@@ -29,7 +29,7 @@ def pretended() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def rows(pretended: None, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def rows(pretended: None, tmp_path_factory: pytest.TempPathFactory) -> list[LatencyRow]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         short = replace(latency_pruning.TASKS["sequences"], phase=30)
@@ -39,7 +39,9 @@ def rows(pretended: None, tmp_path_factory: pytest.TempPathFactory) -> list[Row]
         return list(latency_pruning.study(["sequences"], [0]))
 
 
-def test_arms_share_the_budget_and_differ_in_amounts(rows: list[Row], pretended: None) -> None:
+def test_arms_share_the_budget_and_differ_in_amounts(
+    rows: list[LatencyRow], pretended: None
+) -> None:
     chosen, uniform, random = (row.arm for row in rows)
     assert [row.arm.allocation for row in rows] == [CHOSEN, UNIFORM, RANDOM]
     assert chosen.budget_us == uniform.budget_us > 0
@@ -50,7 +52,7 @@ def test_arms_share_the_budget_and_differ_in_amounts(rows: list[Row], pretended:
     assert all(row.measured_us > 0 and row.loss > 0 and row.accuracy > 0.05 for row in rows)
 
 
-def test_the_table_and_the_plot_show_every_point(rows: list[Row], tmp_path: Path) -> None:
+def test_the_table_and_the_plot_show_every_point(rows: list[LatencyRow], tmp_path: Path) -> None:
     table = latency_pruning.markdown(rows).splitlines()
     assert len(table) == 3 and table[2].startswith("| sequences | lane16 |")
     assert f"{rows[1].loss:.3f}" in table[2]

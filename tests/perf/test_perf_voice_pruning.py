@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.perf import history, voice_pruning  # noqa: E402
 from sparsejit.perf.history import read_rows  # noqa: E402
-from sparsejit.perf.voice_pruning import Arm, Sizes, Study, arms  # noqa: E402
+from sparsejit.perf.voice_pruning import Arm, Sizes, VoiceStudy, arms  # noqa: E402
 from sparsejit.perf.voice_pruning_report import (  # noqa: E402
     add_kernel_times,
     markdown,
@@ -48,7 +48,7 @@ def clips():
 @pytest.fixture(scope="module")
 def study(clips, tmp_path_factory):
     out = tmp_path_factory.mktemp("study")
-    study = Study(clips, out, out / "rows.jsonl", SIZES)
+    study = VoiceStudy(clips, out, out / "rows.jsonl", SIZES)
     assert len(list(study.run(ARMS))) == len(ARMS)
     return study
 
@@ -71,10 +71,10 @@ def test_recorded_arms_are_not_trained_again(study, clips, tmp_path):
     results = tmp_path / "rows.jsonl"
     lines = study.results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:-1]))
-    (row,) = Study(clips, study.out, results, SIZES).run(ARMS)
+    (row,) = VoiceStudy(clips, study.out, results, SIZES).run(ARMS)
     again = json.loads(lines[-1])
     assert {**row, "time": "", "commit": ""} == {**again, "time": "", "commit": ""}
-    assert not list(Study(clips, study.out, results, SIZES).run(ARMS))
+    assert not list(VoiceStudy(clips, study.out, results, SIZES).run(ARMS))
 
 
 def test_rows_of_another_checkpoint_are_refused(study, clips, tmp_path):
@@ -82,7 +82,7 @@ def test_rows_of_another_checkpoint_are_refused(study, clips, tmp_path):
     results.write_text(study.results.read_text())
     sizes = replace(SIZES, dense_samples=5 * 880)
     with pytest.raises(InvalidInput, match=r"'dense_samples': 3520.*'dense_samples': 4400"):
-        list(Study(clips, tmp_path, results, sizes).run(ARMS))
+        list(VoiceStudy(clips, tmp_path, results, sizes).run(ARMS))
 
 
 def test_densities_are_exact(study):
@@ -109,7 +109,7 @@ def test_a_cut_short_dense_training_goes_on(study, clips, tmp_path, monkeypatch)
             self.save(tmp_path / "dense.pt")
             raise KeyboardInterrupt
 
-    resumed = Study(clips, tmp_path, tmp_path / "rows.jsonl", SIZES)
+    resumed = VoiceStudy(clips, tmp_path, tmp_path / "rows.jsonl", SIZES)
     monkeypatch.setattr(voice_pruning.Trainer, "run_step", stop_after_step_2)
     with pytest.raises(KeyboardInterrupt):
         resumed.checkpoint()

@@ -6,21 +6,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsejit.prune.frontier import Options, frontier
+from sparsejit.prune.frontier import LayerOptions, frontier
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> list[Options]:
+def tables(draw: st.DrawFn) -> list[LayerOptions]:
     numbers = st.integers(1, 12)
     layers = []
     for _ in range(draw(st.integers(1, 4))):
         size = draw(st.integers(1, 4))
         exactly = st.lists(numbers, min_size=size, max_size=size)
-        layers.append(Options(np.array(draw(exactly), float), np.array(draw(exactly), float)))
+        layers.append(LayerOptions(np.array(draw(exactly), float), np.array(draw(exactly), float)))
     return layers
 
 
-def every_choice(layers: list[Options]) -> list[tuple[float, float]]:
+def every_choice(layers: list[LayerOptions]) -> list[tuple[float, float]]:
     indices = itertools.product(*(range(len(layer.times)) for layer in layers))
     return [
         (
@@ -33,7 +33,7 @@ def every_choice(layers: list[Options]) -> list[tuple[float, float]]:
 
 @given(tables())
 @settings(max_examples=200)
-def test_the_frontier_is_what_trying_everything_finds(layers: list[Options]) -> None:
+def test_the_frontier_is_what_trying_everything_finds(layers: list[LayerOptions]) -> None:
     best = frontier(layers)
     everything = every_choice(layers)
     for budget in range(1, 50):
@@ -48,7 +48,7 @@ def test_the_frontier_is_what_trying_everything_finds(layers: list[Options]) -> 
 
 @given(tables(), st.integers(2, 5))
 def test_sums_are_those_of_the_choices_also_where_states_are_few(
-    layers: list[Options], states: int
+    layers: list[LayerOptions], states: int
 ) -> None:
     best = frontier(layers, states)
     assert (np.diff(best.times) > 0).all() and (np.diff(best.losses) < 0).all()
@@ -63,7 +63,7 @@ def test_few_states_come_close_to_many() -> None:
     random = np.random.default_rng(0)
     amounts = np.linspace(0, 0.99, 60)
     layers = [
-        Options(scale * (1.01 - amounts), -np.log(1 - amounts) * random.uniform(0.5, 2))
+        LayerOptions(scale * (1.01 - amounts), -np.log(1 - amounts) * random.uniform(0.5, 2))
         for scale in random.uniform(0.1, 10, 20)
     ]
     budgets = np.geomspace(0.02, 0.9, 30) * sum(layer.times[0] for layer in layers)
