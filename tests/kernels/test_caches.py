@@ -21,7 +21,7 @@ from sparsejit.planner.plan import Candidate
 WEIGHTS = block_weights((64, 64), 0.2)
 RATES = {
     "cycles_per_ns": 3.5,
-    "data": {"L1": 64.0, "spaced L2": 40.0, "L2": 44.0, "L3": 10.0, "memory": 6.0},
+    "data": {"L1": 64.0, "padded L2": 40.0, "L2": 44.0, "L3": 10.0, "memory": 6.0},
     "code": {"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
     "measured_on": "2026-01-31",
 }

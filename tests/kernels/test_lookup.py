@@ -54,7 +54,7 @@ def test_more_rows_than_sums_fit_the_stack(row):
 
 @every_template
 @pytest.mark.parametrize("shape", [(1100, 1000), (2000, 1500)], ids=["half of L2", "beyond L2"])
-def test_more_weights_than_are_spaced(row, shape):
+def test_more_weights_than_are_padded(row, shape):
     check(row, scattered(shape, 0.12 if shape[0] == 1100 else 0.25))
 
 
@@ -110,7 +110,7 @@ def test_a_padding_line_follows_each_chunk(dtype):
     assert not lines[:, -1].any()
 
 
-def test_only_float32_chunks_in_half_of_the_second_cache_are_spaced():
+def test_only_float32_chunks_in_half_of_the_second_cache_are_padded():
     l2_bytes = 1 << 20
     most = l2_bytes // 2 // Format(DType.FLOAT32).chunk_bytes
     assert Format.fitting(DType.FLOAT32, most, l2_bytes).padded

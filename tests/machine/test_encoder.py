@@ -163,13 +163,13 @@ def emit_everything(isa: str) -> Iterator[None]:
                 bias = np.ones(shape[0], np.float32)
                 activation = list(Activation)[number % len(Activation)]
                 spec = MatVec(*shape, bias, activation, row.dtype)
-                row.emit(Assembler(target), spec, SparseMatrix(weights))
+                row.emit(Assembler(target), row.lower(spec, SparseMatrix(weights), target))
     each = MatVec(40, 70, np.ones(40, np.float32), Activation.TANH)
     matrix = SparseMatrix(block_weights((40, 70), 0.3, 1))
     kinds = [t for t in MATMUL_TEMPLATES if t.each is None or t.each.name.startswith("f32-permute")]
     for row, batch, layout in product(kinds, (3, 8, 32, 87), Layout):
         if row.isa == isa:
-            row.emit(Assembler(target), MatMul(each, batch, layout), matrix)
+            row.emit(Assembler(target), row.lower(MatMul(each, batch, layout), matrix, target))
     for size in (1, 16, 100):
         emit_gru_update(Assembler(target), GruUpdate(size))
         emit_categorical_draw(Assembler(target), CategoricalDraw(size + 1))

@@ -195,7 +195,7 @@ def test_the_interpreter_lock_is_released_while_a_kernel_runs() -> None:
     """Another thread of Python sees that the call has begun, and can end it."""
     x, y = np.array([0, 1], np.float32), np.zeros(2, np.float32)
     memory = spin_until_told()
-    call = trampoline.call_gate(memory, (2,), (2,), Spy())
+    call = trampoline.call_trampoline(memory, (2,), (2,), Spy())
 
     def tell() -> None:
         while not y[1]:
