@@ -6,16 +6,15 @@ in cycles are those of the recording machine; docs/kernels/batch.md has where th
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, LoweredBatch
+from sparsejit.asm_templates.batch.lowered_batch import BatchCounts
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.cost import Cost, Rates, cache_level, price
-from sparsejit.planner.plan import AUTO, Candidate, Plan, choose
+from sparsejit.planner.plan import AUTO, Job, Plan, choose
 
 LOADS_A_CYCLE = 2.0
 PRODUCTS_A_CYCLE = 2.0
@@ -59,23 +58,9 @@ def plan_batch(
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    rates = known_rates(target)
-
-    def lower(template: MatMulTemplate) -> tuple[LoweredBatch, Cost]:
-        lowered = template.lower(spec, matrix, target)
-        return lowered, price_batch(lowered.counts, rates)
-
-    expected = [
-        Candidate(template, price_batch(template.expect(spec, matrix, target), rates))
-        for template in MATMUL_TEMPLATES
-        if template.dtype is spec.dtype
-        and template.made_for(target)
-        and _is_possible(template, spec, target)
-        and not (exact and template.weight_change(matrix, target))
-    ]
-    exactly = " with exact=True" if exact else ""
-    case = f"{spec.dtype.value} and batch {spec.batch}{exactly} on this {target.isa} target"
-    return choose(expected, lower, strategy, batch_strategies(), case)
+    possible = (row for row in MATMUL_TEMPLATES if _is_possible(row, spec, target))
+    job = Job(spec, matrix, target, price_batch)
+    return choose(job, possible, strategy, batch_strategies(), exact)
 
 
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import MatVec
+from sparsejit.ir.spec import DType, Layer, MatMul, MatVec
+from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.cost import Cost, price
@@ -34,6 +35,11 @@ class Template(Protocol):
 
     @property
     def isa(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    def made_for(self, target: Target) -> bool: ...
 
     def expect(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
 
@@ -95,46 +101,66 @@ def plan(
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    rates = known_rates(target)
+    layer = Job(spec, matrix, target, price)
+    return choose(layer, MATVEC_TEMPLATES, strategy, strategies(), exact)
 
-    def lower(template: MatVecTemplate) -> tuple[Any, Cost]:
-        lowered = template.lower(spec, matrix, target)
-        return lowered, price(lowered.counts, rates)
 
-    expected = [
-        Candidate(template, price(template.expect(spec, matrix, target), rates))
-        for template in MATVEC_TEMPLATES
-        if template.dtype is spec.dtype
-        and template.made_for(target)
-        and not (exact and template.weight_change(matrix, target))
-    ]
-    case = f"{spec.dtype.value}{' with exact=True' if exact else ''} on this {target.isa} target"
-    return choose(expected, lower, strategy, strategies(), case)
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A layer for a target, and what makes a cost of its counts and the target's rates."""
+
+    spec: Layer
+    matrix: SparseMatrix
+    target: Target
+    price: Callable[[Any, Rates], Cost]
+
+    def expected(self, template: Template) -> Candidate:
+        """The template at the cost that the layer's zeros let expect."""
+        counts = template.expect(self.spec, self.matrix, self.target)
+        return Candidate(template, self.price(counts, known_rates(self.target)))
+
+    def lowered(self, template: Template) -> tuple[Candidate, Any]:
+        """The template at the cost of what it makes of the layer, and what it makes."""
+        lowered = template.lower(self.spec, self.matrix, self.target)
+        cost = self.price(lowered.counts, known_rates(self.target))
+        return Candidate(template, cost, is_lowered=True), lowered
+
+    def case(self, exact: bool) -> str:
+        """What kernels are wanted for, in words."""
+        batch = f" and batch {self.spec.batch}" if isinstance(self.spec, MatMul) else ""
+        exactly = " with exact=True" if exact else ""
+        return f"{self.spec.dtype.value}{batch}{exactly} on this {self.target.isa} target"
+
+    def fits(self, template: Template, exact: bool) -> bool:
+        """Whether the template is for this dtype and target, and changes no weight if `exact`."""
+        if template.dtype is not self.spec.dtype or not template.made_for(self.target):
+            return False
+        return not (exact and template.weight_change(self.matrix, self.target))
 
 
 def choose(
-    expected: Iterable[Candidate],
-    lower: Callable[[Any], tuple[Any, Cost]],
+    job: Job,
+    templates: Iterable[Template],
     strategy: str,
     strategies: tuple[str, ...],
-    case: str,
+    exact: bool,
 ) -> Plan:
-    """The cheapest candidate once lowered, or that of the family which `strategy` names.
+    """The cheapest template once lowered, or that of the family which `strategy` names.
 
-    `expected` are templates with the cost to be expected; `lower` makes a layer ready for one and
-    says what that costs. Raises InvalidInput for a strategy that is not among `strategies`, or has
-    no candidate; `case` says in words what the candidates are for.
+    Raises InvalidInput for a strategy that is not among `strategies`, or has no template here.
     """
     if strategy not in strategies:
         raise InvalidInput(f"strategy {strategy!r} is unknown; use one of {', '.join(strategies)}")
-    candidates = sorted(expected, key=_rank)
+    fitting = (template for template in templates if job.fits(template, exact))
+    candidates = sorted(map(job.expected, fitting), key=_rank)
+    case = job.case(exact)
     if not candidates:
         raise InvalidInput(f"there is no kernel for {case}; use dtype='float32'")
     considered = [c for c in candidates if strategy in (AUTO, c.template.family)]
     if not considered:
         known = ", ".join(dict.fromkeys((AUTO, *(c.template.family for c in candidates))))
         raise InvalidInput(f"strategy {strategy!r} has no kernel for {case}; use one of {known}")
-    made, lowered = _lowered_while_they_may_win(considered, lower)
+    made, lowered = _lowered_while_they_may_win(job, considered)
     known_costs = {candidate.template.name: candidate for candidate in made}
     candidates = [known_costs.get(c.template.name, c) for c in candidates]
     ranked = tuple(sorted(candidates, key=_rank))
@@ -148,7 +174,7 @@ def _rank(candidate: Candidate) -> tuple[float, int]:
 
 
 def _lowered_while_they_may_win(
-    considered: list[Candidate], lower: Callable[[Any], tuple[Any, Cost]]
+    job: Job, considered: list[Candidate]
 ) -> tuple[list[Candidate], Any]:
     """Candidates, the most promising first, at what they cost once lowered; the best as lowered."""
     made: list[Candidate] = []
@@ -157,9 +183,9 @@ def _lowered_while_they_may_win(
         cheapest = min((other.cost.ns for other in made), default=math.inf)
         if candidate.cost.ns >= cheapest:
             break
-        lowered, cost = lower(candidate.template)
-        made.append(Candidate(candidate.template, cost, is_lowered=True))
-        if min(made, key=_rank) is made[-1]:
+        cost, lowered = job.lowered(candidate.template)
+        made.append(cost)
+        if min(made, key=_rank) is cost:
             best = lowered
     return made, best
 
