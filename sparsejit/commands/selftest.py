@@ -14,7 +14,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sparsejit import __version__
-from sparsejit.commands.console import JsonOption, console, error_console, print_json
+from sparsejit.commands.console import (
+    JsonFileOption,
+    JsonOption,
+    console,
+    error_console,
+    print_json,
+    write_json,
+)
+from sparsejit.files import check_writable
+from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
 from sparsejit.planner.split import available_cores
 from sparsejit.selftest.cases import derive, levels
@@ -42,12 +51,15 @@ def selftest(
         int | None, typer.Option(min=1, help="Processes. [default: one a core]")
     ] = None,
     as_json: JsonOption = False,
+    out: JsonFileOption = None,
 ) -> None:
     """Hold random kernels of every family to float64 on this processor; fail if one does not.
 
     Each runs between inaccessible pages, in a process that may crash; a failure is printed with the
     one command that repeats it.
     """
+    if out is not None:
+        check_writable(out)
     tally = Tally(secrets.randbelow(2**31) if seed is None else seed)
     numbers = iter([only]) if only is not None else itertools.islice(itertools.count(), kernels)
     if minutes is None and kernels is None and only is None:
@@ -57,8 +69,11 @@ def selftest(
     begin = time.monotonic()
     interrupted = not _run(test, numbers, tally, minutes, count)
     seconds = time.monotonic() - begin
+    report = {**_surroundings(), "seconds": round(seconds, 1), **tally.as_dict()}
+    if out is not None:
+        write_json(out, report)
     if as_json:
-        print_json({**_surroundings(), "seconds": round(seconds, 1), **tally.as_dict()})
+        print_json(report)
     else:
         _print(tally, seconds)
     raise typer.Exit(1 if tally.failures else _INTERRUPTED if interrupted else 0)
@@ -119,6 +134,7 @@ def _surroundings() -> dict[str, object]:
     return {
         "version": __version__,
         "processor": Target.detect().model,
+        "microarchitecture": detect(),
         "cores": os.cpu_count(),
         "python": sys.version.split()[0],
         "levels": list(levels()),
