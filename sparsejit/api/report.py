@@ -69,6 +69,7 @@ def describe(
                 "predicted_ns": candidate.cost.ns,
                 "measured_ns": plan.measured_ns.get(candidate.template.name),
                 "bound": candidate.cost.bound,
+                "is_lowered": candidate.is_lowered,
             }
             for candidate in plan.candidates
         ],
