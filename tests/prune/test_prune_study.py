@@ -32,7 +32,7 @@ def recorded():
 
 @pytest.mark.parametrize("task", study.TASKS)
 def test_every_method_meets_amount_and_pattern_from_one_checkpoint(short, task):
-    run = study.Run(task, seed=0)
+    run = study.StudyRun(task, seed=0)
     before = copy.deepcopy(run.checkpoint.state_dict())
     assert run.accuracy(run.checkpoint) > 3 * CHANCE
     for name, method in study.METHODS.items():
@@ -50,7 +50,7 @@ def test_every_method_meets_amount_and_pattern_from_one_checkpoint(short, task):
 
 
 def test_methods_train_equally_long(short, monkeypatch):
-    run = study.Run("images", seed=0)
+    run = study.StudyRun("images", seed=0)
     steps = []
     train = run.train
     monkeypatch.setattr(run, "train", lambda m, n, p=None: (steps.append(n), train(m, n, p))[1])
