@@ -70,7 +70,7 @@ _ZEN5 = {
     ("D64", "float32"): 3.5,
 }
 
-# About 0.75 of what was measured on a quiet machine: A 12.2, B 5.2, C90 5.4, C95 3.6, G95 3.3, D64 1.5.
+# About 0.75 of what a quiet machine measured: A 12.2, B 5.2, C90 5.4, C95 3.6, G95 3.3, D64 1.5.
 _GOLDEN_COVE = {
     ("A", "float32"): 9.0,
     ("A", "bfloat16"): 6.7,
