@@ -4,6 +4,7 @@ A batch template is called with the address of x in rdi and of y in rsi, in the 
 spec, under the same terms as a matrix-vector template.
 """
 
+import math
 from typing import NamedTuple
 
 from sparsejit.asm_templates.batch import lowered_batch, whole
@@ -31,6 +32,11 @@ class MatMulTemplate(NamedTuple):
         """That of the kernel it repeats; panels keep weights as they are."""
         return 0.0 if self.each is None else self.each.weight_change(matrix, target)
 
+    @property
+    def most_inputs(self) -> float:
+        """As many as the repeated kernel takes."""
+        return self.each.most_inputs if self.each else math.inf
+
     def made_for(self, target: Target) -> bool:
         """Whether the planner may choose it for `target`."""
         return self.isa == target.isa and self.requires <= target.instruction_sets
@@ -40,7 +46,7 @@ class MatMulTemplate(NamedTuple):
         return lowered_batch.expect(self.family, self._stages, spec, matrix, target)
 
     def lower(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredBatch:
-        """The batch as `emit` takes it, with its exact `counts`."""
+        """The batch as `emit` takes it, with the `counts` of what was made."""
         return lowered_batch.lower(self.family, self._stages, spec, matrix, target)
 
     @property

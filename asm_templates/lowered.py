@@ -2,7 +2,7 @@
 
     expect(spec, matrix, target) -> Counts       before lowering, from the zeros alone
     lower(spec, matrix, target)  -> lowered      streams of weights and indices, steps, code shape;
-                                                 its `counts` are exact
+                                                 its `counts` are of what was made
     emit(asm, lowered)                           bytes
 
 The planner prices the counts of what was lowered, and that is what is emitted.

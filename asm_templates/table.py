@@ -8,6 +8,7 @@ rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads no
 writes nothing outside y, and falls through at its end (no `ret`).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ class MatVecTemplate(NamedTuple):
     `changes_weights_by` is the most by which a weight differs from what its dtype holds, as a
     share of itself, where the kernel keeps an index in the weight's lowest bits; it does so for
     those matrices and targets that `changes_weights_of` says. Weights below 2**-125 become zeros.
+    `most_inputs` is how many its workspace on the stack can hold.
     """
 
     name: str
@@ -48,6 +50,7 @@ class MatVecTemplate(NamedTuple):
     requires: frozenset[str]
     changes_weights_by: float
     changes_weights_of: Callable[[SparseMatrix, Target], bool]
+    most_inputs: float
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
         """By what share of itself a weight of this matrix may change; 0 where all are exact."""
@@ -63,7 +66,7 @@ class MatVecTemplate(NamedTuple):
         return self.stages.expect(spec, matrix, target)
 
     def lower(self, spec: MatVec, matrix: SparseMatrix, target: Target) -> Any:
-        """The layer as `emit` takes it, with its exact `counts`."""
+        """The layer as `emit` takes it, with the `counts` of what was made."""
         return self.stages.lower(spec, matrix, target)
 
     def emit(self, asm: Assembler, lowered: Any) -> None:
@@ -114,6 +117,7 @@ _CHANGES_WEIGHTS_BY = {
     ("lookup", "avx512", DType.FLOAT32): 2.0**-17,
 }
 _CHANGES_WEIGHTS_OF = {"lookup": _beyond_l2}
+_MOST_INPUTS = {"int8-pairs": int8_pairs.MOST_INPUTS}
 
 # The naming law's element types; the int8 families carry theirs in the name.
 SHORT_NAMES = {
@@ -131,6 +135,7 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = tuple(
         requires,
         _CHANGES_WEIGHTS_BY.get((family, isa, dtype), 0.0),
         _CHANGES_WEIGHTS_OF.get(family, _any_matrix),
+        _MOST_INPUTS.get(family, math.inf),
     )
     for family, levels, dtypes, requires, source in _ROWS
     for dtype in dtypes

@@ -54,7 +54,7 @@ from sparsejit.x86.operands import (
 CHUNK_COLUMNS = 64
 LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
 _PAGE = 4096
-_X, _Y, _TURNS, _COLUMNS_LEFT = r12, r13, rbx, r14
+_X, _Y, _CHUNKS_LEFT, _COLUMNS_LEFT = r12, r13, rbx, r14
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
 
@@ -222,7 +222,7 @@ class _BatchCode:
         asm, each = self.asm, self.spec.each
         again = asm.label("again")
         if chunk.times > 1:
-            asm.emit("mov", dword(_TURNS), chunk.times)
+            asm.emit("mov", dword(_CHUNKS_LEFT), chunk.times)
             asm.bind(again)
         body()
         x_step = 1 if self.feature_major else each.in_features
@@ -230,7 +230,7 @@ class _BatchCode:
         asm.emit("add", _X, 4 * chunk.columns * x_step)
         asm.emit("add", _Y, 4 * chunk.columns * y_step)
         if chunk.times > 1:
-            asm.emit("sub", dword(_TURNS), 1)
+            asm.emit("sub", dword(_CHUNKS_LEFT), 1)
             asm.jump("jnz", again)
 
     def _panels(self, columns: int) -> None:

@@ -5,8 +5,8 @@
 
 Straight-line code (`straight`) broadcasts an input once for all blocks that a tile has of it, but
 costs 7 to 20 bytes a step, and beyond L1 code binds. Loops (`loop`) load an input for each block,
-and take hardly any code. Between two lines of straight-line weights lies one that is never read,
-and short weights that lie in one line share its load. docs/kernels/broadcast.md has the figures.
+and take hardly any code. Between two lines of straight-line weights lies, where that gains, one
+that is never read; short weights in one line share its load. Figures: docs/kernels/broadcast.md.
 """
 
 import math

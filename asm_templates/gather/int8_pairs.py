@@ -29,7 +29,6 @@ from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.machine.target import Target
@@ -65,12 +64,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Pairs:
-    """Quantise. Raises InvalidInput for more inputs than the stack may hold."""
-    if spec.in_features > MOST_INPUTS:
-        raise InvalidInput(
-            f"in_features={spec.in_features}; without AVX-512 VNNI and VBMI int8 takes at most "
-            f"{MOST_INPUTS}, use another dtype"
-        )
+    """Quantise."""
     weights, scales = quantised_rows(matrix)
     return Pairs(spec, weights, output_scales(spec, scales), expect(spec, matrix, target))
 

@@ -74,9 +74,10 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     machine = machine_for(spec, matrix, target)
     plan = RowPlan(matrix, machine)
     steps = plan.expected_steps
-    # A vector of weights a step, and a vector of indices every six (ten) steps.
+    # A vector of weights a step, and one of packed indices every six or ten steps.
     pool_bytes = steps * target.lanes * WEIGHT_BYTES[machine.dtype]
-    pool_bytes += steps * target.vector_bytes // 6
+    if not machine.index_in_weight:
+        pool_bytes += steps * target.vector_bytes // machine.fields
     work = Work("permute", steps, plan.runs_of_code)
     return Counts.of(matrix, target, machine.dtype, work, pool_bytes, padded=True)
 

@@ -119,13 +119,14 @@ def _compiled(
     progress("choosing a kernel", 0.1)
     choice = planner.plan(spec, matrix)
     division = planner.split(spec, matrix, choice)
+    choice = choice.record()  # a part has what was lowered
     progress("writing the code", 0.8)
     program = build(choice.chosen.template.name, planner.target, division.emit)
     progress("done", 1.0)
     again = partial(_compiled, matrix.dense, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)
-    record = choice.record(), division.record()  # without what was lowered
-    kernel = Kernel(spec, matrix, *record, program, planner.target, compile_ms, again)
+    division = division.record()
+    kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, again)
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel

@@ -57,6 +57,12 @@ class SparseMatrix:
         dense.flags.writeable = False
         self.dense: FloatArray = dense
 
+    def rows(self, first: int, end: int) -> "SparseMatrix":
+        """The outputs `first` up to `end`, which share this matrix's memory."""
+        part = SparseMatrix.__new__(SparseMatrix)
+        part.dense = self.dense[first:end]
+        return part
+
     @property
     def out_features(self) -> int:
         return int(self.dense.shape[0])

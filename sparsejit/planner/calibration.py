@@ -39,7 +39,6 @@ _BY_LEVEL = ("data", "code")
 _PLAUSIBLE = (1e-3, 1e5)
 
 
-@cache
 def known_rates(target: Target) -> Rates:
     """The rates measured on this kind of core earlier, or those built in."""
     return _rates_in_use(target)[0]
@@ -50,6 +49,12 @@ def rates_origin(target: Target) -> str:
     return _rates_in_use(target)[1]
 
 
+def forget_rates() -> None:
+    """Read the rates anew when they are asked for next."""
+    _rates_in_use.cache_clear()
+
+
+@cache
 def _rates_in_use(target: Target) -> tuple[Rates, str]:
     file = _file(target)
     try:
@@ -125,7 +130,7 @@ def calibrate(target: Target) -> Rates:
     problem = remember(file, {**asdict(rates), "measured_on": date.today().isoformat()})
     if problem is not None:
         raise InvalidInput(problem)
-    known_rates.cache_clear()
+    forget_rates()
     return rates
 
 

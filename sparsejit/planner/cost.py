@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.machine.rates import BUILT_IN_RATES, Rates
+from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
 from sparsejit.planner.prices import FAMILY_PRICES
 
@@ -35,7 +35,7 @@ class Cost:
     bound: str
 
 
-def price(counts: Counts, rates: Rates = BUILT_IN_RATES) -> Cost:
+def price(counts: Counts, rates: Rates) -> Cost:
     """The cost of a kernel of which so much was counted."""
     target = counts.target
     key = target.isa, counts.stored

@@ -1,8 +1,8 @@
 """Picks the kernel for a layer and records why.
 
 Every template that the target can run is priced from what the layer's zeros let expect. The most
-promising is lowered and priced again from what was made, then the next, until none that is left
-can win on counts alone; the cheapest lowered wins, and of equals the one with less code.
+promising is lowered and priced again from what was made, then the next, until none that is left is
+expected to win; the cheapest lowered wins, and of equals the one with less code.
 A strategy named by the caller overrides the price, not the record of it.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, MatMul, MatVec
 from sparsejit.machine.rates import Rates
@@ -22,6 +22,7 @@ from sparsejit.planner.cost import Cost, price
 from sparsejit.x86.assembler import Assembler
 
 AUTO = "auto"
+MANY_INPUTS = 1 << 17  # so many may be why there is no kernel
 
 
 class Template(Protocol):
@@ -38,6 +39,9 @@ class Template(Protocol):
 
     @property
     def dtype(self) -> DType: ...
+
+    @property
+    def most_inputs(self) -> float: ...
 
     def made_for(self, target: Target) -> bool: ...
 
@@ -67,7 +71,7 @@ class Plan:
     """The chosen template, all candidates from cheapest to dearest, and the reason in words.
 
     `measured_ns` holds the times of those candidates that were measured, by template name.
-    `lowered` is the layer as the chosen template emits it; None once it has been emitted.
+    `lowered` is the layer as the chosen template emits it; None in a record.
     """
 
     chosen: Candidate
@@ -77,7 +81,9 @@ class Plan:
     lowered: Any = field(default=None, repr=False, compare=False)
 
     def emit(self, asm: Assembler) -> None:
-        """Append the chosen kernel, without a return."""
+        """Append the chosen kernel, without a return. Raises CompileError for a record."""
+        if self.lowered is None:
+            raise CompileError("this plan is a record of a kernel made before; plan the layer anew")
         self.chosen.template.emit(asm, self.lowered)
 
     def record(self) -> "Plan":
@@ -101,8 +107,8 @@ def plan(
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    layer = Job(spec, matrix, target, price)
-    return choose(layer, MATVEC_TEMPLATES, strategy, strategies(), exact)
+    job = Job(spec, matrix, target, price)
+    return choose(job, MATVEC_TEMPLATES, strategy, strategies(), exact)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +135,18 @@ class Job:
         """What kernels are wanted for, in words."""
         batch = f" and batch {self.spec.batch}" if isinstance(self.spec, MatMul) else ""
         exactly = " with exact=True" if exact else ""
-        return f"{self.spec.dtype.value}{batch}{exactly} on this {self.target.isa} target"
+        many = self.matrix.in_features > MANY_INPUTS
+        inputs = f" and {self.matrix.in_features} inputs" if many else ""
+        return f"{self.spec.dtype.value}{batch}{inputs}{exactly} on this {self.target.isa} target"
 
     def fits(self, template: Template, exact: bool) -> bool:
-        """Whether the template is for this dtype and target, and changes no weight if `exact`."""
-        if template.dtype is not self.spec.dtype or not template.made_for(self.target):
-            return False
-        return not (exact and template.weight_change(self.matrix, self.target))
+        """Whether the template is for this layer and target, and changes no weight if `exact`."""
+        return (
+            template.dtype is self.spec.dtype
+            and template.made_for(self.target)
+            and self.matrix.in_features <= template.most_inputs
+            and not (exact and template.weight_change(self.matrix, self.target))
+        )
 
 
 def choose(

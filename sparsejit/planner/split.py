@@ -143,7 +143,7 @@ def split(
     for first, end in pairwise(bounds):
         bias = None if spec.bias is None else spec.bias[first:end]
         part_spec = replace(spec, out_features=end - first, bias=bias)
-        rows = SparseMatrix(matrix.dense[first:end])
+        rows = matrix.rows(first, end)
         parts.append(Part(first, part_spec, rows, plan_part(part_spec, rows)))
     expected = parallel_ns(ns, count)
     reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
@@ -181,12 +181,16 @@ def _balanced_bounds(
     all, for the workers begin later and are heard of later (by 95 ns of a barrier of 125).
     """
     starts = range(0, matrix.out_features, ROW_STEP)
-    groups = [SparseMatrix(matrix.dense[start : start + ROW_STEP]) for start in starts]
+    groups = [matrix.rows(start, start + ROW_STEP) for start in starts]
     expect = whole.chosen.template.expect
     specs = [replace(spec, out_features=group.out_features, bias=None) for group in groups]
-    reached = np.cumsum(
+    steps = np.array(
         [expect(each, group, target).steps for each, group in zip(specs, groups, strict=True)]
     )
+    # What a group costs for being one, such as the scale of x, a part pays once.
+    nothing = SparseMatrix(np.zeros_like(groups[0].dense))
+    own = np.maximum(steps - expect(specs[0], nothing, target).steps, 0)
+    reached = np.cumsum(own if own.any() else steps)
     inner: list[int] = []
     for part in range(1, count):
         wanted = reached[-1] * (head_start + (1 - head_start) * part / count)

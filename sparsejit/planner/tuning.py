@@ -3,15 +3,18 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layer
+from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.machine.target import Target
+from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
-from sparsejit.planner.plan import Candidate, Plan
+from sparsejit.planner.cost import price
+from sparsejit.planner.plan import Candidate, Job, Plan
 from sparsejit.runtime.native_timing import median_of_least, time_copies
 from sparsejit.runtime.program import build
 
@@ -27,26 +30,33 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
     processor model and the compiler's source, so that a change to any of them measures anew.
     """
     contenders = choice.candidates[:MEASURED_CANDIDATES]
-    file = cache_file("tuning", *_identity(spec, matrix, target))
+    names = [candidate.template.name for candidate in contenders]
+    file = cache_file("tuning", *_identity(spec, matrix, target), *sorted(names))
+    job = Job(spec, matrix, target, price_batch if isinstance(spec, MatMul) else price)
+    made = {choice.chosen.template.name: (choice.chosen, choice.lowered)}
     times, problem = _read(file, contenders), None
     if times is None:
-        times = {c.template.name: _time(c, spec, matrix, target) for c in contenders}
+        for candidate in contenders:
+            made.setdefault(candidate.template.name, job.lowered(candidate.template))
+        times = {name: _time(*made[name], spec, target) for name in names}
         problem = remember(file, times)
-    measured = {name: times[name] for name in sorted(times, key=lambda name: times[name])}
-    best = next(c for c in contenders if c.template.name == next(iter(measured)))
-    lowered = choice.lowered
-    if best.template.name != choice.chosen.template.name:
-        lowered = best.template.lower(spec, matrix, target)
-    reason = _comparison(measured)
-    if problem is not None:
-        reason += f"; not kept for the next time: {problem}"
-    return replace(choice, chosen=best, measured_ns=measured, reason=reason, lowered=lowered)
+    measured = {name: times[name] for name in sorted(names, key=lambda name: times[name])}
+    fastest = next(c.template for c in contenders if c.template.name == next(iter(measured)))
+    best, lowered = made.get(fastest.name) or job.lowered(fastest)
+    priced = {name: candidate for name, (candidate, _) in made.items()} | {fastest.name: best}
+    return replace(
+        choice,
+        chosen=best,
+        candidates=tuple(priced.get(c.template.name, c) for c in choice.candidates),
+        measured_ns=measured,
+        reason=_comparison(measured, problem),
+        lowered=lowered,
+    )
 
 
-def _time(candidate: Candidate, spec: Layer, matrix: SparseMatrix, target: Target) -> float:
+def _time(candidate: Candidate, lowered: Any, spec: Layer, target: Target) -> float:
     """Median over places in memory of the least nanoseconds a call."""
     template = candidate.template
-    lowered = template.lower(spec, matrix, target)
     program = build(template.name, target, lambda asm: template.emit(asm, lowered))
     x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
     times = time_copies(program.image.data, x, spec.y_shape, _PLACES, samples=40)
@@ -77,5 +87,6 @@ def _read(file: Path, contenders: tuple[Candidate, ...]) -> dict[str, float] | N
     return stored if plausible else None
 
 
-def _comparison(measured: dict[str, float]) -> str:
-    return "measured: " + ", ".join(f"{name} {ns:.0f} ns" for name, ns in measured.items())
+def _comparison(measured: dict[str, float], problem: str | None) -> str:
+    reason = "measured: " + ", ".join(f"{name} {ns:.0f} ns" for name, ns in measured.items())
+    return reason if problem is None else f"{reason}; not kept for the next time: {problem}"

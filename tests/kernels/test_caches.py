@@ -45,9 +45,9 @@ DEEP = "[" * 200_000
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calibration.known_rates.cache_clear()
+    calibration.forget_rates()
     yield tmp_path / "sparsejit"
-    calibration.known_rates.cache_clear()
+    calibration.forget_rates()
 
 
 def mutants(right: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -115,7 +115,7 @@ def test_damaged_rates_are_as_good_as_none() -> None:
     file = rates_file(target)
     for name, content in mutants(RATES):
         file.write_bytes(content)
-        calibration.known_rates.cache_clear()
+        calibration.forget_rates()
         assert calibration.known_rates(target) == BUILT_IN_RATES, name
         origin = calibration.rates_origin(target)
         assert origin.startswith(f"built in: Zen 5, because {file} is damaged: "), name
@@ -135,7 +135,7 @@ def test_damaged_rates_do_not_keep_a_kernel_from_compiling() -> None:
     file = rates_file(target)
     for content in (_text(_changed(RATES, ("code", "L2"))), _text([]), DEEP.encode()):
         file.write_bytes(content)
-        calibration.known_rates.cache_clear()
+        calibration.forget_rates()
         assert sparsejit.compile_matrix(WEIGHTS).strategy
 
 

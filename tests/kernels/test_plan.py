@@ -1,14 +1,17 @@
 """The planner's choices where they are not close, and what it records of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matvec_checks import block_weights, target_of
 
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.rates import BUILT_IN_RATES
+from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.cost import price
 from sparsejit.planner.plan import plan, strategies
 from sparsejit.x86.assembler import Assembler
@@ -75,7 +78,7 @@ def test_an_empty_matrix_costs_next_to_nothing_but_in_dense(row: MatVecTemplate)
     expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
     for counts in (expected, lowered.counts):
-        cost = price(counts)
+        cost = price(counts, BUILT_IN_RATES)
         assert (cost.ns < 25) == (row.family != "dense")
 
 
@@ -92,7 +95,7 @@ def test_the_bound_names_the_cache_the_bytes_come_from() -> None:
     bounds = []
     for size in (16, 400):
         matrix = SparseMatrix(np.ones((size, size)))
-        bounds.append(price(dense.expect(spec_of(matrix), matrix, target)).bound)
+        bounds.append(price(dense.expect(spec_of(matrix), matrix, target), BUILT_IN_RATES).bound)
     assert bounds == ["execution", "data from L2"]
 
 
@@ -105,7 +108,9 @@ def test_expected_counts_are_near_those_of_what_is_lowered(row: MatVecTemplate) 
     counts = row.lower(spec_of(matrix, row.dtype), matrix, target).counts
     assert counts.steps == pytest.approx(expected.steps, rel=0.1)
     assert counts.pool_bytes == pytest.approx(expected.pool_bytes, rel=0.15)
-    assert price(counts).ns == pytest.approx(price(expected).ns, rel=0.1)
+    assert price(counts, BUILT_IN_RATES).ns == pytest.approx(
+        price(expected, BUILT_IN_RATES).ns, rel=0.1
+    )
 
 
 def test_only_what_may_win_is_lowered() -> None:
@@ -127,4 +132,14 @@ def test_what_was_lowered_is_emitted_and_then_let_go() -> None:
     row = template(choice.chosen.template.name)
     row.emit(again, row.lower(spec_of(matrix), matrix, target))
     assert asm.finish().data == again.finish().data
-    assert choice.record().lowered is None
+    with pytest.raises(CompileError, match="plan the layer anew"):
+        choice.record().emit(asm)
+
+
+def test_a_kernel_that_cannot_hold_the_inputs_is_no_candidate() -> None:
+    matrix = SparseMatrix(np.ones((2, 300_000), np.float32) * (np.arange(300_000) % 50 == 0))
+    spec = spec_of(matrix, DType.INT8)
+    vnni = replace(Target.named("avx512"), instruction_sets=INSTRUCTION_SETS)
+    assert plan(spec, matrix, vnni).chosen.template.family == "int8-permute"
+    with pytest.raises(InvalidInput, match="no kernel for int8 and 300000 inputs on this avx2"):
+        plan(spec, matrix, Target.named("avx2"))

@@ -21,9 +21,9 @@ X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calibration.known_rates.cache_clear()
+    calibration.forget_rates()
     yield tmp_path / "sparsejit"
-    calibration.known_rates.cache_clear()
+    calibration.forget_rates()
 
 
 def pretend(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -110,5 +110,22 @@ def test_a_damaged_calibration_is_ignored(cache_folder: Path, steady_clock: Fake
     calibration.calibrate(target)
     (file,) = cache_folder.glob("rates-*.json")
     file.write_text("[]")
-    calibration.known_rates.cache_clear()
+    calibration.forget_rates()
     assert calibration.known_rates(target) == BUILT_IN_RATES
+
+
+def test_the_winner_is_priced_from_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [c.template.family for c in sparsejit.compile_matrix(WEIGHTS).plan.candidates[:3]]
+    pretend(dict(zip(names, (3.0, 2.0, 1.0), strict=True)), monkeypatch)
+    for _ in range(2):  # timed, then remembered
+        choice = sparsejit.compile_matrix(WEIGHTS, tune=True).plan
+        assert choice.chosen.template.family == names[2] and choice.chosen.is_lowered
+        assert choice.chosen in choice.candidates
+
+
+def test_other_contenders_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[str] = []
+    monkeypatch.setattr(tuning, "_time", lambda candidate, *_: timed.append(candidate) or 1.0)
+    for exact in (False, True, False, True):
+        sparsejit.compile_matrix(WEIGHTS, tune=True, exact=exact, target="avx2")
+    assert len(timed) == 6
