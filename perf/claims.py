@@ -106,7 +106,7 @@ _OF_THE_REST = (
     Claim("ten times the work", "ten times the time", 0.8, _TESTS),
     Claim("the worst prediction", "its measurement", 0.2, _TESTS),
     Claim(
-        *("predictions within 1.5x", "all predictions", 0.8, "docs/kernels/index.md"),
+        *("predictions within 1.5x", "all predictions", 0.8, "94 to 98 % of 384 layers on Zen 5"),
         microarchitecture="zen5",
         isa="avx512",
     ),

@@ -54,8 +54,7 @@ def prune(
 
     if out.suffix != ".safetensors":
         raise InvalidInput(f"{out} is not a .safetensors path; name the output so")
-    for path in filter(None, (out, report, checkpoint)):
-        check_writable(path)
+    _check_outputs([path for path in (out, report, checkpoint) if path is not None])
     plan = Recipe.load(recipe)
     workload = load_workload(model)
     if weights is not None:
@@ -70,6 +69,15 @@ def prune(
         dtype = plan.prune.get("dtype", "float32")
         result = replace(result, report=time_layers(result.model, result.report, dtype, bar.stage))
     _report(plan, result, out, report, as_json)
+
+
+def _check_outputs(paths: list[Path]) -> None:
+    """Refuse what cannot be written, and one file for two outputs."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        named = ", ".join(map(str, paths))
+        raise InvalidInput(f"two outputs are one file ({named}); give each a name of its own")
+    for path in paths:
+        check_writable(path)
 
 
 def _report(

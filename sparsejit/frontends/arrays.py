@@ -34,12 +34,14 @@ def to_array(values: Any, name: str) -> Array:
         array = _converted(values, name)
     except InvalidInput:
         raise
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, MemoryError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InvalidInput(
             f"{name}, a {type(values).__name__}, cannot be read as an array of numbers ({reason}); "
             "give a numpy array or a dense tensor, all rows of one length"
         ) from error
+    if array.dtype.kind == "b" and name.endswith("_mask"):
+        return array.astype(np.uint8)
     if array.dtype.kind not in "fiu":
         raise InvalidInput(f"{name} has dtype {array.dtype}; give real numbers")
     return array

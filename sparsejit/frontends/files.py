@@ -1,6 +1,7 @@
 """Tensors out of files, one at a time: .npy, .safetensors and torch's state dicts."""
 
 import json
+import tokenize
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
@@ -70,7 +71,7 @@ def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
 def _read_npy(file: Path) -> Array:
     try:
         array: Array = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
         raise DamagedFile(f"{file} is not a .npy array ({error}); save it again") from error
     return array
 
@@ -86,7 +87,11 @@ def _parameters(file: Path) -> _Readers:
 
 
 def _readers(file: Path) -> _Readers:
-    if not file.is_file():
+    try:
+        is_there = file.is_file()
+    except OSError:  # such as a name that is too long
+        is_there = False
+    if not is_there:
         raise InvalidInput(f"there is no file {file}; check the path")
     if file.suffix == ".npy":
         return {file.stem: partial(_read_npy, file)}
@@ -95,7 +100,10 @@ def _readers(file: Path) -> _Readers:
     if file.suffix not in (".pt", ".pth"):
         raise InvalidInput(f"{file} is none of {_FORMATS}; convert it to one of them")
     content = read_torch_file(file, "write it with torch.save(model.state_dict(), path)")
-    return _tensors_within(content, file.stem)
+    try:
+        return _tensors_within(content, file.stem)
+    except RecursionError as error:
+        raise DamagedFile(f"{file} holds a dict within itself; save a state dict") from error
 
 
 def _tensors_within(content: Any, name: str) -> _Readers:

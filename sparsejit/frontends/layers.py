@@ -70,6 +70,8 @@ def layer_names(names: Iterable[str]) -> tuple[str, str | None] | None:
 
 
 def _layer_of_state(state: Mapping[str, Any]) -> tuple[Array, Array | None]:
+    if not all(isinstance(key, str) for key in state):
+        raise InvalidInput("weights is a dict with keys that are no names; give a state dict")
     parts = factors(state)
     names = layer_names(parts)
     if names is None:
@@ -89,6 +91,7 @@ def _layer_of_module(module: Any) -> tuple[Any, Any]:
             f"weights is a {type(module).__name__}; give a Linear, an ungrouped convolution, or "
             "one weight of it"
         )
+    _check_forward(module)
     if not is_tensor(getattr(module, "weight", None)):
         raise InvalidInput(f"{type(module).__name__} is quantised; give its weight dequantised")
     if getattr(module, "groups", 1) != 1:
@@ -105,5 +108,20 @@ def _layer_of_module(module: Any) -> tuple[Any, Any]:
     return weight, bias
 
 
+def _check_forward(module: Any) -> None:
+    """Refuse a module that computes more than its base class in torch does."""
+    kind: Any = type(module)
+    base: Any = next(each for each in kind.__mro__ if each.__name__ in _MATRIX_MODULES)
+    if kind.forward is not base.forward or getattr(module, "_forward_hooks", None):
+        raise InvalidInput(
+            f"weights is a {type(module).__name__} with a forward pass or a hook of its own; give "
+            "its weight, and apply what else it does yourself"
+        )
+
+
 def _product_of(state: Mapping[str, Any], names: tuple[str, ...]) -> Array:
-    return product(to_array(state[name], name) for name in names)
+    arrays = [to_array(state[name], name) for name in names]
+    if len({array.shape for array in arrays}) > 1:
+        shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
+        raise InvalidInput(f"a weight and its mask differ in shape: {shapes}")
+    return product(arrays)

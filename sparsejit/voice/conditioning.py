@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import to_array
 from sparsejit.voice.features import MEL_RANGE, N_MELS, POWER_FLOOR, FloatArray
 from sparsejit.voice.prediction import RESIDUAL_SCALE, SIGNAL_SCALE, predictor_from_mel
 
@@ -132,7 +133,7 @@ def checked_mel(mel: npt.ArrayLike, least_frames: int = 0) -> FloatArray:
     Raises InvalidInput for another shape, for values that are not finite, and for a mel on another
     scale than log10 power: decibels, natural logarithms, power itself.
     """
-    values = np.asarray(mel, dtype=np.float32)
+    values = np.asarray(to_array(mel, "the mel"), np.float32)
     if values.ndim != 2 or values.shape[0] != N_MELS or values.shape[1] < least_frames:
         atleast = f" with {least_frames} or more frames" if least_frames else ""
         raise InvalidInput(f"the mel has shape {values.shape}; give ({N_MELS}, frames){atleast}")

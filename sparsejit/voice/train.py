@@ -183,7 +183,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise DamagedFile(
             f"{path} is not a readable checkpoint ({error}); delete it to start afresh"
         ) from error
-    if not isinstance(content, dict) or "plan" not in content:
+    plan = content.get("plan") if isinstance(content, dict) else None
+    if not isinstance(plan, dict) or "hidden_size" not in plan:
         raise DamagedFile(f"{path} is not sparsejit's checkpoint; delete it to start afresh")
     return content
 
@@ -197,6 +198,9 @@ def _checkpoint_of(plan: TrainingPlan, path: Path) -> dict[str, Any]:
             f"{path} has hidden_size {found}, the plan {plan.hidden_size}; use the same, or "
             "another output folder"
         )
+    missing = {"model", "optimizer", "pruner", "streams", "state", "step"} - content.keys()
+    if missing:
+        raise DamagedFile(f"{path} lacks {', '.join(sorted(missing))}; delete it to start afresh")
     return content
 
 
@@ -267,7 +271,8 @@ def train(
     device = _choose_device(device)
     audio_files(folder)
     voice = check_writable(Path(out) / "voice.safetensors")
-    checkpoint = voice.with_name("checkpoint.pt")
+    checkpoint = check_writable(voice.with_name("checkpoint.pt"))
+    check_writable(voice.with_name("log.jsonl"))
     if checkpoint.exists():
         _checkpoint_of(plan, checkpoint)
     clips = load_clips(folder, voice.parent)

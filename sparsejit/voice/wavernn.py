@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
@@ -145,5 +146,5 @@ class WaveRNN:
 
     def _checked_frames(self, chunk: npt.ArrayLike) -> FloatArray:
         """A chunk of a stream as (80, frames); one frame may come as (80,)."""
-        frames = np.asarray(chunk, np.float32)
+        frames = np.asarray(to_array(chunk, "the mel"), np.float32)
         return checked_mel(frames[:, None] if frames.ndim == 1 else frames)

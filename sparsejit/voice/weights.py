@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedFile, InvalidInput
+from ..files import check_writable
 from .conditioning import Conditioning, FrameNetwork
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
 from .prediction import CLASSES
@@ -130,8 +131,12 @@ class VoiceWeights:
     def save(self, path: str | os.PathLike[str], dtype: npt.DTypeLike = np.float16) -> None:
         """Write the tensors as `dtype`, under a digest of the whole file that `load` verifies.
 
-        Raises InvalidInput where a value is beyond the range of `dtype`.
+        Raises InvalidInput for a dtype other than float16 and float32, where a value is beyond its
+        range, and where the file cannot be written.
         """
+        if np.dtype(dtype) not in (np.float16, np.float32):
+            raise InvalidInput(f"dtype={np.dtype(dtype)}; a voice is saved as float16 or float32")
+        check_writable(path)
         with np.errstate(over="ignore"):
             stored = {name: np.asarray(value, dtype) for name, value in self.tensors.items()}
         for name, value in stored.items():

@@ -259,3 +259,12 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(folder: Path) ->
     assert isinstance(refused.exception, InvalidInput)
     assert str(refused.exception).endswith("p.pt is not a .safetensors path; name the output so")
     assert not (folder / "p.safetensors").exists()
+
+
+def test_two_outputs_may_not_be_one_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report would take the place of the weights."""
+    monkeypatch.setattr("sparsejit.prune.load_workload", lambda name: pytest.fail("was made"))
+    path = str(folder / "p.safetensors")
+    refused = prune(folder, "bare", "one_shot.yaml", "--out", path, "--report", path)
+    assert isinstance(refused.exception, InvalidInput)
+    assert "two outputs are one file" in str(refused.exception)

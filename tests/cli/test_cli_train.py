@@ -18,7 +18,7 @@ soundfile = pytest.importorskip("soundfile")
 
 from sparsejit.commands import train as command  # noqa: E402
 from sparsejit.commands.cli import app  # noqa: E402
-from sparsejit.errors import InvalidInput  # noqa: E402
+from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
 from sparsejit.voice.train import TrainingProgress  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
 
@@ -160,3 +160,22 @@ def test_a_place_that_cannot_be_written_is_refused_before_data_is_read(
         refused = CliRunner().invoke(app, ["train", str(speech), "--out", str(out), *OPTIONS])
         assert isinstance(refused.exception, InvalidInput), refused.output
         assert str(out) in str(refused.exception)
+
+
+@pytest.mark.parametrize("content", [{"plan": {}}, {"plan": 3}, {"plan": {"hidden_size": 8}}])
+def test_a_checkpoint_that_is_not_whole_is_refused(
+    content: dict[str, object], speech: Path, tmp_path: Path
+) -> None:
+    torch.save(content, tmp_path / "checkpoint.pt")
+    refused = CliRunner().invoke(app, ["train", str(speech), "--out", str(tmp_path), *OPTIONS])
+    assert isinstance(refused.exception, DamagedFile)
+    assert "delete it to start afresh" in str(refused.exception)
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_the_work(
+    speech: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "log.jsonl").mkdir()
+    refused = CliRunner().invoke(app, ["train", str(speech), "--out", str(tmp_path), *OPTIONS])
+    assert isinstance(refused.exception, InvalidInput)
+    assert "log.jsonl" in str(refused.exception)

@@ -314,3 +314,40 @@ def test_weights_are_not_kept(tmp_path: Path) -> None:
     kernel = sparsejit.compile_matrix(state, exact=True)
     state["weight"][:] = 0
     np.testing.assert_array_equal(kernel(X), W @ X)
+
+
+def test_a_boolean_mask_is_a_mask() -> None:
+    state = {"fc.weight_orig": torch.from_numpy(W), "fc.weight_mask": torch.from_numpy(W > 0)}
+    expected = sparsejit.compile_matrix(W * (W > 0), exact=True)(X)
+    np.testing.assert_array_equal(sparsejit.compile_matrix(state, exact=True)(X), expected)
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_module_that_does_more_than_its_base_is_refused() -> None:
+    hooked = torch.nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
+    for module in (Doubled(4, 4), hooked):
+        with pytest.raises(InvalidInput, match="a forward pass or a hook of its own"):
+            sparsejit.compile_matrix(module)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({1: np.eye(3)}, "keys that are no names"),
+        ({"w_orig": np.eye(3), "w_mask": np.eye(4)}, "differ in shape"),
+    ],
+)
+def test_state_dicts_that_make_no_sense_are_refused(state: dict, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        sparsejit.compile_matrix(state)
+
+
+def test_what_no_memory_can_hold_is_refused() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(InvalidInput, match="cannot be read as an array"):
+        sparsejit.compile_matrix(sparse.coo_array((10**7, 10**7)))

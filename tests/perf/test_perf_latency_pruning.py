@@ -63,6 +63,7 @@ def test_the_table_and_the_plot_show_every_point(rows: list[LatencyRow], tmp_pat
 @pytest.mark.recordings
 def test_recorded_models_met_their_budgets() -> None:
     by_point = latency_pruning.groups(latency_pruning.recorded())
+    assert by_point
     for (*point, budget, allocation), rows in by_point.items():
         if allocation == CHOSEN:
             assert all(row.measured_us <= 1.1 * budget for row in rows), point
@@ -72,6 +73,7 @@ def test_recorded_models_met_their_budgets() -> None:
 @pytest.mark.recordings
 def test_recorded_losses_are_at_most_those_of_one_amount_for_all() -> None:
     by_point = latency_pruning.groups(latency_pruning.recorded())
+    assert by_point
     for (task, pattern, budget, allocation), uniform in by_point.items():
         if allocation == UNIFORM:
             chosen = by_point[task, pattern, budget, CHOSEN]

@@ -204,3 +204,18 @@ def test_a_damaged_utterance_is_refused(tmp_path, monkeypatch):
     bundled.UTTERANCE.write_bytes(content)
     with pytest.raises(DamagedFile, match="install sparsejit again"):
         bundled_utterance()
+
+
+def test_a_voice_is_saved_as_floats_where_a_file_can_be(tmp_path):
+    weights = VoiceWeights.random(32)
+    with pytest.raises(InvalidInput, match="saved as float16 or float32"):
+        weights.save(tmp_path / "voice.safetensors", np.int8)
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        weights.save(tmp_path)
+
+
+def test_a_mel_that_is_no_array_of_numbers_is_refused():
+    weights = VoiceWeights.random(32)
+    for mel in ([["a"]], np.full((80, 4), -3 + 1j)):
+        with pytest.raises(InvalidInput, match="the mel"):
+            weights.conditioning(mel)
