@@ -57,7 +57,8 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
         places = [index + (number - 1) * height for index in range(len(PROBLEMS))]
         widths = [values[problem] for problem in PROBLEMS]
         bars = axes.barh(places, widths, height, label=name, color=_COLOURS[name])
-        axes.bar_label(bars, [f"{width:.0f}x" for width in widths], padding=3, fontsize=8)
+        labels = [f"{width:.{1 if width < 2 else 0}f}x" for width in widths]
+        axes.bar_label(bars, labels, padding=3, fontsize=8)
     axes.set_yticks(range(len(PROBLEMS)), list(PROBLEMS.values()))
     axes.invert_yaxis()
     axes.set_xscale("log")
