@@ -1,15 +1,20 @@
 """`sparsejit bench`: measurements, with rivals in the same run."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from sparsejit.commands.console import JsonOption, console, error_console, print_json, require
+from sparsejit.commands.console import (
+    JsonOption,
+    check_outputs,
+    console,
+    error_console,
+    hand_over,
+    require,
+)
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.target import Target
 from sparsejit.planner.split import parse_threads
@@ -53,7 +58,7 @@ def kernels(
 
     chosen, dtypes = problems_named(problem or ALL_PROBLEMS, ALL_PROBLEMS), _dtypes(dtype)
     check_strategies(strategy or ())
-    _check_outputs(out, plot)
+    check_outputs(out, plot)
     show = (lambda table: None) if as_json else console.print
     limits = machine_limits(Target.detect())
     show(report.limits_table(limits))
@@ -71,7 +76,7 @@ def kernels(
         draw_roofline(plot, [row for row in rows if row.auto], limits)
     if record:
         error_console.print(f"recorded in {history.append('kernels', values, limits)}")
-    _hand_over(values, as_json, out)
+    hand_over(values, as_json, out)
 
 
 @bench.command()
@@ -97,12 +102,12 @@ def batch(
 
     (layer,) = problems_named([problem], PROBLEMS)
     case = Layout.parse(layout), DType.parse(dtype)
-    _check_outputs(out)
+    check_outputs(out)
     with error_console.status("") as status:
         rows = sweep(layer, size or BATCHES, *case, status.update)
     if record:
         history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
-    if _hand_over([vars(row) for row in rows], as_json, out):
+    if hand_over([vars(row) for row in rows], as_json, out):
         return
     table = Table("batch", "kernel", "ns", "ns a column", "over the longest before")
     for row in rows:
@@ -122,10 +127,10 @@ def predictions(
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf.prediction import WITHIN, compare
 
-    _check_outputs(out)
+    check_outputs(out)
     with error_console.status("") as status:
         found = compare(_dtypes(dtype), status.update)
-    if _hand_over([vars(one) for one in found], as_json, out):
+    if hand_over([vars(one) for one in found], as_json, out):
         return
     table = Table("layer", "kernel", "predicted ns", "measured ns", "ratio")
     for one in sorted(found, key=lambda one: one.ratio):
@@ -143,10 +148,10 @@ def padding(as_json: JsonOption = False, out: OutOption = None) -> None:
     """Time loads from L2 by how many lines are read before one is left out."""
     from sparsejit.perf.stride_padding import KILOBYTES, SPACINGS, compare
 
-    _check_outputs(out)
+    check_outputs(out)
     with error_console.status("") as status:
         found = compare(status.update)
-    if _hand_over([vars(one) for one in found], as_json, out):
+    if hand_over([vars(one) for one in found], as_json, out):
         return
     table = Table("lines in a row", *(f"{size} KB" for size in KILOBYTES), title="bytes a cycle")
     for run in SPACINGS:
@@ -170,12 +175,12 @@ def threads(
 
     chosen = problems_named(problem or PROBLEMS, PROBLEMS)
     dtypes, count = _dtypes(dtype), parse_threads(count)
-    _check_outputs(out)
+    check_outputs(out)
     with error_console.status("") as status:
         meeting = barrier(count)
         found = gains(chosen, count, dtypes, status.update)
     rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
-    if _hand_over({"barrier_ns": meeting, "gains": rows}, as_json, out):
+    if hand_over({"barrier_ns": meeting, "gains": rows}, as_json, out):
         return
     table = Table("problem", "dtype", "kernel", "threads", "alone ns", "shared ns", "speed-up")
     for one in found:
@@ -202,7 +207,7 @@ def check(
     from sparsejit.perf.claims import CLAIMS, claims_of
 
     chosen = claims_of(subject) if subject else CLAIMS
-    _check_outputs(out)
+    check_outputs(out)
     with error_console.status("") as status:
         outcomes = checking.check(chosen, status.update)
     target, core, holds = Target.detect(), microarchitecture.detect(), checking.all_hold(outcomes)
@@ -213,30 +218,13 @@ def check(
         "holds": holds,
         "claims": [outcome.as_dict() for outcome in outcomes],
     }
-    if not _hand_over(value, as_json, out):
+    if not hand_over(value, as_json, out):
         console.print(claims_table(outcomes))
         measured = [outcome for outcome in outcomes if outcome.ratio is not None]
         held = sum(outcome.verdict == checking.HOLDS for outcome in measured)
         console.print(f"{held} of {len(measured)} claims hold on this {core} core, {target.isa}")
     if not holds:
         raise typer.Exit(1)
-
-
-def _check_outputs(*files: Path | None) -> None:
-    """Raise InvalidInput for a file that cannot be written, before anything is measured."""
-    for file in files:
-        if file is not None:
-            check_writable(file)
-
-
-def _hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
-    """Write `value` as JSON to a file, to stdout, or both, as asked; whether stdout has it."""
-    if out is not None:
-        with atomic_path(out) as path:
-            path.write_text(json.dumps(value, indent=2) + "\n")
-    if as_json:
-        print_json(value)
-    return as_json
 
 
 def _dtypes(names: list[str] | None) -> tuple[DType, ...]:

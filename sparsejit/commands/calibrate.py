@@ -5,11 +5,10 @@ from dataclasses import asdict
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    check_outputs,
     console,
-    print_json,
-    write_json,
+    hand_over,
 )
-from sparsejit.files import check_writable
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrate as measure_rates
 from sparsejit.planner.calibration import rates_origin
@@ -17,15 +16,11 @@ from sparsejit.planner.calibration import rates_origin
 
 def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Measure this core's rates and keep them for the planner."""
-    if out is not None:
-        check_writable(out)
+    check_outputs(out)
     target = Target.detect()
     rates = measure_rates(target)
     report = {**asdict(rates), "origin": rates_origin(target)}
-    if out is not None:
-        write_json(out, report)
-    if as_json:
-        print_json(report)
+    if hand_over(report, as_json, out):
         return
     console.print(f"{rates.cycles_per_ns:.2f} GHz")
     for kind, levels in (("data", rates.data), ("code", rates.code)):

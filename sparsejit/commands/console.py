@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sparsejit.errors import MissingDependency
-from sparsejit.files import atomic_path
+from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.files import atomic_path, check_writable
 
 # A table that goes to a file or a pipe keeps its columns whole.
 _FILE_WIDTH = 150
@@ -32,9 +32,28 @@ def print_json(value: Any) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write `value` to a file as JSON; `files.check_writable` has passed before the work."""
+    """Write `value` to a file as JSON; `check_outputs` has passed before the work."""
     with atomic_path(file) as path:
         path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Raise InvalidInput for a file that cannot be written, and for one file twice."""
+    paths = [file for file in files if file is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
+        named = ", ".join(map(str, paths))
+        raise InvalidInput(f"two outputs are one file ({named}); give each a name of its own")
+    for path in paths:
+        check_writable(path)
+
+
+def hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
+    """Write `value` as JSON to a file, to stdout, or both, as asked; whether stdout has it."""
+    if out is not None:
+        write_json(out, value)
+    if as_json:
+        print_json(value)
+    return as_json
 
 
 def require(*packages: str) -> None:

@@ -6,25 +6,19 @@ from rich.table import Table
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    check_outputs,
     console,
-    print_json,
-    write_json,
+    hand_over,
 )
 from sparsejit.commands.machine_report import Diagnosis, Finding, examine
-from sparsejit.files import check_writable
 from sparsejit.machine.target import Target
 
 
 def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Say what this machine offers, what is missing and the remedy; fail if nothing can run."""
-    if out is not None:
-        check_writable(out)
+    check_outputs(out)
     diagnosis = examine()
-    if out is not None:
-        write_json(out, diagnosis.as_dict())
-    if as_json:
-        print_json(diagnosis.as_dict())
-    else:
+    if not hand_over(diagnosis.as_dict(), as_json, out):
         _print(diagnosis)
     raise typer.Exit(0 if diagnosis.can_run else 1)
 

@@ -1,14 +1,12 @@
 """`sparsejit explain` and `sparsejit disasm`: one kernel, made from a matrix in a file."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.commands.console import JsonOption, print_json
-from sparsejit.files import atomic_path, check_writable
+from sparsejit.commands.console import JsonOption, check_outputs, hand_over
 from sparsejit.frontends.files import read_matrix
 
 WeightsArgument = Annotated[
@@ -37,16 +35,10 @@ def explain(
     ] = None,
 ) -> None:
     """Say which kernel a matrix of shape (out, in) gets, what it costs and why."""
-    if out is not None:
-        check_writable(out)
+    check_outputs(out)
     kernel = _compile(weights, tensor, strategy, dtype, exact)
-    if as_json:
-        print_json(kernel.report())
-    else:
+    if not hand_over(kernel.report(), as_json, out):
         typer.echo(kernel.explain())
-    if out is not None:
-        with atomic_path(out) as path:
-            path.write_text(json.dumps(kernel.report(), indent=2) + "\n")
 
 
 def disasm(

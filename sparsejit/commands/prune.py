@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sparsejit.commands.console import (
     JsonOption,
+    check_outputs,
     console,
     error_console,
     print_json,
@@ -17,7 +18,7 @@ from sparsejit.commands.console import (
     write_json,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path, check_writable
+from sparsejit.files import atomic_path
 
 if TYPE_CHECKING:
     from sparsejit.prune import PruningResult, Recipe, RunProgress, Workload
@@ -54,7 +55,7 @@ def prune(
 
     if out.suffix != ".safetensors":
         raise InvalidInput(f"{out} is not a .safetensors path; name the output so")
-    _check_outputs([path for path in (out, report, checkpoint) if path is not None])
+    check_outputs(out, report, checkpoint)
     plan = Recipe.load(recipe)
     workload = load_workload(model)
     if weights is not None:
@@ -69,15 +70,6 @@ def prune(
         dtype = plan.prune.get("dtype", "float32")
         result = replace(result, report=time_layers(result.model, result.report, dtype, bar.stage))
     _report(plan, result, out, report, as_json)
-
-
-def _check_outputs(paths: list[Path]) -> None:
-    """Refuse what cannot be written, and one file for two outputs."""
-    if len({path.resolve() for path in paths}) < len(paths):
-        named = ", ".join(map(str, paths))
-        raise InvalidInput(f"two outputs are one file ({named}); give each a name of its own")
-    for path in paths:
-        check_writable(path)
 
 
 def _report(

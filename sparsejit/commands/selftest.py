@@ -17,12 +17,11 @@ from sparsejit import __version__
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    check_outputs,
     console,
     error_console,
-    print_json,
-    write_json,
+    hand_over,
 )
-from sparsejit.files import check_writable
 from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
 from sparsejit.planner.split import available_cores
@@ -58,8 +57,7 @@ def selftest(
     Each runs between inaccessible pages, in a process that may crash; a failure is printed with the
     one command that repeats it.
     """
-    if out is not None:
-        check_writable(out)
+    check_outputs(out)
     tally = Tally(secrets.randbelow(2**31) if seed is None else seed)
     numbers = iter([only]) if only is not None else itertools.islice(itertools.count(), kernels)
     if minutes is None and kernels is None and only is None:
@@ -70,11 +68,7 @@ def selftest(
     interrupted = not _run(test, numbers, tally, minutes, count)
     seconds = time.monotonic() - begin
     report = {**_surroundings(), "seconds": round(seconds, 1), **tally.as_dict()}
-    if out is not None:
-        write_json(out, report)
-    if as_json:
-        print_json(report)
-    else:
+    if not hand_over(report, as_json, out):
         _print(tally, seconds)
     raise typer.Exit(1 if tally.failures else _INTERRUPTED if interrupted else 0)
 

@@ -114,3 +114,12 @@ def test_rates_of_padded_lines_count_what_is_read(monkeypatch: pytest.MonkeyPatc
     assert len(rates) == 2 * 7
     for (_, kilobytes), rate in rates.items():
         assert rate == pytest.approx((kilobytes << 10) / CHAIN)
+
+
+def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:
+    """The plot would take the place of the rows."""
+    path = str(tmp_path / "one")
+    refused = CliRunner().invoke(app, ["bench", "kernels", "--out", path, "--plot", path])
+    assert isinstance(refused.exception, InvalidInput)
+    assert "two outputs are one file" in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
