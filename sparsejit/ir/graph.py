@@ -1,0 +1,213 @@
+"""A model as a graph in static single assignment: typed values, operators, constants.
+
+Every value has one producer: an input, a constant, or one output of one node. Nodes are in an order
+in which they can run. Passes take a graph and return another; nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.spec import Choice
+
+Array = npt.NDArray[Any]
+
+
+class Element(Choice):
+    """What a tensor holds."""
+
+    FLOAT32 = "float32"
+    INT64 = "int64"
+    BOOL = "bool"
+
+    @property
+    def bytes(self) -> int:
+        """Of one element."""
+        return np.dtype(self.value).itemsize
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and element of a value; row-major."""
+
+    shape: tuple[int, ...]
+    element: Element = Element.FLOAT32
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Of all elements, without padding."""
+        return self.size * self.element.bytes
+
+    def __str__(self) -> str:
+        return f"{self.element.value}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from: its name, the module's path, the user's line as `file:line`."""
+
+    name: str
+    module: str = ""
+    source: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One tensor. Two values are the same only if they are one object."""
+
+    type: TensorType
+    origin: Origin
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+
+class Op(Protocol):
+    """An operator: a frozen record with its types and its float64 semantics.
+
+    `infer` raises InvalidInput for operands that it does not take. `reference` takes and returns
+    float64 where a type says float32, else int64 and bool.
+    """
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]: ...
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One application of an operator."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    @property
+    def output(self) -> Value:
+        """The only output."""
+        (value,) = self.outputs
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A model. `constants` holds the arrays of those values that are known at compile time."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[Value, Array]
+
+    def producers(self) -> dict[Value, Node]:
+        """The node that makes a value, for all that nodes make."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    def consumers(self) -> dict[Value, list[Node]]:
+        """The nodes that read a value, each as often as it does; none for unread values."""
+        readers: dict[Value, list[Node]] = {value: [] for value in self.values()}
+        for node in self.nodes:
+            for value in node.inputs:
+                readers[value].append(node)
+        return readers
+
+    def values(self) -> list[Value]:
+        """Inputs, constants, and what nodes make, in that order."""
+        made = (value for node in self.nodes for value in node.outputs)
+        return [*self.inputs, *self.constants, *made]
+
+    def evaluate(self, inputs: Sequence[Array]) -> list[Array]:
+        """The outputs in float64, as the operators' references say."""
+        known: dict[Value, Array] = {
+            value: _wide(array) for value, array in self.constants.items()
+        }
+        known.update(zip(self.inputs, map(_wide, inputs), strict=True))
+        for node in self.nodes:
+            results = node.op.reference(*(known[value] for value in node.inputs))
+            known.update(zip(node.outputs, results, strict=True))
+        return [known[value] for value in self.outputs]
+
+    def __str__(self) -> str:
+        from sparsejit.ir.printing import as_text
+
+        return as_text(self)
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+class GraphBuilder:
+    """Makes a graph value by value, in the order in which it runs."""
+
+    def __init__(self) -> None:
+        self._inputs: list[Value] = []
+        self._nodes: list[Node] = []
+        self._constants: dict[Value, Array] = {}
+
+    def input(self, kind: TensorType, origin: Origin) -> Value:
+        """A new input."""
+        value = Value(kind, origin)
+        self._inputs.append(value)
+        return value
+
+    def constant(self, array: Array, origin: Origin) -> Value:
+        """A value known at compile time. Raises InvalidInput for a dtype that no element is."""
+        if array.dtype.kind == "f":
+            array = array.astype(np.float32)
+        elif array.dtype.kind in "iu":
+            array = array.astype(np.int64)
+        if array.dtype.name not in {element.value for element in Element}:
+            raise InvalidInput(
+                f"{origin.name} has dtype {array.dtype}; use a real or whole number"
+            )
+        value = Value(TensorType(array.shape, Element(array.dtype.name)), origin)
+        self._constants[value] = array
+        return value
+
+    def adopt(self, value: Value, array: Array | None = None) -> Value:
+        """Take over a value of another graph: an input, or with its array a constant."""
+        if array is None:
+            self._inputs.append(value)
+        else:
+            self._constants[value] = array
+        return value
+
+    def is_constant(self, value: Value) -> bool:
+        """Whether it is known at compile time."""
+        return value in self._constants
+
+    def array(self, value: Value) -> Array:
+        """What a constant holds."""
+        return self._constants[value]
+
+    def add(self, op: Op, *inputs: Value, origin: Origin) -> tuple[Value, ...]:
+        """Apply an operator. Raises InvalidInput where it does not take these operands."""
+        types = op.infer(*(value.type for value in inputs))
+        outputs = tuple(Value(kind, origin) for kind in types)
+        self._nodes.append(Node(op, inputs, outputs))
+        return outputs
+
+    def one(self, op: Op, *inputs: Value, origin: Origin) -> Value:
+        """Apply an operator that has one output."""
+        (output,) = self.add(op, *inputs, origin=origin)
+        return output
+
+    def finish(self, outputs: Sequence[Value]) -> Graph:
+        """The graph, without constants that nothing reads."""
+        read = {value for node in self._nodes for value in node.inputs} | set(outputs)
+        constants = {value: a for value, a in self._constants.items() if value in read}
+        return Graph(tuple(self._inputs), tuple(outputs), tuple(self._nodes), constants)

@@ -1,0 +1,152 @@
+"""Convolutions, transposed ones, and pooling, over one or two spatial axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, TensorType
+from sparsejit.ir.ops.products import activated
+from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.spec import Activation, Choice, DType
+
+Sizes = tuple[int, ...]
+
+
+def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
+    """Views (..., *positions, *kernel) of x (..., *spatial)."""
+    rank = len(kernel)
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    views = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(-rank, 0)))
+    every = [slice(None, None, step) for step in (*stride, *dilation)]
+    return _at(views, every)
+
+
+def _at(x: Array, places: list[slice]) -> Array:
+    """x at these places of its last axes."""
+    return x[(slice(None),) * (x.ndim - len(places)) + tuple(places)]
+
+
+def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Sizes:
+    """How many windows fit along each axis of a padded input."""
+    sizes = zip(spatial, kernel, stride, dilation, strict=True)
+    return tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
+
+    Bias (out,) may be left out. `padding` zeros lie before and after each spatial axis. Transposed,
+    W is (in, out / groups, *kernel) and `output_padding` positions are added at the end.
+    """
+
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    groups: int = 1
+    transposed: bool = False
+    output_padding: Sizes = ()
+    activation: Activation = Activation.NONE
+    dtype: DType = DType.FLOAT32
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        x, weights, *bias = operands
+        rank = len(self.stride)
+        fits = len(x.shape) == len(weights.shape) == rank + 2
+        require(fits, self, operands, f"give x and weights of {rank + 2} axes")
+        inputs = weights.shape[0] if self.transposed else weights.shape[1] * self.groups
+        outputs = weights.shape[1] * self.groups if self.transposed else weights.shape[0]
+        fits = x.shape[1] == inputs and [b.shape for b in bias] in ([], [(outputs,)])
+        require(fits, self, operands, f"give {inputs} channels and a bias of {outputs}")
+        spatial = self._spatial(x.shape[2:], weights.shape[2:])
+        require(min(spatial) > 0, self, operands, "give an input at least as large as the kernel")
+        return (float_type((x.shape[0], outputs, *spatial)),)
+
+    def _spatial(self, size: Sizes, kernel: Sizes) -> Sizes:
+        if self.transposed:
+            extra = self.output_padding or (0,) * len(size)
+            parts = zip(size, kernel, self.stride, self.padding, self.dilation, extra, strict=True)
+            return tuple((n - 1) * s - 2 * p + (k - 1) * d + e + 1 for n, k, s, p, d, e in parts)
+        padded = tuple(n + 2 * p for n, p in zip(size, self.padding, strict=True))
+        return positions(padded, kernel, self.stride, self.dilation)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, weights, *bias = operands
+        y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
+        if bias:
+            y = y + bias[0].reshape(-1, *(1,) * len(self.stride))
+        return (activated(self.activation, y),)
+
+    def _direct(self, x: Array, weights: Array) -> Array:
+        rank, groups = len(self.stride), self.groups
+        padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in self.padding)])
+        views = windows(padded, weights.shape[2:], self.stride, self.dilation)
+        views = views.reshape(len(x), groups, -1, *views.shape[2:])
+        taps = weights.reshape(groups, -1, *weights.shape[1:])
+        place, tap = "hw"[:rank], "uv"[:rank]
+        y = np.einsum(f"bgi{place}{tap},goi{tap}->bgo{place}", views, taps, optimize=True)
+        return y.reshape(len(x), -1, *y.shape[3:])
+
+    def _transposed(self, x: Array, weights: Array) -> Array:
+        batch, kernel, groups = len(x), weights.shape[2:], self.groups
+        spatial = self._spatial(x.shape[2:], kernel)
+        reach = [n + 2 * p for n, p in zip(spatial, self.padding, strict=True)]
+        y = np.zeros((batch, groups, weights.shape[1], *reach))
+        grouped = x.reshape(batch, groups, -1, *x.shape[2:])
+        taps = weights.reshape(groups, -1, *weights.shape[1:])
+        for tap in np.ndindex(*kernel):
+            one_tap = _at(taps, [slice(t, t + 1) for t in tap]).reshape(taps.shape[:3])
+            ranges = zip(tap, self.dilation, self.stride, x.shape[2:], strict=True)
+            where = [slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in ranges]
+            _at(y, where)[:] += np.einsum("bgi...,gio->bgo...", grouped, one_tap)
+        inside = [slice(p, p + n) for p, n in zip(self.padding, spatial, strict=True)]
+        return _at(y, inside).reshape(batch, -1, *spatial)
+
+
+class PoolingKind(Choice):
+    """What a pooling window becomes."""
+
+    MAX = "max"
+    AVERAGE = "average"
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """The largest or the mean of every window of x (batch, channels, *spatial).
+
+    `padding` = (before, after) of each spatial axis. An average divides by the window's elements,
+    those of the padding as well where `counts_padding`; windows may end in padding only.
+    """
+
+    kind: PoolingKind
+    kernel: Sizes
+    stride: Sizes
+    padding: tuple[tuple[int, int], ...]
+    dilation: Sizes
+    counts_padding: bool = True
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        (x,) = operands
+        rank = len(self.kernel)
+        require(len(x.shape) == rank + 2, self, operands, f"give x of {rank + 2} axes")
+        padded = tuple(n + sum(p) for n, p in zip(x.shape[2:], self.padding, strict=True))
+        spatial = positions(padded, self.kernel, self.stride, self.dilation)
+        require(min(spatial) > 0, self, operands, "give an input at least as large as the window")
+        return (float_type((*x.shape[:2], *spatial)),)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        (x,) = operands
+        axes = tuple(range(-len(self.kernel), 0))
+        around = [(0, 0), (0, 0), *self.padding]
+        geometry = self.kernel, self.stride, self.dilation
+        if self.kind is PoolingKind.MAX:
+            padded = np.pad(x, around, constant_values=-np.inf)
+            return (windows(padded, *geometry).max(axis=axes),)
+        total = windows(np.pad(x, around), *geometry).sum(axis=axes)
+        if self.counts_padding:
+            return (total / prod(self.kernel),)
+        counted = windows(np.pad(np.ones_like(x), around), *geometry).sum(axis=axes)
+        return (total / counted,)

@@ -1,0 +1,152 @@
+"""Functions of single elements, alone and fused in chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import erf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Element, TensorType
+from sparsejit.ir.ops.types import broadcast_shape, require
+
+
+class Function(NamedTuple):
+    """A function of `arity` elements; `to_bool` where it answers a question."""
+
+    arity: int
+    evaluate: Callable[..., Any]
+    to_bool: bool = False
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), 1 - 1 / (1 + np.exp(-np.abs(x))))
+
+
+# NaN spreads through all of them, as in torch. `round` is to even. `fma` is a * b + c.
+FUNCTIONS: dict[str, Function] = {
+    "add": Function(2, np.add),
+    "sub": Function(2, np.subtract),
+    "mul": Function(2, np.multiply),
+    "div": Function(2, np.divide),
+    "maximum": Function(2, np.maximum),
+    "minimum": Function(2, np.minimum),
+    "fma": Function(3, lambda a, b, c: a * b + c),
+    "neg": Function(1, np.negative),
+    "abs": Function(1, np.abs),
+    "sqrt": Function(1, np.sqrt),
+    "rsqrt": Function(1, lambda x: 1 / np.sqrt(x)),
+    "reciprocal": Function(1, lambda x: 1 / x),
+    "square": Function(1, np.square),
+    "relu": Function(1, lambda x: np.maximum(x, 0)),
+    "exp": Function(1, np.exp),
+    "expm1": Function(1, np.expm1),
+    "log": Function(1, np.log),
+    "log1p": Function(1, np.log1p),
+    "tanh": Function(1, np.tanh),
+    "sigmoid": Function(1, _sigmoid),
+    "erf": Function(1, np.vectorize(erf, otypes=[np.float64])),
+    "sin": Function(1, np.sin),
+    "cos": Function(1, np.cos),
+    "floor": Function(1, np.floor),
+    "ceil": Function(1, np.ceil),
+    "round": Function(1, np.rint),
+    "trunc": Function(1, np.trunc),
+    "sign": Function(1, np.sign),
+    "equal": Function(2, np.equal, to_bool=True),
+    "not_equal": Function(2, np.not_equal, to_bool=True),
+    "less": Function(2, np.less, to_bool=True),
+    "less_equal": Function(2, np.less_equal, to_bool=True),
+    "greater": Function(2, np.greater, to_bool=True),
+    "greater_equal": Function(2, np.greater_equal, to_bool=True),
+    "logical_and": Function(2, np.logical_and, to_bool=True),
+    "logical_or": Function(2, np.logical_or, to_bool=True),
+    "logical_not": Function(1, np.logical_not, to_bool=True),
+    "where": Function(3, np.where),
+}
+
+# Over the last axis, which stays with one element.
+ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
+    "row_sum": lambda x: x.sum(axis=-1, keepdims=True),
+    "row_max": lambda x: x.max(axis=-1, keepdims=True),
+    "row_min": lambda x: x.min(axis=-1, keepdims=True),
+}
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """FUNCTIONS[kind] of every element; operands broadcast."""
+
+    kind: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in FUNCTIONS:
+            raise InvalidInput(f"no function {self.kind!r}; use one of {', '.join(FUNCTIONS)}")
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        function = FUNCTIONS[self.kind]
+        require(len(operands) == function.arity, self, operands, f"give {function.arity} operands")
+        element = Element.BOOL if function.to_bool else operands[-1].element
+        return (TensorType(broadcast_shape(self, operands), element),)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            return (np.asarray(FUNCTIONS[self.kind].evaluate(*operands)),)
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """A function or row reduction of numbered values: operands first, then earlier steps."""
+
+    kind: str
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Fused functions over elements that broadcast to `shape`, with reductions over its last axis.
+
+    Values are numbered: operands from 0, then the steps. `results` are the numbers of the outputs.
+    What depends on nothing but reductions (and on operands whose last axis has one element) has one
+    element in its last axis; all else has `shape`, or broadcasts to it. Softmax over rows is
+
+        Chain((8, 32), 1, (row_max(0), sub(0, 1), exp(2), row_sum(3), div(3, 4)), (5,))
+    """
+
+    shape: tuple[int, ...]
+    operands: int
+    steps: tuple[ChainStep, ...]
+    results: tuple[int, ...]
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require(len(operands) == self.operands, self, operands, f"give {self.operands} operands")
+        require(
+            np.broadcast_shapes(self.shape, *(o.shape for o in operands)) == self.shape,
+            self,
+            operands,
+            f"give operands that broadcast to {self.shape}",
+        )
+        kinds = list(operands)
+        for step in self.steps:
+            kinds.append(self._type_of(step, [kinds[number] for number in step.arguments]))
+        return tuple(kinds[number] for number in self.results)
+
+    def _type_of(self, step: ChainStep, arguments: list[TensorType]) -> TensorType:
+        if step.kind in ROW_REDUCTIONS:
+            return TensorType((*self.shape[:-1], 1), arguments[0].element)
+        return Pointwise(step.kind).infer(*arguments)[0]
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        values = [np.asarray(operand) for operand in operands]
+        with np.errstate(all="ignore"):
+            for step in self.steps:
+                arguments = [values[number] for number in step.arguments]
+                if step.kind in ROW_REDUCTIONS:
+                    whole = np.broadcast_to(arguments[0], self.shape)
+                    values.append(ROW_REDUCTIONS[step.kind](whole))
+                else:
+                    values.append(np.asarray(FUNCTIONS[step.kind].evaluate(*arguments)))
+        return tuple(values[number] for number in self.results)

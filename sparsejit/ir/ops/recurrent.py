@@ -1,0 +1,105 @@
+"""One layer of a recurrent network in one direction, over all time steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, TensorType
+from sparsejit.ir.ops.products import activated
+from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.spec import Activation, Choice, DType
+
+
+class RecurrentCell(Choice):
+    """The kind of a recurrent step, by torch's formulas."""
+
+    GRU = "gru"
+    LSTM = "lstm"
+    RNN_TANH = "rnn_tanh"
+    RNN_RELU = "rnn_relu"
+
+    @property
+    def gates(self) -> int:
+        """Rows of its weight matrices by hidden unit: GRU in order r-z-n, LSTM i-f-g-o."""
+        return {"gru": 3, "lstm": 4}.get(self.value, 1)
+
+    @property
+    def states(self) -> int:
+        """How many vectors pass from step to step: LSTM has h and c."""
+        return 2 if self is RecurrentCell.LSTM else 1
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """h[t] = cell(gates[t], h[t - 1]): all of a recurrent layer but its input product.
+
+    Operands: gates (time, batch, gates * hidden), which are W_ih x + b_ih; the initial state h
+    (batch, hidden), and for LSTM c; W_hh (gates * hidden, hidden) and b_hh (gates * hidden,).
+    Results: h of all steps (time, batch, hidden), and the last state, as many as initial ones.
+    `reverse` runs from the last step to the first and leaves each h at its step.
+    `dtype` is how W_hh is stored.
+    """
+
+    cell: RecurrentCell
+    reverse: bool = False
+    dtype: DType = DType.FLOAT32
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        states = self.cell.states
+        wanted = f"give gates (time, batch, n), {states} states, W_hh (n, hidden) and b_hh (n,)"
+        require(len(operands) == states + 3, self, operands, wanted)
+        gates, *initial, weights, bias = operands
+        require(len(gates.shape) == 3 and len(weights.shape) == 2, self, operands, wanted)
+        time, batch, _ = gates.shape
+        rows, hidden = weights.shape
+        fits = (
+            gates.shape[2] == rows == self.cell.gates * hidden
+            and bias.shape == (rows,)
+            and all(state.shape == (batch, hidden) for state in initial)
+        )
+        require(fits, self, operands, wanted)
+        last = float_type((batch, hidden))
+        return (float_type((time, batch, hidden)), *[last] * states)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        gates, *states, weights, bias = operands
+        time, batch, _ = gates.shape
+        every = np.zeros((time, batch, weights.shape[1]))
+        for step in reversed(range(time)) if self.reverse else range(time):
+            recurrent = states[0] @ weights.T + bias
+            states = _STEPS[self.cell](gates[step], recurrent, states)
+            every[step] = states[0]
+        return (every, *states)
+
+
+def _gru(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
+    r_x, z_x, n_x = np.split(given, 3, axis=-1)
+    r_h, z_h, n_h = np.split(recurrent, 3, axis=-1)
+    reset, update = (activated(Activation.SIGMOID, x) for x in (r_x + r_h, z_x + z_h))
+    new = np.tanh(n_x + reset * n_h)
+    return [new + update * (states[0] - new)]
+
+
+def _lstm(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
+    keep_in, forget, cell, out = np.split(given + recurrent, 4, axis=-1)
+    keep_in, forget, out = (activated(Activation.SIGMOID, x) for x in (keep_in, forget, out))
+    memory = forget * states[1] + keep_in * np.tanh(cell)
+    return [out * np.tanh(memory), memory]
+
+
+def _rnn_tanh(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
+    return [np.tanh(given + recurrent)]
+
+
+def _rnn_relu(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
+    return [np.maximum(given + recurrent, 0)]
+
+
+_STEPS = {
+    RecurrentCell.GRU: _gru,
+    RecurrentCell.LSTM: _lstm,
+    RecurrentCell.RNN_TANH: _rnn_tanh,
+    RecurrentCell.RNN_RELU: _rnn_relu,
+}

@@ -1,0 +1,31 @@
+"""A graph as text that reads like the model."""
+
+from sparsejit.ir.graph import Graph, Node, Value
+
+
+def as_text(graph: Graph) -> str:
+    """One line a node: `name: type = op(operands)  # module, file:line`."""
+    names = _names(graph)
+    lines = [f"input  {names[value]}: {value.type}" for value in graph.inputs]
+    lines += [f"weight {names[value]}: {value.type}" for value in graph.constants]
+    lines += [_line(node, names) for node in graph.nodes]
+    return "\n".join([*lines, f"return {', '.join(names[value] for value in graph.outputs)}"])
+
+
+def _line(node: Node, names: dict[Value, str]) -> str:
+    results = ", ".join(f"{names[value]}: {value.type}" for value in node.outputs)
+    operands = ", ".join(names[value] for value in node.inputs)
+    origin = node.outputs[0].origin
+    place = ", ".join(part for part in (origin.module, origin.source) if part)
+    return f"{results} = {node.op}({operands})" + (f"  # {place}" if place else "")
+
+
+def _names(graph: Graph) -> dict[Value, str]:
+    """A name for each value: its origin's, with a number where that is taken."""
+    taken: dict[str, int] = {}
+    names = {}
+    for value in graph.values():
+        stem = value.origin.name or "value"
+        taken[stem] = taken.get(stem, 0) + 1
+        names[value] = stem if taken[stem] == 1 else f"{stem}.{taken[stem]}"
+    return names
