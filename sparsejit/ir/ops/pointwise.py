@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import erf
 from typing import Any, NamedTuple
 
@@ -114,12 +114,15 @@ class Chain:
     element in its last axis; all else has `shape`, or broadcasts to it. Softmax over rows is
 
         Chain((8, 32), 1, (row_max(0), sub(0, 1), exp(2), row_sum(3), div(3, 4)), (5,))
+
+    `title` is what the user's model calls it.
     """
 
     shape: tuple[int, ...]
     operands: int
     steps: tuple[ChainStep, ...]
     results: tuple[int, ...]
+    title: str = field(default="chain", compare=False)
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require(len(operands) == self.operands, self, operands, f"give {self.operands} operands")

@@ -1,0 +1,49 @@
+"""Where an array lies when a kernel of a whole model runs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Register, rbp
+
+WORKSPACE = rbp  # holds the address of the workspace throughout a model's function
+
+
+class Location(Protocol):
+    """An address that code can load."""
+
+    def point(self, asm: Assembler, register: Register) -> None:
+        """register = the address."""
+
+
+@dataclass(frozen=True)
+class InWorkspace:
+    """So many bytes into the workspace."""
+
+    offset: int
+
+    def point(self, asm: Assembler, register: Register) -> None:
+        asm.emit("lea", register, Memory(WORKSPACE, self.offset))
+
+
+@dataclass(frozen=True)
+class ByPointer:
+    """`offset` bytes behind the address that lies `slot` bytes into the workspace."""
+
+    slot: int
+    offset: int = 0
+
+    def point(self, asm: Assembler, register: Register) -> None:
+        asm.emit("mov", register, Memory(WORKSPACE, self.slot))
+        if self.offset:
+            asm.emit("add", register, self.offset)
+
+
+@dataclass(frozen=True)
+class InPool:
+    """A literal, at its offset in the pool."""
+
+    offset: int
+
+    def point(self, asm: Assembler, register: Register) -> None:
+        asm.emit("lea", register, Literal(self.offset))

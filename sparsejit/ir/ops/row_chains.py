@@ -1,0 +1,72 @@
+"""Chains over rows that models call by a name: softmax and normalisations over the last axis.
+
+Constants are operands of one element, so that a chain holds no numbers of its own.
+"""
+
+from sparsejit.ir.ops.pointwise import Chain, ChainStep
+
+
+class ChainWriter:
+    """Writes the steps of a chain over `shape` in the order in which they run."""
+
+    def __init__(self, shape: tuple[int, ...], operands: int) -> None:
+        self.shape, self.operands = shape, operands
+        self._steps: list[ChainStep] = []
+
+    def step(self, kind: str, *arguments: int) -> int:
+        """Append a step; its number."""
+        self._steps.append(ChainStep(kind, arguments))
+        return self.operands + len(self._steps) - 1
+
+    def finish(self, *results: int, title: str = "chain") -> Chain:
+        """The chain that yields the numbered values."""
+        return Chain(self.shape, self.operands, tuple(self._steps), results, title)
+
+
+def softmax(shape: tuple[int, ...]) -> Chain:
+    """Operand: x of `shape`."""
+    write = ChainWriter(shape, 1)
+    powers = write.step("exp", write.step("sub", 0, write.step("row_max", 0)))
+    total = write.step("row_sum", powers)
+    scale = write.step("reciprocal", total)
+    return write.finish(write.step("mul", powers, scale), title="softmax")
+
+
+def log_softmax(shape: tuple[int, ...]) -> Chain:
+    """Operand: x of `shape`."""
+    write = ChainWriter(shape, 1)
+    shifted = write.step("sub", 0, write.step("row_max", 0))
+    total = write.step("row_sum", write.step("exp", shifted))
+    return write.finish(write.step("sub", shifted, write.step("log", total)), title="log_softmax")
+
+
+def layer_norm(shape: tuple[int, ...], has_weight: bool, has_bias: bool) -> Chain:
+    """Operands: x, 1 / length, epsilon, then weight and bias over the last axis where there are.
+
+    torch.nn.functional.layer_norm's formula: (x - mean) / sqrt(variance + epsilon).
+    """
+    write = ChainWriter(shape, 3 + has_weight + has_bias)
+    mean = write.step("mul", write.step("row_sum", 0), 1)
+    centred = write.step("sub", 0, mean)
+    variance = write.step("mul", write.step("row_sum", write.step("square", centred)), 1)
+    scale = write.step("rsqrt", write.step("add", variance, 2))
+    result = write.step("mul", centred, scale)
+    return write.finish(_affine(write, result, has_weight, has_bias), title="layer_norm")
+
+
+def rms_norm(shape: tuple[int, ...], has_weight: bool) -> Chain:
+    """Operands: x, 1 / length, epsilon, then the weight over the last axis if there is one.
+
+    torch.nn.functional.rms_norm's formula: x / sqrt(mean(x^2) + epsilon).
+    """
+    write = ChainWriter(shape, 3 + has_weight)
+    mean = write.step("mul", write.step("row_sum", write.step("square", 0)), 1)
+    scale = write.step("rsqrt", write.step("add", mean, 2))
+    result = write.step("mul", 0, scale)
+    return write.finish(_affine(write, result, has_weight, False), title="rms_norm")
+
+
+def _affine(write: ChainWriter, x: int, has_weight: bool, has_bias: bool) -> int:
+    if has_weight:
+        x = write.step("mul", x, 3)
+    return write.step("add", x, 3 + has_weight) if has_bias else x
