@@ -1,0 +1,149 @@
+"""What lowering an operator needs: where its operands lie, and a list to append kernels to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.pointwise.chain.kernel import emit_chain
+from sparsejit.asm_templates.pointwise.chain.layout import Strided, lower_chain
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
+from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.lowering.destinations import destinations
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is compiled; `compile_matrix` says what each means."""
+
+    target: Target
+    threads: int = 1
+    tune: bool = False
+    exact: bool = False
+
+
+class Lowering:
+    """The state of lowering a graph: views of the values made so far, and the steps so far."""
+
+    def __init__(self, graph: Graph, options: ModelOptions) -> None:
+        self.graph, self.options = graph, options
+        self.target = options.target
+        self.steps: list[Step] = []
+        self.wanted = destinations(graph)
+        self._views: dict[Value, View] = {}
+        for number, value in enumerate(graph.inputs):
+            self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
+        for value, array in graph.constants.items():
+            self._views[value] = View.whole(ConstantBuffer(array.nbytes, array), value.type)
+
+    def view(self, value: Value) -> View:
+        """Where a value lies, with any strides."""
+        return self._views[value]
+
+    def bind(self, value: Value, view: View) -> None:
+        """Say where a value lies from here on."""
+        self._views[value] = view
+
+    def contiguous(self, value: Value) -> View:
+        """Where a value lies in row-major order; it is copied there if need be."""
+        view = self.view(value)
+        if view.is_contiguous:
+            return view
+        copied = self.temporary(value.type)
+        self.copy(view, copied, value.origin)
+        self.bind(value, copied)
+        return copied
+
+    def constant(self, value: Value) -> Array:
+        """What a value known at compile time holds. Raises CompileError for any other."""
+        if value not in self.graph.constants:
+            raise CompileError(f"{value.origin.name} is computed by the model; it must be a weight")
+        return self.graph.constants[value]
+
+    def scalar(self, value: Value) -> float | None:
+        """The number that a constant of one element holds; None for all other values."""
+        array = self.graph.constants.get(value)
+        return None if array is None or array.size != 1 else array.item()
+
+    def temporary(self, kind: TensorType) -> View:
+        """A new row-major tensor in the workspace."""
+        return View.whole(Buffer(kind.bytes), kind)
+
+    def result(self, value: Value) -> View:
+        """Where a kernel that writes any strides puts a value."""
+        view = self.wanted.get(value) or self.temporary(value.type)
+        self.bind(value, view)
+        return view
+
+    def into(self, value: Value, make: Callable[[View], Step]) -> None:
+        """Append the kernel that `make` has for a row-major result."""
+        wanted = self.wanted.get(value)
+        if wanted is None or wanted.is_contiguous:
+            self.add(make(self.result(value)))
+            return
+        dense = self.temporary(value.type)
+        self.add(make(dense))
+        self.copy(dense, wanted, value.origin)
+        self.bind(value, wanted)
+
+    def add(self, step: Step) -> None:
+        """Append a kernel."""
+        self.steps.append(step)
+
+    def copy(self, source: View, destination: View, origin: Origin) -> None:
+        """Append the copy of one view's elements to another of its shape."""
+        chain = Chain(source.shape, 1, (), (0,), title="copy")
+        self.add_chain(chain, [source], [None], [destination], origin)
+
+    def fill(self, destination: View, value: float, origin: Origin) -> None:
+        """Append what sets all elements of a view."""
+        element = destination.type.element
+        array = np.array(value, element.value)
+        number = View.whole(ConstantBuffer(array.nbytes, array), TensorType((), element))
+        chain = Chain(destination.shape, 1, (), (0,), title="fill")
+        self.add_chain(chain, [number], [value], [destination], origin)
+
+    def add_chain(
+        self,
+        chain: Chain,
+        reads: list[View],
+        scalars: list[float | None],
+        writes: list[View],
+        origin: Origin,
+    ) -> None:
+        """Append a chain; `scalars` are the values of operands known at compile time."""
+        operands = [
+            Strided(_broadcast(view, chain.shape), view.type.element, scalar)
+            for view, scalar in zip(reads, scalars, strict=True)
+        ]
+        results = [Strided(_broadcast(v, chain.shape), v.type.element, None) for v in writes]
+        lowered = lower_chain(chain, operands, results, self.target)
+
+        def emit(asm: Assembler, at: Locations) -> None:
+            emit_chain(asm, lowered, at.reads, at.writes, at.scratch)
+
+        reason = f"{len(chain.steps)} fused functions over {list(chain.shape)}"
+        self.add(
+            Step(
+                chain.title,
+                origin,
+                tuple(reads),
+                tuple(writes),
+                emit,
+                Facts(reason),
+                lowered.scratch_bytes,
+                in_place=not lowered.has_reductions,
+            )
+        )
+
+
+def _broadcast(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Byte strides along every axis of a shape; 0 where the view repeats."""
+    missing = (0,) * (len(shape) - len(view.shape))
+    own = zip(view.shape, view.strides, strict=True)
+    return (*missing, *(0 if length == 1 else stride for length, stride in own))

@@ -1,0 +1,51 @@
+"""Values that are written where they are wanted: into outputs, and into their part of a concat."""
+
+from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.ops.views import Concat, Reshape
+from sparsejit.lowering.storage import Buffer, OutputBuffer, View
+
+
+def destinations(graph: Graph) -> dict[Value, View]:
+    """Where nodes should write, for those values that have a place already.
+
+    Values that are wanted in two places are written to the first and copied to the others.
+    """
+    finder = _Finder(graph.producers())
+    for number, value in enumerate(graph.outputs):
+        finder.want(value, View.whole(OutputBuffer(value.type.bytes, number), value.type))
+    for node in reversed(graph.nodes):
+        if isinstance(node.op, Concat):
+            finder.want(node.output, View.whole(Buffer(node.output.type.bytes), node.output.type))
+    return finder.found
+
+
+class _Finder:
+    def __init__(self, producers: dict[Value, Node]) -> None:
+        self.producers = producers
+        self.found: dict[Value, View] = {}
+
+    def want(self, value: Value, view: View) -> None:
+        """Have a value written to a view, unless it is no node's or has its place."""
+        node = self.producers.get(value)
+        if node is None or value in self.found:
+            return
+        self.found[value] = view
+        if isinstance(node.op, Reshape):
+            before = view.reshaped(node.inputs[0].shape)
+            if before is not None:
+                self.want(node.inputs[0], before)
+        elif isinstance(node.op, Concat):
+            for part, operand in zip(concat_parts(node, view), node.inputs, strict=True):
+                self.want(operand, part)
+
+
+def concat_parts(node: Node, view: View) -> list[View]:
+    """The part of a concat's view that each operand fills."""
+    assert isinstance(node.op, Concat)
+    axis = node.op.axis % len(view.shape)
+    parts, first = [], 0
+    for operand in node.inputs:
+        end = first + operand.shape[axis]
+        parts.append(view.sliced(axis, first, end))
+        first = end
+    return parts

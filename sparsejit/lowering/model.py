@@ -1,0 +1,198 @@
+"""A graph lowered: kernels in order, one workspace; and all of it as one native function.
+
+    int run(const void *const *inputs, void *const *outputs, void *workspace, int64 tiles)
+
+The workspace begins with the pointers of inputs and outputs, then the number of tiles left; where
+the batch is free, each tile moves the pointers on. rbp holds the workspace throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sparsejit.asm_templates.shared.location import (
+    WORKSPACE,
+    ByPointer,
+    InPool,
+    InWorkspace,
+    Location,
+)
+from sparsejit.ir.graph import Graph
+from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
+from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.storage import (
+    ConstantBuffer,
+    InputBuffer,
+    OutputBuffer,
+    View,
+)
+from sparsejit.lowering.table import LOWERINGS
+from sparsejit.runtime.program import Program, build
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    dword,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+
+_SAVED = (rbx, rbp, r12, r13, r14, r15)
+_POINTER = 8
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """What is left to emit."""
+
+    graph: Graph
+    options: ModelOptions
+    steps: tuple[Step, ...]
+    memory: MemoryPlan
+
+    @property
+    def header_bytes(self) -> int:
+        """Of the workspace before the first buffer: pointers, the count of tiles, time stamps."""
+        stamps = len(self.steps) + 1
+        slots = len(self.graph.inputs) + len(self.graph.outputs) + 1 + stamps
+        return -(-slots * _POINTER // 64) * 64
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What a call needs, 64-byte aligned."""
+        return self.header_bytes + self.memory.bytes
+
+    @property
+    def stamps_offset(self) -> int:
+        """Where a timed function puts its time stamps, one before and one behind each step."""
+        return _POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
+
+
+def lower_model(
+    graph: Graph, options: ModelOptions, progress: Progress = lambda stage, share: None
+) -> LoweredModel:
+    """Choose a kernel for every node and a place for every buffer.
+
+    Raises InvalidInput or CompileError for what no kernel can do.
+    """
+    low = Lowering(graph, options)
+    for number, node in enumerate(graph.nodes):
+        progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
+        LOWERINGS[type(node.op)](low, node)
+    for number, value in enumerate(graph.outputs):
+        wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
+        if not _is_there(low.view(value), wanted):
+            low.copy(low.view(value), wanted, value.origin)
+    return LoweredModel(graph, options, tuple(low.steps), plan_memory(low.steps))
+
+
+def _is_there(view: View, wanted: View) -> bool:
+    """Whether a value already lies in the caller's array, as the caller wants it."""
+    same = isinstance(view.buffer, OutputBuffer) and isinstance(wanted.buffer, OutputBuffer)
+    return same and view.buffer.number == wanted.buffer.number and view.is_whole  # type: ignore[attr-defined]
+
+
+def build_model(lowered: LoweredModel, name: str, timed: bool = False) -> Program:
+    """The native function; where `timed`, it leaves time stamps in its workspace."""
+    return build(name, lowered.options.target, _ModelCode(lowered, timed).emit)
+
+
+class _ModelCode:
+    """Appends the function's code."""
+
+    def __init__(self, lowered: LoweredModel, timed: bool) -> None:
+        self.lowered, self.graph, self.timed = lowered, lowered.graph, timed
+        self.literals: dict[ConstantBuffer, int] = {}
+        self.tiles = Memory(WORKSPACE, _POINTER * self._pointers)
+
+    @property
+    def _pointers(self) -> int:
+        return len(self.graph.inputs) + len(self.graph.outputs)
+
+    def emit(self, asm: Assembler) -> None:
+        """The whole function but for its `vzeroupper` and return."""
+        self._enter(asm)
+        again = asm.label("next tile")
+        asm.bind(again)
+        self._stamp(asm, 0)
+        for number, step in enumerate(self.lowered.steps):
+            step.emit(asm, self._locations(asm, number, step))
+            self._stamp(asm, number + 1)
+        self._advance(asm)
+        asm.emit("mov", rax, self.tiles)
+        asm.emit("sub", rax, 1)
+        asm.emit("mov", self.tiles, rax)
+        asm.jump("jnz", again)
+        for register in reversed(_SAVED):
+            asm.emit("pop", register)
+        asm.emit("xor", dword(rax), dword(rax))
+
+    def _enter(self, asm: Assembler) -> None:
+        """Save registers, and bring the pointers to where kernels look for them."""
+        for register in _SAVED:
+            asm.emit("push", register)
+        asm.emit("mov", WORKSPACE, rdx)
+        for number in range(self._pointers):
+            inputs = len(self.graph.inputs)
+            table, place = (rdi, number) if number < inputs else (rsi, number - inputs)
+            asm.emit("mov", rax, Memory(table, _POINTER * place))
+            asm.emit("mov", Memory(WORKSPACE, _POINTER * number), rax)
+        asm.emit("mov", self.tiles, rcx)
+
+    def _advance(self, asm: Assembler) -> None:
+        """Move inputs and outputs on by a tile."""
+        for number, value in enumerate((*self.graph.inputs, *self.graph.outputs)):
+            slot = Memory(WORKSPACE, _POINTER * number)
+            asm.emit("mov", rax, slot)
+            asm.emit("add", rax, value.type.bytes)
+            asm.emit("mov", slot, rax)
+
+    def _stamp(self, asm: Assembler, number: int) -> None:
+        if not self.timed:
+            return
+        asm.emit("rdtsc")
+        asm.emit("shl", rdx, 32)
+        asm.emit("or", rax, rdx)
+        asm.emit("mov", Memory(WORKSPACE, self.lowered.stamps_offset + _POINTER * number), rax)
+
+    def _locations(self, asm: Assembler, number: int, step: Step) -> Locations:
+        scratch = self.lowered.header_bytes + self.lowered.memory.scratch[number]
+        return Locations(
+            self._places(asm, step.reads), self._places(asm, step.writes), InWorkspace(scratch)
+        )
+
+    def _places(self, asm: Assembler, views: Sequence[View]) -> list[Location]:
+        return [self._place(asm, view) for view in views]
+
+    def _place(self, asm: Assembler, view: View) -> Location:
+        buffer, inputs = view.buffer, len(self.graph.inputs)
+        if isinstance(buffer, InputBuffer):
+            return ByPointer(_POINTER * buffer.number, view.offset)
+        if isinstance(buffer, OutputBuffer):
+            return ByPointer(_POINTER * (inputs + buffer.number), view.offset)
+        if isinstance(buffer, ConstantBuffer):
+            if buffer not in self.literals:
+                self.literals[buffer] = asm.literal(buffer.array)
+            return InPool(self.literals[buffer] + view.offset)
+        offset = self.lowered.memory.offsets[buffer]
+        return InWorkspace(self.lowered.header_bytes + offset + view.offset)
+
+
+def without_code(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps as a record: what they hold of weights and code is let go."""
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        raise AssertionError("a record has no code")
+
+    return tuple(replace(step, emit=emit, reads=(), writes=()) for step in steps)

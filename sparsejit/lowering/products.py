@@ -1,0 +1,114 @@
+"""Linear layers: the planner's kernel for the matrix, for as many rows as x has."""
+
+from dataclasses import replace
+from math import prod
+
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layer, MatMul, MatVec
+from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import View
+from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.plan import Plan, plan
+from sparsejit.planner.split import Split, split, undivided
+from sparsejit.planner.tuning import tuned
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rsi
+
+
+def lower_linear(low: Lowering, node: Node) -> None:
+    """One product for all rows of x."""
+    op = node.op
+    assert isinstance(op, Linear)
+    x, weights, *bias = node.inputs
+    matrix = SparseMatrix(low.constant(weights))
+    values = low.constant(bias[0]) if bias else None
+    out_features, in_features = weights.shape
+    each = MatVec(out_features, in_features, values, op.activation, op.dtype, op.input_scale)
+    each.check_weights(matrix.dense)
+    rows = prod(x.shape[:-1])
+    source = low.contiguous(x)
+    layer = each if rows == 1 else MatMul(each, rows)
+
+    def make(destination: View) -> Step:
+        return product_step(node, layer, matrix, source, destination, low.options)
+
+    low.into(node.output, make)
+
+
+def product_step(
+    node: Node,
+    layer: Layer,
+    matrix: SparseMatrix,
+    source: View,
+    destination: View,
+    options: ModelOptions,
+) -> Step:
+    """The kernel that the planner chooses for a layer."""
+    choice = plan_layer(layer, matrix, options)
+    division = _divided(layer, matrix, choice, options)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_product(asm, division)
+
+    facts = product_facts(layer, matrix, choice)
+    name, origin = choice.chosen.template.name, node.outputs[0].origin
+    return Step(name, origin, (source,), (destination,), emit, facts)
+
+
+def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Plan:
+    """The planner's choice, or where asked the fastest as measured."""
+    if isinstance(layer, MatMul):
+        choice = plan_batch(layer, matrix, options.target, exact=options.exact)
+    else:
+        choice = plan(layer, matrix, options.target, exact=options.exact)
+    return tuned(choice, layer, matrix, options.target) if options.tune else choice
+
+
+def _divided(layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions) -> Split:
+    if isinstance(layer, MatMul):
+        return undivided(layer, matrix, choice, "a batch runs on one")
+    alone = replace(options, threads=1)
+
+    def plan_part(spec: MatVec, rows: SparseMatrix) -> Plan:
+        return plan_layer(spec, rows, alone)
+
+    return split(layer, matrix, choice, options.target, options.threads, plan_part)
+
+
+def emit_product(asm: Assembler, division: Split) -> None:
+    """Append a product of rdi to rsi; one that threads share is a function of its own."""
+    if len(division.parts) == 1:
+        division.emit(asm)
+        return
+    function, end = asm.label("shared product"), asm.label("end")
+    asm.jump("call", function)
+    asm.jump("jmp", end)
+    asm.align(64)
+    asm.bind(function)
+    division.emit(asm)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    asm.bind(end)
+
+
+def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
+    """What is known of a product before it runs."""
+    columns = layer.batch if isinstance(layer, MatMul) else 1
+    chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
+    return Facts(
+        choice.reason,
+        chosen.cost.ns,
+        matrix.nnz,
+        weights,
+        matrix.nnz * WEIGHT_BYTES[layer.dtype],
+        2 * weights * columns,
+        2 * matrix.nnz * columns,
+        chosen.cost.bound,
+        choice.record(),
+    )

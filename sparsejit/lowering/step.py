@@ -1,0 +1,56 @@
+"""One kernel of a model: what it reads and writes, its code, and what is known of its cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.ir.graph import Origin
+from sparsejit.lowering.storage import View
+from sparsejit.planner.plan import Plan
+from sparsejit.x86.assembler import Assembler
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where a step's views begin when it runs, in the order of its lists."""
+
+    reads: Sequence[Location]
+    writes: Sequence[Location]
+    scratch: Location
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a step computes and what it should cost; figures are of one run of it.
+
+    `effective_flops` count every weight of the layer, `flops` those that are not zero. `plan` is
+    the record of the planner's choice, where it made one.
+    """
+
+    reason: str
+    predicted_ns: float | None = None
+    nnz: int = 0
+    weights: int = 0
+    weight_bytes: int = 0
+    effective_flops: int = 0
+    flops: int = 0
+    bound: str = ""
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A kernel between views. `emit` may clobber all but rbx, rbp, rsp and r12 to r15.
+
+    `in_place`: the first write may take the memory of the first read where nobody else wants it.
+    """
+
+    kernel: str
+    origin: Origin
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    emit: Callable[[Assembler, Locations], None]
+    facts: Facts
+    scratch_bytes: int = 0
+    in_place: bool = False
+    shapes: str = field(default="")

@@ -1,0 +1,128 @@
+"""Where values lie: buffers, and strided views of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparsejit.ir.graph import Array, TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Contiguous bytes of the workspace, wherever the memory plan puts them."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class InputBuffer(Buffer):
+    """The caller's array of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class OutputBuffer(Buffer):
+    """The caller's array for the output of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantBuffer(Buffer):
+    """An array in the function's pool."""
+
+    array: Array
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in a buffer: byte strides of its axes, and where its first element lies."""
+
+    buffer: Buffer
+    type: TensorType
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def whole(cls, buffer: Buffer, kind: TensorType) -> View:
+        """A row-major tensor that begins where its buffer does."""
+        return cls(buffer, kind, row_major(kind))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow each other in row-major order."""
+        wanted = row_major(self.type)
+        axes = zip(self.shape, self.strides, wanted, strict=True)
+        return all(length == 1 or stride == dense for length, stride, dense in axes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tensor is all of its buffer, in order."""
+        return self.is_contiguous and self.type.bytes == self.buffer.bytes
+
+    def reshaped(self, shape: tuple[int, ...]) -> View | None:
+        """The same elements as another shape; None where no strides can say so."""
+        kind = replace(self.type, shape=shape)
+        if self.is_contiguous:
+            return View(self.buffer, kind, row_major(kind), self.offset)
+        strides = _regrouped(self.shape, self.strides, shape)
+        return None if strides is None else View(self.buffer, kind, strides, self.offset)
+
+    def permuted(self, axes: tuple[int, ...]) -> View:
+        """Axis i is axis axes[i] of this view."""
+        kind = replace(self.type, shape=tuple(self.shape[axis] for axis in axes))
+        strides = tuple(self.strides[axis] for axis in axes)
+        return replace(self, type=kind, strides=strides)
+
+    def sliced(self, axis: int, first: int, end: int, step: int = 1) -> View:
+        """Elements first, first + step ... before end of an axis."""
+        length = len(range(first, end, step))
+        shape, strides = list(self.shape), list(self.strides)
+        shape[axis], strides[axis] = length, strides[axis] * step
+        offset = self.offset + first * self.strides[axis]
+        kind = replace(self.type, shape=tuple(shape))
+        return View(self.buffer, kind, tuple(strides), offset)
+
+    def expanded(self, shape: tuple[int, ...]) -> View:
+        """Repeated to a shape by broadcasting: without strides where it repeats."""
+        new = len(shape) - len(self.shape)
+        axes = zip(self.shape, self.strides, shape[new:], strict=True)
+        kept = (stride if length == wanted else 0 for length, stride, wanted in axes)
+        return replace(self, type=replace(self.type, shape=shape), strides=(*[0] * new, *kept))
+
+
+def row_major(kind: TensorType) -> tuple[int, ...]:
+    """Byte strides of a contiguous tensor."""
+    strides, step = [], kind.element.bytes
+    for length in reversed(kind.shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def _regrouped(
+    shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides of `wanted` over the same memory: axes merge only where they follow each other."""
+    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    found: list[int] = []
+    rest = list(reversed(axes))
+    held, stride = rest.pop(0) if rest else (1, 0)
+    for length in reversed(wanted):
+        if length == 1:
+            found.append(stride)
+            continue
+        while held % length and rest and rest[0][1] == held * stride:
+            held *= rest.pop(0)[0]
+        if held % length:
+            return None
+        found.append(stride)
+        held, stride = held // length, stride * length
+        if held == 1 and rest:
+            held, stride = rest.pop(0)
+    return tuple(reversed(found))

@@ -1,0 +1,32 @@
+"""Every operator and what lowers it. Lowering and tests walk this table."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.lowering.chains import lower_chain_node, lower_pointwise
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.products import lower_linear
+from sparsejit.lowering.views import (
+    lower_concat,
+    lower_expand,
+    lower_pad,
+    lower_permute,
+    lower_reshape,
+    lower_slice,
+)
+
+LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
+    Linear: lower_linear,
+    Chain: lower_chain_node,
+    Pointwise: lower_pointwise,
+    Reshape: lower_reshape,
+    Permute: lower_permute,
+    Slice: lower_slice,
+    Expand: lower_expand,
+    Concat: lower_concat,
+    Pad: lower_pad,
+}

@@ -1,0 +1,59 @@
+"""Views, which cost nothing where strides can say them, and what must move elements after all."""
+
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.destinations import concat_parts
+
+
+def lower_reshape(low: Lowering, node: Node) -> None:
+    """A view; a copy only of what is not in order."""
+    assert isinstance(node.op, Reshape)
+    (x,) = node.inputs
+    view = low.view(x).reshaped(node.op.shape) or low.contiguous(x).reshaped(node.op.shape)
+    assert view is not None
+    low.bind(node.output, view)
+
+
+def lower_permute(low: Lowering, node: Node) -> None:
+    """A view."""
+    assert isinstance(node.op, Permute)
+    low.bind(node.output, low.view(node.inputs[0]).permuted(node.op.axes))
+
+
+def lower_slice(low: Lowering, node: Node) -> None:
+    """A view."""
+    op = node.op
+    assert isinstance(op, Slice)
+    view = low.view(node.inputs[0])
+    low.bind(node.output, view.sliced(op.axis % len(view.shape), op.first, op.end, op.step))
+
+
+def lower_expand(low: Lowering, node: Node) -> None:
+    """A view."""
+    assert isinstance(node.op, Expand)
+    low.bind(node.output, low.view(node.inputs[0]).expanded(node.op.shape))
+
+
+def lower_concat(low: Lowering, node: Node) -> None:
+    """Copies of those operands that could not be written to their part at once."""
+    assert isinstance(node.op, Concat)
+    view = low.result(node.output)
+    for part, operand in zip(concat_parts(node, view), node.inputs, strict=True):
+        if low.view(operand) != part:
+            low.copy(low.view(operand), part, node.output.origin)
+
+
+def lower_pad(low: Lowering, node: Node) -> None:
+    """The operand copied into the middle, and the value written around it, axis by axis."""
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, Pad)
+    view, origin = low.result(node.output), node.output.origin
+    inner = view
+    for axis, (before, after) in enumerate(op.widths):
+        length = inner.shape[axis]
+        for first, end in ((0, before), (length - after, length)):
+            if end > first:
+                low.fill(inner.sliced(axis, first, end), op.value, origin)
+        inner = inner.sliced(axis, before, length - after)
+    low.copy(low.view(x), inner, origin)
