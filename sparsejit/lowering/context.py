@@ -108,6 +108,34 @@ class Lowering:
         chain = Chain(destination.shape, 1, (), (0,), title="fill")
         self.add_chain(chain, [number], [value], [destination], origin)
 
+    def padded(
+        self, middle: View, widths: tuple[tuple[int, int], ...], value: float, origin: Origin
+    ) -> View:
+        """A copy of a view with `value` around it: (before, after) elements of each axis."""
+        sizes = zip(middle.shape, widths, strict=True)
+        shape = tuple(length + before + after for length, (before, after) in sizes)
+        whole = self.temporary(TensorType(shape, middle.type.element))
+        self.surround(whole, middle, widths, value, origin)
+        return whole
+
+    def surround(
+        self,
+        whole: View,
+        middle: View,
+        widths: tuple[tuple[int, int], ...],
+        value: float,
+        origin: Origin,
+    ) -> None:
+        """Append what copies a view into the middle of another, `value` being around it."""
+        inner = whole
+        for axis, (before, after) in enumerate(widths):
+            length = inner.shape[axis]
+            for first, end in ((0, before), (length - after, length)):
+                if end > first:
+                    self.fill(inner.sliced(axis, first, end), value, origin)
+            inner = inner.sliced(axis, before, length - after)
+        self.copy(middle, inner, origin)
+
     def add_chain(
         self,
         chain: Chain,

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_chain_node, lower_pointwise
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.convolution import lower_convolution
+from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.views import (
     lower_concat,
@@ -29,4 +32,6 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Expand: lower_expand,
     Concat: lower_concat,
     Pad: lower_pad,
+    Convolution: lower_convolution,
+    Pooling: lower_pooling,
 }

@@ -49,11 +49,4 @@ def lower_pad(low: Lowering, node: Node) -> None:
     op, (x,) = node.op, node.inputs
     assert isinstance(op, Pad)
     view, origin = low.result(node.output), node.output.origin
-    inner = view
-    for axis, (before, after) in enumerate(op.widths):
-        length = inner.shape[axis]
-        for first, end in ((0, before), (length - after, length)):
-            if end > first:
-                low.fill(inner.sliced(axis, first, end), op.value, origin)
-        inner = inner.sliced(axis, before, length - after)
-    low.copy(low.view(x), inner, origin)
+    low.surround(view, low.view(x), op.widths, op.value, origin)

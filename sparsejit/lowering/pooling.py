@@ -1,0 +1,79 @@
+"""Pooling: windows along one axis after the other, each a chain over its taps."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Node, TensorType
+from sparsejit.ir.ops.convolution import Pooling, PoolingKind
+from sparsejit.ir.ops.row_chains import ChainWriter
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.storage import ConstantBuffer, View
+
+_TAPS_A_CHAIN = 6
+
+
+def lower_pooling(low: Lowering, node: Node) -> None:
+    """All samples and channels at once."""
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, Pooling)
+    destination, is_max = low.result(node.output), op.kind is PoolingKind.MAX
+    around = ((0, 0), (0, 0), *op.padding)
+    image = low.view(x)
+    if any(map(any, op.padding)):
+        image = low.padded(image, around, -np.inf if is_max else 0.0, node.output.origin)
+    *first_axes, last_axis = range(len(op.kernel))
+    for axis in first_axes:
+        image = _along(low, node, image, axis, None)
+    if is_max:
+        _along(low, node, image, last_axis, destination)
+        return
+    sums = _along(low, node, image, last_axis, None)
+    _divide(low, node, sums, _shares(op, x.shape[2:], node.output.shape[2:]), destination)
+
+
+def _along(low: Lowering, node: Node, image: View, axis: int, last: View | None) -> View:
+    """The largest or the sum of each window along one spatial axis, in `last` or a temporary."""
+    op = node.op
+    assert isinstance(op, Pooling)
+    count = node.output.shape[axis + 2]
+    reach = (count - 1) * op.stride[axis] + 1
+    firsts = (number * op.dilation[axis] for number in range(op.kernel[axis]))
+    views = [image.sliced(axis + 2, n, n + reach, op.stride[axis]) for n in firsts]
+    shape, origin = views[0].shape, node.output.origin
+    kind = "maximum" if op.kind is PoolingKind.MAX else "add"
+    while len(views) > 1 or last is not None:
+        some, views = views[:_TAPS_A_CHAIN], views[_TAPS_A_CHAIN:]
+        is_end = not views and last is not None
+        result = last if is_end and last else low.temporary(replace(image.type, shape=shape))
+        write, total = ChainWriter(shape, len(some)), 0
+        for operand in range(1, len(some)):
+            total = write.step(kind, total, operand)
+        chain = write.finish(total, title="pooling")
+        low.add_chain(chain, some, [None] * len(some), [result], origin)
+        if is_end:
+            return result
+        views.insert(0, result)
+    return views[0]
+
+
+def _divide(low: Lowering, node: Node, sums: View, shares: Array, to: View) -> None:
+    """Sums times the reciprocals of their counts."""
+    factor = View.whole(ConstantBuffer(shares.nbytes, shares), TensorType(shares.shape))
+    write = ChainWriter(to.shape, 2)
+    chain = write.finish(write.step("mul", 0, 1), title="pooling")
+    number = shares.item() if shares.size == 1 else None
+    low.add_chain(chain, [sums, factor], [None, number], [to], node.output.origin)
+
+
+def _shares(op: Pooling, size: tuple[int, ...], positions: tuple[int, ...]) -> Array:
+    """What each window's sum is multiplied by: one number, or one a position."""
+    if op.counts_padding or not any(map(any, op.padding)):
+        return np.array(1.0 / prod(op.kernel), np.float32)
+    total = np.ones((), np.int64)
+    for axis, count in enumerate(positions):
+        first = np.arange(count)[:, None] * op.stride[axis] - op.padding[axis][0]
+        place = first + np.arange(op.kernel[axis]) * op.dilation[axis]
+        total = total[..., None] * ((place >= 0) & (place < size[axis])).sum(axis=1)
+    return (1.0 / total).astype(np.float32)
