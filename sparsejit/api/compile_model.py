@@ -1,0 +1,98 @@
+"""`sparsejit.compile`: a torch model or a scikit-learn estimator to native code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api.model import CompiledModel
+from sparsejit.api.variant import Dtypes, Variant, make_variant
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.torch_export import Exported, export
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.tiles import samples_a_tile
+from sparsejit.machine.target import Target
+from sparsejit.planner.split import parse_threads
+
+Progress = Callable[[str, float], None]
+
+
+def compile(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    free_batch: bool = True,
+    free_shapes: bool = False,
+    dtype: Dtypes = "float32",
+    target: str | Target = "native",
+    threads: int | str = 1,
+    tune: bool = False,
+    exact: bool = False,
+    progress: Progress = lambda stage, share: None,
+) -> CompiledModel:
+    """Compile a whole model to one native function; what it computes is `model.eval()`.
+
+    model: a torch module, or a torch.export.ExportedProgram.
+    example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
+        shapes are those it is compiled for, their batch the one that it is made fastest for.
+    free_batch: whether axis 0 of all inputs is a batch of any length, where the model computes
+        each sample apart from the others. Where it does not, the batch is that of the example.
+    free_shapes: whether inputs of other shapes compile the model once more, at their first use:
+        sequences of other lengths, say. Otherwise they are refused.
+    dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
+        ("encoder.*") to that, of which the last that matches counts.
+    target, threads, tune, exact: as in `compile_matrix`, for every layer.
+    progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
+
+    Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and
+    InvalidInput for arguments that make no sense.
+    """
+    compiler = _Compiler(
+        model,
+        free_batch,
+        dtype,
+        ModelOptions(Target.resolve(target), parse_threads(threads), tune, exact),
+    )
+    if example_inputs is None and not example_kwargs:
+        raise InvalidInput("example_inputs is missing; give a tuple of what the model is called with")
+    exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)
+    again = compiler.for_leaves(exported) if free_shapes else None
+    return CompiledModel(variant, exported.input_nest, exported.output_nest, again)
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """A model and how to compile it, for inputs of any shapes."""
+
+    model: Any
+    free_batch: bool
+    dtype: Dtypes
+    options: ModelOptions
+
+    def make(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress
+    ) -> tuple[Exported, Variant]:
+        """Export the model and compile it for inputs like these."""
+        progress("exporting the model", 0.0)
+        exported = export(self.model, args, dict(kwargs), self.free_batch)
+        name = type(self.model).__name__
+        if not exported.batch_is_free:
+            graph = exported.graph(None)
+            return exported, make_variant(graph, self.options, self.dtype, None, name, progress)
+        batch = exported.example_batch
+        tile = samples_a_tile(exported.graph(1), batch)
+        graph = exported.graph(tile)
+        return exported, make_variant(graph, self.options, self.dtype, tile, name, progress)
+
+    def for_leaves(self, exported: Exported) -> Callable[[Sequence[Any]], Variant]:
+        """What compiles the model for flat inputs of other shapes, nested as before."""
+
+        def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:
+            args, kwargs = exported.input_nest.unflatten(list(leaves))
+            return self.make(args, kwargs, lambda stage, share: None)[1]
+
+        return compile_for

@@ -1,0 +1,84 @@
+"""A model made for inputs of certain shapes: its graph, its native function, its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sparsejit.ir.graph import Graph, Value
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.dtypes import with_dtypes
+from sparsejit.lowering.memory_plan import MemoryPlan
+from sparsejit.lowering.model import LoweredModel, build_model, lower_model, without_code
+from sparsejit.lowering.step import Step
+from sparsejit.passes.default import run_passes
+from sparsejit.runtime.model_call import ModelCall
+from sparsejit.runtime.program import Program
+from sparsejit.runtime.python_objects import ArrayType
+
+Progress = Callable[[str, float], None]
+Dtypes = str | Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One native function of a model.
+
+    `graph` is what was lowered, after all passes; where the batch is free, of `tile` samples.
+    `steps` are the record of its kernels in order, `call` calls it with numpy arrays.
+    """
+
+    graph: Graph
+    options: ModelOptions
+    tile: int | None
+    steps: tuple[Step, ...]
+    memory: MemoryPlan
+    workspace_bytes: int
+    program: Program
+    call: ModelCall
+    compile_ms: float
+
+    def lowered_again(self) -> LoweredModel:
+        """The model with its code's inputs, which a variant does not keep."""
+        return lower_model(self.graph, self.options)
+
+
+def make_variant(
+    graph: Graph,
+    options: ModelOptions,
+    dtypes: Dtypes,
+    tile: int | None,
+    name: str = "model",
+    progress: Progress = lambda stage, share: None,
+) -> Variant:
+    """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do."""
+    started = time.perf_counter()
+    progress("rewriting the graph", 0.0)
+    final = with_dtypes(run_passes(graph), dtypes)
+    lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
+    progress("writing the code", 0.7)
+    program = build_model(lowered, name)
+    call = ModelCall(
+        program.memory,
+        [_array_type(value) for value in final.inputs],
+        [_array_type(value) for value in final.outputs],
+        lowered.workspace_bytes,
+        tile,
+    )
+    progress("done", 1.0)
+    return Variant(
+        final,
+        options,
+        tile,
+        without_code(lowered.steps),
+        lowered.memory,
+        lowered.workspace_bytes,
+        program,
+        call,
+        1e3 * (time.perf_counter() - started),
+    )
+
+
+def _array_type(value: Value) -> ArrayType:
+    return ArrayType(value.type.element.value, value.shape, value.origin.name)

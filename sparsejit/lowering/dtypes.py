@@ -1,0 +1,48 @@
+"""How each layer's weights are stored: one dtype for all, or by patterns of layers' names."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Graph, Node
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.spec import DType
+
+
+def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
+    """The graph with its layers' weights stored as `dtypes` says.
+
+    A mapping has shell patterns of layers' names ("encoder.*"); the last that matches counts, and
+    layers that none matches stay float32. Raises InvalidInput for a pattern that matches no layer.
+    """
+    rules = {"*": dtypes} if isinstance(dtypes, str) else dict(dtypes)
+    kinds = {pattern: DType.parse(name) for pattern, name in rules.items()}
+    names = [layer_name(node) for node in graph.nodes if _stores_weights(node)]
+    for pattern in kinds:
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+            known = ", ".join(dict.fromkeys(names)) or "none"
+            raise InvalidInput(f"dtype for {pattern!r} matches no layer; layers are {known}")
+    nodes = tuple(_stored(node, kinds) if _stores_weights(node) else node for node in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def layer_name(node: Node) -> str:
+    """The path of the module that a node belongs to, or its own name."""
+    origin = node.outputs[0].origin
+    return origin.module or origin.name
+
+
+def _stores_weights(node: Node) -> bool:
+    return isinstance(node.op, Linear | Convolution | Recurrence)
+
+
+def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
+    name, dtype = layer_name(node), DType.FLOAT32
+    for pattern, kind in kinds.items():
+        if fnmatchcase(name, pattern):
+            dtype = kind
+    assert isinstance(node.op, Linear | Convolution | Recurrence)
+    return replace(node, op=replace(node.op, dtype=dtype))

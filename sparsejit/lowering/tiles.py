@@ -1,0 +1,34 @@
+"""How many samples of a free batch run at a time."""
+
+from math import ceil, prod
+
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.recurrent import Recurrence
+
+MOST_SAMPLES = 64
+# Rows of x from which a product gains nothing by more of them: a vector's lanes.
+ENOUGH_ROWS = 16
+
+
+def samples_a_tile(single: Graph, batch: int) -> int:
+    """The tile for a model, given as it is for one sample, and the batch it should be fastest at.
+
+    One sample where each has work enough to fill vectors, since its data then stay in near caches;
+    otherwise equal tiles of at most MOST_SAMPLES.
+    """
+    if batch == 1 or _is_wide(single):
+        return 1
+    return ceil(batch / ceil(batch / MOST_SAMPLES))
+
+
+def _is_wide(single: Graph) -> bool:
+    """Whether one sample has rows enough for every product, or is an image."""
+    ops = [node.op for node in single.nodes]
+    if any(isinstance(op, Convolution | Pooling) for op in ops):
+        return True
+    if any(isinstance(op, Recurrence) for op in ops):
+        return False
+    rows = [prod(n.output.shape[:-1]) for n in single.nodes if isinstance(n.op, Linear)]
+    return bool(rows) and min(rows) >= ENOUGH_ROWS
