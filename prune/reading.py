@@ -4,15 +4,14 @@ pydantic was tried: its errors hold branches of unions among the keys, and neith
 nor what a missing parameter takes, so that putting them into words cost the lines it saved.
 """
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, suggest
 
 _WORDS: dict[Any, str] = {
     bool: "true or false",
@@ -114,13 +113,6 @@ def refusals_at(place: Place) -> Iterator[None]:
         yield
     except ValueError as error:
         raise InvalidInput(f"{place}: {error}") from error
-
-
-def suggest(name: Any, known: Iterable[str]) -> str:
-    """What may have been meant: the remedy of a message about a misspelt name."""
-    names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"
 
 
 def fits(value: Any, hint: Any) -> bool:

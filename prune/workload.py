@@ -1,14 +1,9 @@
 """What a recipe is run on: the user's model and data, and where they come from."""
 
-import importlib.util
-import inspect
-import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from safetensors import SafetensorError
@@ -16,8 +11,8 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_torch_file
-from sparsejit.prune.reading import suggest
 
 
 @dataclass(frozen=True)
@@ -43,26 +38,7 @@ def load_workload(reference: str) -> Workload:
     Raises InvalidInput where file, module or factory do not exist, and for a factory of another
     kind; what its own code raises comes through.
     """
-    module_name, colon, name = reference.rpartition(":")
-    if not colon or not name.isidentifier():
-        raise InvalidInput(
-            f"{reference!r} names no factory: write path/to/file.py:factory or "
-            "package.module:factory"
-        )
-    module = _import(module_name)
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        own = [
-            key
-            for key, value in vars(module).items()
-            if getattr(value, "__module__", None) == module.__name__ and callable(value)
-        ]
-        raise InvalidInput(f"{module_name} has no function {name!r}: {suggest(name, own)}")
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise InvalidInput(f"{reference}: {error}; name a function of no arguments") from error
-    made = factory()
+    made = call_factory(reference)
     if isinstance(made, nn.Module):
         return Workload(made)
     if not isinstance(made, Workload):
@@ -90,29 +66,3 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     except (RuntimeError, TypeError) as error:
         problem = " ".join(str(error).split())
         raise InvalidInput(f"{path}: {problem}; give this model's own state_dict") from error
-
-
-def _import(name: str) -> ModuleType:
-    """The module of a file or of a dotted name; its own imports see its folder or this one."""
-    is_file = name.endswith(".py")
-    sys.path.insert(0, str((Path(name).parent if is_file else Path()).resolve()))
-    if is_file:
-        return _import_file(Path(name))
-    try:
-        module: ModuleType = pkgutil.resolve_name(f"{name}:")
-    except (ModuleNotFoundError, ValueError) as error:
-        if isinstance(error, ModuleNotFoundError) and not f"{name}.".startswith(f"{error.name}."):
-            raise  # something that the module imports
-        raise InvalidInput(f"there is no module {name}: check the name") from error
-    return module
-
-
-def _import_file(path: Path) -> ModuleType:
-    # Under a name of its own, or a file called json.py would take json's place.
-    spec = importlib.util.spec_from_file_location(f"sparsejit_workload_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InvalidInput(f"there is no file {path}: check the path")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

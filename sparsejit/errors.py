@@ -1,5 +1,9 @@
 """The one family of exceptions: every message names the value found and the remedy."""
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 
 class SparseJitError(Exception):
     """Base class of everything sparsejit raises on purpose."""
@@ -23,3 +27,10 @@ class DamagedFile(SparseJitError, ValueError):
 
 class CompileError(SparseJitError, RuntimeError):
     """A kernel cannot be built: an instruction or a layout does not exist."""
+
+
+def suggest(name: Any, known: Iterable[str]) -> str:
+    """What may have been meant: the remedy of a message about a misspelt name."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"
