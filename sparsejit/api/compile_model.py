@@ -20,7 +20,7 @@ from sparsejit.planner.split import parse_threads
 Progress = Callable[[str, float], None]
 
 
-def compile(
+def compile_model(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
     *,
@@ -58,7 +58,7 @@ def compile(
         ModelOptions(Target.resolve(target), parse_threads(threads), tune, exact),
     )
     if example_inputs is None and not example_kwargs:
-        raise InvalidInput("example_inputs is missing; give a tuple of what the model is called with")
+        raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)
     again = compiler.for_leaves(exported) if free_shapes else None
     return CompiledModel(variant, exported.input_nest, exported.output_nest, again)

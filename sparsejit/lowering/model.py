@@ -64,7 +64,7 @@ class LoweredModel:
     @property
     def header_bytes(self) -> int:
         """Of the workspace before the first buffer: pointers, the count of tiles, time stamps."""
-        stamps = len(self.steps) + 1
+        stamps = len(self.steps) + 2
         slots = len(self.graph.inputs) + len(self.graph.outputs) + 1 + stamps
         return -(-slots * _POINTER // 64) * 64
 
@@ -75,7 +75,7 @@ class LoweredModel:
 
     @property
     def stamps_offset(self) -> int:
-        """Where a timed function puts its time stamps, one before and one behind each step."""
+        """Where a timed function puts its time stamps: two before, one behind each step."""
         return _POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
 
 
@@ -126,9 +126,10 @@ class _ModelCode:
         again = asm.label("next tile")
         asm.bind(again)
         self._stamp(asm, 0)
+        self._stamp(asm, 1)
         for number, step in enumerate(self.lowered.steps):
             step.emit(asm, self._locations(asm, number, step))
-            self._stamp(asm, number + 1)
+            self._stamp(asm, number + 2)
         self._advance(asm)
         asm.emit("mov", rax, self.tiles)
         asm.emit("sub", rax, 1)
