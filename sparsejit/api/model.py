@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.api.model_report import ModelReport, report_of
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest
-from sparsejit.ir.graph import Array, Element
+from sparsejit.ir.graph import Array
 
 Shapes = tuple[tuple[int, ...], ...]
+_INT32 = np.dtype(np.int32)
 
 
 class CompiledModel:
@@ -86,13 +88,25 @@ class CompiledModel:
         Raises InvalidInput for inputs that are nested, shaped or typed otherwise than the model's.
         """
         leaves = self._input_nest.flatten((args, kwargs))
-        with_torch = any(_is_tensor(leaf) for leaf in leaves)
         arrays = [_as_array(leaf, number) for number, leaf in enumerate(leaves)]
         results = self._variant_for(arrays).call.run(*arrays)
-        if with_torch:
-            torch = sys.modules["torch"]
-            results = [torch.from_numpy(result) for result in results]
+        if any(array is not leaf for array, leaf in zip(arrays, leaves, strict=True)):
+            tensor = _tensor_class()
+            if tensor is not None and any(isinstance(leaf, tensor) for leaf in leaves):
+                results = [sys.modules["torch"].from_numpy(result) for result in results]
         return self._output_nest.unflatten(results)
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """The flat list of outputs for a flat list of inputs, all of them numpy arrays."""
+        arrays = [_as_array(leaf, number) for number, leaf in enumerate(inputs)]
+        return self._variant_for(arrays).call.run(*arrays)
+
+    def explain(self, measure: bool = True) -> ModelReport:
+        """What every layer costs and why; `measure` runs the model for about a second.
+
+        Print it; or take `as_dict()`, or `html()`, one self-contained page.
+        """
+        return report_of(self._first, self.stats, measure)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """A function without arguments that computes outputs from inputs, as they are by then.
@@ -120,26 +134,22 @@ def _shapes(variant: Variant) -> Shapes:
     return shapes if variant.tile is None else tuple(shape[1:] for shape in shapes)
 
 
-def _is_tensor(leaf: Any) -> bool:
+def _tensor_class() -> type | None:
+    """torch.Tensor, if anybody has imported torch."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.Tensor)
+    return None if torch is None else torch.Tensor
 
 
 def _as_array(leaf: Any, number: int) -> Array:
+    """A leaf as numpy array; `ModelCall` checks its dtype and shape."""
     if isinstance(leaf, np.ndarray):
         array = leaf
-    elif _is_tensor(leaf):
-        if leaf.device.type != "cpu":
+    elif (tensor := _tensor_class()) is not None and isinstance(leaf, tensor):
+        if leaf.is_cpu is False:
             raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()")
-        array = leaf.detach().numpy()
+        array = leaf.detach().numpy() if leaf.requires_grad else leaf.numpy()
     else:
         raise InvalidInput(
             f"input {number} is a {type(leaf).__name__}; give a torch tensor or a numpy array"
         )
-    if array.dtype == np.int32:
-        return array.astype(np.int64)
-    if array.dtype.name not in {element.value for element in Element}:
-        raise InvalidInput(
-            f"input {number} has dtype {array.dtype}; convert it to float32, int64 or bool"
-        )
-    return array
+    return array.astype(np.int64) if array.dtype is _INT32 else array
