@@ -201,6 +201,10 @@ class GraphBuilder:
         self._nodes.append(Node(op, inputs, outputs))
         return outputs
 
+    def adopt_node(self, node: Node) -> None:
+        """Take over a node of another graph, whose operands are here already."""
+        self._nodes.append(node)
+
     def one(self, op: Op, *inputs: Value, origin: Origin) -> Value:
         """Apply an operator that has one output."""
         (output,) = self.add(op, *inputs, origin=origin)
