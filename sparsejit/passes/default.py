@@ -1,0 +1,51 @@
+"""The passes that every model goes through, in their order."""
+
+import sys
+from collections.abc import Callable
+from typing import TypeAlias
+
+from sparsejit.ir.graph import Graph
+from sparsejit.passes.common_subexpressions import merge_common_subexpressions
+from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.fold_constants import fold_constants
+from sparsejit.passes.fuse_activations import fuse_activations
+from sparsejit.passes.fuse_chains import fuse_chains
+from sparsejit.runtime.program import debug_level
+
+Pass: TypeAlias = Callable[[Graph], Graph]
+
+# Both are repeated until neither changes anything. Chains come last: what they hold is hidden from
+# rewrites of single functions.
+SIMPLIFYING: tuple[Pass, ...] = (
+    remove_dead_code,
+    fold_constants,
+    merge_common_subexpressions,
+    fuse_activations,
+)
+FUSING: tuple[Pass, ...] = (fuse_chains, remove_dead_code, merge_common_subexpressions)
+PASSES = (*SIMPLIFYING, *FUSING)
+# Far more than any model needs; passes only shrink a graph.
+MOST_ROUNDS = 50
+SHOWN_FROM = 3  # SPARSEJIT_DEBUG
+
+
+def run_passes(graph: Graph) -> Graph:
+    """The graph as it is to be lowered. SPARSEJIT_DEBUG=3 prints it after each change."""
+    return _repeated(FUSING, _repeated(SIMPLIFYING, graph))
+
+
+def _repeated(passes: tuple[Pass, ...], graph: Graph) -> Graph:
+    for _ in range(MOST_ROUNDS):
+        before = graph
+        for step in passes:
+            graph = _shown(step, graph)
+        if graph is before:
+            break
+    return graph
+
+
+def _shown(step: Pass, graph: Graph) -> Graph:
+    after = step(graph)
+    if after is not graph and debug_level() >= SHOWN_FROM:
+        print(f"after {step.__name__}:\n{after}\n", file=sys.stderr)
+    return after

@@ -1,0 +1,49 @@
+"""Computes at compile time what depends on constants alone: masks of pruning, weight norm.
+
+    M = mul(W, mask)                  y = linear(x, M)       (M a constant)
+    y = linear(x, M)             ->
+
+Arithmetic is the references' in float64, rounded once to float32 at the end.
+"""
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.ops.views import Expand
+from sparsejit.passes.rewriter import Site, rewrite
+
+# An Expand to more than this stays: chains broadcast their operands as they are.
+MOST_EXPANDED_BYTES = 64 * 1024
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """The graph without nodes all of whose operands are constants."""
+    exact: dict[Value, Array] = {}
+
+    def rule(site: Site) -> tuple[Value, ...] | None:
+        if not all(map(site.is_constant, site.inputs)) or _grows_too_much(site):
+            return None
+        operands = [exact[v] if v in exact else _widened(site, v) for v in site.inputs]
+        results = site.op.reference(*operands)
+        pairs = zip(results, site.outputs, strict=True)
+        made = tuple(site.constant(_rounded(array, old), old.origin) for array, old in pairs)
+        exact.update(zip(made, results, strict=True))
+        return made
+
+    return rewrite(graph, rule)
+
+
+def _grows_too_much(site: Site) -> bool:
+    return isinstance(site.op, Expand) and site.output.type.bytes > MOST_EXPANDED_BYTES
+
+
+def _widened(site: Site, value: Value) -> Array:
+    array = site.array(value)
+    assert array is not None
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _rounded(array: Array, value: Value) -> Array:
+    """The result as the graph holds it: its element, in memory of its own."""
+    with np.errstate(over="ignore"):
+        return np.array(array, value.type.element.value, order="C")
