@@ -164,7 +164,7 @@ def test_a_kernel_is_freed_without_the_cycle_collector() -> None:
 def test_an_unknown_object_layout_falls_back(
     kernel: sparsejit.Kernel, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trampoline, "_layout_is_known", lambda: False)
+    monkeypatch.setattr(trampoline, "layout_is_known", lambda: False)
     assert trampoline.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
 
 
