@@ -45,12 +45,16 @@ class ExecutableMemory:
             self._release()
             raise _refused("make it executable (mprotect)", self.size)
 
-    def function(self, arguments: int, offset: int = 0) -> Callable[..., None]:
-        """A ctypes function of `arguments` pointers or 64-bit integers, returning nothing.
+    def function(
+        self, arguments: int, offset: int = 0, *, with_status: bool = False
+    ) -> Callable[..., Any]:
+        """A ctypes function of `arguments` pointers or 64-bit integers.
 
-        It holds this memory alive. The interpreter lock is released during the call.
+        It returns nothing, or its int `with_status`. It holds this memory alive. The interpreter
+        lock is released during the call.
         """
-        prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)
+        result = ctypes.c_int if with_status else None
+        prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_void_p] * arguments)
         native: Any = prototype(self.address + offset)
         native.memory = self
         return native

@@ -3,16 +3,23 @@
 The layouts are part of CPython's and numpy's ABI; `layout_is_known` looks whether they hold.
 """
 
+import ctypes
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory, builtin, native_field
+from sparsejit.runtime.executable_memory import (
+    ExecutableMemory,
+    builtin,
+    native_field,
+    python_function,
+)
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, r8, rax, rbx, rcx
 
@@ -20,26 +27,42 @@ Shape: TypeAlias = tuple[int, ...]
 
 METH_NOARGS, METH_FASTCALL = 0x0004, 0x0080
 
-# PyObject and PyArrayObject_fields: byte offsets (Include/object.h, numpy/ndarraytypes.h).
+# PyObject, PyListObject and PyArrayObject_fields: byte offsets (Include/object.h,
+# Include/cpython/listobject.h, numpy/ndarraytypes.h).
 REFERENCES, TYPE = 0, 8
+LIST_SIZE, LIST_ITEMS = 16, 24
 ARRAY_DATA, ARRAY_AXES, ARRAY_SHAPE, ARRAY_DTYPE, ARRAY_FLAGS = 16, 24, 32, 56, 64
 C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x0001, 0x0100, 0x0400
+# The place of PyArray_Empty(axes, shape, dtype, fortran) in numpy's table of functions
+# (numpy/__multiarray_api.h).
+_PYARRAY_EMPTY = 184
 
 # From CPython 3.12 on, None is immortal and its count must not be touched (PEP 683).
 _NONE_IS_COUNTED = sys.version_info < (3, 12)
+
+
+class ArrayType(NamedTuple):
+    """An array that native code takes or makes: dtype and shape, with a name for messages.
+
+    The first length is None where it is free.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    name: str
 
 
 def check_array(
     asm: Assembler,
     array: Register,
     dtype: np.dtype[Any],
-    shape: Sequence[int | Register],
+    shape: Sequence[int | Register | None],
     flags: int,
     unusual: Label,
 ) -> None:
     """Jump to `unusual` unless `array` is a numpy array of that dtype, shape and flags.
 
-    A length may be in a register. Changes r8.
+    A length may be in a register; None stands for any. Changes r8.
     """
     for field, expected in ((TYPE, id(np.ndarray)), (ARRAY_DTYPE, id(dtype))):
         asm.emit("mov", r8, expected)
@@ -49,6 +72,8 @@ def check_array(
     asm.emit("cmp", dword(r8), len(shape))
     asm.jump("jne", unusual)
     for axis, length in enumerate(shape):
+        if length is None:
+            continue
         asm.emit("mov", r8, Memory(array, ARRAY_SHAPE))
         asm.emit("mov", r8, Memory(r8, 8 * axis))
         asm.emit("cmp", r8, length)
@@ -63,6 +88,14 @@ def emit_call(asm: Assembler, address: int) -> None:
     """Call a function anywhere in memory; the stack must be aligned to 16 bytes."""
     asm.emit("mov", rax, address)
     asm.emit("call", rax)
+
+
+def jump_to_vectorcall(asm: Assembler) -> None:
+    """Return what the object in rdi does with the rdx arguments at rsi."""
+    asm.emit("xor", dword(rcx), dword(rcx))
+    # PyObject_Vectorcall, without the dictionary, is no exported function before Python 3.11.
+    asm.emit("mov", rax, python_function("PyObject_VectorcallDict"))
+    asm.emit("jmp", rax)
 
 
 def bind_arguments(
@@ -93,17 +126,30 @@ def layout_is_known() -> bool:
     """Whether this interpreter and numpy lay objects out as the offsets above say."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
-    probe = np.zeros(3, np.float32)
+    probe, items = np.zeros(3, np.float32), [object()]
     fields = {
-        TYPE: id(np.ndarray),
-        ARRAY_DATA: probe.ctypes.data,
-        ARRAY_DTYPE: id(np.dtype(np.float32)),
+        id(probe) + TYPE: id(np.ndarray),
+        id(probe) + ARRAY_DATA: probe.ctypes.data,
+        id(probe) + ARRAY_DTYPE: id(np.dtype(np.float32)),
+        id(items) + LIST_SIZE: 1,
     }
-    found = all(native_field(id(probe) + at, 8) == value for at, value in fields.items())
+    if any(native_field(address, 8) != value for address, value in fields.items()):
+        return False
     shape = native_field(id(probe) + ARRAY_SHAPE, 8)
     return (
-        found
-        and native_field(id(probe) + ARRAY_AXES, 4) == 1
+        native_field(id(probe) + ARRAY_AXES, 4) == 1
         and native_field(shape, 8) == len(probe)
         and native_field(id(probe) + ARRAY_FLAGS, 4) & WRITEABLE != 0
+        and native_field(native_field(id(items) + LIST_ITEMS, 8), 8) == id(items[0])
     )
+
+
+@cache
+def new_array_function() -> int:
+    """Address of numpy's PyArray_Empty, which takes over one reference to the dtype."""
+    core: Any = import_module("numpy._core._multiarray_umath")
+    pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_in.restype = ctypes.c_void_p
+    pointer_in.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    table: int = pointer_in(core._ARRAY_API, None)
+    return native_field(table + 8 * _PYARRAY_EMPTY, 8)

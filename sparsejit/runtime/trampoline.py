@@ -27,12 +27,12 @@ from sparsejit.runtime.python_objects import (
     bind_arguments,
     check_array,
     emit_call,
+    jump_to_vectorcall,
     layout_is_known,
 )
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Memory,
-    dword,
     r8,
     r9,
     r10,
@@ -75,10 +75,7 @@ def call_trampoline(
     asm.emit("ret")
     asm.bind(unusual)
     asm.emit("mov", rdi, id(fallback))
-    asm.emit("xor", dword(rcx), dword(rcx))
-    # PyObject_Vectorcall, without the dictionary, is no exported function before Python 3.11.
-    asm.emit("mov", rax, python_function("PyObject_VectorcallDict"))
-    asm.emit("jmp", rax)
+    jump_to_vectorcall(asm)
     memory = ExecutableMemory(asm.finish().data)
     return builtin("call", memory.address, METH_FASTCALL, (memory, kernel, fallback))
 

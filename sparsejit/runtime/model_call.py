@@ -1,0 +1,246 @@
+"""Calls of a model's native function, `int run(inputs, outputs, workspace, tiles)`, from Python.
+
+`inputs` and `outputs` are tables of pointers to row-major arrays. Where the batch is free, it is
+`tiles` times as many rows as the function takes in one pass, its tile; else `tiles` is 1.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.model_stub import model_stub
+from sparsejit.runtime.python_objects import ArrayType, bind_arguments
+from sparsejit.x86.operands import rcx, rdi, rdx, rsi
+
+Array = npt.NDArray[Any]
+
+WORKSPACE_ALIGNMENT = 64
+
+
+class ModelCall:
+    """A native function as `call(inputs) -> outputs`, both lists of numpy arrays.
+
+    An input that is not contiguous, aligned and in the machine's byte order is copied. The batch,
+    where it is free, may be any, 0 too: rows that fill no tile are padded with copies of the last.
+    Any number of threads may call at once; the interpreter lock is released meanwhile. Workspaces
+    are kept for as long as the model lives, as many as there were calls at once.
+
+    `run(*inputs) -> outputs` is the same with less overhead. Raises InvalidInput for inputs of the
+    wrong number, dtype or shape, and CompileError if the function returns anything but 0.
+
+    With a `tile` at least one input and every output has a free first length, without one none has.
+    """
+
+    def __init__(
+        self,
+        memory: ExecutableMemory,
+        input_types: Sequence[ArrayType],
+        output_types: Sequence[ArrayType],
+        workspace_bytes: int,
+        tile: int | None = None,
+    ) -> None:
+        self._checked = _CheckedModelCall(
+            memory, tuple(input_types), tuple(output_types), workspace_bytes, tile
+        )
+        self.run: Callable[..., list[Array]] = model_stub(
+            memory,
+            input_types,
+            output_types,
+            tile,
+            self._checked.workspaces,
+            self._checked,
+        )
+
+    def __call__(self, inputs: Iterable[Array]) -> list[Array]:
+        return self.run(*inputs)
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+        """`bind_model` for arrays that are checked first, and that no copy may replace.
+
+        The batch must be a multiple of the tile. Raises InvalidInput as a call does, for arrays
+        that would have to be copied, and for outputs that are read-only or share memory.
+        """
+        checked = self._checked
+        tiles = checked.check_bound(inputs, outputs)
+        return bind_model(checked.memory, inputs, outputs, checked.workspace_bytes, tiles)
+
+
+def bind_model(
+    memory: ExecutableMemory,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    workspace_bytes: int,
+    tiles: int,
+) -> Callable[[], None]:
+    """A built-in `run()` that computes outputs from inputs, checked already and held from here on.
+
+    It has a workspace of its own, so that it must not be called by two threads at once; it keeps
+    the interpreter lock, which a thread would need to try. It does not look at the status.
+    """
+    sources, destinations = _table(inputs), _table(outputs)
+    workspace = _workspace(workspace_bytes)
+    arguments = (
+        (rdi, ctypes.addressof(sources)),
+        (rsi, ctypes.addressof(destinations)),
+        (rdx, workspace.ctypes.data),
+        (rcx, tiles),
+    )
+    keep = (sources, destinations, workspace, tuple(inputs), tuple(outputs))
+    return bind_arguments(memory, arguments, keep)
+
+
+class _CheckedModelCall:
+    """`call(*inputs)` in Python: for what the stub does not take as it is."""
+
+    def __init__(
+        self,
+        memory: ExecutableMemory,
+        input_types: tuple[ArrayType, ...],
+        output_types: tuple[ArrayType, ...],
+        workspace_bytes: int,
+        tile: int | None,
+    ) -> None:
+        free = [kind.shape[:1] == (None,) for kind in input_types]
+        assert any(free) == (tile is not None), "a tile goes with a free batch"
+        assert all((kind.shape[:1] == (None,)) == any(free) for kind in output_types)
+        self.memory, self.workspace_bytes = memory, workspace_bytes
+        self.input_types, self.output_types, self.tile = input_types, output_types, tile
+        self.workspaces: list[Array] = []  # not in use; append and pop are atomic
+        self._native = memory.function(4, with_status=True)
+
+    def __call__(self, *inputs: Array) -> list[Array]:
+        arrays, rows = self._checked(inputs)
+        outputs = [
+            np.empty(_with_rows(kind.shape, rows), kind.dtype) for kind in self.output_types
+        ]
+        if self.tile is None:
+            self._run(arrays, outputs, 1)
+            return outputs
+        tiles, rest = divmod(rows, self.tile)
+        if tiles:
+            self._run(arrays, outputs, tiles)
+        if rest:
+            self._run_rest(arrays, outputs, tiles * self.tile)
+        return outputs
+
+    def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
+        """How many tiles there are; raises InvalidInput where arrays cannot be used in place."""
+        _, rows = self._checked(inputs)
+        _require_number("outputs", len(outputs), self.output_types)
+        for array, kind in zip(outputs, self.output_types, strict=True):
+            _checked_array(array, kind, rows)
+        names = [kind.name for kind in (*self.input_types, *self.output_types)]
+        for name, array in zip(names, [*inputs, *outputs], strict=True):
+            if not _is_plain(array):
+                raise InvalidInput(
+                    f"{name} is not contiguous, aligned and in native byte order; "
+                    "bind np.ascontiguousarray of it"
+                )
+        _require_own_memory(inputs, outputs, [kind.name for kind in self.output_types])
+        if self.tile is None:
+            return 1
+        if rows % self.tile or not rows:
+            raise InvalidInput(
+                f"a batch of {rows} cannot be bound; use a multiple of {self.tile}, or call"
+            )
+        return rows // self.tile
+
+    def _checked(self, inputs: Sequence[Array]) -> tuple[list[Array], int]:
+        """The inputs as the function can read them, and the rows of the free batch."""
+        _require_number("inputs", len(inputs), self.input_types)
+        rows = 0
+        for array, kind in zip(inputs, self.input_types, strict=True):
+            if kind.shape[:1] == (None,):
+                if isinstance(array, np.ndarray) and array.ndim:
+                    rows = len(array)
+                break
+        kinds = zip(inputs, self.input_types, strict=True)
+        return [_checked_array(array, kind, rows) for array, kind in kinds], rows
+
+    def _run(self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int) -> None:
+        try:
+            workspace = self.workspaces.pop()
+        except IndexError:
+            workspace = _workspace(self.workspace_bytes)
+        try:
+            status = self._native(_table(inputs), _table(outputs), workspace.ctypes.data, tiles)
+        finally:
+            self.workspaces.append(workspace)
+        if status:
+            raise CompileError(
+                f"the model's native function returned {status} instead of 0; "
+                "compile the model for this processor"
+            )
+
+    def _run_rest(self, inputs: Sequence[Array], outputs: Sequence[Array], first: int) -> None:
+        """Compute the rows from `first` on, fewer than a tile, in padded copies."""
+        assert self.tile is not None
+        padded = [
+            _padded(array[first:], self.tile) if kind.shape[:1] == (None,) else array
+            for array, kind in zip(inputs, self.input_types, strict=True)
+        ]
+        wide = [np.empty((self.tile, *output.shape[1:]), output.dtype) for output in outputs]
+        self._run(padded, wide, 1)
+        for output, computed in zip(outputs, wide, strict=True):
+            output[first:] = computed[: len(output) - first]
+
+
+def _require_number(what: str, found: int, kinds: Sequence[ArrayType]) -> None:
+    if found != len(kinds):
+        names = ", ".join(kind.name for kind in kinds)
+        raise InvalidInput(f"{found} {what} given; the model has {len(kinds)}: {names}")
+
+
+def _checked_array(array: Array, kind: ArrayType, rows: int) -> Array:
+    """The array itself, or a copy of it that is contiguous."""
+    if not isinstance(array, np.ndarray):
+        raise InvalidInput(
+            f"{kind.name} is a {type(array).__name__}; give a numpy array of {kind.dtype}"
+        )
+    if array.dtype.newbyteorder("=") != kind.dtype:
+        raise InvalidInput(
+            f"{kind.name} has dtype {array.dtype}; convert it with astype(np.{kind.dtype})"
+        )
+    if array.shape != _with_rows(kind.shape, rows):
+        wanted = ", ".join("any" if length is None else str(length) for length in kind.shape)
+        same = f", with {rows} rows as the inputs before" if kind.shape[:1] == (None,) else ""
+        raise InvalidInput(f"{kind.name} has shape {array.shape}; give ({wanted}){same}")
+    return array if _is_plain(array) else np.require(array, kind.dtype, ("C", "A", "E"))
+
+
+def _is_plain(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+
+
+def _require_own_memory(
+    inputs: Sequence[Array], outputs: Sequence[Array], names: Sequence[str]
+) -> None:
+    for number, (output, name) in enumerate(zip(outputs, names, strict=True)):
+        if not output.flags.writeable:
+            raise InvalidInput(f"{name} is read-only; give a writable array")
+        if any(np.may_share_memory(output, other) for other in [*inputs, *outputs[:number]]):
+            raise InvalidInput(f"{name} shares memory with another array; give one of its own")
+
+
+def _with_rows(shape: tuple[int | None, ...], rows: int) -> tuple[int, ...]:
+    return tuple(rows if length is None else length for length in shape)
+
+
+def _padded(rows: Array, tile: int) -> Array:
+    return np.concatenate([rows, np.repeat(rows[-1:], tile - len(rows), axis=0)])
+
+
+def _table(arrays: Sequence[Array]) -> Any:
+    """The arrays' addresses, one after the other."""
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
+def _workspace(size: int) -> Array:
+    """At least `size` bytes, not initialised, that begin at a multiple of 64."""
+    room = np.empty(max(size, 1) + WORKSPACE_ALIGNMENT, np.uint8)
+    return room[-room.ctypes.data % WORKSPACE_ALIGNMENT :]

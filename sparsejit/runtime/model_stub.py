@@ -1,0 +1,243 @@
+"""A native stub for calls of one model: checks its inputs, makes its outputs, takes a workspace.
+
+    check the arguments, keep their addresses      else  -> fallback
+    list and arrays for the outputs                else  -> the error that is set
+    pop a workspace off the list of free ones      else  -> fallback, which makes one
+    release the interpreter lock, run, take it again
+    push the workspace; return the list            else  -> fallback, which says the status
+
+All but the run happens under the interpreter lock, so that no two calls get the same workspace.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory, builtin, python_function
+from sparsejit.runtime.python_objects import (
+    ALIGNED,
+    ARRAY_DATA,
+    ARRAY_SHAPE,
+    C_CONTIGUOUS,
+    LIST_ITEMS,
+    LIST_SIZE,
+    METH_FASTCALL,
+    ArrayType,
+    check_array,
+    emit_call,
+    jump_to_vectorcall,
+    layout_is_known,
+    new_array_function,
+)
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    Register,
+    dword,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+)
+
+_SAVED = (rbx, rbp, r12, r13, r14, r15)
+
+
+def model_stub(
+    memory: ExecutableMemory,
+    input_types: Sequence[ArrayType],
+    output_types: Sequence[ArrayType],
+    tile: int | None,
+    workspaces: list[Any],
+    fallback: Callable[..., list[Any]],
+) -> Callable[..., list[Any]]:
+    """A built-in `run(*inputs) -> outputs` of plain numpy arrays; the rest goes to `fallback`.
+
+    `workspaces` are those not in use, as arrays of the bytes that the function needs. Where a type
+    has a free length, `tile` rows are a pass of the function.
+    """
+    if not layout_is_known():
+        return fallback
+    stub = _ModelStub(memory, tuple(input_types), tuple(output_types), tile)
+    code = stub.emit(workspaces, fallback)
+    return builtin("run", code.address, METH_FASTCALL, (code, memory, workspaces, fallback))
+
+
+class _ModelStub:
+    """Emits the stub. rbx, rbp: the arguments and their number; r12: rows of the free batch.
+
+    Then r13: the list of outputs; r14: the thread's state; r15: the workspace; r12: the status. On
+    the stack lie the tables of addresses, the shape of an array to be made, and the tiles.
+    """
+
+    def __init__(
+        self,
+        memory: ExecutableMemory,
+        input_types: tuple[ArrayType, ...],
+        output_types: tuple[ArrayType, ...],
+        tile: int | None,
+    ) -> None:
+        self._function = memory.address
+        self._inputs, self._outputs, self._tile = input_types, output_types, tile
+        self._asm = asm = Assembler(Target.detect())
+        self._unusual, self._discard = asm.label("unusual"), asm.label("discard")
+        self._failed, self._done = asm.label("failed"), asm.label("done")
+        longest = max((len(kind.shape) for kind in output_types), default=0)
+        self._output_table = 8 * len(input_types)
+        self._shape = self._output_table + 8 * len(output_types)
+        self._tiles = self._shape + 8 * longest
+        # With the return address, six pushes leave the stack 8 bytes beside a multiple of 16.
+        self._frame = (self._tiles + 8) // 16 * 16 + 8
+
+    def emit(self, workspaces: list[Any], fallback: Callable[..., list[Any]]) -> ExecutableMemory:
+        asm = self._asm
+        for register in _SAVED:
+            asm.emit("push", register)
+        asm.emit("sub", rsp, self._frame)
+        asm.emit("mov", rbx, rsi)
+        asm.emit("mov", rbp, rdx)
+        self._check_inputs()
+        self._count_tiles()
+        self._make_outputs()
+        self._take_workspace(workspaces)
+        self._run_unlocked()
+        self._return_workspace(workspaces)
+        asm.emit("test", dword(r12), dword(r12))
+        asm.jump("jnz", self._discard)
+        asm.emit("mov", rax, r13)
+        asm.bind(self._done)
+        self._leave()
+        asm.emit("ret")
+        self._emit_failure()
+        self._emit_fallback(fallback)
+        return ExecutableMemory(asm.finish().data)
+
+    def _check_inputs(self) -> None:
+        asm = self._asm
+        asm.emit("cmp", rbp, len(self._inputs))
+        asm.jump("jne", self._unusual)
+        rows: Register | None = None
+        for number, kind in enumerate(self._inputs):
+            asm.emit("mov", rax, Memory(rbx, 8 * number))
+            shape = [rows if length is None else length for length in kind.shape]
+            dtype = np.dtype(kind.dtype)
+            check_array(asm, rax, dtype, shape, C_CONTIGUOUS | ALIGNED, self._unusual)
+            if None in shape:
+                rows = r12
+                asm.emit("mov", rcx, Memory(rax, ARRAY_SHAPE))
+                asm.emit("mov", r12, Memory(rcx))
+            asm.emit("mov", rcx, Memory(rax, ARRAY_DATA))
+            asm.emit("mov", Memory(rsp, 8 * number), rcx)
+
+    def _count_tiles(self) -> None:
+        """Rows that fill no tile are for the fallback, and so is an empty batch."""
+        asm = self._asm
+        if self._tile is None:
+            asm.emit("mov", rax, 1)
+        else:
+            asm.emit("mov", rax, r12)
+            asm.emit("xor", dword(rdx), dword(rdx))
+            asm.emit("mov", rcx, self._tile)
+            asm.emit("div", rcx)
+            for register, jump in ((rdx, "jnz"), (rax, "jz")):
+                asm.emit("test", register, register)
+                asm.jump(jump, self._unusual)
+        asm.emit("mov", Memory(rsp, self._tiles), rax)
+
+    def _make_outputs(self) -> None:
+        asm = self._asm
+        asm.emit("mov", rdi, len(self._outputs))
+        emit_call(asm, python_function("PyList_New"))
+        asm.emit("mov", r13, rax)
+        asm.emit("test", rax, rax)
+        asm.jump("jz", self._done)
+        for number, kind in enumerate(self._outputs):
+            for axis, length in enumerate(kind.shape):
+                if length is not None:
+                    asm.emit("mov", rax, length)
+                asm.emit("mov", Memory(rsp, self._shape + 8 * axis), r12 if length is None else rax)
+            dtype = id(np.dtype(kind.dtype))
+            asm.emit("mov", rdi, dtype)  # one reference, which the new array takes over
+            emit_call(asm, python_function("Py_IncRef"))
+            asm.emit("mov", rdi, len(kind.shape))
+            asm.emit("lea", rsi, Memory(rsp, self._shape))
+            asm.emit("mov", rdx, dtype)
+            asm.emit("xor", dword(rcx), dword(rcx))
+            emit_call(asm, new_array_function())
+            asm.emit("test", rax, rax)
+            asm.jump("jz", self._failed)
+            asm.emit("mov", rcx, Memory(r13, LIST_ITEMS))
+            asm.emit("mov", Memory(rcx, 8 * number), rax)
+            asm.emit("mov", rcx, Memory(rax, ARRAY_DATA))
+            asm.emit("mov", Memory(rsp, self._output_table + 8 * number), rcx)
+
+    def _take_workspace(self, workspaces: list[Any]) -> None:
+        """As list.pop does, which leaves the list's room as it is."""
+        asm = self._asm
+        asm.emit("mov", rax, id(workspaces))
+        asm.emit("mov", rcx, Memory(rax, LIST_SIZE))
+        asm.emit("sub", rcx, 1)
+        asm.jump("jl", self._discard)
+        asm.emit("mov", Memory(rax, LIST_SIZE), rcx)
+        asm.emit("mov", rdx, Memory(rax, LIST_ITEMS))
+        asm.emit("mov", r15, Memory(rdx, 0, rcx, 8))
+
+    def _run_unlocked(self) -> None:
+        asm = self._asm
+        emit_call(asm, python_function("PyEval_SaveThread"))
+        asm.emit("mov", r14, rax)
+        asm.emit("mov", rdi, rsp)
+        asm.emit("lea", rsi, Memory(rsp, self._output_table))
+        asm.emit("mov", rdx, Memory(r15, ARRAY_DATA))
+        asm.emit("mov", rcx, Memory(rsp, self._tiles))
+        emit_call(asm, self._function)
+        asm.emit("mov", dword(r12), dword(rax))
+        asm.emit("mov", rdi, r14)
+        emit_call(asm, python_function("PyEval_RestoreThread"))
+
+    def _return_workspace(self, workspaces: list[Any]) -> None:
+        asm = self._asm
+        asm.emit("mov", rdi, id(workspaces))
+        asm.emit("mov", rsi, r15)
+        emit_call(asm, python_function("PyList_Append"))
+        asm.emit("mov", dword(r14), dword(rax))
+        asm.emit("mov", rdi, r15)
+        emit_call(asm, python_function("Py_DecRef"))
+        asm.emit("test", dword(r14), dword(r14))
+        asm.jump("jnz", self._failed)
+
+    def _emit_failure(self) -> None:
+        """Drop the outputs and return nothing: the error is set."""
+        asm = self._asm
+        asm.bind(self._failed)
+        asm.emit("mov", rdi, r13)
+        emit_call(asm, python_function("Py_DecRef"))
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.jump("jmp", self._done)
+
+    def _emit_fallback(self, fallback: Callable[..., list[Any]]) -> None:
+        asm = self._asm
+        asm.bind(self._discard)
+        asm.emit("mov", rdi, r13)
+        emit_call(asm, python_function("Py_DecRef"))
+        asm.bind(self._unusual)
+        asm.emit("mov", rdi, id(fallback))
+        asm.emit("mov", rsi, rbx)
+        asm.emit("mov", rdx, rbp)
+        self._leave()
+        jump_to_vectorcall(asm)
+
+    def _leave(self) -> None:
+        self._asm.emit("add", rsp, self._frame)
+        for register in reversed(_SAVED):
+            self._asm.emit("pop", register)
