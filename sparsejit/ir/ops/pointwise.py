@@ -23,7 +23,8 @@ class Function(NamedTuple):
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), 1 - 1 / (1 + np.exp(-np.abs(x))))
+    power = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, power) / (1 + power)
 
 
 # NaN spreads through all of them, as in torch. `round` is to even. `fma` is a * b + c.
