@@ -1,0 +1,319 @@
+"""Fitted estimators of scikit-learn as graphs, one for each method that predicts.
+
+    scalers of a pipeline -> hidden layers of a perceptron -> scores -> what the method makes of it
+
+`predict` of a classifier gives places in its `classes_`, since labels may be anything; of one with
+several labels it gives a bool for each. Parameters are rounded to float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.row_chains import ChainWriter, log_softmax, softmax
+from sparsejit.ir.ops.selection import ArgMax
+from sparsejit.ir.ops.views import Reshape
+from sparsejit.ir.spec import Activation
+
+_Floats = npt.NDArray[np.float64]
+
+# predict is X coef_.T + intercept_, through exp for those whose link is the logarithm.
+_REGRESSORS = frozenset(
+    """
+    ARDRegression BayesianRidge ElasticNet ElasticNetCV HuberRegressor Lars LarsCV Lasso LassoCV
+    LassoLars LassoLarsCV LassoLarsIC LinearRegression LinearSVR MultiTaskElasticNet
+    MultiTaskElasticNetCV MultiTaskLasso MultiTaskLassoCV OrthogonalMatchingPursuit
+    OrthogonalMatchingPursuitCV PassiveAggressiveRegressor QuantileRegressor Ridge RidgeCV
+    SGDRegressor TheilSenRegressor
+    """.split()
+)
+_LOG_LINK_REGRESSORS = frozenset({"GammaRegressor", "PoissonRegressor"})
+# decision_function is X coef_.T + intercept_.
+_CLASSIFIERS = frozenset(
+    """
+    LinearDiscriminantAnalysis LinearSVC LogisticRegression LogisticRegressionCV
+    PassiveAggressiveClassifier Perceptron RidgeClassifier RidgeClassifierCV SGDClassifier
+    """.split()
+)
+_PERCEPTRONS = frozenset({"MLPClassifier", "MLPRegressor"})
+_SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
+_KNOWN = _REGRESSORS | _LOG_LINK_REGRESSORS | _CLASSIFIERS | _PERCEPTRONS | _SCALERS
+
+_ACTIVATIONS = {
+    "identity": Activation.NONE,
+    "logistic": Activation.SIGMOID,
+    "relu": Activation.RELU,
+    "tanh": Activation.TANH,
+}
+_PROBABILITIES = ("predict_proba", "predict_log_proba")
+
+
+def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
+    """A graph for each of the estimator's methods that predict, or transform, by its name.
+
+    The input X is float32 (batch, n_features_in_); outputs have the shapes of the method's, as
+    float32, but `predict` of a classifier: int64 places in `classes_` (batch,), or bool (batch,
+    labels) for several labels. Raises InvalidInput for an estimator that is not fitted, or that has
+    no graph.
+    """
+    *scalers, last = _steps(estimator)
+    graphs = {}
+    for method, write in _methods(last).items():
+        writer = _Writer(batch, int(scalers[0].n_features_in_ if scalers else last.n_features_in_))
+        for scaler in scalers:
+            writer.scale(scaler)
+        write(writer)
+        graphs[method] = writer.builder.finish([writer.value])
+    return graphs
+
+
+def _steps(estimator: Any) -> list[Any]:
+    """The estimators of a pipeline, in order; of another estimator itself."""
+    kind = type(estimator).__name__
+    known = type(estimator).__module__.split(".")[0] == "sklearn"
+    if known and kind == "Pipeline":
+        stages = [stage for _, stage in estimator.steps if stage not in (None, "passthrough")]
+        steps = [step for stage in stages for step in _steps(stage)]
+        if not steps:
+            raise InvalidInput("the Pipeline has no steps; add a scaler or an estimator")
+        odd = [type(step).__name__ for step in steps[:-1] if type(step).__name__ not in _SCALERS]
+        if odd:
+            raise InvalidInput(
+                f"{', '.join(odd)} cannot stand before the last step; there "
+                f"{', '.join(sorted(_SCALERS))} can: transform X with the others first"
+            )
+        return steps
+    if not known or kind not in _KNOWN:
+        raise InvalidInput(
+            f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
+            f"use one of {', '.join(sorted(_KNOWN))}, alone or in a Pipeline"
+        )
+    if not hasattr(estimator, "n_features_in_"):
+        raise InvalidInput(f"the {kind} is not fitted; call its fit(X, y) first")
+    return [estimator]
+
+
+class _Writer:
+    """Writes a graph from X on; `value` is what there is so far."""
+
+    def __init__(self, batch: int, features: int) -> None:
+        self.builder = GraphBuilder()
+        self.batch = batch
+        self.value = self.builder.input(TensorType((batch, features)), Origin("X"))
+
+    def pointwise(self, kind: str, *operands: Array | float, name: str) -> None:
+        """kind(value, constants...)."""
+        constants = [
+            self.builder.constant(np.asarray(operand, np.float32), Origin(f"{name}.{number}"))
+            for number, operand in enumerate(operands)
+        ]
+        self.apply(Pointwise(kind), *constants, name=name)
+
+    def apply(self, op: Any, *others: Value, name: str) -> None:
+        """The value becomes op(value, others...)."""
+        self.value = self.builder.one(op, self.value, *others, origin=Origin(name))
+
+    def linear(
+        self, weights: Array, bias: Array, name: str, activation: Activation = Activation.NONE
+    ) -> None:
+        """activation(value weights^T + bias); a bias of zeros is left out."""
+        operands = [self.builder.constant(weights, Origin(f"{name}.weights"))]
+        if np.any(bias):
+            operands.append(self.builder.constant(bias, Origin(f"{name}.bias")))
+        self.apply(Linear(activation), *operands, name=name)
+
+    def scale(self, scaler: Any) -> None:
+        """Subtract, then divide, as the scaler does, by sums and products with constants."""
+        kind = type(scaler).__name__
+        if kind == "MinMaxScaler":
+            self.pointwise("mul", scaler.scale_, name=kind)
+            self.pointwise("add", scaler.min_, name=kind)
+        else:
+            center = {"StandardScaler": "mean_", "RobustScaler": "center_"}.get(kind)
+            if center and getattr(scaler, _SWITCHES[center]):
+                self.pointwise("add", -getattr(scaler, center), name=kind)
+            if scaler.scale_ is not None:
+                self.pointwise("mul", 1 / scaler.scale_, name=kind)
+        if getattr(scaler, "clip", False):
+            low, high = getattr(scaler, "feature_range", (-1, 1))
+            self.pointwise("maximum", low, name=kind)
+            self.pointwise("minimum", high, name=kind)
+
+
+_SWITCHES = {"mean_": "with_mean", "center_": "with_centering"}
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The last product: weights (rows, in) and bias (rows,), and what lies before it."""
+
+    weights: _Floats
+    bias: _Floats
+    hidden: Callable[[_Writer], None]
+
+    def write(self, writer: _Writer) -> None:
+        self.hidden(writer)
+        writer.linear(self.weights, self.bias, "scores")
+
+    def against(self, row: int) -> "_Scores":
+        """With a first row for the other class: `row` times the only one, 0 or -1."""
+        weights = np.concatenate([row * self.weights, self.weights])
+        return _Scores(weights, np.concatenate([row * self.bias, self.bias]), self.hidden)
+
+
+def _methods(estimator: Any) -> dict[str, Callable[[_Writer], None]]:
+    """What writes each method of the last estimator behind the scalers."""
+    kind = type(estimator).__name__
+    if kind in _SCALERS:
+        return {"transform": lambda writer: writer.scale(estimator)}
+    scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
+    if not hasattr(estimator, "classes_"):
+        return {"predict": lambda writer: _regress(writer, estimator, scores)}
+    methods = {"predict": lambda writer: _choose(writer, estimator, scores)}
+    if hasattr(estimator, "decision_function"):
+        methods["decision_function"] = lambda writer: _decide(writer, scores)
+    for name, logarithm in zip(_PROBABILITIES, (False, True), strict=True):
+        if hasattr(estimator, name):
+            methods[name] = _probabilities(estimator, scores, logarithm)
+    return methods
+
+
+def _linear_model(estimator: Any) -> _Scores:
+    coefficients = estimator.coef_
+    if hasattr(coefficients, "toarray"):  # after sparsify()
+        coefficients = coefficients.toarray()
+    weights = np.atleast_2d(np.asarray(coefficients, np.float64))
+    bias = np.broadcast_to(np.asarray(estimator.intercept_, np.float64), len(weights))
+    return _Scores(weights, bias, lambda writer: None)
+
+
+def _perceptron(estimator: Any) -> _Scores:
+    activation = _ACTIVATIONS[estimator.activation]
+    layers = [(w.T, b) for w, b in zip(estimator.coefs_, estimator.intercepts_, strict=True)]
+
+    def hidden(writer: _Writer) -> None:
+        for number, (weights, bias) in enumerate(layers[:-1]):
+            writer.linear(weights, bias, f"layer{number}", activation)
+
+    weights, bias = layers[-1]
+    return _Scores(weights.astype(np.float64), bias.astype(np.float64), hidden)
+
+
+def _regress(writer: _Writer, estimator: Any, scores: _Scores) -> None:
+    scores.write(writer)
+    is_perceptron = type(estimator).__name__ in _PERCEPTRONS
+    has_log_link = type(estimator).__name__ in _LOG_LINK_REGRESSORS
+    if has_log_link or (is_perceptron and estimator.out_activation_ == "exp"):
+        writer.pointwise("exp", name="exp")
+    one_axis = len(scores.weights) == 1 if is_perceptron else np.ndim(estimator.coef_) == 1
+    if one_axis:
+        writer.apply(Reshape((writer.batch,)), name="predict")
+
+
+def _decide(writer: _Writer, scores: _Scores) -> None:
+    scores.write(writer)
+    if len(scores.weights) == 1:
+        writer.apply(Reshape((writer.batch,)), name="decision_function")
+
+
+def _has_labels(estimator: Any) -> bool:
+    """Whether classes are labels, of which an example may have any number."""
+    binarizer = getattr(estimator, "_label_binarizer", None)
+    return binarizer is not None and binarizer.y_type_.startswith("multilabel")
+
+
+def _choose(writer: _Writer, estimator: Any, scores: _Scores) -> None:
+    """The first of the largest; of two classes the second only if its score is above 0."""
+    if _has_labels(estimator):
+        scores.write(writer)
+        writer.pointwise("greater", 0.0, name="predict")
+        return
+    (scores.against(0) if len(scores.weights) == 1 else scores).write(writer)
+    writer.apply(ArgMax(), name="predict")
+
+
+def _probabilities(
+    estimator: Any, scores: _Scores, logarithm: bool
+) -> Callable[[_Writer], None]:
+    """Writes predict_proba, or its logarithm in a form that keeps small probabilities."""
+    link, has_labels = _link(estimator), _has_labels(estimator)
+    binary = len(scores.weights) == 1 and not has_labels
+    both = scores.against(-1) if binary else scores
+
+    def write(writer: _Writer) -> None:
+        both.write(writer)
+        shape = (writer.batch, len(both.weights))
+        if link == "modified_huber":
+            _clipped(writer)
+            if not binary:
+                _normalise(writer, shape)
+            if logarithm:
+                writer.pointwise("log", name="log")
+        elif link == "logistic" and (binary or has_labels):
+            (_log_sigmoid if logarithm else _sigmoid)(writer)
+        else:
+            if link == "logistic":  # p / sum(p) = softmax(log p), also where each p is tiny
+                _log_sigmoid(writer)
+            writer.apply((log_softmax if logarithm else softmax)(shape), name="softmax")
+
+    return write
+
+
+def _link(estimator: Any) -> str:
+    """How scores become probabilities: "softmax", "logistic" or "modified_huber"."""
+    kind = type(estimator).__name__
+    if kind == "SGDClassifier":
+        return "logistic" if estimator.loss == "log_loss" else "modified_huber"
+    if kind in _PERCEPTRONS:
+        return str(estimator.out_activation_)
+    # Before scikit-learn 1.8 logistic regression could be asked for either (its _logistic.py).
+    asked = getattr(estimator, "multi_class", "auto")
+    if asked in ("auto", "deprecated"):
+        each_alone = len(estimator.classes_) == 2 or getattr(estimator, "solver", "") == "liblinear"
+    else:
+        each_alone = asked == "ovr"
+    return "logistic" if each_alone else "softmax"
+
+
+def _sigmoid(writer: _Writer) -> None:
+    writer.pointwise("sigmoid", name="sigmoid")
+
+
+def _log_sigmoid(writer: _Writer) -> None:
+    """min(z, 0) - log1p(exp(-|z|)), which does not overflow."""
+    z = writer.value
+    writer.pointwise("minimum", 0.0, name="log_sigmoid")
+    negative = writer.value
+    writer.value = z
+    for kind in ("abs", "neg", "exp", "log1p", "neg"):
+        writer.pointwise(kind, name="log_sigmoid")
+    writer.apply(Pointwise("add"), negative, name="log_sigmoid")
+
+
+def _clipped(writer: _Writer) -> None:
+    """(clip(z, -1, 1) + 1) / 2."""
+    for kind, number in (("maximum", -1.0), ("minimum", 1.0), ("add", 1.0), ("mul", 0.5)):
+        writer.pointwise(kind, number, name="modified_huber")
+
+
+def _normalise(writer: _Writer, shape: tuple[int, int]) -> None:
+    """Divide by the sum of each row; a row of zeros becomes uniform."""
+    write = ChainWriter(shape, 4)
+    total = write.step("row_sum", 0)
+    is_zero = write.step("equal", total, 1)
+    numerator = write.step("where", is_zero, 2, 0)
+    chain = write.finish(
+        write.step("div", numerator, write.step("where", is_zero, 3, total)), title="normalise"
+    )
+    numbers = [
+        writer.builder.constant(np.array([number], np.float32), Origin(f"normalise.{number}"))
+        for number in (0, 1, shape[1])
+    ]
+    writer.apply(chain, *numbers, name="normalise")
