@@ -1,0 +1,268 @@
+"""Emits the actions of a block: each item with the registers that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparsejit.asm_templates.pointwise.chain import memory
+from sparsejit.asm_templates.pointwise.chain.integers import PairFunction
+from sparsejit.asm_templates.pointwise.chain.lanes import bits, longs, move
+from sparsejit.asm_templates.pointwise.chain.memory import Strip
+from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan
+from sparsejit.asm_templates.pointwise.chain.reductions import (
+    across_lanes,
+    combine,
+    without_tail,
+)
+from sparsejit.asm_templates.pointwise.chain.registers import Action
+from sparsejit.asm_templates.pointwise.chain.typed import Strided, function_of
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Operand, Register, rsp
+
+
+class BlockEmitter:
+    """Emits one block. `index`, if in a loop, counts the elements before the block's first."""
+
+    def __init__(
+        self,
+        asm: Assembler,
+        plan: ChainPlan,
+        block: Block,
+        arrays: list[Strided],
+        pointers: list[Register],
+        index: Register | None,
+        stack: int,
+    ) -> None:
+        self.asm, self.plan, self.block, self.arrays = asm, plan, block, arrays
+        self.pointers, self.index, self.stack = pointers, index, stack
+
+    def run(self) -> None:
+        """Emit every action."""
+        named: dict[str, Callable[[Action], None]] = {
+            "load": self._load,
+            "store": self._store,
+            "spill": self._spill,
+            "put": self._put,
+            "reload": self._reload,
+            "keep": self._keep,
+            "fetch": self._fetch,
+            "accumulate": self._accumulate,
+        }
+        for action in self.block.allocation.actions:
+            kind = action.item.kind
+            if kind in named:
+                named[kind](action)
+            elif kind in ROW_REDUCTIONS:
+                self._reduce(action)
+            else:
+                self._function(action)
+
+    def _registers(self, numbers: tuple[int, ...]) -> list[Register]:
+        return [vector(self.asm, number) for number in numbers]
+
+    def _count(self, position: int) -> int:
+        """Elements of a vector of a row."""
+        is_last = position == self.block.vectors - 1
+        return self.block.tail if is_last and self.block.tail else self.asm.target.lanes
+
+    def _strip(self, array: int, row: int, position: int) -> Strip:
+        axis = self.plan.space.row
+        step, element = axis.strides[array], self.arrays[array].element
+        lanes = self.asm.target.lanes
+        displacement = self._row(array, row) + (self.block.first + position * lanes) * step
+        base = self.pointers[array]
+        dense = step == element.bytes
+        index = self.index if dense else None
+        place = Memory(base, displacement, index, element.bytes if index is not None else 1)
+        return Strip(place, step, element, self._count(position), lanes)
+
+    def _row(self, array: int, row: int) -> int:
+        return row * self.plan.space.loops[-1].strides[array] if row else 0
+
+    def _pairs(self, element: Element) -> int:
+        return 2 if element is Element.INT64 else 1
+
+    def _load(self, action: Action) -> None:
+        value = self.plan.values[action.item.value]
+        array, out = value.array, self._registers(action.out)
+        spare = vector(self.asm, action.scratch[0])
+        each = self._pairs(value.element)
+        for number in range(len(out) // each):
+            group = out[number * each : (number + 1) * each]
+            if value.per_row:
+                place = Memory(self.pointers[array], self._row(array, number))
+                memory.load_one(self.asm, group, place, value.element, spare)
+            else:
+                row, position = divmod(number, self.block.vectors)
+                memory.load(self.asm, group, self._strip(array, row, position), spare)
+
+    def _argument(self, action: Action, number: int) -> list[Register]:
+        """An argument's registers; a constant goes into the last scratch register."""
+        if action.inputs[number]:
+            return self._registers(action.inputs[number])
+        value = self.plan.values[action.item.arguments[number]]
+        holder = vector(self.asm, action.scratch[-1])
+        move(self.asm, holder, self._constant(action.item.arguments[number]))
+        return [holder] * self._pairs(value.element)
+
+    def _constant(self, value: int) -> Literal:
+        of = self.plan.values[value]
+        if of.element is Element.INT64:
+            return longs(self.asm, of.number)
+        if of.element is Element.BOOL:
+            return bits(self.asm, 0xFFFFFFFF if of.number else 0)
+        return self.asm.constant(float(of.number))
+
+    def _store(self, action: Action) -> None:
+        result = action.item.array
+        array = self.plan.operands + result
+        value = self.plan.values[action.item.arguments[0]]
+        held = self._argument(action, 0)
+        spares = self._registers(action.scratch[:2])
+        each = self._pairs(value.element)
+        groups = [held[n : n + each] for n in range(0, len(held), each)]
+        for row in range(self.block.rows):
+            mine = groups[row if len(groups) > row else 0]
+            if self.plan.row_stores[result]:
+                place = Memory(self.pointers[array], self._row(array, row))
+                memory.store_one(self.asm, mine, place, value.element, spares[0])
+                continue
+            for position in range(self.block.vectors):
+                if not value.per_row:
+                    mine = groups[row * self.block.vectors + position]
+                strip = self._strip(array, row, position)
+                memory.store(self.asm, mine, strip, spares)
+
+    def _function(self, action: Action) -> None:
+        value = self.plan.values[action.item.value]
+        function = function_of(value)
+        if isinstance(function, PairFunction):
+            self._pair_function(action, function)
+            return
+        out = self._registers(action.out)
+        scratch = self._registers(action.scratch)
+        columns: list[list[Operand]] = []
+        for number, argument in enumerate(action.item.arguments):
+            if action.inputs[number]:
+                columns.append(self._spread(argument, action.inputs[number], len(out)))
+            elif number == function.memory:
+                columns.append([self._constant(argument)] * len(out))
+            else:
+                holder = scratch.pop()
+                move(self.asm, holder, self._constant(argument))
+                columns.append([holder] * len(out))
+        if function.direct is not None:
+            for position, register in enumerate(out):
+                arguments = [column[position] for column in columns]
+                function.direct(self.asm, register, arguments, scratch)
+            return
+        assert function.in_place is not None
+        for register, source in zip(out, columns[0], strict=True):
+            move(self.asm, register, source)
+        shared = function.scratch
+        in_step = (len(scratch) - shared) // function.per_vector
+        for start in range(0, len(out), in_step):
+            function.in_place(self.asm, out[start : start + in_step], scratch)
+
+    def _spread(self, argument: int, numbers: tuple[int, ...], count: int) -> list[Operand]:
+        """One register for each of `count` vectors: of a value of a row, its row's."""
+        registers: list[Operand] = [*self._registers(numbers)]
+        if not self.plan.values[argument].per_row or len(registers) == count:
+            return registers
+        return [registers[n * len(registers) // count] for n in range(count)]
+
+    def _pair_function(self, action: Action, function: PairFunction) -> None:
+        value = self.plan.values[action.item.value]
+        scratch = self._registers(action.scratch)
+        each = self._pairs(value.element)
+        out = self._registers(action.out)
+        groups = [out[n : n + each] for n in range(0, len(out), each)]
+        columns: list[list[list[Register]]] = []
+        for number, argument in enumerate(action.item.arguments):
+            pairs = self._pairs(self.plan.values[argument].element)
+            if action.inputs[number]:
+                held = self._registers(action.inputs[number])
+            else:
+                holder = scratch.pop()
+                move(self.asm, holder, self._constant(argument))
+                held = [holder] * pairs
+            mine = [held[n : n + pairs] for n in range(0, len(held), pairs)]
+            columns.append([mine[n * len(mine) // len(groups)] for n in range(len(groups))])
+        for number, group in enumerate(groups):
+            function.emit(self.asm, group, [column[number] for column in columns], scratch)
+
+    def _reduce(self, action: Action) -> None:
+        """All vectors of each row into one, every lane of which holds the result."""
+        kind, out = action.item.kind, self._registers(action.out)
+        scratch = self._registers(action.scratch)
+        held = self._argument(action, 0)
+        vectors, tail = self.block.vectors, self.block.tail
+        count = len(out) * vectors
+        every = [held[n * len(held) // count] for n in range(count)]
+        rows = [every[n : n + vectors] for n in range(0, count, vectors)]
+        for register, row in zip(out, rows, strict=True):
+            if vectors == 1 and not tail:
+                move(self.asm, register, row[0])
+                continue
+            whole = row[:-1] if tail else row
+            if tail:
+                without_tail(self.asm, kind, register, row[-1], tail)
+            else:
+                whole = whole[2:]
+                combine(self.asm, kind, register, row[0], row[1], scratch[0])
+            for other in whole:
+                combine(self.asm, kind, register, register, other, scratch[0])
+        across_lanes(self.asm, kind, out, scratch)
+
+    def _accumulate(self, action: Action) -> None:
+        reduction = action.item.array
+        kind = self.plan.values[reduction].kind
+        spare, partial = self._registers(action.scratch[:2])
+        held = self._argument(action, 0)
+        accumulators = self._registers(self.block.accumulators[reduction])
+        for position in range(self.block.vectors):
+            source = held[position if len(held) > 1 else 0]
+            count = self._count(position)
+            if count < self.asm.target.lanes:
+                without_tail(self.asm, kind, partial, source, count)
+                source = partial
+            into = accumulators[position]
+            combine(self.asm, kind, into, into, source, spare)
+
+    def _slot(self, slot: int, number: int) -> Memory:
+        return Memory(rsp, self.stack + slot + number * self.asm.target.vector_bytes)
+
+    def _spill(self, action: Action) -> None:
+        for number, register in enumerate(self._registers(action.inputs[0])):
+            self.asm.emit("vmovups", self._slot(action.slot, number), register)
+
+    def _put(self, action: Action) -> None:
+        for number, register in enumerate(self._registers(action.inputs[0])):
+            self.asm.emit("vmovups", self._slot(action.item.array, number), register)
+
+    def _reload(self, action: Action) -> None:
+        for number, register in enumerate(self._registers(action.out)):
+            self.asm.emit("vmovups", register, self._slot(action.slot, number))
+
+    def _scratch_place(self, offset: int, number: int, registers: int) -> Memory:
+        """Of a value kept: whole vectors one behind the other, whatever their elements."""
+        each = registers // self.block.vectors
+        lanes = self.asm.target.lanes
+        first = (self.block.first // lanes * each + number) * self.asm.target.vector_bytes
+        scale = 4 * each if self.index is not None else 1
+        return Memory(self.pointers[-1], offset + first, self.index, scale)
+
+    def _keep(self, action: Action) -> None:
+        registers = self._registers(action.inputs[0])
+        for number, register in enumerate(registers):
+            place = self._scratch_place(action.item.array, number, len(registers))
+            self.asm.emit("vmovups", place, register)
+
+    def _fetch(self, action: Action) -> None:
+        registers = self._registers(action.out)
+        for number, register in enumerate(registers):
+            place = self._scratch_place(action.item.array, number, len(registers))
+            self.asm.emit("vmovups", register, place)

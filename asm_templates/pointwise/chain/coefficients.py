@@ -1,0 +1,46 @@
+"""Polynomials of the functions of a chain, constant terms first.
+
+`python -m sparsejit.perf.fit_functions` derives EXP, LOG and ERF: least relative error, at most
+4e-9, 1e-8 and 6e-8 before rounding. SIN and COS are those of Cephes' sinf.c and cosf.c.
+"""
+
+import numpy as np
+
+# exp x = 1 + x + x^2 P(x) on [-ln 2 / 2, ln 2 / 2].
+EXP = (0.49999994, 0.16666521, 0.04166839, 0.00836871, 0.0013814614)
+# log(1 + x) = x - x^2 / 2 + x^3 P(x) on [-1/4, 1/2].
+LOG = (
+    *(0.3333345, -0.25000095, 0.19990861, -0.16647312),
+    *(0.14478394, -0.13161194, 0.10463026, -0.045074835),
+)
+# erf x = x P(x^2) / Q(x^2) on [-4, 4].
+ERF_NUMERATOR = (
+    *(1.1283792, 0.18520334, 0.05431692, 0.0038496156, 0.00037960848),
+    *(4.6847636e-06, -1.3202165e-08),
+)
+ERF_DENOMINATOR = (1.0, 0.4974656, 0.113958456, 0.015462096, 0.0013075701, 6.311045e-05)
+ERF_LIMIT = 4.0
+# sin x = x P(x^2) and cos x = P(x^2) on [-pi / 4, pi / 4].
+SIN = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
+COS = (1.0, -0.5, 4.166664568298827e-02, -1.388731625493765e-03, 2.443315711809948e-05)
+
+LOG2_E = float(np.log2(np.e))
+# Below -104 exp rounds to zero, from 88.8 on to infinity.
+EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0
+EXPM1_LOWEST = -18.0  # exp(-18) - 1 rounds to -1
+
+
+def split(value: float, count: int) -> tuple[float, ...]:
+    """Numbers of float32 that sum to `value`, each the nearest to what is left."""
+    parts = []
+    for _ in range(count):
+        parts.append(float(np.float32(value)))
+        value -= parts[-1]
+    return tuple(parts)
+
+
+LN2 = split(float(np.log(2.0)), 2)
+HALF_PI = split(float(np.pi / 2), 3)
+# 16 bits and the rest, both positive: an exponent times the first is exact.
+LN2_SHORT = 0.693145751953125
+LN2_REST = float(np.log(2.0)) - LN2_SHORT

@@ -1,0 +1,273 @@
+"""A chain as code: loops over rows around the blocks and passes of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sparsejit.asm_templates.pointwise.chain.block import BlockEmitter
+from sparsejit.asm_templates.pointwise.chain.layout import lay_out
+from sparsejit.asm_templates.pointwise.chain.memory import set_tail_masks
+from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan, PassPlan, StepOfRows
+from sparsejit.asm_templates.pointwise.chain.reductions import (
+    across_lanes,
+    combine,
+    set_identity,
+)
+from sparsejit.asm_templates.pointwise.chain.typed import Strided, type_values
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.errors import CompileError
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+)
+
+MOST_OPERANDS = 8  # arrays that are read, constants aside
+MOST_ARRAYS = 12  # that are read or written
+_FREE = (rdi, rsi, rdx, rcx, r8, r9, r10, r11)
+_SAVED = (rbx, r12, r13, r14, r15)
+_INDEX = rax
+_WORD = 8
+
+
+@dataclass(frozen=True)
+class LoweredChain:
+    """A chain with its plan. `counts` are rough: vectors times steps, bytes read and written.
+
+    `scratch_bytes` is what `emit_chain` needs, of any alignment.
+    """
+
+    chain: Chain
+    operands: tuple[Strided, ...]
+    results: tuple[Strided, ...]
+    plan: ChainPlan | None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 0 if self.plan is None else self.plan.scratch_bytes
+
+
+def lower_chain(
+    chain: Chain, operands: Sequence[Strided], results: Sequence[Strided], target: Target
+) -> LoweredChain:
+    """Plan a chain over arrays that lie anywhere in memory.
+
+    A result whose element differs from its value's is converted: int64 and bool to float32, all to
+    bool. A result may lie where an operand with the same strides and element lies: whatever is read
+    of a row, or of a few vectors without reductions, is read before anything there is written.
+    Raises CompileError for functions without code (most of int64) and for more arrays than
+    MOST_OPERANDS and MOST_ARRAYS.
+    """
+    reads = sum(operand.constant is None for operand in operands)
+    if reads > MOST_OPERANDS or reads + len(results) > MOST_ARRAYS:
+        raise CompileError(
+            f"chain {chain.title!r} reads {reads} arrays and writes {len(results)}; split it, so "
+            f"that each reads {MOST_OPERANDS} at most, and {MOST_ARRAYS} with its results"
+        )
+    ins, outs = tuple(operands), tuple(results)
+    if not outs or 0 in chain.shape:
+        return LoweredChain(chain, ins, outs, None)
+    reduces = any(step.kind in ROW_REDUCTIONS for step in chain.steps)
+    space = lay_out(chain.shape, ins, outs, reduces)
+    row = space.row
+    per_row = [row.length > 1 and step == 0 for step in row.strides[: len(ins)]]
+    values, ends = type_values(chain, ins, outs, per_row)
+    plan = ChainPlan(values, ends, space, len(ins), target)
+    vectors = space.rows * plan.vectors
+    counts = {
+        "vector_steps": vectors * sum(not values[v].per_row for v in plan.passes.needed),
+        "bytes_read": _touched(chain.shape, [o for o in ins if o.constant is None]),
+        "bytes_written": _touched(chain.shape, outs),
+    }
+    return LoweredChain(chain, ins, outs, plan, counts)
+
+
+def _touched(shape: Sequence[int], arrays: Sequence[Strided]) -> int:
+    total = 0
+    for array in arrays:
+        size = array.element.bytes
+        for length, stride in zip(shape, array.strides, strict=True):
+            size *= length if stride else 1
+        total += size
+    return total
+
+
+def emit_chain(
+    asm: Assembler,
+    lowered: LoweredChain,
+    operands: Sequence[Location],
+    results: Sequence[Location],
+    scratch: Location,
+) -> None:
+    """Append the chain. Keeps rbp, rbx and r12-r15; clobbers all else. Uses the stack.
+
+    The locations of constant operands are ignored, and that of scratch where none is needed.
+    """
+    if lowered.plan is not None:
+        _ChainEmitter(asm, lowered, lowered.plan).run([*operands, *results], scratch)
+
+
+class _ChainEmitter:
+    def __init__(self, asm: Assembler, lowered: LoweredChain, plan: ChainPlan) -> None:
+        self.asm, self.plan = asm, plan
+        self.arrays = [*lowered.operands, *lowered.results]
+        self.moving = [n for n, array in enumerate(self.arrays) if array.constant is None]
+        general = [*_FREE, *_SAVED]
+        needed = len(self.moving) + (plan.scratch_bytes > 0)
+        self.saved = general[len(_FREE) : needed]
+        # A constant's pointer is never used.
+        self.pointers = [general[0]] * len(self.arrays) + [general[needed - 1]]
+        for register, array in zip(general, self.moving, strict=False):
+            self.pointers[array] = register
+        self.counters = _WORD * (1 + len(self.saved))
+        header = self.counters + _WORD * len(plan.space.loops)
+        self.stack = -(-header // 64) * 64
+
+    def run(self, locations: Sequence[Location], scratch: Location) -> None:
+        self._enter()
+        for array in self.moving:
+            locations[array].point(self.asm, self.pointers[array])
+        if self.plan.scratch_bytes:
+            scratch.point(self.asm, self.pointers[-1])
+        set_tail_masks(self.asm, self.plan.tail)
+        self._loops(0)
+        self._leave()
+
+    def _enter(self) -> None:
+        """A frame: the old stack pointer, saved registers, counters, then slots of vectors."""
+        asm = self.asm
+        frame = self.stack + self.plan.slot_count * asm.target.vector_bytes
+        asm.emit("mov", rax, rsp)
+        asm.emit("sub", rsp, frame)
+        asm.emit("and", rsp, -64)
+        asm.emit("mov", Memory(rsp), rax)
+        for number, register in enumerate(self.saved, 1):
+            asm.emit("mov", Memory(rsp, _WORD * number), register)
+
+    def _leave(self) -> None:
+        for number, register in enumerate(self.saved, 1):
+            self.asm.emit("mov", register, Memory(rsp, _WORD * number))
+        self.asm.emit("mov", rsp, Memory(rsp))
+
+    def _loops(self, depth: int) -> None:
+        """The loops from that depth inwards; pointers end where they began."""
+        loops = self.plan.space.loops
+        if depth == len(loops):
+            self._rows(self.plan.body)
+            return
+        axis, is_inner = loops[depth], depth == len(loops) - 1
+        rows = self.plan.body.rows if is_inner else 1
+        turns = axis.length // rows
+        self._repeat(depth, turns, lambda: self._loops(depth + 1), rows)
+        if is_inner and self.plan.rest is not None:
+            self._rows(self.plan.rest)
+        self._advance([-turns * rows * stride for stride in axis.strides])
+
+    def _repeat(self, depth: int, turns: int, body: Callable[[], None], rows: int) -> None:
+        asm, counter = self.asm, Memory(rsp, self.counters + _WORD * depth)
+        strides = [rows * stride for stride in self.plan.space.loops[depth].strides]
+        if turns == 1:
+            body()
+            self._advance(strides)
+            return
+        asm.emit("mov", dword(rax), turns)
+        again = asm.label("next row")
+        asm.bind(again)
+        asm.emit("mov", counter, rax)
+        body()
+        self._advance(strides)
+        asm.emit("mov", rax, counter)
+        asm.emit("sub", rax, 1)
+        asm.jump("jnz", again)
+
+    def _advance(self, distances: Sequence[int]) -> None:
+        for array in self.moving:
+            if distances[array]:
+                self.asm.emit("add", self.pointers[array], distances[array])
+
+    def _rows(self, plan: StepOfRows) -> None:
+        for segment in plan.segments:
+            if isinstance(segment, Block):
+                self._block(segment, None)
+            else:
+                self._pass(segment)
+
+    def _block(self, block: Block, index: Register | None) -> None:
+        BlockEmitter(
+            self.asm, self.plan, block, self.arrays, self.pointers, index, self.stack
+        ).run()
+
+    def _pass(self, plan: PassPlan) -> None:
+        asm, lanes = self.asm, self.asm.target.lanes
+        for reduction, registers in plan.accumulators.items():
+            for number in registers:
+                set_identity(asm, self.plan.values[reduction].kind, vector(asm, number))
+        for value, registers in plan.pinned.items():
+            self._pin(value, registers)
+        if plan.loop is not None:
+            self._walk(plan.loop, plan.trips, plan.loop.vectors * lanes)
+        if plan.rest is not None:
+            self._block(plan.rest, None)
+        for reduction, slot in plan.finished:
+            self._finish(reduction, plan.accumulators[reduction], slot)
+
+    def _pin(self, value: int, numbers: Sequence[int]) -> None:
+        asm = self.asm
+        for number, register in enumerate(numbers):
+            slot = self.plan.slots[value] + number * asm.target.vector_bytes
+            asm.emit("vmovups", vector(asm, register), Memory(rsp, self.stack + slot))
+
+    def _walk(self, block: Block, trips: int, elements: int) -> None:
+        """The loop over a row: dense arrays by an index, others by their pointers."""
+        asm, axis = self.asm, self.plan.space.row
+        strided = [
+            0 if step == self.arrays[array].element.bytes else step * elements
+            for array, step in enumerate(axis.strides)
+        ]
+        again = asm.label("next vectors")
+        asm.emit("xor", dword(_INDEX), dword(_INDEX))
+        asm.bind(again)
+        self._block(block, _INDEX)
+        self._advance(strided)
+        if trips == 1:
+            self._advance([-distance for distance in strided])
+            return
+        asm.emit("add", _INDEX, elements)
+        asm.emit("cmp", _INDEX, trips * elements)
+        asm.jump("jb", again)
+        self._advance([-trips * distance for distance in strided])
+
+    def _finish(self, reduction: int, numbers: Sequence[int], slot: int) -> None:
+        """Combine a reduction's accumulators and put the result on the stack."""
+        asm, kind = self.asm, self.plan.values[reduction].kind
+        total, *others = (vector(asm, number) for number in numbers)
+        taken = set(numbers)
+        spares = [n for n in range(asm.target.vector_registers) if n not in taken]
+        raise_spares = [vector(asm, number) for number in spares[-2:]]
+        for other in others:
+            combine(asm, kind, total, total, other, raise_spares[0])
+        across_lanes(asm, kind, [total], raise_spares)
+        asm.emit("vmovups", Memory(rsp, self.stack + slot), total)
+
+

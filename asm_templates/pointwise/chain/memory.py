@@ -1,0 +1,285 @@
+"""Vectors between memory and registers: whole, partial, strided, and one element for a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.pointwise.chain.lanes import (
+    FIRST_MASK,
+    high_half,
+    is_wide,
+    low,
+    move,
+)
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.ir.graph import Element
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm
+
+TAIL_MASK, LOW_TAIL_MASK, HIGH_TAIL_MASK = k(7), k(6), k(5)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The elements of an array that a vector stands for: `count` from `place`, `step` bytes apart.
+
+    `lanes` is how many a vector has.
+    """
+
+    place: Memory
+    step: int
+    element: Element
+    count: int
+    lanes: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == self.lanes
+
+    @property
+    def is_dense(self) -> bool:
+        return self.step == self.element.bytes
+
+    def at(self, lane: int) -> Memory:
+        """One element."""
+        place = self.place
+        displacement = int(place.displacement) + lane * self.step
+        return Memory(place.base, displacement, place.index, place.scale)
+
+
+def set_tail_masks(asm: Assembler, tail: int) -> None:
+    """The k registers for partial vectors of so many elements. Clobbers rax."""
+    if not is_wide(asm) or not tail:
+        return
+    low_count = min(tail, 8)
+    for mask, count in (
+        (TAIL_MASK, tail),
+        (LOW_TAIL_MASK, low_count),
+        (HIGH_TAIL_MASK, tail - low_count),
+    ):
+        asm.emit("mov", dword(rax), (1 << count) - 1)
+        asm.emit("kmovw", mask, dword(rax))
+
+
+def lane_mask(asm: Assembler, count: int, bits: int = 32) -> Literal:
+    """AVX2: all ones in so many lanes of 32 or 64 bits, zeros behind."""
+    lanes = 256 // bits
+    values = np.where(np.arange(lanes) < count, -1, 0)
+    return Literal(asm.literal(values.astype(np.int32 if bits == 32 else np.int64)))
+
+
+def load(asm: Assembler, registers: list[Register], strip: Strip, spare: Register) -> None:
+    """registers (one, or two of int64) = the elements, zeros behind."""
+    if strip.element is Element.INT64:
+        _load_longs(asm, registers, strip, spare)
+    elif strip.element is Element.BOOL:
+        _load_bytes(asm, registers[0], strip, spare)
+    elif not strip.is_dense:
+        _gather(asm, registers[0], strip, spare)
+    elif strip.is_whole:
+        asm.emit("vmovups", registers[0], strip.place)
+    elif is_wide(asm):
+        asm.emit("vmovups", registers[0].masked(TAIL_MASK, zeroing=True), strip.place)
+    else:
+        asm.emit("vmovups", spare, lane_mask(asm, strip.count))
+        asm.emit("vmaskmovps", registers[0], spare, strip.place)
+
+
+def _gather(asm: Assembler, register: Register, strip: Strip, spare: Register) -> None:
+    """Four lanes at a time: one load and three insertions."""
+    insert = "vinsertf32x4" if is_wide(asm) else "vinsertf128"
+    if strip.count <= 4 or not strip.is_whole:
+        zero(asm, register)
+    for part in range(-(-strip.count // 4)):
+        part_register = low(register if part == 0 else spare, "xmm")
+        asm.emit("vmovss", part_register, strip.at(4 * part))
+        for lane in range(1, min(4, strip.count - 4 * part)):
+            place = strip.at(4 * part + lane)
+            asm.emit("vinsertps", part_register, part_register, place, lane << 4)
+        if part:
+            asm.emit(insert, register, register, part_register, part)
+
+
+def _load_longs(
+    asm: Assembler, registers: list[Register], strip: Strip, spare: Register
+) -> None:
+    half_lanes = strip.lanes // 2
+    for half, register in enumerate(registers):
+        count = max(0, min(half_lanes, strip.count - half * half_lanes))
+        place = strip.at(half * half_lanes)
+        if count == 0:
+            zero(asm, register)
+        elif not strip.is_dense:
+            _gather_longs(asm, register, strip, half * half_lanes, count, spare)
+        elif count == half_lanes:
+            asm.emit("vmovups", register, place)
+        elif is_wide(asm):
+            mask = HIGH_TAIL_MASK if half else LOW_TAIL_MASK
+            asm.emit("vmovdqu64", register.masked(mask, zeroing=True), place)
+        else:
+            asm.emit("vmovups", spare, lane_mask(asm, count, 64))
+            asm.emit("vpmaskmovq", register, spare, place)
+
+
+def _gather_longs(
+    asm: Assembler, register: Register, strip: Strip, first: int, count: int, spare: Register
+) -> None:
+    insert = "vinsertf32x4" if is_wide(asm) else "vinsertf128"
+    zero(asm, register)
+    for part in range(-(-count // 2)):
+        part_register = low(register if part == 0 else spare, "xmm")
+        asm.emit("vmovq", part_register, strip.at(first + 2 * part))
+        if count > 2 * part + 1:
+            place = strip.at(first + 2 * part + 1)
+            asm.emit("vmovhps", part_register, part_register, place)
+        if part:
+            asm.emit(insert, register, register, part_register, part)
+
+
+def _load_bytes(asm: Assembler, register: Register, strip: Strip, spare: Register) -> None:
+    """register = truth values: all ones for a byte that is not zero."""
+    bytes_of = low(spare, "xmm")
+    if strip.is_dense and strip.is_whole:
+        asm.emit("vpmovzxbd", register, strip.place)
+    elif strip.is_dense and is_wide(asm):
+        asm.emit("vpmovzxbd", register.masked(TAIL_MASK, zeroing=True), strip.place)
+    else:
+        zero(asm, spare)
+        for lane in range(strip.count):
+            asm.emit("vpinsrb", bytes_of, bytes_of, strip.at(lane), lane)
+        asm.emit("vpmovzxbd", register, bytes_of)
+    _as_truth(asm, register, spare)
+
+
+def _as_truth(asm: Assembler, register: Register, spare: Register) -> None:
+    if is_wide(asm):
+        asm.emit("vptestmd", FIRST_MASK, register, register)
+        asm.emit("vpmovm2d", register, FIRST_MASK)
+    else:
+        zero(asm, spare)
+        asm.emit("vpcmpgtd", register, register, spare)
+
+
+def load_one(
+    asm: Assembler, registers: list[Register], place: Memory, element: Element, spare: Register
+) -> None:
+    """registers = one element in every lane."""
+    if element is Element.FLOAT32:
+        asm.emit("vbroadcastss", registers[0], place)
+    elif element is Element.INT64:
+        for register in registers:
+            asm.emit("vpbroadcastq", register, place)
+    else:
+        zero(asm, registers[0])
+        one = low(registers[0], "xmm")
+        asm.emit("vpinsrb", one, one, place, 0)
+        asm.emit("vbroadcastss", registers[0], one)
+        _as_truth(asm, registers[0], spare)
+
+
+def store(
+    asm: Assembler, registers: list[Register], strip: Strip, spares: list[Register]
+) -> None:
+    """The elements = the first lanes of registers, which stay."""
+    if strip.element is Element.INT64:
+        _store_longs(asm, registers, strip, spares[0])
+    elif strip.element is Element.BOOL:
+        _store_bytes(asm, registers[0], strip, spares)
+    elif not strip.is_dense:
+        _scatter(asm, registers[0], strip, spares[0])
+    elif strip.is_whole:
+        asm.emit("vmovups", strip.place, registers[0])
+    elif is_wide(asm):
+        asm.emit("vmovups", strip.place.masked(TAIL_MASK), registers[0])
+    else:
+        asm.emit("vmovups", spares[0], lane_mask(asm, strip.count))
+        asm.emit("vmaskmovps", strip.place, spares[0], registers[0])
+
+
+def _quarters(
+    asm: Assembler, register: Register, parts: int, spare: Register
+) -> list[tuple[int, Register]]:
+    """Numbers of 128-bit parts and where each will lie; `_quarter` moves it there."""
+    return [(part, low(register if part == 0 else spare, "xmm")) for part in range(parts)]
+
+
+def _quarter(asm: Assembler, register: Register, part: int, place: Register) -> None:
+    if part:
+        asm.emit("vextractf32x4" if is_wide(asm) else "vextractf128", place, register, part)
+
+
+def _scatter(asm: Assembler, register: Register, strip: Strip, spare: Register) -> None:
+    for part, place in _quarters(asm, register, -(-strip.count // 4), spare):
+        _quarter(asm, register, part, place)
+        asm.emit("vmovss", strip.at(4 * part), place)
+        for lane in range(1, min(4, strip.count - 4 * part)):
+            asm.emit("vextractps", strip.at(4 * part + lane), place, lane)
+
+
+def _store_longs(
+    asm: Assembler, registers: list[Register], strip: Strip, spare: Register
+) -> None:
+    half_lanes = strip.lanes // 2
+    for half, register in enumerate(registers):
+        count = max(0, min(half_lanes, strip.count - half * half_lanes))
+        place = strip.at(half * half_lanes)
+        if count == 0:
+            continue
+        if not strip.is_dense:
+            _scatter_longs(asm, register, strip, half * half_lanes, count, spare)
+        elif count == half_lanes:
+            asm.emit("vmovups", place, register)
+        elif is_wide(asm):
+            asm.emit("vmovdqu64", place.masked(HIGH_TAIL_MASK if half else LOW_TAIL_MASK), register)
+        else:
+            asm.emit("vmovups", spare, lane_mask(asm, count, 64))
+            asm.emit("vpmaskmovq", place, spare, register)
+
+
+def _scatter_longs(
+    asm: Assembler, register: Register, strip: Strip, first: int, count: int, spare: Register
+) -> None:
+    for part, place in _quarters(asm, register, -(-count // 2), spare):
+        _quarter(asm, register, part, place)
+        asm.emit("vmovlps", strip.at(first + 2 * part), place)
+        if count > 2 * part + 1:
+            asm.emit("vmovhps", strip.at(first + 2 * part + 1), place)
+
+
+def _store_bytes(
+    asm: Assembler, register: Register, strip: Strip, spares: list[Register]
+) -> None:
+    bytes_of, upper = spares[:2]
+    asm.emit("vpsrld", bytes_of, register, 31)
+    packed = xmm(bytes_of.number)
+    if is_wide(asm):
+        if strip.is_dense:
+            masked = strip.place if strip.is_whole else strip.place.masked(TAIL_MASK)
+            asm.emit("vpmovdb", masked, bytes_of)
+            return
+        asm.emit("vpmovdb", packed, bytes_of)
+    else:
+        high_half(asm, upper, bytes_of)
+        asm.emit("vpackssdw", packed, packed, low(upper, "xmm"))
+        asm.emit("vpacksswb", packed, packed, packed)
+        if strip.is_dense and strip.is_whole:
+            asm.emit("vmovlps", strip.place, packed)
+            return
+    for lane in range(strip.count):
+        asm.emit("vpextrb", strip.at(lane), packed, lane)
+
+
+def store_one(
+    asm: Assembler, registers: list[Register], place: Memory, element: Element, spare: Register
+) -> None:
+    """One element = the first lane."""
+    if element is Element.FLOAT32:
+        asm.emit("vmovss", place, low(registers[0], "xmm"))
+    elif element is Element.INT64:
+        asm.emit("vmovlps", place, low(registers[0], "xmm"))
+    else:
+        move(asm, spare, registers[0])
+        asm.emit("vpsrld", spare, spare, 31)
+        asm.emit("vpextrb", place, low(spare, "xmm"), 0)

@@ -1,0 +1,303 @@
+"""How a chain runs: blocks of vectors with their registers, and loops of them.
+
+A short row is one block, all its vectors in registers, several rows at a time where they fit. A
+long row takes passes; each is a loop over a few vectors at a time and a block for what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sparsejit.asm_templates.pointwise.chain.integers import PairFunction
+from sparsejit.asm_templates.pointwise.chain.layout import IterationSpace
+from sparsejit.asm_templates.pointwise.chain.passes import Passes, RowPass
+from sparsejit.asm_templates.pointwise.chain.registers import (
+    Allocation,
+    Item,
+    Scan,
+    TooFewRegisters,
+)
+from sparsejit.asm_templates.pointwise.chain.typed import ChainValue, function_of
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.machine.target import Target
+
+_VECTORS_IN_STEP = (4, 2, 1)
+_MOST_IN_REGISTERS = 16  # vectors of a short row
+_ROWS_IN_STEP = (8, 4, 2, 1)
+_MOST_SLOTS = 8  # vectors of a block of several rows
+
+
+@dataclass(frozen=True)
+class Block:
+    """`vectors` of each of `rows`, from element `first` of the row on.
+
+    The last vector has `tail` elements, if not 0. `accumulators` are the registers of reductions.
+    """
+
+    rows: int
+    vectors: int
+    first: int
+    tail: int
+    allocation: Allocation
+    accumulators: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """A loop of `trips` times `loop`, then `rest`; `pinned` are loaded or reloaded before.
+
+    `finished` are its reductions with their slots.
+    """
+
+    loop: Block | None
+    trips: int
+    rest: Block | None
+    pinned: dict[int, tuple[int, ...]]
+    finished: tuple[tuple[int, int], ...]
+    accumulators: dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class StepOfRows:
+    """What is done for `rows` rows: blocks and passes in order."""
+
+    rows: int
+    segments: tuple[Block | PassPlan, ...]
+
+
+class ChainPlan:
+    """The rows of a chain: `body` for most, `rest` for those left over.
+
+    `kept` are values in scratch with their offsets, `slots` those of row values on the stack.
+    """
+
+    def __init__(
+        self,
+        values: list[ChainValue],
+        ends: list[int],
+        space: IterationSpace,
+        operands: int,
+        target: Target,
+    ) -> None:
+        self.values, self.ends, self.space, self.target = values, ends, space, target
+        self.operands = operands
+        length = space.row.length
+        self.row_stores = [
+            values[end].per_row and (length == 1 or space.row.strides[operands + n] == 0)
+            for n, end in enumerate(ends)
+        ]
+        self.passes = Passes(values, ends, self.row_stores)
+        self.constants = {n for n, value in enumerate(values) if value.kind == "constant"}
+        self.vectors, self.tail = -(-length // target.lanes), length % target.lanes
+        self.slot_count = 0
+        self.slots: dict[int, int] = {}
+        self.kept: dict[int, int] = {}
+        self.scratch_bytes = 0
+        self.rest: StepOfRows | None = None
+        self.body = self._short() or self._long()
+
+    def new_slot(self, registers: int) -> int:
+        """The offset of so many vectors' room on the stack."""
+        slot = self.slot_count * self.target.vector_bytes
+        self.slot_count += registers
+        return slot
+
+    def width(self, value: int, rows: int, vectors: int) -> int:
+        """Registers of a value in a block."""
+        of = self.values[value]
+        pair = 2 if of.element is Element.INT64 else 1
+        return pair * (rows if of.per_row else rows * vectors)
+
+    def _short(self) -> StepOfRows | None:
+        """Whole rows in registers, or None where they do not fit."""
+        if self.vectors > _MOST_IN_REGISTERS:
+            return None
+        count = self.space.loops[-1].length if self.space.loops else 1
+        for rows in _ROWS_IN_STEP:
+            if rows > count or (rows > 1 and rows * self.vectors > _MOST_SLOTS):
+                continue
+            block = self._whole_rows(rows)
+            if block is None:
+                continue
+            left = count % rows
+            if left:
+                rest = self._whole_rows(left)
+                if rest is None:
+                    continue
+                self.rest = StepOfRows(left, (rest,))
+            return StepOfRows(rows, (block,))
+        return None
+
+    def _whole_rows(self, rows: int) -> Block | None:
+        order = [v for v in self.passes.needed if v not in self.constants]
+        items = [self._item(v, rows, self.vectors) for v in order]
+        items += [self._store(n) for n in range(len(self.ends))]
+        taken = self.slot_count
+        try:
+            allocation = self._scan(items, rows, self.vectors, {}, {})
+        except TooFewRegisters:
+            allocation = None
+        if allocation is None or allocation.spills:
+            self.slot_count = taken
+            return None
+        return Block(rows, self.vectors, 0, self.tail, allocation)
+
+    def _scan(
+        self,
+        items: Sequence[Item],
+        rows: int,
+        vectors: int,
+        pinned: dict[int, tuple[int, ...]],
+        accumulators: dict[int, tuple[int, ...]],
+    ) -> Allocation:
+        used = {r for group in (pinned, accumulators) for held in group.values() for r in held}
+        pool = [r for r in range(self.target.vector_registers) if r not in used]
+        scan = Scan(
+            items,
+            pool,
+            pinned,
+            dict(self.slots),
+            self.new_slot,
+            lambda value: self.width(value, rows, vectors),
+        )
+        return scan.run(self.constants)
+
+    def _item(self, value: int, rows: int, vectors: int) -> Item:
+        of = self.values[value]
+        width = self.width(value, rows, vectors)
+        if of.kind == "load":
+            return Item("load", value, (), of.array, width, least_scratch=1)
+        if of.kind in ROW_REDUCTIONS:
+            return Item(
+                of.kind, value, of.arguments, width=width, least_scratch=3, most_scratch=rows + 2
+            )
+        function = function_of(of)
+        if isinstance(function, PairFunction):
+            least = most = function.scratch
+            reuse, memory = False, -1
+        else:
+            least = function.scratch + function.per_vector
+            most = function.scratch + function.per_vector * width
+            reuse, memory = True, function.memory
+        moved = sum(a in self.constants and n != memory for n, a in enumerate(of.arguments))
+        return Item(
+            of.kind, value, of.arguments, -1, width, reuse, least + moved, most + moved
+        )
+
+    def _store(self, result: int) -> Item:
+        return Item("store", -1, (self.ends[result],), result, least_scratch=3)
+
+    def _long(self) -> StepOfRows:
+        """Passes over one row at a time."""
+        segments: list[Block | PassPlan] = []
+        for stage in range(len(self.passes.row_values)):
+            block = self._row_block(stage)
+            if block is not None:
+                segments.append(block)
+            if stage < len(self.passes.passes):
+                segments.append(self._pass(self.passes.passes[stage]))
+        return StepOfRows(1, tuple(segments))
+
+    def _row_block(self, stage: int) -> Block | None:
+        """Values of which a row has one, which then lie on the stack; at last their results."""
+        items = []
+        for value in self.passes.row_values[stage]:
+            width = self.width(value, 1, 1)
+            self.slots[value] = self.new_slot(width)
+            items.append(self._item(value, 1, 1))
+            items.append(Item("put", -1, (value,), self.slots[value]))
+        if stage == len(self.passes.row_values) - 1:
+            items += [self._store(n) for n in self.passes.row_results]
+        return Block(1, 1, 0, 0, self._scan(items, 1, 1, {}, {})) if items else None
+
+    def _pass(self, row_pass: RowPass) -> PassPlan:
+        for value in row_pass.kept:
+            self.kept[value] = self.scratch_bytes
+            each = self.width(value, 1, 1) * self.target.vector_bytes
+            self.scratch_bytes += each * self.vectors
+        for reduction in row_pass.reductions:
+            self.slots[reduction] = self.new_slot(1)
+        used = self._row_inputs(row_pass)
+        attempts = [(vectors, used, False) for vectors in _VECTORS_IN_STEP]
+        for vectors, pinned, may_spill in [*attempts, (1, used, True), (1, [], True)]:
+            taken = self.slot_count
+            try:
+                plan = self._pass_of(row_pass, vectors, pinned)
+            except TooFewRegisters:
+                self.slot_count = taken
+                continue
+            blocks = [b for b in (plan.loop, plan.rest) if b is not None]
+            if may_spill or not any(b.allocation.spills for b in blocks):
+                return plan
+            self.slot_count = taken
+        raise TooFewRegisters(
+            f"{len(row_pass.reductions)} reductions of one row at a time take more registers "
+            "than there are; split the chain"
+        )
+
+    def _row_inputs(self, row_pass: RowPass) -> list[int]:
+        """Values of a row that a pass reads."""
+        computed = [v for v in row_pass.order if v not in row_pass.fetched]
+        arguments = [a for v in computed for a in self.values[v].arguments]
+        arguments += [self.values[r].arguments[0] for r in row_pass.reductions]
+        arguments += [self.ends[n] for n in row_pass.stored]
+        return sorted(
+            {a for a in arguments if self.values[a].per_row and a not in self.constants}
+        )
+
+    def _pass_of(self, row_pass: RowPass, vectors: int, pinned_values: list[int]) -> PassPlan:
+        whole = self.space.row.length // self.target.lanes
+        trips = whole // vectors
+        free = iter(range(self.target.vector_registers))
+        most = self.target.vector_registers
+
+        def take(count: int) -> tuple[int, ...]:
+            taken = tuple(next(free, most) for _ in range(count))
+            if most in taken:
+                raise TooFewRegisters("accumulators and values of a row fill all registers")
+            return taken
+
+        accumulators = {r: take(vectors) for r in row_pass.reductions}
+        pinned = {v: take(self.width(v, 1, 1)) for v in pinned_values}
+        loop = rest = None
+        if trips:
+            loop = self._block(row_pass, vectors, 0, 0, pinned, accumulators)
+        left = self.vectors - trips * vectors
+        if left:
+            first = trips * vectors * self.target.lanes
+            rest = self._block(row_pass, left, first, self.tail, pinned, accumulators)
+        finished = tuple((reduction, self.slots[reduction]) for reduction in row_pass.reductions)
+        return PassPlan(loop, trips, rest, pinned, finished, accumulators)
+
+    def _block(
+        self,
+        row_pass: RowPass,
+        vectors: int,
+        first: int,
+        tail: int,
+        pinned: dict[int, tuple[int, ...]],
+        accumulators: dict[int, tuple[int, ...]],
+    ) -> Block:
+        items: list[Item] = []
+        waiting = list(row_pass.reductions)
+        for value in row_pass.order:
+            if value in row_pass.fetched:
+                width = self.width(value, 1, vectors)
+                items.append(Item("fetch", value, (), self.kept[value], width))
+            else:
+                items.append(self._item(value, 1, vectors))
+            if value in row_pass.kept:
+                items.append(Item("keep", -1, (value,), self.kept[value]))
+            ready = [r for r in waiting if self.values[r].arguments[0] == value]
+            items += [self._accumulate(r) for r in ready]
+            waiting = [r for r in waiting if r not in ready]
+        items += [self._accumulate(r) for r in waiting]  # of values that a row has one of
+        items += [self._store(n) for n in row_pass.stored]
+        allocation = self._scan(items, 1, vectors, pinned, accumulators)
+        return Block(1, vectors, first, tail, allocation, accumulators)
+
+    def _accumulate(self, reduction: int) -> Item:
+        arguments = self.values[reduction].arguments
+        return Item("accumulate", -1, arguments, reduction, least_scratch=3)

@@ -1,0 +1,260 @@
+"""exp, log and their kin, erf, sine and cosine, in place, of several vectors in step."""
+
+from collections.abc import Sequence
+
+from sparsejit.asm_templates.pointwise.chain.coefficients import (
+    COS,
+    ERF_DENOMINATOR,
+    ERF_LIMIT,
+    ERF_NUMERATOR,
+    EXP,
+    EXP_HIGHEST,
+    EXP_LOWEST,
+    EXPM1_LOWEST,
+    HALF_PI,
+    LN2,
+    LN2_REST,
+    LN2_SHORT,
+    LOG,
+    LOG2_E,
+    SIN,
+)
+from sparsejit.asm_templates.pointwise.chain.lanes import bits, is_wide, move, select
+from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.polynomial import emit_polynomial
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Register, k
+
+Registers = Sequence[Register]
+_TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
+_MANTISSA_FROM_3_4 = 0x0B  # of vgetmantps: in [3/4, 3/2); NaN for negative numbers
+_MASK = k(1)
+
+
+def _parts(scratch: Registers, count: int, parts: int) -> list[Registers]:
+    return [scratch[part * count : (part + 1) * count] for part in range(parts)]
+
+
+def _each(asm: Assembler, mnemonic: str, *columns: Registers | int) -> None:
+    """The instruction for every vector; a number is the same for all."""
+    vectors = max(len(column) for column in columns if not isinstance(column, int))
+    for number in range(vectors):
+        asm.emit(mnemonic, *(c if isinstance(c, int) else c[number] for c in columns))
+
+
+def _with(
+    asm: Assembler,
+    mnemonic: str,
+    results: Registers,
+    firsts: Registers,
+    value: float,
+    spare: Register,
+) -> None:
+    """results = mnemonic(firsts, value)."""
+    load_constant(asm, spare, value)
+    for result, first in zip(results, firsts, strict=True):
+        asm.emit(mnemonic, result, first, spare)
+
+
+def _clamp(asm: Assembler, x: Registers, lowest: float, highest: float, spare: Register) -> None:
+    """x into [lowest, highest]; NaN stays."""
+    for mnemonic, bound in (("vminps", highest), ("vmaxps", lowest)):
+        load_constant(asm, spare, bound)
+        for register in x:
+            # min and max return their second source when either is NaN.
+            asm.emit(mnemonic, register, spare, register)
+
+
+def _round(asm: Assembler, results: Registers, sources: Registers) -> None:
+    _each(asm, "vrndscaleps" if is_wide(asm) else "vroundps", results, sources, _TO_NEAREST)
+
+
+def _reduce_by_ln2(asm: Assembler, x: Registers, n: Registers, spare: Register) -> None:
+    """n = x / ln 2 rounded, x -= n ln 2."""
+    _with(asm, "vmulps", n, x, LOG2_E, spare)
+    _round(asm, n, n)
+    for part in LN2:
+        load_constant(asm, spare, part)
+        for number, register in zip(n, x, strict=True):
+            asm.emit("vfnmadd231ps", register, number, spare)
+
+
+def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """2^n p(x - n ln 2), n whole: overflows to infinity, underflows through denormals."""
+    (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
+    _clamp(asm, x, EXP_LOWEST, EXP_HIGHEST, spare)
+    _reduce_by_ln2(asm, x, n, spare)
+    emit_polynomial(asm, p, x, (1.0, 1.0, *EXP), spare)
+    if is_wide(asm):
+        _each(asm, "vscalefps", x, p, n)
+        return
+    # 2^n in two factors, as 2^-150 and 2^128 are no normal floats.
+    _each(asm, "vcvtps2dq", n, n)
+    _each(asm, "vpsrad", x, n, 1)
+    _each(asm, "vpsubd", n, n, x)
+    move(asm, spare, asm.constant(1.0))
+    for factor in (x, n):
+        _each(asm, "vpslld", factor, factor, 23)
+        for register in factor:
+            asm.emit("vpaddd", register, register, spare)
+    _each(asm, "vmulps", p, p, x)
+    _each(asm, "vmulps", x, p, n)
+
+
+def expm1(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """2 (s q + (s - 1/2)), s = 2^(n - 1), q = exp(x - n ln 2) - 1."""
+    (s, q), spare = _parts(scratch, len(x), 2), scratch[-1]
+    _clamp(asm, x, EXPM1_LOWEST, EXP_HIGHEST, spare)
+    _reduce_by_ln2(asm, x, s, spare)
+    emit_polynomial(asm, q, x, EXP, spare)
+    _each(asm, "vmulps", q, q, x)
+    _each(asm, "vfmadd213ps", q, x, x)
+    _each(asm, "vcvtps2dq", s, s)
+    _each(asm, "vpslld", s, s, 23)
+    move(asm, spare, asm.constant(0.5))
+    for register in s:
+        asm.emit("vpaddd", register, register, spare)
+    for register, scale in zip(x, s, strict=True):
+        asm.emit("vsubps", register, scale, spare)
+    _each(asm, "vfmadd231ps", x, q, s)
+    _each(asm, "vaddps", x, x, x)
+
+
+def log(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """e ln 2 + log m, x = 2^e m with m in [3/4, 3/2)."""
+    parts, spare = _parts(scratch, len(x), 3 if is_wide(asm) else 4), scratch[-1]
+    e, p, square = parts[:3]
+    if is_wide(asm):
+        _each(asm, "vgetexpps", e, x)
+        _each(asm, "vgetmantps", x, x, _MANTISSA_FROM_3_4)
+        _each(asm, "vgetexpps", p, x)
+        _each(asm, "vsubps", e, e, p)
+    else:
+        for original, register in zip(parts[3], x, strict=True):
+            asm.emit("vmovaps", original, register)
+        _split_exponent(asm, x, e, p, spare)
+    _with(asm, "vsubps", x, x, 1.0, spare)
+    _each(asm, "vmulps", square, x, x)
+    emit_polynomial(asm, p, x, LOG, spare)
+    _each(asm, "vmulps", p, p, x)
+    _each(asm, "vmulps", p, p, square)
+    for mnemonic, value, factor, total in (
+        ("vfmadd231ps", LN2_REST, e, p),
+        ("vfnmadd231ps", 0.5, square, p),
+    ):
+        load_constant(asm, spare, value)
+        for first, sum_ in zip(factor, total, strict=True):
+            asm.emit(mnemonic, sum_, first, spare)
+    _each(asm, "vaddps", x, x, p)
+    load_constant(asm, spare, LN2_SHORT)
+    for exponent, register in zip(e, x, strict=True):
+        asm.emit("vfmadd231ps", register, exponent, spare)
+    if not is_wide(asm):
+        for original, register, truth in zip(parts[3], x, p, strict=True):
+            _special_logarithms(asm, register, original, truth, spare)
+
+
+def _split_exponent(
+    asm: Assembler, x: Registers, e: Registers, truth: Registers, spare: Register
+) -> None:
+    """x = 2^e m, left in x, with m in [3/4, 3/2); of denormals as well."""
+    for register, exponent, small in zip(x, e, truth, strict=True):
+        asm.emit("vcmpps", small, register, bits(asm, 0x00800000), 17)  # below 2^-126
+        asm.emit("vmulps", exponent, register, asm.constant(2.0**23))
+        asm.emit("vblendvps", register, register, exponent, small)
+        move(asm, spare, bits(asm, 0x3F400000))
+        asm.emit("vpsubd", exponent, register, spare)
+        asm.emit("vpsrad", exponent, exponent, 23)
+        asm.emit("vpslld", spare, exponent, 23)
+        asm.emit("vpsubd", register, register, spare)
+        asm.emit("vcvtdq2ps", exponent, exponent)
+        asm.emit("vandps", small, small, asm.constant(23.0))
+        asm.emit("vsubps", exponent, exponent, small)
+
+
+def _special_logarithms(
+    asm: Assembler, result: Register, x: Register, truth: Register, spare: Register
+) -> None:
+    """result where x is zero, negative, infinite or NaN."""
+    zero(asm, spare)
+    asm.emit("vcmpps", truth, x, spare, 0)
+    asm.emit("vblendvps", result, result, asm.constant(float("-inf")), truth)
+    asm.emit("vcmpps", truth, x, asm.constant(float("inf")), 5)  # not less: infinity, NaN
+    asm.emit("vblendvps", result, result, x, truth)
+    asm.emit("vcmpps", truth, x, spare, 17)
+    asm.emit("vorps", result, result, truth)
+
+
+def log1p(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """log u + (x - (u - 1)) / u, u = 1 + x rounded."""
+    rest, spare = scratch[: len(x)], scratch[-1]
+    u = scratch[len(x) : 2 * len(x)]
+    load_constant(asm, spare, 1.0)
+    for register, one_more, lost in zip(x, u, rest, strict=True):
+        asm.emit("vaddps", one_more, register, spare)
+        asm.emit("vsubps", lost, one_more, spare)
+        asm.emit("vsubps", lost, register, lost)
+        asm.emit("vdivps", lost, lost, one_more)
+        asm.emit("vmovaps", register, one_more)
+        # NaN where u is zero or infinite, and then its logarithm is the result.
+        if is_wide(asm):
+            asm.emit("vcmpps", _MASK, lost, lost, 7)
+            asm.emit("vmovaps", lost.masked(_MASK, zeroing=True), lost)
+        else:
+            asm.emit("vcmpps", one_more, lost, lost, 7)
+            asm.emit("vandps", lost, lost, one_more)
+    log(asm, x, scratch[len(x) :])
+    _each(asm, "vaddps", x, x, rest)
+
+
+def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """x P(x^2) / Q(x^2), which reaches 1 where x is clamped."""
+    (square, top, bottom), spare = _parts(scratch, len(x), 3), scratch[-1]
+    _clamp(asm, x, -ERF_LIMIT, ERF_LIMIT, spare)
+    _each(asm, "vmulps", square, x, x)
+    emit_polynomial(asm, bottom, square, ERF_DENOMINATOR, spare)
+    emit_polynomial(asm, top, square, ERF_NUMERATOR, spare)
+    _each(asm, "vmulps", x, x, top)
+    if not is_wide(asm):
+        _each(asm, "vdivps", x, x, bottom)
+        return
+    # An estimate of 14 bits and one Newton step on the quotient, as in shared/activation.py.
+    _each(asm, "vrcp14ps", square, bottom)
+    _each(asm, "vmulps", top, x, square)
+    _each(asm, "vfmsub231ps", x, top, bottom)
+    _each(asm, "vfnmadd213ps", x, square, top)
+
+
+def sin(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    _sine(asm, x, scratch, 0)
+
+
+def cos(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    _sine(asm, x, scratch, 1)
+
+
+def _sine(asm: Assembler, x: Registers, scratch: Registers, quarter: int) -> None:
+    """sin(x + quarter pi / 2): x less a whole number of quarters, which chooses sine or cosine."""
+    (n, square, p), spare = _parts(scratch, len(x), 3), scratch[-1]
+    _with(asm, "vmulps", n, x, 2 / 3.141592653589793, spare)
+    _round(asm, n, n)
+    for part in HALF_PI:
+        load_constant(asm, spare, part)
+        for number, register in zip(n, x, strict=True):
+            asm.emit("vfnmadd231ps", register, number, spare)
+    _each(asm, "vcvtps2dq", n, n)
+    if quarter:
+        move(asm, spare, asm.constant(quarter))
+        for register in n:
+            asm.emit("vpaddd", register, register, spare)
+    _each(asm, "vmulps", square, x, x)
+    emit_polynomial(asm, p, square, SIN, spare)
+    _each(asm, "vmulps", x, x, p)
+    emit_polynomial(asm, p, square, COS, spare)
+    for register, number, cosine, scratch_ in zip(x, n, p, square, strict=True):
+        asm.emit("vpslld", scratch_, number, 31)
+        select(asm, register, scratch_, cosine, register)
+        asm.emit("vpsrld", number, number, 1)
+        asm.emit("vpslld", number, number, 31)
+        asm.emit("vxorps", register, register, number)

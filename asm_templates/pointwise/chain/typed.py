@@ -1,0 +1,167 @@
+"""A chain as typed values: operands loaded, constants, functions, and conversions in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.pointwise.chain.functions import (
+    BOOL_FUNCTIONS,
+    COMMUTATIVE,
+    FLOAT_FUNCTIONS,
+    VectorFunction,
+)
+from sparsejit.asm_templates.pointwise.chain.integers import INT_FUNCTIONS, PairFunction
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
+
+_COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
+_LOGICAL = {"logical_and", "logical_or", "logical_not"}
+# Arithmetic of truth values that torch allows.
+_OF_BOOLS = {
+    "add": "logical_or",
+    "mul": "logical_and",
+    "maximum": "logical_or",
+    "minimum": "logical_and",
+}
+_TABLES: dict[Element, Mapping[str, VectorFunction | PairFunction]] = {
+    Element.FLOAT32: FLOAT_FUNCTIONS,
+    Element.BOOL: BOOL_FUNCTIONS,
+    Element.INT64: INT_FUNCTIONS,
+}
+
+
+@dataclass(frozen=True)
+class Strided:
+    """An operand or result: bytes from element to element along every axis of the chain's shape.
+
+    A stride is 0 where the array broadcasts. `constant` is the value of an operand of one element
+    that is known when the code is made; its memory is never read.
+    """
+
+    strides: tuple[int, ...]
+    element: Element = Element.FLOAT32
+    constant: float | None = None
+
+
+@dataclass(frozen=True)
+class ChainValue:
+    """A value of a chain: `kind` is "load", "constant", a function, conversion or reduction.
+
+    Of a value `per_row` there is one for a whole row. `of` is the element of the arguments that
+    the function's table is chosen by.
+    """
+
+    kind: str
+    arguments: tuple[int, ...]
+    element: Element
+    of: Element
+    per_row: bool
+    array: int = -1
+    number: float = 0.0
+
+
+class _Typing:
+    def __init__(self, chain: Chain, operands: Sequence[Strided], per_row: Sequence[bool]) -> None:
+        self.chain = chain
+        self.values: list[ChainValue] = []
+        self._known: dict[ChainValue, int] = {}
+        self.numbers = [
+            self._operand(array, operand, per_row[array]) for array, operand in enumerate(operands)
+        ]
+        for step in chain.steps:
+            self.numbers.append(self._step(step.kind, [self.numbers[a] for a in step.arguments]))
+
+    def add(self, value: ChainValue) -> int:
+        """The number of a value; the same one for the same value."""
+        if value not in self._known:
+            self._known[value] = len(self.values)
+            self.values.append(value)
+        return self._known[value]
+
+    def _operand(self, array: int, operand: Strided, per_row: bool) -> int:
+        if operand.constant is not None:
+            return self._constant(operand.constant, operand.element)
+        return self.add(ChainValue("load", (), operand.element, operand.element, per_row, array))
+
+    def _constant(self, number: float, element: Element) -> int:
+        return self.add(ChainValue("constant", (), element, element, True, number=float(number)))
+
+    def convert(self, number: int, element: Element) -> int:
+        """The value as another element, as torch's `to` gives it."""
+        value = self.values[number]
+        if value.element is element:
+            return number
+        if value.kind == "constant":
+            truth = float(value.number != 0)
+            return self._constant(truth if element is Element.BOOL else value.number, element)
+        if element is Element.BOOL:
+            zero = self._constant(0.0, value.element)
+            return self._function("not_equal", (number, zero), Element.BOOL, value.element)
+        return self._function(f"to_{element.value}", (number,), element, value.element)
+
+    def _function(
+        self, kind: str, arguments: tuple[int, ...], element: Element, of: Element
+    ) -> int:
+        if kind not in ROW_REDUCTIONS and kind not in _TABLES[of]:
+            raise CompileError(
+                f"chain {self.chain.title!r}: no {kind} of {of.value}; "
+                "convert to float32, or leave this step out of the chain"
+            )
+        if kind in COMMUTATIVE and self.values[arguments[0]].kind == "constant":
+            arguments = arguments[::-1]
+        per_row = kind in ROW_REDUCTIONS or all(self.values[a].per_row for a in arguments)
+        return self.add(ChainValue(kind, arguments, element, of, per_row))
+
+    def _common(self, arguments: list[int]) -> Element:
+        elements = {self.values[a].element for a in arguments}
+        order = (Element.FLOAT32, Element.INT64, Element.BOOL)
+        return next(element for element in order if element in elements)
+
+    def _step(self, kind: str, arguments: list[int]) -> int:
+        if kind in ROW_REDUCTIONS:
+            if self.values[arguments[0]].element is Element.INT64:
+                raise CompileError(
+                    f"chain {self.chain.title!r}: no {kind} of int64; convert to float32 before"
+                )
+            whole = self.convert(arguments[0], Element.FLOAT32)
+            return self._function(kind, (whole,), Element.FLOAT32, Element.FLOAT32)
+        if kind in _LOGICAL:
+            truths = tuple(self.convert(a, Element.BOOL) for a in arguments)
+            return self._function(kind, truths, Element.BOOL, Element.BOOL)
+        if kind == "where":
+            truth = self.convert(arguments[0], Element.BOOL)
+            common = self._common(arguments[1:])
+            choices = (self.convert(a, common) for a in arguments[1:])
+            return self._function(kind, (truth, *choices), common, common)
+        common = self._common(arguments)
+        if kind in _COMPARISONS:
+            common = Element.FLOAT32 if common is Element.BOOL else common
+            both = tuple(self.convert(a, common) for a in arguments)
+            return self._function(kind, both, Element.BOOL, common)
+        if common is Element.BOOL:
+            kind = _OF_BOOLS.get(kind, kind)
+        alike = tuple(self.convert(a, common) for a in arguments)
+        return self._function(kind, alike, common, common)
+
+
+def type_values(
+    chain: Chain, operands: Sequence[Strided], results: Sequence[Strided], per_row: Sequence[bool]
+) -> tuple[list[ChainValue], list[int]]:
+    """The values of a chain in an order in which they can be computed, and those of the results.
+
+    `per_row` tells of which operands a row has one element. Raises CompileError for a function
+    that does not exist for its elements.
+    """
+    typing = _Typing(chain, operands, per_row)
+    ends = [
+        typing.convert(typing.numbers[number], result.element)
+        for number, result in zip(chain.results, results, strict=True)
+    ]
+    return typing.values, ends
+
+
+def function_of(value: ChainValue) -> VectorFunction | PairFunction:
+    """The function that gives the value."""
+    return _TABLES[value.of][value.kind]
