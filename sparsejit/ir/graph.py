@@ -167,9 +167,9 @@ class GraphBuilder:
     def constant(self, array: Array, origin: Origin) -> Value:
         """A value known at compile time. Raises InvalidInput for a dtype that no element is."""
         if array.dtype.kind == "f":
-            array = array.astype(np.float32)
+            array = array.astype(np.float32, copy=False)
         elif array.dtype.kind in "iu":
-            array = array.astype(np.int64)
+            array = array.astype(np.int64, copy=False)
         if array.dtype.name not in {element.value for element in Element}:
             raise InvalidInput(
                 f"{origin.name} has dtype {array.dtype}; use a real or whole number"
