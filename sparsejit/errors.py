@@ -13,6 +13,10 @@ class InvalidInput(SparseJitError, ValueError):
     """An argument has the wrong shape, dtype, layout or value."""
 
 
+class UnsupportedOperator(InvalidInput):
+    """A model uses operators that cannot be compiled: the message lists all of them."""
+
+
 class UnsupportedTarget(SparseJitError, RuntimeError):
     """The processor, or the limit set on it, lacks an instruction set that is needed."""
 

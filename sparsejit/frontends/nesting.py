@@ -1,0 +1,178 @@
+"""Tensors in nests of tuples, lists and dicts: taken out in one order, and put back.
+
+A nest is described without torch, and as JSON, so that a saved model knows its arguments.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.spec import Choice
+
+
+class NestKind(Choice):
+    """What stands at one place of a nest."""
+
+    TENSOR = "tensor"
+    CONSTANT = "constant"
+    TUPLE = "tuple"
+    LIST = "list"
+    DICT = "dict"
+    NAMED_TUPLE = "namedtuple"
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A place and what it holds: `items` in order, with `keys` for a dict or a named tuple.
+
+    A constant is None, a bool, a number or a string, and the same at every call. `rebuild` makes
+    a named tuple of the user's own class; read from JSON there is none, and a new class is made.
+    """
+
+    kind: NestKind
+    items: tuple[Nest, ...] = ()
+    keys: tuple[Any, ...] = ()
+    name: str = ""
+    value: Any = None
+    rebuild: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+
+TENSOR = Nest(NestKind.TENSOR)
+
+
+def describe(nest: Any, is_tensor: Callable[[Any], bool], where: str) -> Nest:
+    """The nest's form. Raises InvalidInput for a container of another type, such as a dataclass."""
+    if is_tensor(nest):
+        return TENSOR
+    if nest is None or isinstance(nest, bool | int | float | str):
+        return Nest(NestKind.CONSTANT, value=nest)
+    if isinstance(nest, Mapping):
+        keys = tuple(nest)
+        return Nest(NestKind.DICT, _each(nest.values(), is_tensor, where, keys), keys)
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        own, fields = type(nest), tuple(nest._fields)
+        items = _each(nest, is_tensor, where, fields)
+        return Nest(NestKind.NAMED_TUPLE, items, fields, own.__name__, rebuild=own)
+    if type(nest) in (tuple, list):
+        kind = NestKind.TUPLE if type(nest) is tuple else NestKind.LIST
+        return Nest(kind, _each(nest, is_tensor, where, range(len(nest))))
+    raise InvalidInput(
+        f"{where} is a {type(nest).__name__}; give tensors in tuples, lists, dicts or named tuples"
+    )
+
+
+def _each(
+    items: Any, is_tensor: Callable[[Any], bool], where: str, keys: Sequence[Any]
+) -> tuple[Nest, ...]:
+    return tuple(
+        describe(item, is_tensor, f"{where}[{key!r}]")
+        for item, key in zip(items, keys, strict=True)
+    )
+
+
+def flatten(form: Nest, nest: Any, where: str) -> list[Any]:
+    """The tensors of a nest of this form, in order; what stands for a tensor is not looked at.
+
+    Raises InvalidInput, naming the place, where the nest has another form.
+    """
+    return list(_tensors(form, nest, where))
+
+
+def _tensors(form: Nest, nest: Any, where: str) -> Iterator[Any]:
+    if form.kind is NestKind.TENSOR:
+        if nest is None or isinstance(nest, tuple | dict | str):
+            raise InvalidInput(f"{where} is a {type(nest).__name__}; give a tensor")
+        yield nest
+    elif form.kind is NestKind.CONSTANT:
+        if type(nest) is not type(form.value) or nest != form.value:
+            raise InvalidInput(
+                f"{where} is {nest!r}, but the model was compiled for {form.value!r}; give that"
+            )
+    elif form.kind is NestKind.DICT:
+        if not isinstance(nest, Mapping) or set(nest) != set(form.keys):
+            found = list(nest) if isinstance(nest, Mapping) else type(nest).__name__
+            raise InvalidInput(f"{where} is {found}; give a dict of {list(form.keys)}")
+        for key, item in zip(form.keys, form.items, strict=True):
+            yield from _tensors(item, nest[key], f"{where}[{key!r}]")
+    else:
+        if not isinstance(nest, tuple | list) or len(nest) != len(form.items):
+            found = f"{len(nest)} items" if isinstance(nest, tuple | list) else type(nest).__name__
+            raise InvalidInput(f"{where} is {found}; give a {form.kind.value} of {len(form.items)}")
+        for place, (item, inner) in enumerate(zip(form.items, nest, strict=True)):
+            yield from _tensors(item, inner, f"{where}[{place}]")
+
+
+def unflatten(form: Nest, tensors: Sequence[Any]) -> Any:
+    """The nest of this form that holds these tensors, in order."""
+    left = iter(tensors)
+    nest = _filled(form, left)
+    if next(left, None) is not None:
+        raise InvalidInput(f"{len(tensors)} tensors are more than the nest holds; give fewer")
+    return nest
+
+
+def _filled(form: Nest, left: Iterator[Any]) -> Any:
+    if form.kind is NestKind.TENSOR:
+        try:
+            return next(left)
+        except StopIteration:
+            raise InvalidInput("there are fewer tensors than the nest holds; give more") from None
+    if form.kind is NestKind.CONSTANT:
+        return form.value
+    items = [_filled(item, left) for item in form.items]
+    if form.kind is NestKind.DICT:
+        return dict(zip(form.keys, items, strict=True))
+    if form.kind is NestKind.NAMED_TUPLE:
+        return (form.rebuild or _named_tuple(form.name, form.keys))(*items)
+    return tuple(items) if form.kind is NestKind.TUPLE else items
+
+
+@cache
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
+    return namedtuple(name, fields)
+
+
+def to_json(form: Nest) -> dict[str, Any]:
+    """What json.dumps writes, for `from_json`."""
+    if form.kind is NestKind.TENSOR:
+        return {"kind": form.kind.value}
+    if form.kind is NestKind.CONSTANT:
+        return {"kind": form.kind.value, "value": form.value}
+    described: dict[str, Any] = {"kind": form.kind.value}
+    if form.kind in (NestKind.DICT, NestKind.NAMED_TUPLE):
+        described["keys"] = list(form.keys)
+    if form.name:
+        described["name"] = form.name
+    return {**described, "items": [to_json(item) for item in form.items]}
+
+
+def from_json(described: Any, where: str) -> Nest:
+    """A form out of JSON. Raises DamagedFile, naming `where`, for what is none."""
+    try:
+        return _parsed(described)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedFile(f"{where} describes no nest of tensors; save the model again") from error
+
+
+def _parsed(described: Any) -> Nest:
+    kind = NestKind(described["kind"])
+    if kind is NestKind.TENSOR:
+        return TENSOR
+    if kind is NestKind.CONSTANT:
+        if not isinstance(described["value"], bool | int | float | str | None):
+            raise ValueError("a constant that is a container")
+        return Nest(kind, value=described["value"])
+    items = tuple(_parsed(item) for item in described["items"])
+    if kind in (NestKind.TUPLE, NestKind.LIST):
+        return Nest(kind, items)
+    keys, name = tuple(described["keys"]), str(described.get("name", ""))
+    if len(set(keys)) != len(items) or len(keys) != len(items):
+        raise ValueError("keys that do not fit the items")
+    if kind is NestKind.NAMED_TUPLE:
+        _named_tuple(name, keys)
+    return Nest(kind, items, keys, name)

@@ -1,0 +1,9 @@
+"""Torch models as graphs: exported by torch.export, mapped operator by operator.
+
+torch is imported when a model is given, never before.
+"""
+
+from sparsejit.frontends.torch_export.exporting import Exported, export
+from sparsejit.frontends.torch_export.interpreting import graph_of
+
+__all__ = ["Exported", "export", "graph_of"]

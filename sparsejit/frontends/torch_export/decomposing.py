@@ -1,0 +1,54 @@
+"""One operator as torch writes it with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.ir.graph import Element, Value
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+
+def decomposed(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[GraphModule, list[Any]] | None:
+    """A module of other operators that does the same, and its arguments; None if there is none."""
+    import torch
+    from torch._decomp import get_decompositions
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    flat, spec = tree_flatten((list(args), dict(kwargs)))
+    places = [place for place, x in enumerate(flat) if isinstance(x, Value) or is_tensor(x)]
+
+    def call(*tensors: Any) -> Any:
+        filled = list(flat)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        positional, named = tree_unflatten(filled, spec)
+        return target(*positional, **named)
+
+    given = [flat[place] for place in places]
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            fakes = [_fake(x) for x in given]
+            table: Any = get_decompositions([target])
+            module = make_fx(call, table, tracing_mode="fake")(*fakes)
+    except Exception:  # whatever torch raises for operands that it does not decompose
+        return None
+    if any(node.target is target for node in module.graph.nodes):
+        return None
+    return module, given
+
+
+def _fake(x: Any) -> Any:
+    import torch
+
+    if is_tensor(x):
+        return torch.empty(x.shape, dtype=x.dtype)
+    dtypes = {Element.FLOAT32: torch.float32, Element.INT64: torch.int64, Element.BOOL: torch.bool}
+    return torch.empty(x.shape, dtype=dtypes[x.type.element])

@@ -1,0 +1,157 @@
+"""A torch module, or what torch.export made of one, as graphs of any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends import batch_axis, nesting
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.nesting import Nest
+from sparsejit.frontends.torch_export.interpreting import graph_of
+from sparsejit.frontends.torch_export.mutation import functionalised
+from sparsejit.frontends.torch_export.tracing import traced
+from sparsejit.ir.graph import Array, Graph
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+
+def export(
+    model: Any,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    free_batch: bool = True,
+) -> Exported:
+    """A torch.nn.Module, as it computes in evaluation, or an ExportedProgram.
+
+    With `free_batch` axis 0 of every input is one size that may change; where the model does not
+    allow that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is
+    computed in float32, models of other floats as well: their weights and inputs become float32.
+    Warns where the model is in training mode; its state does not change. Raises InvalidInput for
+    what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
+    that have no mapping.
+    """
+    program, why_not = traced(model, tuple(example_inputs), dict(example_kwargs or {}), free_batch)
+    return Exported(program, why_not)
+
+
+class Exported:
+    """An exported model. `graph(batch)` is its graph for a batch of that size.
+
+    `input_tree` is the form of (args, kwargs), `output_tree` that of what the model returns;
+    graphs have the tensors of both, in order.
+    """
+
+    def __init__(self, program: ExportedProgram, why_not_free: str) -> None:
+        self._program = functionalised(program)
+        self._constants = _constants(self._program)
+        self._arrays: dict[str, Array] = {}
+        signature = self._program.graph_signature
+        self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
+        self.input_tree = _form(program.call_spec.in_spec, _arguments(signature), "inputs")
+        self.output_tree = _form(program.call_spec.out_spec, _results(signature), "outputs")
+        self._symbol, self.example_batch, found = _batch_of(self._program)
+        self.why_not_free = why_not_free or found or self._mixing()
+
+    @property
+    def batch_is_free(self) -> bool:
+        """Whether axis 0 of inputs and outputs is the batch and no sample touches another."""
+        return not self.why_not_free
+
+    def graph(self, batch: int | None = None) -> Graph:
+        """With that batch, by default the example's.
+
+        Raises InvalidInput where only the example's batch is possible.
+        """
+        if self._symbol is None and batch not in (None, self.example_batch):
+            raise InvalidInput(
+                f"batch={batch}, but the batch of this model is fixed: {self.why_not_free}; "
+                "compile it with example inputs of that batch"
+            )
+        size = self.example_batch if batch is None else batch
+        sizes = {} if self._symbol is None or size is None else {self._symbol: size}
+        module = self._program.graph_module
+        return graph_of(module, self._constants, sizes, self._arrays, self._names)
+
+    def flatten_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The graph's inputs out of a call's arguments. Raises InvalidInput for another form."""
+        return nesting.flatten(self.input_tree, (tuple(args), dict(kwargs)), "inputs")
+
+    def unflatten_outputs(self, outputs: Sequence[Any]) -> Any:
+        """What the model returns, with the graph's outputs in it."""
+        return nesting.unflatten(self.output_tree, outputs)
+
+    def _mixing(self) -> str:
+        """Why the batch is not free, from the graphs of two batches."""
+        if self._symbol is None:
+            return "it was exported for one batch"
+        few, many = (self.graph(batch) for batch in batch_axis.PROBES)
+        return batch_axis.why_not_free(few, many)
+
+
+class _Tensor:
+    """Stands for a tensor in a nest."""
+
+
+def _form(spec: Any, arguments: Sequence[Any], where: str) -> Nest:
+    """The form of a pytree whose leaves are these; `_Tensor` and constants."""
+    return nesting.describe(spec.unflatten(arguments), lambda x: isinstance(x, _Tensor), where)
+
+
+def _leaf(argument: Any) -> Any:
+    return argument.value if type(argument).__name__ == "ConstantArgument" else _Tensor()
+
+
+def _arguments(signature: Any) -> list[Any]:
+    return [_leaf(spec.arg) for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
+
+
+def _results(signature: Any) -> list[Any]:
+    changed = [s for s in signature.output_specs if s.kind.name != "USER_OUTPUT"]
+    for spec in changed:
+        raise InvalidInput(
+            f"the model changes {spec.target!r} while it runs; return it as an output instead"
+        )
+    return [_leaf(spec.arg) for spec in signature.output_specs]
+
+
+def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and literals by placeholder: copies, one where several share memory."""
+    copies: dict[Any, torch.Tensor] = {}
+    constants = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.target is None:
+            continue
+        tensors = program.state_dict if spec.target in program.state_dict else program.constants
+        tensor = tensors[spec.target]
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in copies:
+            plain = tensor.detach().cpu()
+            short = plain.is_floating_point() and plain.element_size() < 4
+            copies[key] = plain.float() if short else plain.clone()
+        constants[spec.arg.name] = copies[key]
+    return constants
+
+
+def _batch_of(program: ExportedProgram) -> tuple[str | None, int | None, str]:
+    """The symbol on axis 0 of all inputs, its number in the example, and why there is none."""
+    sizes = []
+    user = set(program.graph_signature.user_inputs)
+    for node in program.graph.nodes:
+        example = node.meta.get("val")
+        if node.op == "placeholder" and node.name in user and is_tensor(example):
+            if not len(example.shape):
+                return None, None, f"input {node.name} has no axes"
+            sizes.append((node.name, example.shape[0]))
+    if not sizes:
+        return None, None, "the model has no tensor inputs"
+    (first, size), *others = sizes
+    for name, other in others:
+        if str(other) != str(size):
+            return None, None, f"axis 0 of input {first} is {size}, that of {name} is {other}"
+    if isinstance(size, int):
+        return None, size, "it was exported for one batch"
+    return str(size), size.node.hint, ""

@@ -1,0 +1,262 @@
+"""An exported graph, node by node, as a graph of ours."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.torch_export.decomposing import decomposed
+from sparsejit.frontends.torch_export.missing import Missing, refuse
+from sparsejit.frontends.torch_export.origins import origin_of
+from sparsejit.frontends.torch_export.table import OPERATORS
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer, type_of
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule, Node
+
+# What a name of the exported graph stands for: a value, a known tensor, a number, or a list.
+Result = Any
+
+
+def graph_of(
+    module: GraphModule,
+    constants: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, int] | None = None,
+    arrays: dict[str, Array] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Graph:
+    """The graph of a module of ATen operators whose nodes carry fake tensors (`meta["val"]`).
+
+    Placeholders named in `constants` are known; the other tensors are inputs, in their order.
+    `sizes` gives symbols of the shapes their number, else torch's example counts. `arrays` keeps
+    constants as arrays for further graphs and `names` has their names, by placeholder. The
+    outputs are the tensors that the module returns. Raises UnsupportedOperator, which lists every
+    operator that has no mapping, and InvalidInput for an input of a dtype that no graph holds.
+    """
+    builder = GraphBuilder()
+    write = Writer(builder, {} if arrays is None else arrays)
+    interpreter = Interpreter(write, sizes or {})
+    given: list[Result] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and node.name in constants:
+            tensor = in_float32(constants[node.name])
+            write.name(tensor, node.name, (names or {}).get(node.name, node.name))
+            given.append(tensor)
+        elif node.op == "placeholder":
+            given.append(interpreter.input(node))
+    outputs = interpreter.run(module, given)
+    if interpreter.missing:
+        refuse(interpreter.missing)
+    return builder.finish([write.value(x) for x in leaves(outputs) if is_value(x)])
+
+
+def is_value(x: Result) -> bool:
+    """Whether it is a tensor, known or not."""
+    return isinstance(x, Value) or is_tensor(x)
+
+
+def leaves(nest: Result) -> list[Result]:
+    """What lists and tuples hold, in order."""
+    if isinstance(nest, list | tuple):
+        return [leaf for item in nest for leaf in leaves(item)]
+    return [nest]
+
+
+def in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Shorter floats as float32, in which all is computed; else the tensor itself."""
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    short = plain.is_floating_point() and plain.element_size() < 4
+    return plain.float() if short else plain
+
+
+class Interpreter:
+    """Runs nodes in order; what has no mapping is collected in `missing`."""
+
+    def __init__(self, write: Writer, sizes: Mapping[str, int]) -> None:
+        self.write, self.sizes = write, sizes
+        self.missing: list[Missing] = []
+        self._inside = 0  # a decomposition, whose origin is that of the operator outside
+
+    def input(self, node: Node) -> Result:
+        """What a placeholder stands for: an input, or the number that torch took for constant."""
+        example = node.meta.get("val")
+        if not is_tensor(example):
+            return self._number(example)
+        try:
+            return self.write.builder.input(self._type(example), Origin(node.name))
+        except Unmapped as reason:
+            raise InvalidInput(
+                f"input {node.name} has {reason}; give float32, int64, int32 or bool"
+            ) from None
+
+    def run(self, module: GraphModule, given: Sequence[Result]) -> Result:
+        """What the module returns for these arguments."""
+        known: dict[Node, Result] = {}
+        arguments = iter(given)
+        live = _live(module)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(arguments)
+            elif node.op == "get_attr":
+                known[node] = _attribute(module, str(node.target))
+            elif node.op == "output":
+                return self._resolved(node.args[0], known)
+            elif node in live:
+                if not self._inside:
+                    self.write.origin = origin_of(node)
+                arguments_ = self._resolved(node.args, known)
+                known[node] = self._call(node, arguments_, self._resolved(node.kwargs, known))
+        return None
+
+    def _resolved(self, nest: Any, known: Mapping[Node, Result]) -> Any:
+        from torch.fx import Node
+
+        if isinstance(nest, Node):
+            return known[nest]
+        if isinstance(nest, list | tuple):
+            return type(nest)(self._resolved(item, known) for item in nest)
+        if isinstance(nest, dict):
+            return {key: self._resolved(item, known) for key, item in nest.items()}
+        if isinstance(nest, slice):
+            return nest
+        return self._number(nest)
+
+    def _number(self, x: Any) -> Any:
+        """A symbol as its number; all else as it is."""
+        if not hasattr(x, "node") or not hasattr(x.node, "expr"):
+            return x
+        expression = x.node.expr
+        numbers = {
+            symbol: self.sizes.get(str(symbol), x.node.shape_env.backed_var_to_val.get(symbol))
+            for symbol in expression.free_symbols
+        }
+        result = expression.subs(numbers)
+        if result.is_Boolean:
+            return bool(result)
+        return int(result) if result.is_integer else float(result)
+
+    def _call(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
+        target: Any = node.target
+        if not hasattr(target, "_schema"):
+            return self._python(node, target, args, kwargs)
+        target = functional(target)
+        try:
+            return self._mapped(target, args, kwargs)
+        except Unmapped as reason:
+            return self._leave_out(node, str(target), str(reason))
+        except InvalidInput as reason:
+            return self._leave_out(node, str(target), str(reason))
+
+    def _mapped(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
+        import torch
+
+        if not any(isinstance(leaf, Value) for leaf in leaves([*args, *kwargs.values()])):
+            if torch.Tag.nondeterministic_seeded in target.tags:
+                raise Unmapped("draws random numbers")
+            with torch.no_grad():
+                return target(*args, **kwargs)
+        mapping = OPERATORS.get(str(target))
+        if mapping is None:
+            return self._decomposed(target, args, kwargs, Unmapped(""))
+        try:
+            return mapping(self.write, *args, **_meaningful(kwargs))
+        except Unmapped as reason:
+            return self._decomposed(target, args, kwargs, reason)
+
+    def _decomposed(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], reason: Unmapped
+    ) -> Result:
+        """The operator as torch writes it with others. Raises the reason where it does not."""
+        parts = decomposed(target, args, kwargs)
+        if parts is None:
+            raise reason
+        module, given = parts
+        self._inside += 1
+        before, self.missing = self.missing, []
+        try:
+            result = self.run(module, given)
+        finally:
+            self._inside -= 1
+            inner, self.missing = self.missing, before
+        if inner:
+            raise Unmapped(str(reason) or "needs " + ", ".join(each.operator for each in inner))
+        return result
+
+    def _python(
+        self, node: Node, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Result:
+        """Arithmetic with sizes, parts of lists, and the regions of other grad modes."""
+        if target is operator.getitem and isinstance(args[0], list | tuple):
+            return args[0][args[1]]
+        name = getattr(target, "__name__", str(target))
+        if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            first = next(n for n, x in enumerate(args) if hasattr(x, "graph"))
+            return self.run(args[first], args[first + 1 :])
+        if any(is_value(leaf) for leaf in leaves([*args, *kwargs.values()])):
+            return self._leave_out(node, name, "")
+        return target(*args, **kwargs)
+
+    def _leave_out(self, node: Node, name: str, reason: str) -> Result:
+        """Note that this is missing and go on with stand-ins, to find the others as well."""
+        self.missing.append(Missing(name, reason, self.write.origin))
+        return self._stand_in(node.meta.get("val"))
+
+    def _stand_in(self, example: Any) -> Result:
+        if isinstance(example, list | tuple):
+            return [self._stand_in(item) for item in example]
+        if not is_tensor(example):
+            return self._number(example)
+        return self.write.builder.input(self._type(example), self.write.origin)
+
+    def _type(self, example: Any) -> Any:
+        sizes = [self._number(n) for n in example.shape]
+        return type_of(_Sized(sizes, example.dtype))
+
+
+class _Sized:
+    """Shape and dtype of a tensor."""
+
+    def __init__(self, shape: Sequence[int], dtype: Any) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+# What says where or how a result lies in memory.
+_PLACEMENT = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "copy"}
+
+
+def _meaningful(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key not in _PLACEMENT}
+
+
+def functional(target: Any) -> Any:
+    """`aten.relu.default` for `aten.relu_.default`; all others as they are."""
+    import torch
+
+    namespace, name = target._schema.name.split("::")
+    if not target._schema.is_mutable or not name.endswith("_"):
+        return target
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+    return getattr(packet, target._overloadname, target)
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return in_float32(module) if is_tensor(module) else module
+
+
+def _live(module: GraphModule) -> set[Node]:
+    """The nodes that outputs depend on; checks of sizes are not among them."""
+    live: set[Node] = set()
+    waiting = [node for node in module.graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in live:
+            live.add(node)
+            waiting += node.all_input_nodes
+    return live

@@ -1,0 +1,34 @@
+"""The one error for operators that cannot be compiled."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from sparsejit.errors import UnsupportedOperator
+from sparsejit.ir.graph import Origin
+
+
+class Missing(NamedTuple):
+    """An operator that has no mapping, why where that is known, and where it stands."""
+
+    operator: str
+    reason: str
+    origin: Origin
+
+    def __str__(self) -> str:
+        place = ", ".join(part for part in (self.origin.source, self.origin.module) if part)
+        line = f"  {self.operator}"
+        if self.reason:
+            line += f" ({self.reason})"
+        if place:
+            line += f"  # {place}"
+        return line + (f": {self.origin.code}" if self.origin.code else "")
+
+
+def refuse(missing: Sequence[Missing]) -> NoReturn:
+    """Raise UnsupportedOperator with one line for each."""
+    count = f"{len(missing)} operators" if len(missing) > 1 else "1 operator"
+    lines = "\n".join(map(str, missing))
+    raise UnsupportedOperator(
+        f"{count} of this model cannot be compiled:\n{lines}\n"
+        'leave them to torch with torch.compile(model, backend="sparsejit")'
+    )

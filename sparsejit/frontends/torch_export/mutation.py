@@ -1,0 +1,55 @@
+"""Exported graphs that write into tensors, as ones that do not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+
+def functionalised(program: ExportedProgram) -> ExportedProgram:
+    """The program with operators that change nothing but their result.
+
+    An in-place operator whose operand nobody else sees needs no change: it is mapped as the one
+    that is not in place.
+    """
+    nodes = program.graph_module.graph.nodes
+    if all(_is_harmless(node) for node in nodes if _writes(node)):
+        return program
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions({})
+
+
+def _writes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _is_harmless(node: Node) -> bool:
+    """Whether what it writes into is read by nothing else and shares memory with nothing."""
+    name = node.target._schema.name  # type: ignore[union-attr]
+    written: Any = node.args[0]
+    return name.endswith("_") and len(written.users) == 1 and _is_fresh(written)
+
+
+# Composites that make a new tensor, although their schemas do not tell.
+_FRESH = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "group_norm", "matmul")
+
+
+def _is_fresh(node: Node) -> bool:
+    import torch
+
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return False
+    if schema.is_mutable:
+        return _is_harmless(node)
+    if schema.name.split("::")[-1] in _FRESH:
+        return True
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    aliases = any(result.alias_info is not None for result in schema.returns)
+    return not aliases and not node.target.has_kernel_for_dispatch_key(composite)  # type: ignore[union-attr]

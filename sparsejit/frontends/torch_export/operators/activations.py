@@ -1,0 +1,213 @@
+"""Activations: formulas of the functions that graphs have, as torch's manual gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.torch_export.operators.arranging import reshaped, sliced
+
+if TYPE_CHECKING:
+    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.ir.graph import Value
+
+
+def gelu(write: Writer, x: Operand, approximate: str = "none") -> Value:
+    """x Phi(x), or 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    f = write.formula("gelu")
+    if approximate == "tanh":
+        cubic = f("mul", f("fma", f("square", x), 0.044715, 1.0), x)
+        bell = f("tanh", f("mul", cubic, math.sqrt(2 / math.pi)))
+    else:
+        bell = f("erf", f("mul", x, math.sqrt(0.5)))
+    return f.finish(f("mul", f("mul", x, 0.5), f("add", bell, 1.0)))
+
+
+def silu(write: Writer, x: Operand) -> Value:
+    """x sigmoid(x)."""
+    f = write.formula("silu")
+    return f.finish(f("mul", x, f("sigmoid", x)))
+
+
+def mish(write: Writer, x: Operand) -> Value:
+    """x tanh(softplus(x))."""
+    f = write.formula("mish")
+    return f.finish(f("mul", x, f("tanh", _softplus(f, x))))
+
+
+def _softplus(f: Any, x: Any) -> Any:
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which does not overflow."""
+    return f("add", f("relu", x), f("log1p", f("exp", f("neg", f("abs", x)))))
+
+
+def softplus(write: Writer, x: Operand, beta: float = 1, threshold: float = 20) -> Value:
+    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
+    f = write.formula("softplus")
+    if beta == 1:
+        return f.finish(f("where", f("greater", x, threshold), x, _softplus(f, x)))
+    scaled = f("mul", x, beta)
+    smooth = f("mul", _softplus(f, scaled), 1 / beta)
+    return f.finish(f("where", f("greater", scaled, threshold), x, smooth))
+
+
+def log_sigmoid(write: Writer, x: Operand) -> Value:
+    """-softplus(-x)."""
+    f = write.formula("log_sigmoid")
+    return f.finish(f("neg", _softplus(f, f("neg", x))))
+
+
+def elu(
+    write: Writer, x: Operand, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> Value:
+    """scale x for x > 0, else scale alpha (exp(input_scale x) - 1)."""
+    f = write.formula("elu")
+    powers = f("expm1", x if input_scale == 1 else f("mul", x, input_scale))
+    if alpha * scale != 1:
+        powers = f("mul", powers, alpha * scale)
+    return f.finish(f("where", f("greater", x, 0.0), _times(f, x, scale), powers))
+
+
+def _times(f: Any, x: Any, scale: float) -> Any:
+    return x if scale == 1 else f("mul", x, scale)
+
+
+def selu(write: Writer, x: Operand) -> Value:
+    """elu with the constants of Klambauer et al. 2017."""
+    return elu(write, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def celu(write: Writer, x: Operand, alpha: float = 1) -> Value:
+    """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
+    return elu(write, x, alpha, 1, 1 / alpha)
+
+
+def leaky_relu(write: Writer, x: Operand, negative_slope: float = 0.01) -> Value:
+    """x for x > 0, else negative_slope x."""
+    f = write.formula("leaky_relu")
+    return f.finish(f("where", f("greater", x, 0.0), x, f("mul", x, negative_slope)))
+
+
+def prelu(write: Writer, x: Operand, weight: Operand) -> Value:
+    """As leaky_relu with a slope for all or for each channel, axis 1."""
+    value, slope = write.floats(x), write.floats(weight)
+    if slope.type.size > 1:
+        slope = reshaped(write, slope, (-1, *(1,) * (len(value.shape) - 2)))
+    else:
+        slope = reshaped(write, slope, ())
+    f = write.formula("prelu")
+    return f.finish(f("where", f("greater", value, 0.0), value, f("mul", value, slope)))
+
+
+def hardtanh(write: Writer, x: Operand, low: float = -1, high: float = 1) -> Value:
+    """min(max(x, low), high)."""
+    f = write.formula("hardtanh")
+    return f.finish(f("minimum", f("maximum", x, float(low)), float(high)))
+
+
+def relu6(write: Writer, x: Operand) -> Value:
+    """min(max(x, 0), 6)."""
+    return hardtanh(write, x, 0, 6)
+
+
+def _hard_gate(f: Any, x: Any) -> Any:
+    """min(max(x + 3, 0), 6) / 6."""
+    return f("mul", f("minimum", f("relu", f("add", x, 3.0)), 6.0), 1 / 6)
+
+
+def hardsigmoid(write: Writer, x: Operand) -> Value:
+    """min(max(x + 3, 0), 6) / 6."""
+    f = write.formula("hardsigmoid")
+    return f.finish(_hard_gate(f, x))
+
+
+def hardswish(write: Writer, x: Operand) -> Value:
+    """x hardsigmoid(x)."""
+    f = write.formula("hardswish")
+    return f.finish(f("mul", x, _hard_gate(f, x)))
+
+
+def hardshrink(write: Writer, x: Operand, width: float = 0.5) -> Value:
+    """x where |x| > width, else 0."""
+    f = write.formula("hardshrink")
+    return f.finish(f("where", f("greater", f("abs", x), width), x, 0.0))
+
+
+def softshrink(write: Writer, x: Operand, width: float = 0.5) -> Value:
+    """x moved towards 0 by width: x - min(max(x, -width), width)."""
+    f = write.formula("softshrink")
+    return f.finish(f("sub", x, f("minimum", f("maximum", x, -width), width)))
+
+
+def threshold(write: Writer, x: Operand, least: float, value: float) -> Value:
+    """x where it is above `least`, else value."""
+    f = write.formula("threshold")
+    return f.finish(f("where", f("greater", x, float(least)), x, float(value)))
+
+
+def tan(write: Writer, x: Operand) -> Value:
+    """sin(x) / cos(x)."""
+    f = write.formula("tan")
+    return f.finish(f("div", f("sin", x), f("cos", x)))
+
+
+def glu(write: Writer, x: Operand, dim: int = -1) -> Value:
+    """The first half along an axis times the sigmoid of the second."""
+    length = write.shape(x)[dim]
+    f = write.formula("glu")
+    value, gate = (
+        sliced(write, x, dim, 0, length // 2),
+        sliced(write, x, dim, length // 2, length),
+    )
+    return f.finish(f("mul", value, f("sigmoid", gate)))
+
+
+def exp2(write: Writer, x: Operand) -> Value:
+    """exp(x log(2))."""
+    f = write.formula("exp2")
+    return f.finish(f("exp", f("mul", x, math.log(2))))
+
+
+def log_to(base: float) -> Callable[[Writer, Operand], Value]:
+    """log(x) / log(base)."""
+
+    def mapping(write: Writer, x: Operand) -> Value:
+        f = write.formula(f"log{base:g}")
+        return f.finish(f("mul", f("log", x), 1 / math.log(base)))
+
+    return mapping
+
+
+def _floats_first(mapping: Callable[..., Value]) -> Callable[..., Value]:
+    def converted(write: Writer, x: Operand, *rest: Any, **named: Any) -> Value:
+        return mapping(write, write.floats(x), *rest, **named)
+
+    return converted
+
+
+_ROWS: dict[str, Callable[..., Value]] = {
+    "gelu": gelu,
+    "silu": silu,
+    "mish": mish,
+    "softplus": softplus,
+    "log_sigmoid": log_sigmoid,
+    "elu": elu,
+    "selu": selu,
+    "celu": celu,
+    "leaky_relu": leaky_relu,
+    "prelu": prelu,
+    "hardtanh": hardtanh,
+    "relu6": relu6,
+    "hardsigmoid": hardsigmoid,
+    "hardswish": hardswish,
+    "hardshrink": hardshrink,
+    "softshrink": softshrink,
+    "threshold": threshold,
+    "tan": tan,
+    "glu": glu,
+    "exp2": exp2,
+    "log2": log_to(2),
+    "log10": log_to(10),
+    "_prelu_kernel": prelu,
+}
+OPERATORS = {f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()}

@@ -1,0 +1,94 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.torch_export.operators.normalisation import softmax
+from sparsejit.frontends.torch_export.operators.selection import below
+from sparsejit.frontends.torch_export.operators.views import repeat_each
+from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.products import Bmm
+
+if TYPE_CHECKING:
+    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.ir.graph import Value
+
+# Finite, so that a row in which all is masked becomes zeros and not NaN, as in torch.
+_LOWEST, _TINY = -3.0e38, 1e-30
+
+
+def attention(
+    write: Writer,
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    attn_mask: Operand = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """softmax(scale Q K^T + mask) V over the last two axes; scale 1 / sqrt(features) by default."""
+    if dropout_p:
+        raise Unmapped("drops out at random")
+    q, k, v = (write.floats(x) for x in (query, key, value))
+    if enable_gqa and q.shape[-3] != k.shape[-3]:
+        k, v = (repeat_each(write, x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = write.one(Bmm(transposed=True, scale=factor), q, k)
+    if is_causal:
+        attn_mask = below(scores.shape)
+    if attn_mask is None:
+        weights = softmax(write, scores, -1)
+    else:
+        weights = masked_softmax(write, scores, attn_mask)
+    return write.one(Bmm(), weights, v)
+
+
+def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
+    """softmax of scores + mask, or of those where a mask of bools is set."""
+    known, leaves_one = write.known(mask), False
+    if known is not None:
+        allowed = known if known.dtype == bool else known > _LOWEST
+        leaves_one = bool(allowed.any(axis=-1).all())
+        offsets = np.where(known, 0.0, -np.inf) if known.dtype == bool else known
+        masked = write.pointwise("add", scores, offsets.astype(np.float32))
+    elif write.element(mask) is Element.BOOL:
+        masked = write.pointwise("where", mask, scores, float("-inf"))
+    else:
+        masked = write.pointwise("add", scores, mask)
+    if leaves_one:
+        return softmax(write, masked, -1)
+    f = write.formula("masked_softmax")
+    shift = f("maximum", f("row_max", masked), _LOWEST)
+    powers = f("exp", f("sub", masked, shift))
+    total = f("maximum", f("row_sum", powers), _TINY)
+    return f.finish(f("mul", powers, f("reciprocal", total)))
+
+
+def flash_attention(
+    write: Writer,
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Operand = None,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """As `attention`, as decompositions write it; the sums are not kept."""
+    result = attention(write, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return result, None
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "aten.scaled_dot_product_attention.default": attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
+    "aten._safe_softmax.default": lambda write, x, dim, *_: softmax(write, x, dim),
+}

@@ -1,0 +1,199 @@
+"""Normalisations and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.torch_export.operators.arranging import moved, reshaped
+from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.ir.ops import row_chains
+from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.types import axis_of
+
+if TYPE_CHECKING:
+    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.ir.graph import Value
+
+# rms_norm's default: torch.finfo(torch.float32).eps.
+_FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
+
+
+def batch_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    mean: Operand,
+    variance: Operand,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
+    """x scale + shift for each channel, axis 1, with scale = weight / sqrt(variance + eps)."""
+    if training or mean is None:
+        raise Unmapped("takes its statistics from the batch; use model.eval()")
+    given = 1.0 if weight is None else weight, 0.0 if bias is None else bias, mean, variance
+    parts = [known for part in given if (known := write.known(part)) is not None]
+    if len(parts) < len(given):
+        raise Unmapped("its statistics are computed")
+    scale, offset, middle, square = parts
+    factor = np.asarray(scale / np.sqrt(square + eps))
+    return channelwise(write, write.floats(x), factor, np.asarray(offset - middle * factor))
+
+
+def channelwise(write: Writer, x: Value, factor: Operand, shift: Operand) -> Value:
+    """x factor + shift, each of them one number a channel, axis 1, or None."""
+    shape = (-1, *(1,) * (len(x.shape) - 2))
+    for kind, part in (("mul", factor), ("add", shift)):
+        if part is not None:
+            known = write.known(part)
+            operand = reshaped(write, part, shape) if known is None else known.reshape(shape)
+            x = write.pointwise(kind, x, operand)
+    return x
+
+
+def legitimate_batch_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    mean: Operand,
+    variance: Operand,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """As `batch_norm`, as decompositions write it; nothing of the batch is kept."""
+    result = batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
+    return result, None, None
+
+
+def rows_of(write: Writer, x: Value, axes: int) -> Value:
+    """x with its last `axes` axes as one."""
+    kept = x.shape[: len(x.shape) - axes]
+    return reshaped(write, x, (*kept, prod(x.shape[len(kept) :])))
+
+
+def layer_norm(
+    write: Writer,
+    x: Operand,
+    normalized_shape: Sequence[int],
+    weight: Operand = None,
+    bias: Operand = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Value:
+    """Over the last axes together."""
+    value = write.floats(x)
+    rows = rows_of(write, value, len(normalized_shape))
+    affine = [reshaped(write, part, (-1,)) for part in (weight, bias) if part is not None]
+    chain = row_chains.layer_norm(rows.shape, weight is not None, bias is not None)
+    normal = write.one(chain, rows, 1.0 / rows.shape[-1], float(eps), *affine)
+    return reshaped(write, normal, value.shape)
+
+
+def native_layer_norm(write: Writer, *operands: Any) -> tuple[Any, ...]:
+    """As `layer_norm`, as decompositions write it; mean and deviation are not kept."""
+    return layer_norm(write, *operands), None, None
+
+
+def rms_norm(
+    write: Writer,
+    x: Operand,
+    normalized_shape: Sequence[int],
+    weight: Operand = None,
+    eps: float | None = None,
+) -> Value:
+    """Over the last axes together."""
+    value = write.floats(x)
+    rows = rows_of(write, value, len(normalized_shape))
+    affine = [] if weight is None else [reshaped(write, weight, (-1,))]
+    chain = row_chains.rms_norm(rows.shape, weight is not None)
+    least = _FLOAT32_EPSILON if eps is None else float(eps)
+    normal = write.one(chain, rows, 1.0 / rows.shape[-1], least, *affine)
+    return reshaped(write, normal, value.shape)
+
+
+def group_norm(
+    write: Writer,
+    x: Operand,
+    num_groups: int,
+    weight: Operand = None,
+    bias: Operand = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Value:
+    """Over each group of channels together with all positions."""
+    value = write.floats(x)
+    groups = (value.shape[0], num_groups, value.type.size // (value.shape[0] * num_groups))
+    normal = layer_norm(write, reshaped(write, value, groups), groups[2:], eps=eps)
+    return channelwise(write, reshaped(write, normal, value.shape), weight, bias)
+
+
+def native_group_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    samples: int,
+    channels: int,
+    positions: int,
+    group: int,
+    eps: float,
+) -> tuple[Any, ...]:
+    """As `group_norm`, as decompositions write it."""
+    return group_norm(write, x, group, weight, bias, eps), None, None
+
+
+def instance_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    mean: Operand,
+    variance: Operand,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
+    """Over the positions of each channel, or with known statistics as `batch_norm`."""
+    if not use_input_stats:
+        return batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
+    return group_norm(write, x, write.shape(x)[1], weight, bias, eps)
+
+
+def over_rows(chain: Callable[[tuple[int, ...]], Chain]) -> Callable[..., Value]:
+    """A chain over the last axis, over any axis."""
+
+    def mapping(write: Writer, x: Operand, dim: int, *_: Any, **__: Any) -> Value:
+        value = write.floats(x)
+        if not value.shape:
+            return reshaped(write, mapping(write, reshaped(write, value, (1,)), 0), ())
+        axis = axis_of(dim, len(value.shape))
+        rows = moved(write, value, axis, -1)
+        return moved(write, write.one(chain(rows.shape), rows), -1, axis)
+
+    return mapping
+
+
+softmax, log_softmax = over_rows(row_chains.softmax), over_rows(row_chains.log_softmax)
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "aten.batch_norm.default": batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": legitimate_batch_norm,
+    "aten.layer_norm.default": layer_norm,
+    "aten.native_layer_norm.default": native_layer_norm,
+    "aten.rms_norm.default": rms_norm,
+    "aten.group_norm.default": group_norm,
+    "aten.native_group_norm.default": native_group_norm,
+    "aten.instance_norm.default": instance_norm,
+    "aten.softmax.int": softmax,
+    "aten._softmax.default": softmax,
+    "aten.log_softmax.int": log_softmax,
+    "aten._log_softmax.default": log_softmax,
+}

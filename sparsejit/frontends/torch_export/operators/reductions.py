@@ -1,0 +1,304 @@
+"""Sums, means, extremes and norms over any axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.torch_export.operators.arranging import (
+    at,
+    moved,
+    padded,
+    permuted,
+    reshaped,
+    sliced,
+)
+from sparsejit.frontends.torch_export.writing import Unmapped, element_of
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.selection import ArgMax
+from sparsejit.ir.ops.types import axis_of
+
+if TYPE_CHECKING:
+    from sparsejit.frontends.torch_export.writing import Formula, FormulaStep, Operand, Writer
+    from sparsejit.ir.graph import Value
+
+Axes = int | Sequence[int] | None
+# Steps over rows of a length whose last is the result.
+Steps = Callable[["Formula", "Value", int], "FormulaStep"]
+
+
+def reduced(write: Writer, x: Value, dim: Axes, keepdim: bool, title: str, steps: Steps) -> Value:
+    """A reduction over some axes, or over all where `dim` is None or empty."""
+    rank = len(x.shape)
+    named = [dim] if isinstance(dim, int) else list(dim or range(rank))
+    axes = sorted({axis_of(axis, rank) for axis in named}) if rank else []
+    kept = [axis for axis in range(rank) if axis not in axes]
+    length = prod(x.shape[axis] for axis in axes)
+    last = permuted(write, x, [*kept, *axes])
+    rows = reshaped(write, last, (*(x.shape[axis] for axis in kept), length))
+    f = write.formula(title)
+    result = f.finish(steps(f, rows, length))
+    sizes = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
+    return reshaped(write, result, sizes if keepdim else [x.shape[axis] for axis in kept])
+
+
+def _sum(f: Formula, x: Any, length: int) -> FormulaStep:
+    return f("row_sum", x)
+
+
+def _mean(f: Formula, x: Any, length: int) -> FormulaStep:
+    return f("mul", f("row_sum", x), 1.0 / max(length, 1))
+
+
+def _largest(f: Formula, x: Any, length: int) -> FormulaStep:
+    return f("row_max", x)
+
+
+def _least(f: Formula, x: Any, length: int) -> FormulaStep:
+    return f("row_min", x)
+
+
+def sum_over(
+    write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    """The sum; of whole numbers and bools counted in float32 and whole again."""
+    whole = write.element(x) is not Element.FLOAT32 and dtype is None
+    result = reduced(write, write.floats(x), dim, keepdim, "sum", _sum)
+    return write.cast(result, Element.INT64) if whole else _as(write, result, dtype)
+
+
+def sum_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
+    """Of all elements."""
+    return sum_over(write, x, None, False, dtype)
+
+
+def _as(write: Writer, x: Value, dtype: Any) -> Value:
+    return x if dtype is None else write.cast(x, element_of(dtype))
+
+
+def mean_over(
+    write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    """The sum by the number of elements."""
+    return reduced(write, write.floats(x), dim, keepdim, "mean", _mean)
+
+
+def mean_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
+    """Of all elements."""
+    return mean_over(write, x)
+
+
+def extreme(title: str, steps: Steps) -> Callable[..., Value]:
+    """The largest or least element."""
+
+    def mapping(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
+        value = write.value(x)
+        if value.type.element is Element.FLOAT32:
+            return reduced(write, value, dim, keepdim, title, steps)
+        result = reduced(write, write.floats(value), dim, keepdim, title, steps)
+        return write.cast(result, value.type.element)
+
+    return mapping
+
+
+def _variance(correction: float) -> Steps:
+    """The mean square of deviations, over length - correction."""
+
+    def steps(f: Formula, x: Any, length: int) -> FormulaStep:
+        if length <= correction:
+            raise Unmapped(f"of {length} elements with correction {correction:g}")
+        centred = f("sub", x, _mean(f, x, length))
+        return f("mul", f("row_sum", f("square", centred)), 1.0 / (length - correction))
+
+    return steps
+
+
+def _deviation(correction: float) -> Steps:
+    return lambda f, x, length: f("sqrt", _variance(correction)(f, x, length))
+
+
+def spread(title: str, steps: Callable[[float], Steps]) -> dict[str, Callable[..., Value]]:
+    """The overloads of var and std."""
+
+    def corrected(
+        write: Writer,
+        x: Operand,
+        dim: Axes = None,
+        correction: float | None = None,
+        keepdim: bool = False,
+    ) -> Value:
+        unbiased = 1.0 if correction is None else float(correction)
+        return reduced(write, write.floats(x), dim, keepdim, title, steps(unbiased))
+
+    def of_axes(
+        write: Writer, x: Operand, dim: Axes = None, unbiased: bool = True, keepdim: bool = False
+    ) -> Value:
+        return corrected(write, x, dim, float(unbiased), keepdim)
+
+    def of_all(write: Writer, x: Operand, unbiased: bool = True) -> Value:
+        return corrected(write, x, None, float(unbiased))
+
+    return {
+        f"aten.{title}.correction": corrected,
+        f"aten.{title}.dim": of_axes,
+        f"aten.{title}.default": of_all,
+    }
+
+
+def _norm(order: float) -> Steps:
+    """(sum |x|^order)^(1 / order); of infinite order the largest |x|."""
+
+    def steps(f: Formula, x: Any, length: int) -> FormulaStep:
+        if order == 2:
+            return f("sqrt", f("row_sum", f("square", x)))
+        size = f("abs", x)
+        if order == float("inf"):
+            return f("row_max", size)
+        if order == float("-inf"):
+            return f("row_min", size)
+        if order == 1:
+            return f("row_sum", size)
+        if order == 0:
+            return f("row_sum", f("where", f("not_equal", x, 0.0), 1.0, 0.0))
+        powers = f("exp", f("mul", f("log", size), float(order)))
+        return f("exp", f("mul", f("log", f("row_sum", powers)), 1 / order))
+
+    return steps
+
+
+def vector_norm(
+    write: Writer,
+    x: Operand,
+    ord: float = 2,  # noqa: A002 (torch's name)
+    dim: Axes = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> Value:
+    """torch.linalg.vector_norm."""
+    return reduced(write, write.floats(x), dim, keepdim, "norm", _norm(float(ord)))
+
+
+def norm(
+    write: Writer,
+    x: Operand,
+    p: float | None = 2,
+    dim: Axes = None,
+    keepdim: bool = False,
+    **_: Any,
+) -> Value:
+    """torch.norm."""
+    return vector_norm(write, x, 2 if p is None else p, dim, keepdim)
+
+
+def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> Value:
+    """max + log(sum(exp(x - max)))."""
+
+    def steps(f: Formula, rows: Any, length: int) -> FormulaStep:
+        largest = f("row_max", rows)
+        return f("add", largest, f("log", f("row_sum", f("exp", f("sub", rows, largest)))))
+
+    return reduced(write, write.floats(x), dim, keepdim, "logsumexp", steps)
+
+
+def any_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
+    """Whether one differs from zero."""
+    truths = write.cast(write.cast(x, Element.BOOL), Element.FLOAT32)
+    return write.cast(reduced(write, truths, dim, keepdim, "any", _largest), Element.BOOL)
+
+
+def all_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
+    """Whether all differ from zero."""
+    truths = write.cast(write.cast(x, Element.BOOL), Element.FLOAT32)
+    return write.cast(reduced(write, truths, dim, keepdim, "all", _least), Element.BOOL)
+
+
+def arg_max(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
+    """The first place of the largest element along an axis, or of all in order."""
+    value = write.floats(x)
+    if dim is None or not value.shape:
+        place = write.one(ArgMax(), reshaped(write, value, (-1,)))
+        return reshaped(write, place, (1,) * len(value.shape)) if keepdim else place
+    axis = axis_of(dim, len(value.shape))
+    place = write.one(ArgMax(keeps_axis=keepdim), moved(write, value, axis, -1))
+    return moved(write, place, -1, axis) if keepdim else place
+
+
+def arg_min(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
+    """As `arg_max` of -x."""
+    return arg_max(write, write.pointwise("neg", write.floats(x)), dim, keepdim)
+
+
+def max_with_place(
+    write: Writer, x: Operand, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """The largest along an axis, and where it is."""
+    return largest(write, x, dim, keepdim), arg_max(write, x, dim, keepdim)
+
+
+def min_with_place(
+    write: Writer, x: Operand, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """The least along an axis, and where it is."""
+    return least(write, x, dim, keepdim), arg_min(write, x, dim, keepdim)
+
+
+def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Value:
+    """Sums up to each place: shifted additions, twice as far each time."""
+    value = write.value(x) if dtype is None else write.cast(x, element_of(dtype))
+    if value.type.element is Element.BOOL:
+        value = write.cast(value, Element.INT64)
+    axis, shift = axis_of(dim, len(value.shape)), 1
+    while shift < (value.shape[axis] if value.shape else 0):
+        widths = [(shift, 0) if other == axis else (0, 0) for other in range(len(value.shape))]
+        behind = sliced(write, value, axis, 0, value.shape[axis] - shift)
+        value = write.pointwise("add", value, padded(write, behind, widths))
+        shift *= 2
+    return value
+
+
+def product_over(write: Writer, x: Operand, dim: int, keepdim: bool = False) -> Value:
+    """The product along a short axis."""
+    value = write.value(x)
+    length = value.shape[dim]
+    if not 0 < length <= 16:
+        raise Unmapped(f"of {length} elements")
+    result = at(write, value, dim, 0)
+    for place in range(1, length):
+        result = write.pointwise("mul", result, at(write, value, dim, place))
+    shape = list(value.shape)
+    shape[dim] = 1
+    return reshaped(write, result, shape) if keepdim else result
+
+
+largest, least = extreme("amax", _largest), extreme("amin", _least)
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "aten.sum.dim_IntList": sum_over,
+    "aten.sum.default": sum_all,
+    "aten.mean.dim": mean_over,
+    "aten.mean.default": mean_all,
+    "aten.amax.default": largest,
+    "aten.amin.default": least,
+    "aten.max.default": largest,
+    "aten.min.default": least,
+    "aten.max.dim": max_with_place,
+    "aten.min.dim": min_with_place,
+    **spread("var", _variance),
+    **spread("std", _deviation),
+    "aten.linalg_vector_norm.default": vector_norm,
+    "aten.norm.ScalarOpt_dim": norm,
+    "aten.norm.ScalarOpt_dim_dtype": norm,
+    "aten.norm.Scalar": norm,
+    "aten.logsumexp.default": log_sum_exp,
+    "aten.any.default": any_over,
+    "aten.any.dim": any_over,
+    "aten.any.dims": any_over,
+    "aten.all.default": all_over,
+    "aten.all.dim": all_over,
+    "aten.all.dims": all_over,
+    "aten.argmax.default": arg_max,
+    "aten.argmin.default": arg_min,
+    "aten.cumsum.default": cumulative_sum,
+    "aten.prod.dim_int": product_over,
+}

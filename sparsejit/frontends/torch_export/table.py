@@ -1,0 +1,27 @@
+"""Which ATen operator becomes what: one row an overload, one file a group."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparsejit.frontends.torch_export.operators import (
+    activations,
+    attention,
+    convolution,
+    normalisation,
+    pointwise,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    selection,
+    views,
+)
+
+GROUPS = (
+    *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
+    *(views, selection, pooling, attention),
+)
+# Each is called with the writer and torch's own arguments.
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
+}

@@ -1,0 +1,141 @@
+"""torch.export of a module in evaluation, without lasting traces in the user's model."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import is_tensor
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.nn import Module
+
+
+def traced(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], free_batch: bool
+) -> tuple[ExportedProgram, str]:
+    """The model as torch.export sees it, and why its batch is not free, if it is not.
+
+    Raises InvalidInput for what is no model, and where torch cannot export it.
+    """
+    import torch
+
+    if isinstance(model, torch.export.ExportedProgram):
+        return model, ""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise InvalidInput(
+            f"the model is a {type(model).__name__}; give a torch.nn.Module, not scripted, or "
+            "what torch.export.export made"
+        )
+    if any(module.training for module in model.modules()):
+        warnings.warn(
+            "the model is in training mode; what model.eval() computes is compiled", stacklevel=4
+        )
+    model = _in_float32(model)
+    args, kwargs = _as_float32(args), _as_float32(kwargs)
+    why_not = _no_common_batch(args, kwargs) if free_batch else "it was not asked for"
+    with _evaluating(model):
+        if not why_not:
+            try:
+                return _exported(model, args, kwargs, True), ""
+            except Exception as error:  # torch has many types for a size that must not change
+                why_not = f"torch.export fixes it: {_first_line(error)}"
+        try:
+            return _exported(model, args, kwargs, False), why_not
+        except Exception as error:
+            raise InvalidInput(
+                f"torch.export cannot export this {type(model).__name__}: {_first_line(error)}; "
+                'try torch.compile(model, backend="sparsejit")'
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Any]:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
+
+
+def _no_common_batch(args: Any, kwargs: Any) -> str:
+    sizes = {tuple(tensor.shape[:1]) for tensor in _tensors(args, kwargs)}
+    if sizes in ({()}, set()) or () in sizes:
+        return "an input has no axes" if sizes else "there are no inputs"
+    if len(sizes) > 1:
+        found = ", ".join(str(size) for (size,) in sorted(sizes))
+        return f"axis 0 of the inputs differs: {found}"
+    return "axis 0 of the inputs is empty" if sizes == {(0,)} else ""
+
+
+def _as_float32(nest: Any) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def single(x: Any) -> Any:
+        other = is_tensor(x) and x.is_floating_point() and x.dtype is not torch.float32
+        return x.float() if other else x
+
+    return tree_map(single, nest)
+
+
+def _in_float32(model: Module) -> Module:
+    """The model, or a copy where it holds other floats."""
+    import torch
+
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(t.dtype is torch.float32 for t in tensors if t.is_floating_point()):
+        return model
+    return copy.deepcopy(model).float()
+
+
+@contextmanager
+def _evaluating(model: Module) -> Iterator[None]:
+    """No gradients, evaluation, no fused transformer layers; all as before afterwards."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        model.eval()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _exported(model: Module, args: Any, kwargs: Any, free_batch: bool) -> ExportedProgram:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    if not free_batch:
+        return torch.export.export(model, tuple(args), dict(kwargs))
+    batch = torch.export.Dim("batch")
+
+    def doubled(x: Any) -> Any:
+        # One sample would be taken for a size that never changes.
+        return torch.cat([x, x]) if is_tensor(x) and x.shape[0] == 1 else x
+
+    args, kwargs = tree_map(doubled, (tuple(args), dict(kwargs)))
+    free = tree_map(lambda x: {0: batch} if is_tensor(x) else None, _by_name(model, args, kwargs))
+    return torch.export.export(model, args, kwargs, dynamic_shapes=free)
+
+
+def _by_name(model: Module, args: Any, kwargs: Any) -> dict[str, Any]:
+    signature = inspect.signature(model.forward)
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named.update(named.pop(parameter.name, {}))
+    return named
