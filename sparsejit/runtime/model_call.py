@@ -5,6 +5,7 @@
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class ModelCall:
             self._checked.workspaces,
             self._checked,
         )
+        self._checked.stub = weakref.ref(self.run)
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
         return self.run(*inputs)
@@ -97,6 +99,8 @@ def bind_model(
 class _CheckedModelCall:
     """`call(*inputs)` in Python: for what the stub does not take as it is."""
 
+    stub: Callable[[], Callable[..., list[Array]] | None]  # weak: the stub holds this
+
     def __init__(
         self,
         memory: ExecutableMemory,
@@ -105,9 +109,9 @@ class _CheckedModelCall:
         workspace_bytes: int,
         tile: int | None,
     ) -> None:
-        free = [kind.shape[:1] == (None,) for kind in input_types]
-        assert any(free) == (tile is not None), "a tile goes with a free batch"
-        assert all((kind.shape[:1] == (None,)) == any(free) for kind in output_types)
+        is_free = tile is not None
+        assert any(map(_is_free, input_types)) == is_free, "a tile goes with a free batch"
+        assert all(_is_free(kind) == is_free for kind in output_types)
         self.memory, self.workspace_bytes = memory, workspace_bytes
         self.input_types, self.output_types, self.tile = input_types, output_types, tile
         self.workspaces: list[Array] = []  # not in use; append and pop are atomic
@@ -115,17 +119,22 @@ class _CheckedModelCall:
 
     def __call__(self, *inputs: Array) -> list[Array]:
         arrays, rows = self._checked(inputs)
+        tile = self.tile
+        if tile is not None and 0 < rows < tile:
+            return self._run_padded(arrays, 0, rows)
         outputs = [
             np.empty(_with_rows(kind.shape, rows), kind.dtype) for kind in self.output_types
         ]
-        if self.tile is None:
+        if tile is None:
             self._run(arrays, outputs, 1)
             return outputs
-        tiles, rest = divmod(rows, self.tile)
+        tiles, rest = divmod(rows, tile)
         if tiles:
             self._run(arrays, outputs, tiles)
         if rest:
-            self._run_rest(arrays, outputs, tiles * self.tile)
+            last = self._run_padded(arrays, rows - rest, rows)
+            for output, computed in zip(outputs, last, strict=True):
+                output[rows - rest :] = computed
         return outputs
 
     def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
@@ -155,7 +164,7 @@ class _CheckedModelCall:
         _require_number("inputs", len(inputs), self.input_types)
         rows = 0
         for array, kind in zip(inputs, self.input_types, strict=True):
-            if kind.shape[:1] == (None,):
+            if _is_free(kind):
                 if isinstance(array, np.ndarray) and array.ndim:
                     rows = len(array)
                 break
@@ -177,17 +186,20 @@ class _CheckedModelCall:
                 "compile the model for this processor"
             )
 
-    def _run_rest(self, inputs: Sequence[Array], outputs: Sequence[Array], first: int) -> None:
-        """Compute the rows from `first` on, fewer than a tile, in padded copies."""
+    def _run_padded(self, inputs: Sequence[Array], first: int, end: int) -> list[Array]:
+        """The outputs of the rows from `first` to `end`, fewer than a tile."""
         assert self.tile is not None
         padded = [
-            _padded(array[first:], self.tile) if kind.shape[:1] == (None,) else array
+            _padded(array[first:end], self.tile) if _is_free(kind) else array
             for array, kind in zip(inputs, self.input_types, strict=True)
         ]
-        wide = [np.empty((self.tile, *output.shape[1:]), output.dtype) for output in outputs]
-        self._run(padded, wide, 1)
-        for output, computed in zip(outputs, wide, strict=True):
-            output[first:] = computed[: len(output) - first]
+        run = self.stub()
+        assert run is not None, "the stub calls this, or the model that holds it"
+        return [output[: end - first] for output in run(*padded)]
+
+
+def _is_free(kind: ArrayType) -> bool:
+    return kind.shape[:1] == (None,)
 
 
 def _require_number(what: str, found: int, kinds: Sequence[ArrayType]) -> None:
@@ -208,7 +220,7 @@ def _checked_array(array: Array, kind: ArrayType, rows: int) -> Array:
         )
     if array.shape != _with_rows(kind.shape, rows):
         wanted = ", ".join("any" if length is None else str(length) for length in kind.shape)
-        same = f", with {rows} rows as the inputs before" if kind.shape[:1] == (None,) else ""
+        same = f", with {rows} rows as the inputs before" if _is_free(kind) else ""
         raise InvalidInput(f"{kind.name} has shape {array.shape}; give ({wanted}){same}")
     return array if _is_plain(array) else np.require(array, kind.dtype, ("C", "A", "E"))
 
@@ -232,7 +244,10 @@ def _with_rows(shape: tuple[int | None, ...], rows: int) -> tuple[int, ...]:
 
 
 def _padded(rows: Array, tile: int) -> Array:
-    return np.concatenate([rows, np.repeat(rows[-1:], tile - len(rows), axis=0)])
+    whole = np.empty((tile, *rows.shape[1:]), rows.dtype)
+    whole[: len(rows)] = rows
+    whole[len(rows) :] = rows[-1]
+    return whole
 
 
 def _table(arrays: Sequence[Array]) -> Any:
