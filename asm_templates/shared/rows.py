@@ -44,10 +44,10 @@ def load(
     if missing <= 0:
         asm.emit("vmovups", register, place)
     elif asm.target.isa == "avx512":
-        _set_tail_mask(asm, lanes - missing)
+        set_tail_mask(asm, lanes - missing)
         asm.emit("vmovups", register.masked(TAIL_MASK, zeroing=True), place)
     else:
-        asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
+        asm.emit("vmovups", scratch, lane_mask(asm, lanes - missing))
         asm.emit("vmaskmovps", register, scratch, place)
 
 
@@ -64,10 +64,10 @@ def store(
     if missing <= 0:
         asm.emit("vmovups", place, register)
     elif asm.target.isa == "avx512":
-        _set_tail_mask(asm, lanes - missing)
+        set_tail_mask(asm, lanes - missing)
         asm.emit("vmovups", place.masked(TAIL_MASK), register)
     else:
-        asm.emit("vmovups", scratch, _lane_mask(asm, lanes - missing))
+        asm.emit("vmovups", scratch, lane_mask(asm, lanes - missing))
         asm.emit("vmaskmovps", place, scratch, register)
 
 
@@ -142,10 +142,12 @@ def zero(asm: Assembler, register: Register) -> None:
         asm.emit("vxorps", low, low, low)
 
 
-def _set_tail_mask(asm: Assembler, count: int) -> None:
+def set_tail_mask(asm: Assembler, count: int) -> None:
+    """AVX-512: TAIL_MASK = the first `count` lanes. Clobbers rax."""
     asm.emit("mov", dword(rax), (1 << count) - 1)
     asm.emit("kmovw", TAIL_MASK, dword(rax))
 
 
-def _lane_mask(asm: Assembler, count: int) -> Literal:
+def lane_mask(asm: Assembler, count: int) -> Literal:
+    """AVX2: all ones in the first `count` lanes, for masked loads and stores."""
     return Literal(asm.literal(np.where(np.arange(8) < count, -1, 0).astype(np.int32)))
