@@ -12,6 +12,7 @@ from sparsejit.ir.spec import (
     SMALLEST_SCALE,
     Activation,
     CategoricalDraw,
+    DenseProduct,
     DType,
     Elementwise,
     GruUpdate,
@@ -138,6 +139,18 @@ def error_scale(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Floa
     """
     scale = np.abs(matrix.dense).astype(np.float64) @ np.abs(x).astype(np.float64)
     return scale if spec.bias is None else scale + np.abs(spec.bias.astype(np.float64))
+
+
+def dense_product(
+    spec: DenseProduct,
+    a: npt.NDArray[Any],
+    b: npt.NDArray[Any],
+    bias: npt.NDArray[Any] | None = None,
+) -> Float64:
+    """activation(scale * A B + bias): a (rows, depth), b as stored, bias for each element of C."""
+    right = b.T if spec.transposed else b
+    product = spec.scale * (a.astype(np.float64) @ right.astype(np.float64))
+    return ACTIVATIONS[spec.activation](product if bias is None else product + bias)
 
 
 def elementwise(spec: Elementwise, x: npt.NDArray[Any]) -> Float64:

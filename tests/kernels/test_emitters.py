@@ -7,13 +7,26 @@ from disassembly import decode
 from iced_x86 import EncodingKind, InstructionInfoFactory, OpAccess, RegisterExt
 from iced_x86 import Register as Iced
 
+from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
-from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, GruUpdate
+from sparsejit.ir.spec import Activation, CategoricalDraw, DenseProduct, Elementwise, GruUpdate
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.x86.assembler import Assembler
+
+# What is saved and put back, and what a product clobbers.
+_PRODUCT_KEEPS = {Iced.RBX, Iced.RBP, Iced.R12, Iced.R13, Iced.R14, Iced.RSP}
+_PRODUCT_CLOBBERS = {
+    *(Iced.RAX, Iced.RCX, Iced.R8, Iced.R9, Iced.R10, Iced.R11),
+    *(Iced.K5, Iced.K6, Iced.K7),
+}
+
+
+def product(transposed: bool) -> Callable[[Assembler, int], None]:
+    return lambda asm, n: emit_dense_product(asm, DenseProduct.contiguous(n, n, n, transposed))
+
 
 # The general-purpose and k registers that each docstring says are clobbered.
 EMITTERS: dict[str, tuple[Callable[[Assembler, int], None], set[int]]] = {
@@ -26,6 +39,8 @@ EMITTERS: dict[str, tuple[Callable[[Assembler, int], None], set[int]]] = {
         lambda asm, n: emit_categorical_draw(asm, CategoricalDraw(n)),
         {Iced.RAX, Iced.R8, Iced.K1, Iced.K7},
     ),
+    "product": (product(transposed=False), _PRODUCT_KEEPS | _PRODUCT_CLOBBERS),
+    "product by a transpose": (product(transposed=True), _PRODUCT_KEEPS | _PRODUCT_CLOBBERS),
     "uniform": (lambda asm, n: emit_random_uniform(asm), {Iced.RAX, Iced.RCX, Iced.RDX}),
 }
 _WRITES = {

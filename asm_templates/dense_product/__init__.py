@@ -1,0 +1,1 @@
+"""Dense products: a matrix by a matrix, and by a vector of which few outputs are wanted."""

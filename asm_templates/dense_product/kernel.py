@@ -1,0 +1,337 @@
+"""C = A B: tiles of sums in registers, lanes over the columns of C.
+
+A step of the depth, for a tile of rows by vectors, four steps a turn of the loop:
+
+    vbroadcastss zmm2, [rax+pitch*row]        A[row, k]
+    vmovups      zmm0, [rcx+64*v]             B[k, 16 columns], once for all rows
+    vfmadd231ps  zmm31, zmm2, zmm0            row by row, vector by vector
+
+    strip of columns -> tile of rows -> depth
+
+A strip of B stays in L2 while all tiles of rows pass over it. Where B is stored transposed, each
+strip is first transposed to the stack. docs/kernels/dense.md says what bounds it.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
+from sparsejit.asm_templates.dense_product.packing import Packed
+from sparsejit.asm_templates.dense_product.tiling import UNROLL, RowTiles, Tiling, chains, tiling
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, set_tail_mask, vector, zero
+from sparsejit.ir.spec import DenseProduct
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    rax,
+    rbp,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+)
+
+_A, _B, _STEPS_LEFT = rax, rcx, r8  # of a tile, moving along the depth
+_TILE_A, _TILE_C, _TILES_LEFT = r9, r10, rbx
+_STRIP_B, _STRIP_C, _STRIPS_LEFT = r11, r12, rbp
+_FRAME, _AHEAD = r13, r14
+_SAVED = (rbx, rbp, r12, r13, r14)
+_PAGE = 4096
+# A strip from beyond L2 is fetched while so many tiles or more work on the one before it.
+_TILES_TO_FETCH_IN = 3
+
+
+def emit_dense_product(
+    asm: Assembler,
+    spec: DenseProduct,
+    a: Packed | None = None,
+    b: Packed | None = None,
+    tiles: Tiling | None = None,
+) -> None:
+    """Append C = activation(scale * A B), or of constants with their bias; see `spec.DenseProduct`.
+
+    rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
+    as a constant, packed for `tiles`, with scale and bias inside; its register is not used then.
+    Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
+    """
+    _ProductCode(asm, spec, a, b, tiles or tiling(spec, asm.target)).emit()
+
+
+class _ProductCode:
+    """Appends the code."""
+
+    def __init__(
+        self,
+        asm: Assembler,
+        spec: DenseProduct,
+        a: Packed | None,
+        b: Packed | None,
+        tiles: Tiling,
+    ) -> None:
+        self.asm, self.spec, self.tiles = asm, spec, tiles
+        self.packed_a, self.packed_b = a, b
+        self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
+        self.a_literal = None if a is None else Literal(asm.literal(a.stream))
+        self.b_literal = None if b is None else Literal(asm.literal(b.stream))
+        beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
+        self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
+        self.fetches_ahead = beyond_l2 and self.tiles_a_strip >= _TILES_TO_FETCH_IN
+
+    def emit(self) -> None:
+        asm = self.asm
+        for register in _SAVED:
+            asm.emit("push", register)
+        if self.spec.transposed:
+            self._make_room()
+        if self.b_literal is None:
+            asm.emit("mov", _STRIP_B, rdx)
+        else:
+            asm.emit("lea", _STRIP_B, self.b_literal)
+        asm.emit("mov", _STRIP_C, rsi)
+        strips, rest = divmod(self.spec.columns, self.tiles.vectors * self.lanes)
+        self._repeat(strips, _STRIPS_LEFT, lambda: self._strip(self.tiles.vectors, 0))
+        if rest:
+            vectors = -(-rest // self.lanes)
+            self._strip(vectors, rest % self.lanes)
+        if self.spec.transposed:
+            asm.emit("mov", rsp, _FRAME)
+        for register in reversed(_SAVED):
+            asm.emit("pop", register)
+
+    def _make_room(self) -> None:
+        """Room for a transposed strip, page by page: the stack grows on demand only."""
+        asm = self.asm
+        asm.emit("mov", _FRAME, rsp)
+        room = self.spec.depth * self.tiles.vectors * self.vector_bytes + 64
+        asm.emit("mov", dword(rax), -(-room // _PAGE))
+        again = asm.label("again")
+        asm.bind(again)
+        asm.emit("sub", rsp, _PAGE)
+        asm.emit("mov", Memory(rsp), rax)
+        asm.emit("sub", dword(rax), 1)
+        asm.jump("jnz", again)
+        asm.emit("and", rsp, -64)
+
+    def _repeat(self, times: int, counter: Register, body: Callable[[], None]) -> None:
+        """Run `body` so many times."""
+        if times == 0:
+            return
+        again = self.asm.label("again")
+        if times > 1:
+            self.asm.emit("mov", dword(counter), times)
+            self.asm.bind(again)
+        body()
+        if times > 1:
+            self.asm.emit("sub", dword(counter), 1)
+            self.asm.jump("jnz", again)
+
+    def _strip(self, vectors: int, lanes_of_last: int) -> None:
+        """All rows by so many vectors of columns, the last of `lanes_of_last` unless that is 0."""
+        asm, spec = self.asm, self.spec
+        if spec.transposed:
+            self._transpose(vectors, lanes_of_last)
+        if lanes_of_last and asm.target.isa == "avx512":
+            set_tail_mask(asm, lanes_of_last)
+        if self.a_literal is None:
+            asm.emit("mov", _TILE_A, rdi)
+        else:
+            asm.emit("lea", _TILE_A, self.a_literal)
+        asm.emit("mov", _TILE_C, _STRIP_C)
+        if self.fetches_ahead:
+            asm.emit("lea", _AHEAD, Memory(_STRIP_B, self._strip_bytes(vectors)))
+        for each in self.tiles.row_tiles:
+            self._row_tiles(each, vectors, lanes_of_last)
+        asm.emit("add", _STRIP_B, self._strip_bytes(vectors))
+        asm.emit("add", _STRIP_C, vectors * self.vector_bytes)
+
+    def _strip_bytes(self, vectors: int) -> int:
+        """From one strip of B to the next."""
+        if self.packed_b is not None:
+            return (self.spec.depth + self.packed_b.biased) * vectors * self.vector_bytes
+        if self.spec.transposed:
+            return vectors * self.lanes * self.spec.b_pitch
+        return vectors * self.vector_bytes
+
+    def _transpose(self, vectors: int, lanes_of_last: int) -> None:
+        for number in range(vectors):
+            is_partial = lanes_of_last and number == vectors - 1
+            source = MatrixPlace(_STRIP_B, self.spec.b_pitch).row(number * self.lanes)
+            transpose(
+                self.asm,
+                source,
+                MatrixPlace(rsp, vectors * self.vector_bytes, number * self.vector_bytes, True),
+                lanes_of_last if is_partial else self.lanes,
+                self.spec.depth,
+            )
+
+    def _row_tiles(self, each: RowTiles, vectors: int, lanes_of_last: int) -> None:
+        height = each.height
+
+        def body() -> None:
+            _ProductTile(self, height, vectors, lanes_of_last).emit()
+            if self.packed_a is not None:
+                self.asm.emit("mov", _TILE_A, _A)
+            else:
+                self.asm.emit("add", _TILE_A, height * self.spec.a_pitch)
+            self.asm.emit("add", _TILE_C, height * self.spec.c_pitch)
+
+        self._repeat(each.count, _TILES_LEFT, body)
+
+
+class _ProductTile:
+    """A tile of `height` rows by `vectors` vectors, over the whole depth."""
+
+    def __init__(
+        self, product: _ProductCode, height: int, vectors: int, lanes_of_last: int
+    ) -> None:
+        self.product, self.asm, self.spec = product, product.asm, product.spec
+        self.height, self.vectors, self.lanes_of_last = height, vectors, lanes_of_last
+        self.sums = height * vectors
+        self.chains = chains(self.sums, self.spec.depth)
+        self.wide = self.asm.target.isa == "avx512"
+        self.vector_bytes = product.vector_bytes
+        # Elements and vectors come behind the bias, where there is one.
+        self.a_start = 4 * height if product.packed_a and product.packed_a.biased else 0
+        biased = product.packed_b is not None and product.packed_b.biased
+        self.b_start = vectors * self.vector_bytes if biased else 0
+        in_place = product.packed_b is None and not self.spec.transposed
+        self.b_pitch = self.spec.b_pitch if in_place else vectors * self.vector_bytes
+        self.masks_b = in_place and lanes_of_last > 0
+
+    def emit(self) -> None:
+        asm = self.asm
+        asm.emit("mov", _A, _TILE_A)
+        asm.emit("mov", _B, rsp if self.spec.transposed else _STRIP_B)
+        self._start()
+        turns, rest = divmod(self.spec.depth, UNROLL)
+        self.product._repeat(turns, _STEPS_LEFT, lambda: self._steps(UNROLL))
+        self._steps(rest)
+        if self.product.packed_a is not None and self.a_start:
+            asm.emit("add", _A, self.a_start)
+        self._finish()
+
+    def _sum(self, row: int, number: int, chain: int = 0) -> Register:
+        top = self.asm.target.vector_registers - 1
+        return vector(self.asm, top - (chain * self.sums + row * self.vectors + number))
+
+    def _start(self) -> None:
+        """Begin at the bias of rows or columns, or at zero."""
+        asm = self.asm
+        for row in range(self.height):
+            for number in range(self.vectors):
+                first = self._sum(row, number)
+                if self.a_start:
+                    asm.emit("vbroadcastss", first, Memory(_A, 4 * row))
+                elif self.b_start:
+                    asm.emit("vmovups", first, Memory(_B, number * self.vector_bytes))
+                else:
+                    zero(asm, first)
+                for chain in range(1, self.chains):
+                    zero(asm, self._sum(row, number, chain))
+        if self.masks_b and not self.wide:
+            asm.emit("vmovups", self._mask, lane_mask(asm, self.lanes_of_last))
+
+    @property
+    def _mask(self) -> Register:
+        """AVX2's mask of the last vector: a register behind those of B and A."""
+        return vector(self.asm, self.vectors + 1)
+
+    def _steps(self, count: int) -> None:
+        """So many steps of the depth; moves A and B on."""
+        if count == 0:
+            return
+        asm = self.asm
+        steps = np.arange(count * self.sums)
+        step, place = np.divmod(steps, self.sums)
+        row, number = np.divmod(place, self.vectors)
+        top = asm.target.vector_registers - 1
+        total = vector(asm, top - (step % self.chains * self.sums + place))
+        element, right = vector(asm, self.vectors), vector(asm, number)
+        b_place = Memory(_B, self.b_start + step * self.b_pitch + number * self.vector_bytes)
+        lines = [line("vbroadcastss", element, self._element(step, row), when=number == 0)]
+        if self.height == 1 and not self.masks_b:
+            lines.append(line("vfmadd231ps", total, element, b_place))
+        else:
+            lines += self._loads(right, b_place, row == 0, number == self.vectors - 1)
+            lines.append(line("vfmadd231ps", total, element, right))
+        fetches, fetched_bytes = self._fetches(count)
+        asm.stamp(len(steps), lines + fetches)
+        if fetched_bytes:
+            asm.emit("add", _AHEAD, fetched_bytes)
+        a_step = 4 * self.height if self.product.packed_a is not None else 4
+        asm.emit("add", _A, count * a_step)
+        asm.emit("add", _B, count * self.b_pitch)
+
+    def _fetches(self, count: int) -> tuple[list[Line], int]:
+        """This tile's share of fetching the next strip into L2, over so many steps; its bytes."""
+        if not self.product.fetches_ahead:
+            return [], 0
+        strip_lines = count * self.vectors * self.vector_bytes // CACHE_LINE_BYTES
+        own = -(-strip_lines // self.product.tiles_a_strip)
+        fetched = np.arange(1, count * self.sums + 1) * own // (count * self.sums)
+        place = Memory(_AHEAD, CACHE_LINE_BYTES * (fetched - 1))
+        fetch = line("prefetcht1", place, when=np.diff(fetched, prepend=0) != 0)
+        return [fetch], own * CACHE_LINE_BYTES
+
+    def _element(self, step: np.ndarray, row: np.ndarray) -> Memory:
+        if self.product.packed_a is not None:
+            return Memory(_A, self.a_start + 4 * (step * self.height + row))
+        return Memory(_A, 4 * step + self.spec.a_pitch * row)
+
+    def _loads(
+        self, right: Register, place: Memory, first: np.ndarray, last: np.ndarray
+    ) -> list[Line]:
+        """Bring vectors of B into registers; nothing beyond the columns is read."""
+        if not self.masks_b:
+            return [line("vmovups", right, place, when=first)]
+        whole = line("vmovups", right, place, when=first & ~last)
+        if self.wide:
+            masked = right.masked(TAIL_MASK, zeroing=True)
+            return [whole, line("vmovups", masked, place, when=first & last)]
+        return [whole, line("vmaskmovps", right, self._mask, place, when=first & last)]
+
+    def _finish(self) -> None:
+        """Add up chains, scale, apply the activation and store."""
+        asm, spec = self.asm, self.spec
+        sums = [self._sum(row, v) for row in range(self.height) for v in range(self.vectors)]
+        for chain in range(1, self.chains):
+            for number, total in enumerate(sums):
+                other = self._sum(*divmod(number, self.vectors), chain)
+                asm.emit("vaddps", total, total, other)
+        free = [vector(asm, n) for n in range(asm.target.vector_registers - self.sums)]
+        if spec.scale != 1.0 and self.product.packed_a is self.product.packed_b is None:
+            load_constant(asm, free[0], spec.scale)
+            for total in sums:
+                asm.emit("vmulps", total, total, free[0])
+        apply_activation(asm, spec.activation, sums, free)
+        if self.lanes_of_last and not self.wide:
+            asm.emit("vmovups", free[0], lane_mask(asm, self.lanes_of_last))
+        for number, total in enumerate(sums):
+            row, column = divmod(number, self.vectors)
+            place = Memory(_TILE_C, row * spec.c_pitch + column * self.vector_bytes)
+            partial = self.lanes_of_last and column == self.vectors - 1
+            self._store(place, total, free[0] if partial else None)
+
+    def _store(self, place: Memory, total: Register, mask: Register | None) -> None:
+        if mask is None:
+            self.asm.emit("vmovups", place, total)
+        elif self.wide:
+            self.asm.emit("vmovups", place.masked(TAIL_MASK), total)
+        else:
+            self.asm.emit("vmaskmovps", place, mask, total)

@@ -1,0 +1,49 @@
+"""Constant operands in the pool, in the order in which the kernel reads them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.dense_product.tiling import Tiling
+from sparsejit.machine.target import Target
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A constant operand as one stream, cut as the product is; `biased` where bias comes first."""
+
+    stream: FloatArray
+    biased: bool
+
+
+def pack_columns(
+    weights: FloatArray, bias: FloatArray | None, tiles: Tiling, target: Target
+) -> Packed:
+    """B (depth, columns): in each strip the bias (columns,), then row after row, zeros at the end.
+
+    A last strip of fewer vectors has only these.
+    """
+    lanes = target.lanes
+    rows = weights if bias is None else np.concatenate([bias[None], weights])
+    vectors = -(-rows.shape[1] // lanes)
+    padded = np.zeros((len(rows), vectors * lanes), np.float32)
+    padded[:, : rows.shape[1]] = rows
+    strips = [
+        padded[:, first * lanes : (first + tiles.vectors) * lanes].ravel()
+        for first in range(0, vectors, tiles.vectors)
+    ]
+    return Packed(np.concatenate(strips), bias is not None)
+
+
+def pack_rows(weights: FloatArray, bias: FloatArray | None, tiles: Tiling) -> Packed:
+    """A (rows, depth): in each tile the bias (rows,), then column after column."""
+    columns = weights if bias is None else np.concatenate([bias[:, None], weights], axis=1)
+    parts, first = [], 0
+    for each in tiles.row_tiles:
+        for _ in range(each.count):
+            parts.append(columns[first : first + each.height].T.ravel())
+            first += each.height
+    return Packed(np.concatenate(parts), bias is not None)

@@ -1,0 +1,103 @@
+"""How a dense product is cut: strips of columns, and tiles of rows within each.
+
+    strips   `vectors` vectors of C's columns each, the last with what is left
+    tiles    rows of A whose sums are in registers at once, of two heights at most
+
+Of all that fit the registers the one that should take the fewest cycles is chosen: two FMA and two
+loads start in a cycle, and an FMA waits for the one before it in the same sum.
+"""
+
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
+from sparsejit.errors import CompileError
+from sparsejit.ir.spec import Activation, DenseProduct
+from sparsejit.machine.target import Target
+
+UNROLL = 4  # steps of the depth in a turn of the loop
+FMA_A_CYCLE, LOADS_A_CYCLE = 2, 2
+_SUMS_UNDER_WAY = 8  # that keep both multipliers busy: an FMA takes four cycles
+_TILE_CYCLES = 12  # to begin and end a tile, beside starting and storing its sums
+# Rows so many bytes apart lie in the same set of L1: no more of them than it has ways.
+_SET_BYTES, _WAYS = 4096, 8
+LARGEST_STRIP = 1 << 20  # bytes of stack, of 8 MiB that threads have by default
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """`count` tiles of `height` rows, one after another."""
+
+    count: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Strips of `vectors` vectors; `cycles` is what all should take, operands in L1 or L2."""
+
+    vectors: int
+    row_tiles: tuple[RowTiles, ...]
+    cycles: float
+
+
+def tiling(spec: DenseProduct, target: Target, packed_a: bool = False) -> Tiling:
+    """The tiling that should take the fewest cycles.
+
+    Raises CompileError where a strip of a transposed B is too large for the stack.
+    """
+    every = -(-spec.columns // target.lanes)
+    most = most_sums(target)
+    widths = range(1, min(every, most // 2, widest_strip(spec, target)) + 1)
+    if not widths:
+        raise CompileError(
+            f"a product of depth {spec.depth} by a transposed B needs more than the "
+            f"{LARGEST_STRIP} bytes of stack for a strip; give B as (depth, columns)"
+        )
+    tilings = (_with_height(spec, target, v, _most_rows(spec, most, v, packed_a)) for v in widths)
+    return min(tilings, key=lambda each: each.cycles)
+
+
+def widest_strip(spec: DenseProduct, target: Target) -> int:
+    """Vectors of a strip that may be transposed to the stack; any number where none need be."""
+    fitting = LARGEST_STRIP // (spec.depth * target.vector_bytes)
+    return fitting if spec.transposed else spec.columns
+
+
+def most_sums(target: Target) -> int:
+    """Registers for sums and vectors of B: the others hold an element of A and AVX2's mask."""
+    return target.vector_registers - (1 if target.isa == "avx512" else 2)
+
+
+def chains(sums: int, depth: int) -> int:
+    """In how many partial sums each of so many is computed."""
+    return max(1, min(UNROLL, depth, _SUMS_UNDER_WAY // sums))
+
+
+def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> int:
+    """Rows of a tile: their sums, a row of vectors of B, and scratch for the activation."""
+    scratch = 0 if spec.activation is Activation.NONE else max(0, SCRATCH_PER_VECTOR - 1 - vectors)
+    rows = (most - vectors - scratch) // vectors
+    collide = not packed_a and spec.a_pitch % _SET_BYTES == 0
+    return min(rows, _WAYS) if collide else rows
+
+
+def _with_height(spec: DenseProduct, target: Target, vectors: int, most_rows: int) -> Tiling:
+    tiles = -(-spec.rows // most_rows)
+    height, higher = divmod(spec.rows, tiles)
+    both = RowTiles(higher, height + 1), RowTiles(tiles - higher, height)
+    row_tiles = tuple(each for each in both if each.count)
+    strips, rest = divmod(-(-spec.columns // target.lanes), vectors)
+    widths = [(strips, vectors)] * (strips > 0) + [(1, rest)] * (rest > 0)
+    cycles = sum(
+        strips * each.count * _tile_cycles(each.height, width, spec.depth)
+        for strips, width in widths
+        for each in row_tiles
+    )
+    return Tiling(vectors, row_tiles, cycles)
+
+
+def _tile_cycles(height: int, vectors: int, depth: int) -> float:
+    sums = height * vectors
+    waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
+    step = max(sums / FMA_A_CYCLE, (height + vectors) / LOADS_A_CYCLE, waiting)
+    return depth * step + 2 * sums + _TILE_CYCLES
