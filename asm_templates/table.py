@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.broadcast import dense, immediate, loop, mixed, straight
+from sparsejit.asm_templates.dense_product import dot
 from sparsejit.asm_templates.gather import int8_pairs, int8_permute, lane16, lookup, permute
 from sparsejit.asm_templates.gather.lookup_layout import chunk_count
 from sparsejit.asm_templates.gather.lookup_storage import Format
@@ -79,6 +80,7 @@ _STAGES = {
     "broadcast-loop": Stages(loop.expect, loop.lower, loop.emit),
     "broadcast-mixed": Stages(mixed.expect, mixed.lower, mixed.emit),
     "dense": Stages(dense.expect, dense.lower, dense.emit),
+    "dot": Stages(dot.expect, dot.lower, dot.emit),
     "permute": Stages(permute.expect, permute.lower, permute.emit),
     "immediate": Stages(immediate.expect, immediate.lower, immediate.emit),
     "lane16": Stages(lane16.expect, lane16.lower, permute.emit),
@@ -101,6 +103,7 @@ _ROWS = (
     ("broadcast-loop", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-mixed", _AVX512, _FLOATS, _NONE, _BLOCKS),
     ("dense", _BOTH, _FLOATS, _NONE, "outer products in registers: Goto and van de Geijn 2008"),
+    ("dot", _BOTH, _FLOATS, _NONE, "inner products, lanes over inputs, as in BLAS's gemv"),
     ("permute", _BOTH, _FLOATS, _NONE, _OWN),
     ("immediate", _BOTH, (DType.FLOAT32,), _NONE, "weights as immediates: the plainest JIT"),
     ("lane16", _AVX512, (DType.FLOAT32, DType.BFLOAT16), _NONE, _OWN),

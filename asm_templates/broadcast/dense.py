@@ -34,6 +34,7 @@ from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, rax, rcx, rdi, rdx
 
 SUMS = 16  # under way at once: those of a loop's trip, so that its bookkeeping is a small share
+_ENOUGH_GROUPS = 5  # that use an input, for its load not to count
 _FOURS = StridePadding(4, 5)
 PREFETCH_BYTES = 4096  # ahead of the loop, where weights come from beyond L2
 
@@ -58,10 +59,13 @@ class Dense:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Vectors of weights, zeros included."""
-    steps = -(-matrix.out_features // target.lanes) * matrix.in_features
+    """Vectors of weights, zeros included; a narrow layer waits for its broadcasts besides."""
+    groups = -(-matrix.out_features // target.lanes)
+    steps = groups * matrix.in_features
+    narrow = max(0, _ENOUGH_GROUPS - groups) * matrix.in_features
+    work = Work("dense", steps), Work("dense-narrow", narrow)
     pool_bytes = steps * target.lanes * WEIGHT_BYTES[spec.dtype]
-    return Counts.of(matrix, target, spec.dtype, Work("dense", steps), pool_bytes)
+    return Counts.of(matrix, target, spec.dtype, work[: 1 + (narrow > 0)], pool_bytes)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dense:

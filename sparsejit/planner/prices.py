@@ -96,6 +96,30 @@ FAMILY_PRICES: dict[str, FamilyPrices] = {
             ("avx2", F16): StepPrice(0.58, 0.1, "256x256 and 1024x1024"),
         },
     ),
+    "dense-narrow": FamilyPrices(
+        {
+            (isa, dtype): StepPrice(cycles, 0, "1 to 64 outputs of 64 inputs")
+            for isa, cycles in (("avx512", 0.1), ("avx2", 0.05))
+            for dtype in (F32, BF16, F16)
+        },
+    ),
+    "dot": FamilyPrices(
+        {
+            ("avx512", F32): StepPrice(0.53, 0.1, "1x512 in 37 cycles, 16x256 in 180"),
+            ("avx2", F32): StepPrice(0.45, 0.1, "1x512 in 55 cycles, 16x256 in 301"),
+            ("avx512", BF16): StepPrice(0.6, 0.1, "TODO"),
+            ("avx2", BF16): StepPrice(0.6, 0.1, "TODO"),
+            ("avx512", F16): StepPrice(0.8, 0.1, "TODO"),
+            ("avx2", F16): StepPrice(0.6, 0.1, "TODO"),
+        },
+    ),
+    "dot-end": FamilyPrices(
+        {
+            (isa, dtype): StepPrice(cycles, 6, "to add lanes: 1 to 64 rows of 64 inputs")
+            for isa, cycles in (("avx512", 2.0), ("avx2", 1.5))
+            for dtype in (F32, BF16, F16)
+        },
+    ),
     "int8-permute": FamilyPrices(
         {("avx512", INT8): StepPrice(1.0, 10, "A in 43 ns; 20 bytes, 5 where folded four times")},
         weights_a_lane=4,

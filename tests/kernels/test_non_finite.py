@@ -24,7 +24,7 @@ EVERY_ROW = [row for family in FAMILIES for row in templates_of(family)]
 FLOATS = [one for one in EVERY_ROW if one.values[0].dtype is not DType.INT8]
 INTEGERS = [one for one in EVERY_ROW if one.values[0].dtype is DType.INT8]
 ALONE = {"immediate"}  # an input without a weight is never read for a row
-EVERY_OUTPUT = {"dense"}  # multiplies zeros too
+EVERY_OUTPUT = {"dense", "dot"}  # which multiply zeros too
 BY_BLOCK = {"broadcast", "broadcast-loop", "broadcast-mixed"}
 IN_IDLE_LANES = {"permute", "lane16", "lookup"}
 

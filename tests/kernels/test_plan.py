@@ -37,6 +37,9 @@ def template(name: str) -> MatVecTemplate:
         ((256, 256), 0.1, 16, "broadcast"),
         ((768, 256), 1.0, 1, "dense"),
         ((1024, 1024), 1.0, 1, "dense"),
+        ((1, 51), 1.0, 1, "dot"),
+        ((2, 512), 1.0, 1, "dot"),
+        ((10, 512), 1.0, 1, "dot"),
     ],
 )
 def test_auto_takes_the_family_that_measured_fastest(
@@ -73,13 +76,13 @@ def test_an_unknown_strategy_is_named_with_the_known() -> None:
 
 
 @pytest.mark.parametrize("row", MATVEC_TEMPLATES, ids=lambda row: row.name)
-def test_an_empty_matrix_costs_next_to_nothing_but_in_dense(row: MatVecTemplate) -> None:
+def test_an_empty_matrix_costs_next_to_nothing_but_in_dense_code(row: MatVecTemplate) -> None:
     empty = SparseMatrix(np.zeros((256, 256)))
     expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
     for counts in (expected, lowered.counts):
         cost = price(counts, BUILT_IN_RATES)
-        assert (cost.ns < 25) == (row.family != "dense")
+        assert (cost.ns < 25) == (row.family not in ("dense", "dot"))
 
 
 def test_permute_steps_count_a_diagonal_by_hand() -> None:

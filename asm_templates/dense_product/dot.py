@@ -1,0 +1,186 @@
+"""A matrix of few outputs by a vector: lanes over inputs, so that no lane waits for an output.
+
+    vmovups     zmm0, [rdx]           16 inputs, once for all rows of a group
+    vfmadd231ps zmm31, zmm0, [rcx]    16 weights of row 0
+    vfmadd231ps zmm30, zmm0, [rcx+64] row 1 ...
+
+A group is as many rows as a vector has lanes, or those left; at its end the lanes of all its sums
+are added at once (`lane_sums`). Few rows have several partial sums each.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.dense_product.lane_sums import add_lanes
+from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
+from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
+from sparsejit.asm_templates.shared.rows import (
+    TAIL_MASK,
+    finish_rows,
+    lane_mask,
+    set_tail_mask,
+    start_rows,
+    vector,
+    zero,
+)
+from sparsejit.asm_templates.shared.storage import BoolArray, ByteArray, Storage
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi
+
+_SUMS = 8  # under way at once: an FMA takes four cycles and two start in each
+_PRODUCTS = 32  # in a turn of the loop
+_AVX2_MASK = 4
+
+
+@dataclass(frozen=True, eq=False)
+class DotGroup:
+    """Rows `first` to `first + rows - 1`, their weights in order of use."""
+
+    first: int
+    rows: int
+    lines: ByteArray
+
+    @property
+    def chains(self) -> int:
+        """Partial sums of each row."""
+        return max(1, _SUMS // self.rows)
+
+    @property
+    def vectors(self) -> int:
+        """Of x, in a turn of the loop."""
+        return max(1, _PRODUCTS // self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """A layer as groups of rows."""
+
+    spec: MatVec
+    storage: Storage
+    groups: list[DotGroup]
+    counts: Counts
+
+
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Loads of x and of weights, zeros included, and rows whose lanes are added."""
+    vectors = -(-matrix.in_features // target.lanes)
+    products = matrix.out_features * vectors
+    loads = products + -(-matrix.out_features // target.lanes) * vectors
+    work = Work("dot", loads), Work("dot-end", matrix.out_features)
+    pool_bytes = products * target.lanes * WEIGHT_BYTES[spec.dtype]
+    return Counts.of(matrix, target, spec.dtype, work, pool_bytes)
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dot:
+    """Groups of consecutive rows."""
+    storage, lanes = Storage(target, spec.dtype), target.lanes
+    padded = np.pad(matrix.dense, ((0, 0), (0, -matrix.in_features % lanes)))
+    groups = []
+    for first in range(0, matrix.out_features, lanes):
+        own = padded[first : first + lanes]
+        vectors = own.reshape(len(own), -1, lanes).swapaxes(0, 1)
+        group = DotGroup(first, len(own), np.zeros((0, 64), np.uint8))
+        in_order = _in_order(storage, group, np.ascontiguousarray(vectors))
+        groups.append(DotGroup(first, len(own), storage.lines(in_order)))
+    return Dot(spec, storage, groups, expect(spec, matrix, target))
+
+
+def _in_order(storage: Storage, group: DotGroup, weights: np.ndarray) -> np.ndarray:
+    """Vectors (any, lanes) of weights (vectors, rows, lanes), turn after turn of the loop."""
+    lanes = weights.shape[2]
+    whole = len(weights) // group.vectors * group.vectors
+    turns = weights[:whole].reshape(-1, group.vectors * group.rows, lanes)
+    return np.concatenate([storage.in_trips(turns), weights[whole:].reshape(-1, lanes)])
+
+
+def emit(asm: Assembler, lowered: Dot) -> None:
+    """Append the kernel; see `table` for the contract."""
+    for group in lowered.groups:
+        asm.emit("lea", rcx, Literal(lowered.storage.literal(asm, group.lines)))
+        asm.emit("mov", rdx, rdi)
+        for number in range(group.rows * group.chains):
+            zero(asm, _sum(asm, number))
+        lowered.storage.start(asm)
+        _inputs(asm, lowered, group)
+        _finish(asm, lowered.spec, group)
+
+
+def _sum(asm: Assembler, number: int) -> Register:
+    return vector(asm, asm.target.vector_registers - 1 - number)
+
+
+def _inputs(asm: Assembler, lowered: Dot, group: DotGroup) -> None:
+    in_features, lanes = lowered.spec.in_features, asm.target.lanes
+    turns, rest = divmod(-(-in_features // lanes), group.vectors)
+    is_partial = in_features % lanes != 0
+    if is_partial and rest == 0:
+        turns, rest = turns - 1, group.vectors
+    if turns:
+        again = asm.label("again")
+        if turns > 1:
+            asm.emit("mov", rax, turns)
+            asm.bind(again)
+        _products(asm, lowered, group, group.vectors)
+        asm.emit("add", rcx, lowered.storage.trip_bytes(group.vectors * group.rows))
+        asm.emit("add", rdx, group.vectors * asm.target.vector_bytes)
+        if turns > 1:
+            asm.emit("sub", rax, 1)
+            asm.jump("jnz", again)
+    if rest:
+        _products(asm, lowered, group, rest, is_partial)
+
+
+def _products(
+    asm: Assembler, lowered: Dot, group: DotGroup, vectors: int, is_partial: bool = False
+) -> None:
+    """Multiply so many vectors of x from rdx by weights from rcx; the last may be partial."""
+    number = np.arange(vectors * group.rows)
+    step, row = np.divmod(number, group.rows)
+    storage = lowered.storage
+    unpack, operand = storage.operand(
+        asm, number, Memory(rcx, storage.place(number)), consecutive=True
+    )
+    top = asm.target.vector_registers - 1
+    total = vector(asm, top - (step % group.chains * group.rows + row))
+    x, place = vector(asm, 0), Memory(rdx, step * asm.target.vector_bytes)
+    last = (step == vectors - 1) & is_partial
+    loads = [line("vmovups", x, place, when=(row == 0) & ~last)]
+    if is_partial:
+        loads.append(_partial(asm, lowered.spec, x, place, (row == 0) & last))
+    asm.stamp(len(number), [*loads, *unpack, line("vfmadd231ps", total, x, operand)])
+
+
+def _partial(
+    asm: Assembler, spec: MatVec, x: Register, place: Memory, when: BoolArray
+) -> Line:
+    """The load of the last inputs, zeros behind them."""
+    inputs = spec.in_features % asm.target.lanes
+    if asm.target.isa == "avx512":
+        set_tail_mask(asm, inputs)
+        return line("vmovups", x.masked(TAIL_MASK, zeroing=True), place, when=when)
+    mask = vector(asm, _AVX2_MASK)
+    asm.emit("vmovups", mask, lane_mask(asm, inputs))
+    return line("vmaskmovps", x, mask, place, when=when)
+
+
+def _finish(asm: Assembler, spec: MatVec, group: DotGroup) -> None:
+    """Add up chains and lanes, then bias, activation and y."""
+    chains = group.chains
+    while chains > 1:
+        half = -(-chains // 2)
+        for chain in range(half, chains):
+            for row in range(group.rows):
+                total = _sum(asm, (chain - half) * group.rows + row)
+                asm.emit("vaddps", total, total, _sum(asm, chain * group.rows + row))
+        chains = half
+    y = add_lanes(asm, [_sum(asm, row) for row in range(group.rows)], 0)
+    if spec.bias is not None:
+        bias = vector(asm, 0)
+        start_rows(asm, spec, bias, group.first)
+        asm.emit("vaddps", y, y, bias)
+    free = [vector(asm, number) for number in range(1 + SCRATCH_PER_VECTOR)]
+    finish_rows(asm, spec, [y], group.first, rsi, free)
