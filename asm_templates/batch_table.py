@@ -5,16 +5,25 @@ spec, under the same terms as a matrix-vector template.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.batch import lowered_batch, whole
-from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, LoweredBatch
-from sparsejit.asm_templates.lowered import Stages
+from sparsejit.asm_templates.dense_product import layer
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
+
+
+class BatchStages(NamedTuple):
+    """How a family counts, lowers and emits a batch: as `lowered.Stages` does for one vector."""
+
+    expect: Callable[[MatMul, SparseMatrix, Target], Any]
+    lower: Callable[[MatMul, SparseMatrix, Target], Any]
+    emit: Callable[[Assembler, Any], None]
 
 
 class MatMulTemplate(NamedTuple):
@@ -23,13 +32,14 @@ class MatMulTemplate(NamedTuple):
     name: str
     family: str
     isa: str
+    stages: BatchStages
     source: str
     dtype: DType
     requires: frozenset[str] = frozenset()
     each: MatVecTemplate | None = None
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
-        """That of the kernel it repeats; panels keep weights as they are."""
+        """That of the kernel it repeats; all others keep weights as they are."""
         return 0.0 if self.each is None else self.each.weight_change(matrix, target)
 
     @property
@@ -41,43 +51,52 @@ class MatMulTemplate(NamedTuple):
         """Whether the planner may choose it for `target`."""
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
-    def expect(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> BatchCounts:
+    def expect(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> Any:
         """What the layer's zeros let expect."""
-        return lowered_batch.expect(self.family, self._stages, spec, matrix, target)
+        return self.stages.expect(spec, matrix, target)
 
-    def lower(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredBatch:
+    def lower(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> Any:
         """The batch as `emit` takes it, with the `counts` of what was made."""
-        return lowered_batch.lower(self.family, self._stages, spec, matrix, target)
+        return self.stages.lower(spec, matrix, target)
 
-    @property
-    def _stages(self) -> Stages | None:
-        return self.each.stages if self.each else None
-
-    def emit(self, asm: Assembler, lowered: LoweredBatch) -> None:
+    def emit(self, asm: Assembler, lowered: Any) -> None:
         """Append the code."""
-        whole.emit(asm, lowered)
+        self.stages.emit(asm, lowered)
+
+
+def _whole_batch(family: str, each: MatVecTemplate | None = None) -> BatchStages:
+    """Panels, a repeated kernel, or both."""
+    of_each = each.stages if each else None
+    expect = partial(lowered_batch.expect, family, of_each)
+    return BatchStages(expect, partial(lowered_batch.lower, family, of_each), whole.emit)
 
 
 def _repeating(each: MatVecTemplate, family: str) -> MatMulTemplate:
     """The batch kernel that repeats a matrix-vector kernel."""
     name = each.name.replace("-", f"-{family}-", 1)
     source = "one column after the other"
-    return MatMulTemplate(name, family, each.isa, source, each.dtype, each.requires, each)
+    stages = _whole_batch(family, each)
+    return MatMulTemplate(name, family, each.isa, stages, source, each.dtype, each.requires, each)
 
 
-_PANELS = tuple(
-    MatMulTemplate(
-        f"{SHORT_NAMES[dtype]}panels-{isa}",
-        "panels",
-        isa,
+_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+_BY_ITSELF = (
+    (
+        *("panels", _whole_batch("panels")),
         "weights as code over dense columns, as in LIBXSMM's sparse kernels",
-        dtype,
-    )
-    for dtype in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-    for isa in ("avx512", "avx2")
+    ),
+    (
+        *("dense", BatchStages(layer.expect, layer.lower, layer.emit)),
+        "outer products in registers: Goto and van de Geijn 2008",
+    ),
 )
 MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
-    *_PANELS,
+    *(
+        MatMulTemplate(f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, stages, source, dtype)
+        for family, stages, source in _BY_ITSELF
+        for dtype in _FLOATS
+        for isa in ("avx512", "avx2")
+    ),
     *(
         _repeating(each, family)
         for each in MATVEC_TEMPLATES

@@ -1,7 +1,8 @@
-"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, or both.
+"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, both, or dense code.
 
-A panel costs the same however few of its columns are used, a repeated kernel by the column. Prices
-in cycles are those of the recording machine; docs/kernels/batch.md has where they come from.
+A panel costs the same however few of its columns are used, a repeated kernel by the column, dense
+code by the weight, zeros included. Prices in cycles are those of the recording machine;
+docs/kernels/batch.md and dense.md have where they come from.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from sparsejit.asm_templates.batch.lowered_batch import BatchCounts
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
@@ -28,6 +30,8 @@ NEAR_SHARE_OF_L3 = 1 / 3
 SQUARE_CYCLES = {"avx512": (35, 1.0), "avx2": (8, 0.5)}
 REPEATED_SHARE = 1.15  # a kernel on one column after the other, over the same column again
 COPY_CYCLES = {"avx512": 2.5, "avx2": 1.3}  # to bring a vector of x into line
+# Of fetching weights from beyond L2, what the multiplications of dense code do not hide.
+DENSE_FETCH_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,17 @@ def plan_batch(
 
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
     """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
-    if template.family == "rows" and spec.layout is Layout.BATCH_MAJOR:
+    needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
+    if needs_no_workspace or template.family == "dense":
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
 
 
-def price_batch(counts: BatchCounts, rates: Rates) -> Cost:
-    """The sum of what panels, repeated kernels and transpositions cost."""
+def price_batch(counts: BatchCounts | DenseCounts, rates: Rates) -> Cost:
+    """The sum of what panels, repeated kernels and transpositions cost, or that of dense code."""
+    if isinstance(counts, DenseCounts):
+        return _dense(counts, rates)
     parts: list[tuple[float, Cost]] = []
     waiting = _transposing(counts)
     if counts.in_panels:
@@ -90,6 +97,18 @@ def price_batch(counts: BatchCounts, rates: Rates) -> Cost:
         sum(times * cost.ns for times, cost in parts) + waiting / rates.cycles_per_ns,
         dearest.bound,
     )
+
+
+def _dense(counts: DenseCounts, rates: Rates) -> Cost:
+    """Weights come once; L2 hides behind the multiplications, what lies beyond does in part."""
+    spec = counts.spec
+    data_bytes = counts.pool_bytes + 4 * spec.batch * (spec.in_features + spec.out_features)
+    level = cache_level(counts.pool_bytes, data_bytes - counts.pool_bytes, counts.target, 0)
+    fetching = counts.pool_bytes / rates.data[level]
+    exposed = 0.0 if level == "L2" else DENSE_FETCH_SHARE * fetching
+    cycles = max(fetching, counts.cycles + exposed)
+    bound = "execution" if counts.cycles > fetching else f"data from {level}"
+    return Cost(counts.products, 0, data_bytes, cycles / rates.cycles_per_ns, bound)
 
 
 def _transposing(counts: BatchCounts) -> float:

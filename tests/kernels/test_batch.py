@@ -215,12 +215,26 @@ def test_a_layer_too_large_for_the_workspace_is_repeated() -> None:
     matrix, each = SparseMatrix(weights), MatVec(*weights.shape)
     target = Target.named("avx2")
     choice = plan_batch(MatMul(each, 16), matrix, target)
-    assert {candidate.template.family for candidate in choice.candidates} == {"rows"}
-    with pytest.raises(InvalidInput, match=r"no kernel for float32 and batch 16"):
-        plan_batch(MatMul(each, 16, Layout.FEATURE_MAJOR), matrix, target)
+    assert {candidate.template.family for candidate in choice.candidates} == {"rows", "dense"}
+    integers = MatMul(MatVec(*weights.shape, dtype=DType.INT8), 16, Layout.FEATURE_MAJOR)
+    with pytest.raises(InvalidInput, match=r"no kernel for int8 and batch 16"):
+        plan_batch(integers, matrix, target)
     panels = next(row for row in MATMUL_TEMPLATES if row.family == "panels" and row.isa == "avx2")
     with pytest.raises(CompileError, match=r"3x100000 layer needs more than.*strategy='rows'"):
         panels.emit(Assembler(target), panels.lower(MatMul(each, 16), matrix, target))
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+def test_dense_code_is_for_what_has_no_zeros(isa: str, layout: Layout) -> None:
+    target = Target.named(isa)
+    families = {}
+    for density in (0.1, 1.0):
+        for shape in ((512, 512), (784, 512), (256, 1024), (300, 200)):
+            matrix = SparseMatrix(block_weights(shape, density, 1))
+            choice = plan_batch(MatMul(MatVec(*shape), 64, layout), matrix, target)
+            families.setdefault(density, set()).add(choice.chosen.template.family)
+    assert families == {0.1: {"panels"}, 1.0: {"dense"}}
 
 
 def test_panels_exist_for_all_but_int8() -> None:

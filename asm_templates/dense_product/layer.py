@@ -1,0 +1,83 @@
+"""A batch by a layer of which few weights are zero: a dense product without any transposition.
+
+    batch-major      y (batch, out) = x W^T     W^T packed in strips of columns, a lane an output
+    feature-major    y (out, batch) = W x       W packed in tiles of rows, a lane a column of x
+"""
+
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
+from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
+from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
+from sparsejit.asm_templates.gather.permute_storage import rounded
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DenseProduct, Layout, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rdx
+
+
+@dataclass(frozen=True)
+class DenseCounts:
+    """What one call does: `cycles` that its instructions should take, `products` of vectors."""
+
+    target: Target
+    spec: MatMul
+    products: int
+    cycles: float
+    pool_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class DenseLayer:
+    """A batch as a dense product, and its weights as either operand.
+
+    Short weights are stored as the float32 they stand for: their bytes count for little.
+    """
+
+    product: DenseProduct
+    tiles: Tiling
+    rows: Packed | None
+    columns: Packed | None
+    counts: DenseCounts
+
+
+def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseCounts:
+    """All weights, zeros included."""
+    return _counts(spec, target, _tiling(spec, target))
+
+
+def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
+    """Weights packed for the tiling."""
+    tiles, weights = _tiling(spec, target), rounded(matrix.dense, spec.dtype)
+    rows = columns = None
+    if spec.layout is Layout.FEATURE_MAJOR:
+        rows = pack_rows(weights, spec.bias, tiles)
+    else:
+        columns = pack_columns(weights.T, spec.bias, tiles, target)
+    return DenseLayer(_product(spec), tiles, rows, columns, _counts(spec, target, tiles))
+
+
+def emit(asm: Assembler, lowered: DenseLayer) -> None:
+    """Append the kernel; see `batch_table` for the contract."""
+    asm.emit("mov", rdx, rdi)  # x is B where weights are A
+    emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
+
+
+def _product(spec: MatMul) -> DenseProduct:
+    sizes = spec.batch, spec.out_features
+    if spec.layout is Layout.FEATURE_MAJOR:
+        sizes = sizes[::-1]
+    return DenseProduct.contiguous(*sizes, spec.in_features, activation=spec.each.activation)
+
+
+def _tiling(spec: MatMul, target: Target) -> Tiling:
+    return tiling(_product(spec), target, spec.layout is Layout.FEATURE_MAJOR)
+
+
+def _counts(spec: MatMul, target: Target, tiles: Tiling) -> DenseCounts:
+    product = _product(spec)
+    vectors = -(-product.columns // target.lanes)
+    stored = product.rows if spec.layout is Layout.FEATURE_MAJOR else vectors * target.lanes
+    products = product.rows * vectors * product.depth
+    return DenseCounts(target, spec, products, tiles.cycles, 4 * stored * product.depth)
