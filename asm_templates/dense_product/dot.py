@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.dense_product.lane_sums import add_lanes
+from sparsejit.asm_templates.dense_product.lane_sums import InnerProducts, products_a_turn
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
 from sparsejit.asm_templates.shared.rows import (
@@ -22,17 +22,14 @@ from sparsejit.asm_templates.shared.rows import (
     set_tail_mask,
     start_rows,
     vector,
-    zero,
 )
-from sparsejit.asm_templates.shared.storage import BoolArray, ByteArray, Storage
+from sparsejit.asm_templates.shared.storage import BoolArray, ByteArray, FloatArray, Storage
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi
 
-_SUMS = 8  # under way at once: an FMA takes four cycles and two start in each
-_PRODUCTS = 32  # in a turn of the loop
 _AVX2_MASK = 4
 
 
@@ -43,16 +40,6 @@ class DotGroup:
     first: int
     rows: int
     lines: ByteArray
-
-    @property
-    def chains(self) -> int:
-        """Partial sums of each row."""
-        return max(1, _SUMS // self.rows)
-
-    @property
-    def vectors(self) -> int:
-        """Of x, in a turn of the loop."""
-        return max(1, _PRODUCTS // self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,75 +70,70 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dot:
     for first in range(0, matrix.out_features, lanes):
         own = padded[first : first + lanes]
         vectors = own.reshape(len(own), -1, lanes).swapaxes(0, 1)
-        group = DotGroup(first, len(own), np.zeros((0, 64), np.uint8))
-        in_order = _in_order(storage, group, np.ascontiguousarray(vectors))
+        in_order = _in_order(storage, np.ascontiguousarray(vectors))
         groups.append(DotGroup(first, len(own), storage.lines(in_order)))
     return Dot(spec, storage, groups, expect(spec, matrix, target))
 
 
-def _in_order(storage: Storage, group: DotGroup, weights: np.ndarray) -> np.ndarray:
+def _in_order(storage: Storage, weights: FloatArray) -> FloatArray:
     """Vectors (any, lanes) of weights (vectors, rows, lanes), turn after turn of the loop."""
-    lanes = weights.shape[2]
-    whole = len(weights) // group.vectors * group.vectors
-    turns = weights[:whole].reshape(-1, group.vectors * group.rows, lanes)
+    _, rows, lanes = weights.shape
+    turn = products_a_turn(rows)
+    whole = len(weights) // turn * turn
+    turns = weights[:whole].reshape(-1, turn * rows, lanes)
     return np.concatenate([storage.in_trips(turns), weights[whole:].reshape(-1, lanes)])
 
 
 def emit(asm: Assembler, lowered: Dot) -> None:
     """Append the kernel; see `table` for the contract."""
     for group in lowered.groups:
+        sums = InnerProducts(asm, group.rows)
         asm.emit("lea", rcx, Literal(lowered.storage.literal(asm, group.lines)))
         asm.emit("mov", rdx, rdi)
-        for number in range(group.rows * group.chains):
-            zero(asm, _sum(asm, number))
+        sums.start()
         lowered.storage.start(asm)
-        _inputs(asm, lowered, group)
-        _finish(asm, lowered.spec, group)
+        _inputs(asm, lowered, sums)
+        _finish(asm, lowered.spec, group.first, sums.finish())
 
 
-def _sum(asm: Assembler, number: int) -> Register:
-    return vector(asm, asm.target.vector_registers - 1 - number)
-
-
-def _inputs(asm: Assembler, lowered: Dot, group: DotGroup) -> None:
-    in_features, lanes = lowered.spec.in_features, asm.target.lanes
-    turns, rest = divmod(-(-in_features // lanes), group.vectors)
+def _inputs(asm: Assembler, lowered: Dot, sums: InnerProducts) -> None:
+    in_features, lanes, vectors = lowered.spec.in_features, asm.target.lanes, sums.vectors
+    turns, rest = divmod(-(-in_features // lanes), vectors)
     is_partial = in_features % lanes != 0
     if is_partial and rest == 0:
-        turns, rest = turns - 1, group.vectors
+        turns, rest = turns - 1, vectors
     if turns:
         again = asm.label("again")
         if turns > 1:
             asm.emit("mov", rax, turns)
             asm.bind(again)
-        _products(asm, lowered, group, group.vectors)
-        asm.emit("add", rcx, lowered.storage.trip_bytes(group.vectors * group.rows))
-        asm.emit("add", rdx, group.vectors * asm.target.vector_bytes)
+        _products(asm, lowered, sums, vectors)
+        asm.emit("add", rcx, lowered.storage.trip_bytes(vectors * sums.rows))
+        asm.emit("add", rdx, vectors * asm.target.vector_bytes)
         if turns > 1:
             asm.emit("sub", rax, 1)
             asm.jump("jnz", again)
     if rest:
-        _products(asm, lowered, group, rest, is_partial)
+        _products(asm, lowered, sums, rest, is_partial)
 
 
 def _products(
-    asm: Assembler, lowered: Dot, group: DotGroup, vectors: int, is_partial: bool = False
+    asm: Assembler, lowered: Dot, sums: InnerProducts, vectors: int, is_partial: bool = False
 ) -> None:
     """Multiply so many vectors of x from rdx by weights from rcx; the last may be partial."""
-    number = np.arange(vectors * group.rows)
-    step, row = np.divmod(number, group.rows)
+    number = np.arange(vectors * sums.rows)
+    step, row = np.divmod(number, sums.rows)
     storage = lowered.storage
     unpack, operand = storage.operand(
         asm, number, Memory(rcx, storage.place(number)), consecutive=True
     )
-    top = asm.target.vector_registers - 1
-    total = vector(asm, top - (step % group.chains * group.rows + row))
     x, place = vector(asm, 0), Memory(rdx, step * asm.target.vector_bytes)
     last = (step == vectors - 1) & is_partial
     loads = [line("vmovups", x, place, when=(row == 0) & ~last)]
     if is_partial:
         loads.append(_partial(asm, lowered.spec, x, place, (row == 0) & last))
-    asm.stamp(len(number), [*loads, *unpack, line("vfmadd231ps", total, x, operand)])
+    product = line("vfmadd231ps", sums.register(row, step), x, operand)
+    asm.stamp(len(number), [*loads, *unpack, product])
 
 
 def _partial(
@@ -167,20 +149,11 @@ def _partial(
     return line("vmaskmovps", x, mask, place, when=when)
 
 
-def _finish(asm: Assembler, spec: MatVec, group: DotGroup) -> None:
-    """Add up chains and lanes, then bias, activation and y."""
-    chains = group.chains
-    while chains > 1:
-        half = -(-chains // 2)
-        for chain in range(half, chains):
-            for row in range(group.rows):
-                total = _sum(asm, (chain - half) * group.rows + row)
-                asm.emit("vaddps", total, total, _sum(asm, chain * group.rows + row))
-        chains = half
-    y = add_lanes(asm, [_sum(asm, row) for row in range(group.rows)], 0)
+def _finish(asm: Assembler, spec: MatVec, first: int, y: Register) -> None:
+    """Bias, activation and y from row `first` on."""
     if spec.bias is not None:
         bias = vector(asm, 0)
-        start_rows(asm, spec, bias, group.first)
+        start_rows(asm, spec, bias, first)
         asm.emit("vaddps", y, y, bias)
     free = [vector(asm, number) for number in range(1 + SCRATCH_PER_VECTOR)]
-    finish_rows(asm, spec, [y], group.first, rsi, free)
+    finish_rows(asm, spec, [y], first, rsi, free)

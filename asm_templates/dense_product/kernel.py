@@ -9,7 +9,8 @@ A step of the depth, for a tile of rows by vectors, four steps a turn of the loo
     strip of columns -> tile of rows -> depth
 
 A strip of B stays in L2 while all tiles of rows pass over it. Where B is stored transposed, each
-strip is first transposed to the stack. docs/kernels/dense.md says what bounds it.
+strip is first transposed to the stack (`few_rows` has the exception). docs/kernels/dense.md has
+what bounds it.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
+from sparsejit.asm_templates.dense_product.few_rows import emit_few_rows, has_few_rows
 from sparsejit.asm_templates.dense_product.packing import Packed
 from sparsejit.asm_templates.dense_product.tiling import UNROLL, RowTiles, Tiling, chains, tiling
 from sparsejit.asm_templates.shared.activation import apply_activation
@@ -70,7 +72,10 @@ def emit_dense_product(
     as a constant, packed for `tiles`, with scale and bias inside; its register is not used then.
     Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
     """
-    _ProductCode(asm, spec, a, b, tiles or tiling(spec, asm.target)).emit()
+    if has_few_rows(spec, asm.target):
+        emit_few_rows(asm, spec)
+    else:
+        _ProductCode(asm, spec, a, b, tiles or tiling(spec, asm.target)).emit()
 
 
 class _ProductCode:

@@ -4,9 +4,14 @@
     low halves    high halves      unpack by 1, by 2, then by parts of 128 bits
 """
 
-from sparsejit.asm_templates.shared.rows import vector
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Register
+from sparsejit.x86.operands import Number, Register
+
+_SUMS = 8  # under way at once: an FMA takes four cycles and two start in each
+_PRODUCTS = 32  # in a turn of the loop
 
 # Instructions for the low and the high halves, and their control byte; 0 where they have none.
 _Halves = tuple[tuple[str, int], tuple[str, int]]
@@ -18,6 +23,52 @@ _PARTS: dict[str, tuple[_Halves, ...]] = {
     "avx512": ((("vshuff32x4", 0x88), ("vshuff32x4", 0xDD)),) * 2,
     "avx2": ((("vperm2f128", 0x20), ("vperm2f128", 0x31)),),
 }
+
+
+def products_a_turn(rows: int) -> int:
+    """Vectors of so many rows that a turn of the loop multiplies."""
+    return max(1, _PRODUCTS // rows)
+
+
+@dataclass(frozen=True)
+class InnerProducts:
+    """Sums of `rows` inner products, each in `chains` registers from the last one down."""
+
+    asm: Assembler
+    rows: int
+
+    @property
+    def chains(self) -> int:
+        """Partial sums of each row."""
+        return max(1, _SUMS // self.rows)
+
+    @property
+    def vectors(self) -> int:
+        """Of each row, in a turn of the loop."""
+        return products_a_turn(self.rows)
+
+    def register(self, row: Number, step: Number) -> Register:
+        """The sum that takes the `step`-th vector of a row."""
+        number = step % self.chains * self.rows + row
+        return vector(self.asm, self.asm.target.vector_registers - 1 - number)
+
+    def start(self) -> None:
+        """All sums = 0."""
+        for chain in range(self.chains):
+            for row in range(self.rows):
+                zero(self.asm, self.register(row, chain))
+
+    def finish(self) -> Register:
+        """One register with a row's sum in each lane. Clobbers vector register 0."""
+        chains = self.chains
+        while chains > 1:
+            half = -(-chains // 2)
+            for chain in range(half, chains):
+                for row in range(self.rows):
+                    total = self.register(row, chain - half)
+                    self.asm.emit("vaddps", total, total, self.register(row, chain))
+            chains = half
+        return add_lanes(self.asm, [self.register(row, 0) for row in range(self.rows)], 0)
 
 
 def add_lanes(asm: Assembler, registers: list[Register], spare: int) -> Register:

@@ -10,7 +10,6 @@ loads start in a cycle, and an FMA waits for the one before it in the same sum.
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
-from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import Target
 
@@ -41,18 +40,10 @@ class Tiling:
 
 
 def tiling(spec: DenseProduct, target: Target, packed_a: bool = False) -> Tiling:
-    """The tiling that should take the fewest cycles.
-
-    Raises CompileError where a strip of a transposed B is too large for the stack.
-    """
+    """The tiling that should take the fewest cycles; of a transposed B, one whose strips fit."""
     every = -(-spec.columns // target.lanes)
     most = most_sums(target)
     widths = range(1, min(every, most // 2, widest_strip(spec, target)) + 1)
-    if not widths:
-        raise CompileError(
-            f"a product of depth {spec.depth} by a transposed B needs more than the "
-            f"{LARGEST_STRIP} bytes of stack for a strip; give B as (depth, columns)"
-        )
     tilings = (_with_height(spec, target, v, _most_rows(spec, most, v, packed_a)) for v in widths)
     return min(tilings, key=lambda each: each.cycles)
 

@@ -107,10 +107,10 @@ FAMILY_PRICES: dict[str, FamilyPrices] = {
         {
             ("avx512", F32): StepPrice(0.53, 0.1, "1x512 in 37 cycles, 16x256 in 180"),
             ("avx2", F32): StepPrice(0.45, 0.1, "1x512 in 55 cycles, 16x256 in 301"),
-            ("avx512", BF16): StepPrice(0.6, 0.1, "TODO"),
-            ("avx2", BF16): StepPrice(0.6, 0.1, "TODO"),
-            ("avx512", F16): StepPrice(0.8, 0.1, "TODO"),
-            ("avx2", F16): StepPrice(0.6, 0.1, "TODO"),
+            ("avx512", BF16): StepPrice(0.8, 0.1, "1 to 16 rows of 64 inputs in 19 to 96 cycles"),
+            ("avx2", BF16): StepPrice(0.57, 0.1, "1 to 16 rows of 64 inputs in 16 to 121 cycles"),
+            ("avx512", F16): StepPrice(1.1, 0.1, "1 to 16 rows of 64 inputs in 19 to 132 cycles"),
+            ("avx2", F16): StepPrice(0.65, 0.1, "1 to 16 rows of 64 inputs in 14 to 138 cycles"),
         },
     ),
     "dot-end": FamilyPrices(

@@ -1,0 +1,165 @@
+"""C = A B of few rows where B is stored transposed: lanes over the depth, nothing transposed.
+
+    vmovups     zmm0, [rax]               16 of A's row, once for all rows of B in a strip
+    vfmadd231ps zmm31, zmm0, [rcx]        16 of B's row 0
+    vfmadd231ps zmm30, zmm0, [rcx+pitch]  row 1 ... as many as there are lanes
+
+A row of a strip ends as one vector of C (`lane_sums`). Beyond a few rows of A that costs more than
+to transpose B once.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sparsejit.asm_templates.dense_product.lane_sums import InnerProducts
+from sparsejit.asm_templates.dense_product.tiling import widest_strip
+from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
+from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.rows import (
+    TAIL_MASK,
+    lane_mask,
+    set_tail_mask,
+    store,
+    vector,
+)
+from sparsejit.ir.spec import DenseProduct
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import (
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rbp,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+
+_A, _B, _TURNS_LEFT = rax, rcx, r8  # along the depth
+_ROW_A, _ROW_C, _ROWS_LEFT = r9, r10, rbx
+_STRIP_B, _STRIPS_LEFT = r11, rbp
+_MASK, _ROW_OF_B = 1, 2  # registers: AVX2's mask of the last of the depth, and what it loads
+# Cycles to transpose a square of lanes by lanes, and to add the lanes of as many sums.
+_SQUARE_CYCLES = {"avx512": 57, "avx2": 27}
+_END_CYCLES = {"avx512": 32, "avx2": 12}
+
+
+def has_few_rows(spec: DenseProduct, target: Target) -> bool:
+    """Whether to transpose B costs more than inner products do, or more room than there is."""
+    if not spec.transposed:
+        return False
+    transposing = -(-spec.depth // target.lanes) * _SQUARE_CYCLES[target.isa]
+    is_dearer = transposing > spec.rows * _END_CYCLES[target.isa]
+    return is_dearer or widest_strip(spec, target) == 0
+
+
+def emit_few_rows(asm: Assembler, spec: DenseProduct) -> None:
+    """Append the product; see `kernel.emit_dense_product` for the contract."""
+    _FewRows(asm, spec).emit()
+
+
+class _FewRows:
+    """Appends the code."""
+
+    def __init__(self, asm: Assembler, spec: DenseProduct) -> None:
+        self.asm, self.spec = asm, spec
+        self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
+
+    def emit(self) -> None:
+        asm = self.asm
+        for register in (rbx, rbp, rsi):
+            asm.emit("push", register)
+        asm.emit("mov", _STRIP_B, rdx)
+        strips, rest = divmod(self.spec.columns, self.lanes)
+        self._repeat(strips, _STRIPS_LEFT, lambda: self._strip(self.lanes))
+        if rest:
+            self._strip(rest)
+        for register in (rsi, rbp, rbx):
+            asm.emit("pop", register)
+
+    def _repeat(self, times: int, counter: Register, body: Callable[[], None]) -> None:
+        if times == 0:
+            return
+        again = self.asm.label("again")
+        if times > 1:
+            self.asm.emit("mov", dword(counter), times)
+            self.asm.bind(again)
+        body()
+        if times > 1:
+            self.asm.emit("sub", dword(counter), 1)
+            self.asm.jump("jnz", again)
+
+    def _strip(self, columns: int) -> None:
+        """All rows of A by so many rows of B."""
+        asm, spec = self.asm, self.spec
+        asm.emit("mov", _ROW_A, rdi)
+        asm.emit("mov", _ROW_C, rsi)
+
+        def row() -> None:
+            self._row(columns)
+            asm.emit("add", _ROW_A, spec.a_pitch)
+            asm.emit("add", _ROW_C, spec.c_pitch)
+
+        self._repeat(spec.rows, _ROWS_LEFT, row)
+        asm.emit("add", _STRIP_B, columns * spec.b_pitch)
+        asm.emit("add", rsi, self.vector_bytes)
+
+    def _row(self, columns: int) -> None:
+        asm, spec = self.asm, self.spec
+        sums = InnerProducts(asm, columns)
+        asm.emit("mov", _A, _ROW_A)
+        asm.emit("mov", _B, _STRIP_B)
+        sums.start()
+        vectors, partial = divmod(spec.depth, self.lanes)
+        turns, rest = divmod(vectors, sums.vectors)
+        self._repeat(turns, _TURNS_LEFT, lambda: self._steps(sums, sums.vectors))
+        self._steps(sums, rest)
+        if partial:
+            self._partial_step(sums, partial)
+        total = sums.finish()
+        free = [vector(asm, number) for number in range(1 + SCRATCH_PER_VECTOR)]
+        if spec.scale != 1.0:
+            load_constant(asm, free[0], spec.scale)
+            asm.emit("vmulps", total, total, free[0])
+        apply_activation(asm, spec.activation, [total], free)
+        store(asm, total, _ROW_C, 0, columns, free[0])
+
+    def _steps(self, sums: InnerProducts, count: int) -> None:
+        """So many whole vectors of the depth; moves A and B on."""
+        if count == 0:
+            return
+        asm = self.asm
+        step, row = np.divmod(np.arange(count * sums.rows), sums.rows)
+        offset = step * self.vector_bytes
+        a, place = vector(asm, 0), Memory(_B, row * self.spec.b_pitch + offset)
+        load = line("vmovups", a, Memory(_A, offset), when=row == 0)
+        product = line("vfmadd231ps", sums.register(row, step), a, place)
+        asm.stamp(len(step), [load, product])
+        asm.emit("add", _A, count * self.vector_bytes)
+        asm.emit("add", _B, count * self.vector_bytes)
+
+    def _partial_step(self, sums: InnerProducts, count: int) -> None:
+        """The last `count` of the depth, of A as of B: nothing beyond is read."""
+        asm, row = self.asm, np.arange(sums.rows)
+        a, b, mask = (vector(asm, number) for number in (0, _ROW_OF_B, _MASK))
+
+        def load(register: Register, place: Memory) -> Line:
+            if asm.target.isa == "avx512":
+                return line("vmovups", register.masked(TAIL_MASK, zeroing=True), place)
+            return line("vmaskmovps", register, mask, place)
+
+        if asm.target.isa == "avx512":
+            set_tail_mask(asm, count)  # which clobbers rax
+        else:
+            asm.emit("vmovups", mask, lane_mask(asm, count))
+        asm.stamp(1, [load(a, Memory(_ROW_A, 4 * (self.spec.depth - count)))])
+        product = line("vfmadd231ps", sums.register(row, 0), a, b)
+        asm.stamp(sums.rows, [load(b, Memory(_B, row * self.spec.b_pitch)), product])
