@@ -19,6 +19,7 @@ _SUMS_UNDER_WAY = 8  # that keep both multipliers busy: an FMA takes four cycles
 _TILE_CYCLES = 12  # to begin and end a tile, beside starting and storing its sums
 # Rows so many bytes apart lie in the same set of L1: no more of them than it has ways.
 _SET_BYTES, _WAYS = 4096, 8
+_FAR_LOAD_CYCLES = 0.05  # more for a vector of B, which mostly comes from L2, than for any load
 LARGEST_STRIP = 1 << 20  # bytes of stack, of 8 MiB that threads have by default
 
 
@@ -91,4 +92,4 @@ def _tile_cycles(height: int, vectors: int, depth: int) -> float:
     sums = height * vectors
     waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
     step = max(sums / FMA_A_CYCLE, (height + vectors) / LOADS_A_CYCLE, waiting)
-    return depth * step + 2 * sums + _TILE_CYCLES
+    return depth * (step + _FAR_LOAD_CYCLES * vectors) + 2 * sums + _TILE_CYCLES
