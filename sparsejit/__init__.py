@@ -1,10 +1,11 @@
 """Sparse inference on x86-64: pruned weights compiled into machine code.
 
->>> kernel = sparsejit.compile_matrix(weights, strategy="auto")
->>> y = kernel(x)
+>>> fast = sparsejit.compile(model, example_inputs=(x,))
+>>> y = fast(x)
 """
 
-from sparsejit.api import Kernel, compile_matrix
+from sparsejit.api import CompiledModel, Kernel, compile_matrix
+from sparsejit.api import compile_model as compile  # noqa: A004, the verb users know
 from sparsejit.errors import (
     CompileError,
     DamagedFile,
@@ -18,6 +19,7 @@ from sparsejit.voice.wavernn import WaveRNN
 
 __all__ = [
     "CompileError",
+    "CompiledModel",
     "DamagedFile",
     "InvalidInput",
     "Kernel",
@@ -26,6 +28,7 @@ __all__ = [
     "Target",
     "UnsupportedTarget",
     "WaveRNN",
+    "compile",
     "compile_matrix",
 ]
 __version__ = "0.1.0"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # public surface, sparsejit/__init__.py.
 ROOMS = (
     *("errors", "files", "install_peachpy", "machine", "x86", "runtime", "ir", "passes"),
-    *("asm_templates", "planner", "frontends", "api", "prune", "voice", "selftest"),
+    *("asm_templates", "planner", "lowering", "frontends", "api", "prune", "voice", "selftest"),
     *("sparsejit", "perf", "commands"),
 )
 # The same within the templates; the two tables, last, name every kernel of the rooms before.

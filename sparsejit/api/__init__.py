@@ -1,6 +1,8 @@
-"""From weights to a callable kernel."""
+"""From weights to a callable kernel, and from models to native functions."""
 
 from sparsejit.api.compile import compile_matrix
+from sparsejit.api.compile_model import compile_model
 from sparsejit.api.kernel import Kernel
+from sparsejit.api.model import CompiledModel
 
-__all__ = ["Kernel", "compile_matrix"]
+__all__ = ["CompiledModel", "Kernel", "compile_matrix", "compile_model"]

@@ -11,6 +11,7 @@ import numpy as np
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import unflatten
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.tiles import samples_a_tile
@@ -61,7 +62,7 @@ def compile_model(
         raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)
     again = compiler.for_leaves(exported) if free_shapes else None
-    return CompiledModel(variant, exported.input_nest, exported.output_nest, again)
+    return CompiledModel(variant, exported.input_tree, exported.output_tree, again)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class _Compiler:
         if not exported.batch_is_free:
             graph = exported.graph(None)
             return exported, make_variant(graph, self.options, self.dtype, None, name, progress)
-        batch = exported.example_batch
+        batch = len(exported.flatten_inputs(args, kwargs)[0])
         tile = samples_a_tile(exported.graph(1), batch)
         graph = exported.graph(tile)
         return exported, make_variant(graph, self.options, self.dtype, tile, name, progress)
@@ -92,7 +93,7 @@ class _Compiler:
         """What compiles the model for flat inputs of other shapes, nested as before."""
 
         def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:
-            args, kwargs = exported.input_nest.unflatten(list(leaves))
+            args, kwargs = unflatten(exported.input_tree, list(leaves))
             return self.make(args, kwargs, lambda stage, share: None)[1]
 
         return compile_for

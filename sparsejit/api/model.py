@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.api.model_report import ModelReport, report_of
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import Nest
+from sparsejit.frontends.nesting import Nest, flatten, unflatten
 from sparsejit.ir.graph import Array
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -87,14 +87,14 @@ class CompiledModel:
 
         Raises InvalidInput for inputs that are nested, shaped or typed otherwise than the model's.
         """
-        leaves = self._input_nest.flatten((args, kwargs))
+        leaves = flatten(self._input_nest, (args, kwargs), "inputs")
         arrays = [_as_array(leaf, number) for number, leaf in enumerate(leaves)]
         results = self._variant_for(arrays).call.run(*arrays)
         if any(array is not leaf for array, leaf in zip(arrays, leaves, strict=True)):
             tensor = _tensor_class()
             if tensor is not None and any(isinstance(leaf, tensor) for leaf in leaves):
                 results = [sys.modules["torch"].from_numpy(result) for result in results]
-        return self._output_nest.unflatten(results)
+        return unflatten(self._output_nest, results)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The flat list of outputs for a flat list of inputs, all of them numpy arrays."""
@@ -134,7 +134,7 @@ def _shapes(variant: Variant) -> Shapes:
     return shapes if variant.tile is None else tuple(shape[1:] for shape in shapes)
 
 
-def _tensor_class() -> type | None:
+def _tensor_class() -> Any:
     """torch.Tensor, if anybody has imported torch."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.Tensor

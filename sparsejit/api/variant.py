@@ -61,8 +61,8 @@ def make_variant(
     program = build_model(lowered, name)
     call = ModelCall(
         program.memory,
-        [_array_type(value) for value in final.inputs],
-        [_array_type(value) for value in final.outputs],
+        [_array_type(value, tile) for value in final.inputs],
+        [_array_type(value, tile) for value in final.outputs],
         lowered.workspace_bytes,
         tile,
     )
@@ -80,5 +80,6 @@ def make_variant(
     )
 
 
-def _array_type(value: Value) -> ArrayType:
-    return ArrayType(value.type.element.value, value.shape, value.origin.name)
+def _array_type(value: Value, tile: int | None) -> ArrayType:
+    free = value.shape if tile is None else (None, *value.shape[1:])
+    return ArrayType(value.type.element.value, free, value.origin.name)

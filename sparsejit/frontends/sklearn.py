@@ -66,7 +66,8 @@ def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
     *scalers, last = _steps(estimator)
     graphs = {}
     for method, write in _methods(last).items():
-        writer = _Writer(batch, int(scalers[0].n_features_in_ if scalers else last.n_features_in_))
+        first = scalers[0] if scalers else last
+        writer = _EstimatorWriter(batch, int(first.n_features_in_))
         for scaler in scalers:
             writer.scale(scaler)
         write(writer)
@@ -100,7 +101,7 @@ def _steps(estimator: Any) -> list[Any]:
     return [estimator]
 
 
-class _Writer:
+class _EstimatorWriter:
     """Writes a graph from X on; `value` is what there is so far."""
 
     def __init__(self, batch: int, features: int) -> None:
@@ -156,9 +157,9 @@ class _Scores:
 
     weights: _Floats
     bias: _Floats
-    hidden: Callable[[_Writer], None]
+    hidden: Callable[[_EstimatorWriter], None]
 
-    def write(self, writer: _Writer) -> None:
+    def write(self, writer: _EstimatorWriter) -> None:
         self.hidden(writer)
         writer.linear(self.weights, self.bias, "scores")
 
@@ -168,7 +169,7 @@ class _Scores:
         return _Scores(weights, np.concatenate([row * self.bias, self.bias]), self.hidden)
 
 
-def _methods(estimator: Any) -> dict[str, Callable[[_Writer], None]]:
+def _methods(estimator: Any) -> dict[str, Callable[[_EstimatorWriter], None]]:
     """What writes each method of the last estimator behind the scalers."""
     kind = type(estimator).__name__
     if kind in _SCALERS:
@@ -198,7 +199,7 @@ def _perceptron(estimator: Any) -> _Scores:
     activation = _ACTIVATIONS[estimator.activation]
     layers = [(w.T, b) for w, b in zip(estimator.coefs_, estimator.intercepts_, strict=True)]
 
-    def hidden(writer: _Writer) -> None:
+    def hidden(writer: _EstimatorWriter) -> None:
         for number, (weights, bias) in enumerate(layers[:-1]):
             writer.linear(weights, bias, f"layer{number}", activation)
 
@@ -206,7 +207,7 @@ def _perceptron(estimator: Any) -> _Scores:
     return _Scores(weights.astype(np.float64), bias.astype(np.float64), hidden)
 
 
-def _regress(writer: _Writer, estimator: Any, scores: _Scores) -> None:
+def _regress(writer: _EstimatorWriter, estimator: Any, scores: _Scores) -> None:
     scores.write(writer)
     is_perceptron = type(estimator).__name__ in _PERCEPTRONS
     has_log_link = type(estimator).__name__ in _LOG_LINK_REGRESSORS
@@ -217,7 +218,7 @@ def _regress(writer: _Writer, estimator: Any, scores: _Scores) -> None:
         writer.apply(Reshape((writer.batch,)), name="predict")
 
 
-def _decide(writer: _Writer, scores: _Scores) -> None:
+def _decide(writer: _EstimatorWriter, scores: _Scores) -> None:
     scores.write(writer)
     if len(scores.weights) == 1:
         writer.apply(Reshape((writer.batch,)), name="decision_function")
@@ -229,7 +230,7 @@ def _has_labels(estimator: Any) -> bool:
     return binarizer is not None and binarizer.y_type_.startswith("multilabel")
 
 
-def _choose(writer: _Writer, estimator: Any, scores: _Scores) -> None:
+def _choose(writer: _EstimatorWriter, estimator: Any, scores: _Scores) -> None:
     """The first of the largest; of two classes the second only if its score is above 0."""
     if _has_labels(estimator):
         scores.write(writer)
@@ -241,13 +242,13 @@ def _choose(writer: _Writer, estimator: Any, scores: _Scores) -> None:
 
 def _probabilities(
     estimator: Any, scores: _Scores, logarithm: bool
-) -> Callable[[_Writer], None]:
+) -> Callable[[_EstimatorWriter], None]:
     """Writes predict_proba, or its logarithm in a form that keeps small probabilities."""
     link, has_labels = _link(estimator), _has_labels(estimator)
     binary = len(scores.weights) == 1 and not has_labels
     both = scores.against(-1) if binary else scores
 
-    def write(writer: _Writer) -> None:
+    def write(writer: _EstimatorWriter) -> None:
         both.write(writer)
         shape = (writer.batch, len(both.weights))
         if link == "modified_huber":
@@ -282,11 +283,11 @@ def _link(estimator: Any) -> str:
     return "logistic" if each_alone else "softmax"
 
 
-def _sigmoid(writer: _Writer) -> None:
+def _sigmoid(writer: _EstimatorWriter) -> None:
     writer.pointwise("sigmoid", name="sigmoid")
 
 
-def _log_sigmoid(writer: _Writer) -> None:
+def _log_sigmoid(writer: _EstimatorWriter) -> None:
     """min(z, 0) - log1p(exp(-|z|)), which does not overflow."""
     z = writer.value
     writer.pointwise("minimum", 0.0, name="log_sigmoid")
@@ -297,13 +298,13 @@ def _log_sigmoid(writer: _Writer) -> None:
     writer.apply(Pointwise("add"), negative, name="log_sigmoid")
 
 
-def _clipped(writer: _Writer) -> None:
+def _clipped(writer: _EstimatorWriter) -> None:
     """(clip(z, -1, 1) + 1) / 2."""
     for kind, number in (("maximum", -1.0), ("minimum", 1.0), ("add", 1.0), ("mul", 0.5)):
         writer.pointwise(kind, number, name="modified_huber")
 
 
-def _normalise(writer: _Writer, shape: tuple[int, int]) -> None:
+def _normalise(writer: _EstimatorWriter, shape: tuple[int, int]) -> None:
     """Divide by the sum of each row; a row of zeros becomes uniform."""
     write = ChainWriter(shape, 4)
     total = write.step("row_sum", 0)

@@ -20,6 +20,11 @@ def lower_pointwise(low: Lowering, node: Node) -> None:
     _lower(low, node, Chain(shape, count, (step,), (count,), node.op.kind))
 
 
+def lower_cast(low: Lowering, node: Node) -> None:
+    """A chain without functions, whose result is converted."""
+    _lower(low, node, Chain(node.output.shape, 1, (), (0,), "cast"))
+
+
 def _lower(low: Lowering, node: Node, chain: Chain) -> None:
     reads = [low.view(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.chain.kernel import emit_chain
-from sparsejit.asm_templates.pointwise.chain.layout import Strided, lower_chain
+from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
@@ -165,7 +164,7 @@ class Lowering:
                 emit,
                 Facts(reason),
                 lowered.scratch_bytes,
-                in_place=not lowered.has_reductions,
+                in_place=True,
             )
         )
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.lowering.chains import lower_chain_node, lower_pointwise
+from sparsejit.lowering.chains import lower_cast, lower_chain_node, lower_pointwise
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.pooling import lower_pooling
@@ -26,6 +27,7 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Linear: lower_linear,
     Chain: lower_chain_node,
     Pointwise: lower_pointwise,
+    Cast: lower_cast,
     Reshape: lower_reshape,
     Permute: lower_permute,
     Slice: lower_slice,
