@@ -1,0 +1,8 @@
+"""Whole models to measure: plain torch modules, each with its inputs and what of it is pruned.
+
+Weights are random, from a fixed seed: nothing here is trained.
+"""
+
+from sparsejit.perf.zoo.table import ZOO, ZooModel, check_density, models_named, pruned
+
+__all__ = ["ZOO", "ZooModel", "check_density", "models_named", "pruned"]

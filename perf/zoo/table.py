@@ -1,0 +1,203 @@
+"""The table of models."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from sparsejit.errors import InvalidInput
+from sparsejit.perf.zoo.attention import TOKENS, WIDTH, transformer_encoder
+from sparsejit.perf.zoo.convolutional import mobilenet_like, resnet_like, temporal_convolutions
+from sparsejit.perf.zoo.perceptrons import (
+    DeepAndWide,
+    Recommendation,
+    autoencoder,
+    multilayer_perceptron,
+)
+from sparsejit.perf.zoo.recurrent import LPCNetLike, Tagger
+from sparsejit.prune import Pruner
+
+SEED = 20
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One model. `make` builds it, `make_inputs(batch)` its arguments, both from torch's seed.
+
+    `targets` are globs over names of weights, as `Pruner` reads them: what `pruned` prunes, each
+    gate of each by magnitude. Without any the model stays dense. `origin` says where it comes from.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    make_inputs: Callable[[int], tuple[Tensor, ...]]
+    targets: tuple[str, ...]
+    origin: str
+
+    def build(self) -> nn.Module:
+        """The dense model in eval mode, the same at every call."""
+        with torch.random.fork_rng():
+            torch.manual_seed(SEED)
+            return _lively(self.make()).eval()
+
+    def inputs(self, batch: int) -> tuple[Tensor, ...]:
+        """Its arguments, the same at every call."""
+        with torch.random.fork_rng():
+            torch.manual_seed(SEED + batch)
+            return self.make_inputs(batch)
+
+
+def pruned(model: ZooModel, density: float) -> nn.Module:
+    """The model with round((1 - density) * weights) of each gate of each target zeroed.
+
+    density: the share of weights that stays, 0 < density <= 1.
+    """
+    check_density(density)
+    module = model.build()
+    if model.targets and density < 1:
+        Pruner(1 - density, targets=model.targets).prepare(module)
+    return module
+
+
+def check_density(density: float) -> None:
+    """Raise InvalidInput unless 0 < density <= 1."""
+    if not 0 < density <= 1:
+        raise InvalidInput(f"density {density} is out of range; use 0 < density <= 1")
+
+
+def models_named(names: Iterable[str]) -> list[ZooModel]:
+    """The models of those names; raises InvalidInput for a name that is not in the table."""
+    names = list(names)
+    unknown = [name for name in names if name not in ZOO]
+    if unknown:
+        raise InvalidInput(f"model {unknown[0]!r} is unknown; use one of {', '.join(ZOO)}")
+    return [ZOO[name] for name in names]
+
+
+def _lively(module: nn.Module) -> nn.Module:
+    """The module with weights under which signals keep their size, as in a trained net.
+
+    torch's own shrink them at every layer, until outputs are hardly more than the last bias, and
+    no comparison of outputs would see an error of the first layers.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+    return module
+
+
+def _normal(*shape: int) -> Callable[[int], tuple[Tensor, ...]]:
+    """One float32 input (batch, *shape)."""
+    return lambda batch: (torch.randn(batch, *shape),)
+
+
+def _deep_and_wide_inputs(batch: int) -> tuple[Tensor, ...]:
+    return torch.randn(batch, 1, 32), torch.randn(batch, 1, 32), torch.randn(batch, 50)
+
+
+def _recommendation_inputs(batch: int) -> tuple[Tensor, ...]:
+    shape = (batch, Recommendation.TABLES, Recommendation.BAG)
+    return torch.randn(batch, 13), torch.randint(Recommendation.ROWS, shape)
+
+
+def _lpcnet_inputs(batch: int, steps: int = 40) -> tuple[Tensor, ...]:
+    levels = torch.randint(256, (batch, steps, 3))
+    states = torch.zeros(1, batch, 384), torch.zeros(1, batch, 16)
+    return levels, torch.randn(batch, steps, 128), *states
+
+
+_RECURRENT = ("rnn.weight*", "out.weight")
+_SEQUENCE = _normal(100, 64)
+_IMAGE = _normal(3, 64, 64)
+_MODELS = (
+    ZooModel(
+        "mlp", multilayer_perceptron, _normal(784), ("*.weight",), "the usual first net on MNIST"
+    ),
+    ZooModel(
+        "deep-and-wide",
+        DeepAndWide,
+        _deep_and_wide_inputs,
+        (),
+        "torch, benchmarks/static_runtime/deep_wide_pt.h",
+    ),
+    ZooModel(
+        "gru-tagger",
+        partial(Tagger, nn.GRU, 1, False),
+        _SEQUENCE,
+        _RECURRENT,
+        "torch's tutorial on sequence models, with a GRU",
+    ),
+    ZooModel(
+        "lstm-tagger",
+        partial(Tagger, nn.LSTM, 1, False),
+        _SEQUENCE,
+        _RECURRENT,
+        "torch's tutorial on sequence models",
+    ),
+    ZooModel(
+        "gru-tagger-both-ways",
+        partial(Tagger, nn.GRU, 2, True),
+        _SEQUENCE,
+        _RECURRENT,
+        "the GRU tagger, two layers, both directions",
+    ),
+    ZooModel(
+        "lstm-tagger-both-ways",
+        partial(Tagger, nn.LSTM, 2, True),
+        _SEQUENCE,
+        _RECURRENT,
+        "the LSTM tagger, two layers, both directions",
+    ),
+    ZooModel(
+        "temporal-convolutions",
+        temporal_convolutions,
+        _normal(32, 128),
+        ("*.conv?.weight",),
+        "Bai et al. 2018, arXiv:1803.01271, without weight-norm and dropout",
+    ),
+    ZooModel(
+        "mobilenet-like",
+        mobilenet_like,
+        _IMAGE,
+        ("*.pointwise.weight",),
+        "Howard et al. 2017, arXiv:1704.04861; the rest stays dense",
+    ),
+    ZooModel(
+        "resnet-like",
+        resnet_like,
+        _IMAGE,
+        ("*.conv?.weight", "*.shortcut.0.weight"),
+        "He et al. 2015, arXiv:1512.03385; the first and last layer stay dense",
+    ),
+    ZooModel(
+        "transformer-encoder",
+        transformer_encoder,
+        _normal(TOKENS, WIDTH),
+        ("*in_proj_weight", "*out_proj.weight", "*linear?.weight"),
+        "Vaswani et al. 2017, arXiv:1706.03762, with GELU",
+    ),
+    ZooModel(
+        "autoencoder",
+        autoencoder,
+        _normal(784),
+        ("*.weight",),
+        "Hinton and Salakhutdinov 2006, with GELU",
+    ),
+    ZooModel(
+        "recommendation",
+        Recommendation,
+        _recommendation_inputs,
+        ("bottom.*.weight", "top.*.weight"),
+        "DLRM, Naumov et al. 2019, arXiv:1906.00091, small; the tables stay dense",
+    ),
+    ZooModel(
+        "lpcnet-like",
+        LPCNetLike,
+        _lpcnet_inputs,
+        ("gru_a.weight*",),
+        "Valin and Skoglund 2018, arXiv:1810.11846; only the large GRU is sparse, as there",
+    ),
+)
+ZOO = {model.name: model for model in _MODELS}
