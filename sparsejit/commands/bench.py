@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sparsejit.commands.bench_models import models, peers
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -30,6 +31,8 @@ OutOption = Annotated[
 ]
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
+bench.command()(models)
+bench.command()(peers)
 
 
 @bench.command()

@@ -1,0 +1,169 @@
+"""The rivals for whole models: where each lives, and how it gets there.
+
+Torch is measured by the Python that runs us. Every other peer has a virtual environment of its own
+in the user's cache directory, made on request: their versions of numpy exclude each other.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.files import atomic_path
+
+_WORKER = Path(__file__).with_name("peer_worker.py")
+_MARKER = "installed.json"
+_ONE_THREAD = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"),
+    "TORCHINDUCTOR_COMPILE_THREADS",
+)
+
+
+@dataclass(frozen=True)
+class ModelPeer:
+    """One rival. `name` is also that of its engine in `peer_worker.py`.
+
+    requirements: what pip installs for it; without any it runs in our own environment.
+    pythons: the versions of Python it exists for, best first; without any, ours.
+    opset: of the ONNX file it reads; None where it takes the torch module.
+    """
+
+    name: str
+    about: str
+    requirements: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    opset: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its virtual environment is, or would be."""
+        return user_cache_path("sparsejit") / "peers" / self.name
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether an installation of just these requirements came to its end."""
+        if not self.requirements:
+            return True
+        try:
+            kept = json.loads((self.folder / _MARKER).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return kept == self._marker
+
+    @property
+    def _marker(self) -> dict[str, list[str]]:
+        return {"requirements": list(self.requirements)}
+
+    def command(self, core: int) -> list[str]:
+        """How its worker is started on that core.
+
+        Raises MissingDependency where the peer is not installed.
+        """
+        if not self.is_installed:
+            raise MissingDependency(
+                f"not installed; `sparsejit bench peers --install {self.name}` does it"
+            )
+        python = str(_python_in(self.folder)) if self.requirements else sys.executable
+        return [python, str(_WORKER), self.name, str(core)]
+
+    def environment(self) -> dict[str, str]:
+        """The variables its worker gets."""
+        threads = dict.fromkeys(_ONE_THREAD, "1")
+        settings = {**os.environ, **threads, "NM_DISABLE_ANALYTICS": "1"}
+        # Ours lies on the path of our own Python only: beside it may lie our numpy.
+        own = "" if self.requirements else str(Path(__file__).parents[2])
+        return {**settings, "PYTHONPATH": own}
+
+    def install(self, progress: Callable[[str], None] = lambda step: None) -> None:
+        """Make its virtual environment, unless it is there.
+
+        What an interrupted installation left is removed first. Raises MissingDependency where no
+        fitting Python is found, and where pip fails.
+        """
+        if self.is_installed:
+            return
+        python = find_python(self.name, self.pythons)
+        progress(f"{self.name}: a virtual environment for {python}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._run([python, "-m", "venv", str(self.folder)])
+        progress(f"{self.name}: pip install {' '.join(self.requirements)}")
+        pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        self._run([str(_python_in(self.folder)), *pip, *self.requirements])
+        with atomic_path(self.folder / _MARKER) as marker:
+            marker.write_text(json.dumps(self._marker))
+
+    def _run(self, command: list[str]) -> None:
+        variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["in silence"]
+            raise MissingDependency(
+                f"{self.name} could not be installed: `{' '.join(command)}` ended with "
+                f"{lines[-1]!r}; try again, what was done so far is not used"
+            )
+
+
+_PEERS = (
+    ModelPeer("torch", "eager, as the model is written"),
+    ModelPeer("torchscript", "traced, then torch.jit.freeze"),
+    ModelPeer("torch-compile", "torch.compile with its own settings"),
+    ModelPeer("static-runtime", "Static Runtime of the frozen TorchScript"),
+    ModelPeer("onnxruntime", "ONNX Runtime", ("onnxruntime", "numpy"), opset=17),
+    ModelPeer("openvino", "OpenVINO, float32", ("openvino", "numpy"), opset=17),
+    ModelPeer(
+        "deepsparse",
+        "Neural Magic's sparse engine, retired in 2025",
+        ("deepsparse==1.8.0", "numpy<2", "onnx"),
+        ("3.10", "3.11"),
+        opset=14,
+    ),
+    ModelPeer(
+        "tvm", "TVM with its own schedules, not tuned", ("apache-tvm", "numpy", "onnx"), opset=14
+    ),
+)
+MODEL_PEERS = {peer.name: peer for peer in _PEERS}
+
+
+def peers_named(names: Iterable[str]) -> list[ModelPeer]:
+    """The peers of those names; raises InvalidInput for a name that is not in the table."""
+    names = list(names)
+    unknown = [name for name in names if name not in MODEL_PEERS]
+    if unknown:
+        raise InvalidInput(f"peer {unknown[0]!r} is unknown; use some of {', '.join(MODEL_PEERS)}")
+    return [MODEL_PEERS[name] for name in names]
+
+
+def find_python(peer: str, versions: tuple[str, ...]) -> str:
+    """An interpreter of one of `versions` that starts; without any, the one that runs us.
+
+    Raises MissingDependency, naming the peer and what was tried.
+    """
+    if not versions or "{}.{}".format(*sys.version_info) in versions:
+        return sys.executable
+    tried = [f"python{version}" for version in versions]
+    for name, wanted in zip(tried, versions, strict=True):
+        path = shutil.which(name)
+        if path is not None and _version_of(path) == wanted:
+            return path
+    raise MissingDependency(
+        f"{peer} exists for Python {' and '.join(versions)} only, and none of "
+        f"{', '.join(tried)} starts here; install one and put it on PATH"
+    )
+
+
+def _version_of(python: str) -> str | None:
+    """Such as "3.10"; None for what does not start, as a shim of an absent version."""
+    command = [python, "-c", "import sys, venv; print('{}.{}'.format(*sys.version_info))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _python_in(folder: Path) -> Path:
+    return folder / "bin" / "python"

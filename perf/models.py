@@ -1,0 +1,221 @@
+"""Whole models against their rivals: outputs first, then times, in many short rounds.
+
+Every contestant, ours too, runs in a process of its own on the same core and is called from
+Python. In a round each is timed once, so that a change of the clock meets all alike.
+"""
+
+import statistics
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparsejit.errors import MissingDependency
+from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer
+from sparsejit.perf.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.zoo import ZooModel, pruned
+from sparsejit.runtime.native_timing import pinned
+
+OURS = ModelPeer("sparsejit", "this project")
+ROUNDS = 15
+SAMPLES_A_ROUND = 100
+ROUND_NS = 30_000_000
+# Of the largest output in float64. Some peers approximate tanh and erf; none may be wrong.
+LARGEST_RELATIVE_ERROR = 1e-4
+
+Arrays = list[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ContestantTime:
+    """Nanoseconds a call from Python, and the largest error over the largest output in float64."""
+
+    name: str
+    version: str
+    ns_min: float
+    ns_median: float
+    relative_error: float
+    threads: int
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """One model at one batch: who took how long, fastest first, and why others are not there.
+
+    density: the share of the pruned weights that is left.
+    """
+
+    model: str
+    batch: int
+    density: float
+    times: tuple[ContestantTime, ...]
+    skipped: dict[str, str]
+
+    @property
+    def reference(self) -> ContestantTime | None:
+        """What the others are compared with: ours, else torch, else the fastest."""
+        by_name = {time.name: time for time in self.times}
+        fastest = self.times[0] if self.times else None
+        return by_name.get(OURS.name) or by_name.get("torch") or fastest
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `ratio` is each one's least time over that of `reference`."""
+        if self.reference is None:
+            return asdict(self)
+        ratio = {time.name: time.ns_min / self.reference.ns_min for time in self.times}
+        return {**asdict(self), "reference": self.reference.name, "ratio": ratio}
+
+
+class ModelTask:
+    """One model at one batch, as files in `folder`, and what it should compute."""
+
+    def __init__(self, model: ZooModel, batch: int, density: float, folder: Path) -> None:
+        self.model, self.batch, self.density = model, batch, density
+        self.folder = folder
+        self._inputs = model.inputs(batch)
+        self.inputs_file = folder / "inputs.npz"
+        np.savez(self.inputs_file, *(tensor.numpy() for tensor in self._inputs))
+
+    @cached_property
+    def exact(self) -> Arrays:
+        """The outputs in float64."""
+        module = pruned(self.model, self.density).double()
+        doubles = (one.double() if one.is_floating_point() else one for one in self._inputs)
+        with torch.no_grad():
+            outputs = module(*doubles)
+        several = isinstance(outputs, tuple)
+        return [output.numpy() for output in (outputs if several else [outputs])]
+
+    def onnx_file(self, opset: int) -> Path:
+        """The model as ONNX for exactly this batch.
+
+        Raises MissingDependency without the package onnx, PeerFailed for what cannot be exported.
+        """
+        file = self.folder / f"opset{opset}.onnx"
+        if not file.exists():
+            if find_spec("onnx") is None:
+                raise MissingDependency(
+                    "its file needs onnx, which is not installed: pip install 'sparsejit[bench]'"
+                )
+            export_onnx(pruned(self.model, self.density), self._inputs, file, opset)
+        return file
+
+
+def export_onnx(
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, opset: int
+) -> None:
+    """Write a module as ONNX with the shapes of `inputs`.
+
+    By tracing: the newer exporter writes no opset that all peers read, and a GRU in pieces. Raises
+    PeerFailed for an operator that ONNX lacks.
+    """
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # a failure prints its graph
+        warnings.simplefilter("ignore")  # of the exporter's age, and of batches that differ
+        try:
+            torch.onnx.export(module, inputs, str(file), dynamo=False, opset_version=opset)
+        except RuntimeError as problem:
+            words = str(problem).splitlines()[0]
+            raise PeerFailed(f"no ONNX file of opset {opset}: {words}") from problem
+
+
+class Contestant:
+    """One that runs the model, in its own process."""
+
+    def __init__(self, peer: ModelPeer, core: int) -> None:
+        """Raises MissingDependency where the peer is not installed."""
+        self.name, self._opset = peer.name, peer.opset
+        self._process = PeerProcess(peer.command(core), peer.environment())
+        self.version, self.threads, self.ns = "", 0, list[float]()
+
+    def __enter__(self) -> "Contestant":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close()
+
+    def prepare(self, task: ModelTask) -> None:
+        """Load the model. Raises PeerFailed where the peer cannot."""
+        onnx = str(task.onnx_file(self._opset)) if self._opset else None
+        zoo = {"model": task.model.name, "density": task.density}
+        reply = self._process.ask(do="load", inputs=str(task.inputs_file), onnx=onnx, zoo=zoo)
+        self.version = reply["version"]
+
+    def run(self, folder: Path) -> Arrays:
+        """The outputs of one call, which pass through a file in `folder`."""
+        file = folder / f"{self.name}.npz"
+        self.threads = self._process.ask(do="run", outputs=str(file))["threads"]
+        with np.load(file) as outputs:
+            return [outputs[name] for name in outputs.files]
+
+    def times(self) -> None:
+        """Add one round's nanoseconds a call to `ns`."""
+        reply = self._process.ask(do="time", samples=SAMPLES_A_ROUND, budget_ns=ROUND_NS)
+        self.ns += reply["ns"]
+
+
+def compare(
+    model: ZooModel,
+    batch: int,
+    density: float,
+    peers: Iterable[ModelPeer] = tuple(MODEL_PEERS.values()),
+    progress: Callable[[str], None] = lambda step: None,
+    rounds: int = ROUNDS,
+) -> ModelComparison:
+    """Measure ours and the peers on one model; who is absent or wrong is skipped, with why."""
+    ready: dict[Contestant, float] = {}
+    skipped: dict[str, str] = {}
+    with ExitStack() as stack:
+        core = stack.enter_context(pinned())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsejit-models-")))
+        task = ModelTask(model, batch, density, folder)
+        for peer in (OURS, *peers):
+            progress(f"{model.name}, batch {batch}: {peer.name} loads")
+            try:
+                contestant = stack.enter_context(Contestant(peer, core))
+                contestant.prepare(task)
+                ready[contestant] = checked_error(contestant.run(folder), task.exact)
+            except (MissingDependency, PeerFailed) as problem:
+                skipped[peer.name] = str(problem)
+        for number in range(rounds):
+            progress(f"{model.name}, batch {batch}: round {number + 1} of {rounds}")
+            for contestant in list(ready):
+                try:
+                    contestant.times()
+                except PeerFailed as problem:
+                    skipped[contestant.name] = str(problem)
+                    del ready[contestant]
+    times = sorted((_time_of(*one) for one in ready.items()), key=lambda time: time.ns_min)
+    return ModelComparison(model.name, batch, density, tuple(times), skipped)
+
+
+def checked_error(outputs: Sequence[npt.NDArray[Any]], exact: Arrays) -> float:
+    """The largest error over each output's largest value; raises PeerFailed where it is too large.
+
+    Also raises it where count or shapes of the outputs differ.
+    """
+    shapes, wanted = [one.shape for one in outputs], [one.shape for one in exact]
+    if shapes != wanted:
+        raise PeerFailed(f"its outputs have shapes {shapes}, not {wanted}")
+    pairs = zip(outputs, exact, strict=True)
+    error = max(float(np.abs(one - y).max() / np.abs(y).max()) for one, y in pairs)
+    if not error <= LARGEST_RELATIVE_ERROR:
+        raise PeerFailed(
+            f"wrong: its largest error is {error:.2g} of the largest output in float64, "
+            f"above {LARGEST_RELATIVE_ERROR:.0e}"
+        )
+    return error
+
+
+def _time_of(one: Contestant, error: float) -> ContestantTime:
+    least, median = min(one.ns), statistics.median(one.ns)
+    return ContestantTime(one.name, one.version, least, median, error, one.threads)

@@ -1,0 +1,236 @@
+"""One peer in a process of its own: loads a model, says what it computes, and times it.
+
+Run by the peer's own Python as `python peer_worker.py ENGINE CORE`, it imports nothing but the
+standard library, numpy and that peer. Requests and replies are JSON, one object a line:
+
+    {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density}} -> {"version"}
+    {"do": "run", "outputs": y.npz} -> {"threads": count}
+    {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
+
+or {"error": words}. A sample is the mean of as many calls as take `SAMPLE_NS`.
+"""
+
+import gc
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.metadata import version
+from time import perf_counter_ns as clock
+from typing import Any
+
+SAMPLE_NS = 100_000
+WARM_UP_NS = 5_000_000
+_FEWEST_SAMPLES = 3
+
+# A call of the whole model, and what makes numpy arrays of what the call returns.
+Call = Callable[[], Any]
+Loaded = tuple[Call, Callable[[Any], Sequence[Any]]]
+
+
+def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    ort = import_module("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = ort.InferenceSession(request["onnx"], options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()  # saves the copies that `run` makes
+    for node, value in zip(session.get_inputs(), inputs, strict=True):
+        binding.bind_cpu_input(node.name, value)
+    for node in session.get_outputs():
+        binding.bind_output(node.name, "cpu")
+    call = session.run_with_iobinding
+    return lambda: call(binding), lambda _: binding.copy_outputs_to_cpu()
+
+
+def _openvino(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    ov = import_module("openvino")
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",  # bfloat16 by default where the processor has it
+        "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE": 0.8,
+    }
+    work = ov.Core().compile_model(request["onnx"], "CPU", settings).create_infer_request()
+    for number, value in enumerate(inputs):
+        work.set_input_tensor(number, ov.Tensor(value, shared_memory=True))
+    count = len(work.model_outputs)
+    return work.infer, lambda _: [work.get_output_tensor(i).data for i in range(count)]
+
+
+def _deepsparse(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    compiler = import_module("deepsparse")
+    engine = compiler.Engine(request["onnx"], batch_size=len(inputs[0]), num_cores=1)
+    return lambda: engine.run(inputs, val_inp=False), list
+
+
+def _tvm(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    tvm, onnx = import_module("tvm"), import_module("onnx")
+    relax = import_module("tvm.relax")
+    dlight, from_onnx = import_module("tvm.s_tir.dlight"), import_module("tvm.relax.frontend.onnx")
+    cpu = import_module("tvm.target.codegen").llvm_get_system_cpu()
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1})
+    module = relax.get_pipeline("zero")(from_onnx.from_onnx(onnx.load(request["onnx"])))
+    with target:  # the default schedules alone are half as fast
+        module = dlight.ApplyDefaultSchedule(dlight.cpu.GEMV(), dlight.cpu.Reduction())(module)
+    machine = relax.VirtualMachine(tvm.compile(module, target=target), tvm.cpu())
+    arguments, main = [tvm.runtime.tensor(value) for value in inputs], machine["main"]
+
+    def arrays(result: Any) -> list[Any]:
+        several = not hasattr(result, "numpy")
+        return [one.numpy() for one in (result if several else [result])]
+
+    return lambda: main(*arguments), arrays
+
+
+def _torch(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    module, tensors = _zoo_model(request, inputs)
+    return lambda: module(*tensors), _torch_arrays
+
+
+def _torchscript(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    frozen, tensors = _frozen(request, inputs)
+    return lambda: frozen(*tensors), _torch_arrays
+
+
+def _torch_compile(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    torch = import_module("torch")
+    module, tensors = _zoo_model(request, inputs)
+    compiled = torch.compile(module, dynamic=False)
+    return lambda: compiled(*tensors), _torch_arrays
+
+
+def _static_runtime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    torch = import_module("torch")
+    frozen, tensors = _frozen(request, inputs)
+    static = torch._C._jit_to_static_module(frozen._c)
+    return lambda: static(*tensors), _torch_arrays
+
+
+def _sparsejit(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    compile_model = getattr(import_module("sparsejit"), "compile", None)
+    if compile_model is None:
+        raise RuntimeError("sparsejit.compile is not there yet")
+    module, tensors = _zoo_model(request, inputs)
+    compiled = compile_model(module, example_inputs=tensors)
+    return lambda: compiled(*tensors), _torch_arrays
+
+
+# Of each engine how it loads a model, and the package whose version is told.
+ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = {
+    "sparsejit": (_sparsejit, "sparsejit"),
+    "torch": (_torch, "torch"),
+    "torchscript": (_torchscript, "torch"),
+    "torch-compile": (_torch_compile, "torch"),
+    "static-runtime": (_static_runtime, "torch"),
+    "onnxruntime": (_onnxruntime, "onnxruntime"),
+    "openvino": (_openvino, "openvino"),
+    "deepsparse": (_deepsparse, "deepsparse"),
+    "tvm": (_tvm, "apache-tvm"),
+}
+
+
+def _zoo_model(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:
+    torch, zoo = import_module("torch"), import_module("sparsejit.perf.zoo")
+    torch.set_num_threads(1)
+    asked = request["zoo"]
+    module = zoo.pruned(zoo.ZOO[asked["model"]], asked["density"])
+    return module, tuple(torch.from_numpy(value) for value in inputs)
+
+
+def _frozen(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:
+    torch = import_module("torch")
+    module, tensors = _zoo_model(request, inputs)
+    with torch.no_grad():  # lets the transformer take its fast path
+        return torch.jit.freeze(torch.jit.trace(module, tensors, check_trace=False)), tensors
+
+
+def _torch_arrays(result: Any) -> list[Any]:
+    several = isinstance(result, tuple | list)
+    return [tensor.numpy() for tensor in (result if several else [result])]
+
+
+class PeerWorker:
+    """Answers requests; the model that was loaded last is the one run and timed."""
+
+    def __init__(self, engine: str) -> None:
+        self._loader, self._package = ENGINES[engine]
+        self._calls = 0
+        self._call: Call = lambda: None
+        self._arrays: Callable[[Any], Sequence[Any]] = list
+        self._kept = ExitStack()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to one request; whatever the peer raises."""
+        return {"load": self.load, "run": self.run, "time": self.time}[request["do"]](request)
+
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        numpy = import_module("numpy")
+        with numpy.load(request["inputs"]) as file:
+            self._inputs = [file[name] for name in file.files]  # some peers keep only addresses
+        self._calls = 0
+        self._call, self._arrays = self._loader(request, self._inputs)
+        if "torch" in sys.modules:
+            self._kept.enter_context(import_module("torch").inference_mode())
+        return {"version": version(self._package)}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        outputs = self._arrays(self._call())
+        import_module("numpy").savez(request["outputs"], *outputs)
+        return {"threads": len(os.listdir("/proc/self/task"))}
+
+    def time(self, request: dict[str, Any]) -> dict[str, Any]:
+        gc.collect()
+        gc.disable()
+        if not self._calls:
+            self._calls = self._calibrate()
+        once = self._sample()  # also warms caches that others used meanwhile
+        affordable = int(request["budget_ns"] / (once * self._calls))
+        count = max(_FEWEST_SAMPLES, min(request["samples"], affordable))
+        return {"ns": [self._sample() for _ in range(count)]}
+
+    def _calibrate(self) -> int:
+        """How many calls make a sample; the first ones do not count."""
+        self._calls, spent = 1, 0.0
+        while True:
+            each = min(self._sample() for _ in range(3))
+            spent += 3 * each * self._calls
+            if spent >= WARM_UP_NS:
+                return max(1, round(SAMPLE_NS / each))
+            self._calls = max(1, min(2 * self._calls, round(SAMPLE_NS / each)))
+
+    def _sample(self) -> float:
+        """Nanoseconds a call."""
+        call = self._call
+        start = clock()
+        for _ in itertools.repeat(None, self._calls):
+            call()
+        return (clock() - start) / self._calls
+
+
+def _requests() -> Iterator[dict[str, Any]]:
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def main(engine: str, core: str) -> None:
+    """Answer requests until there are no more, on one core, with libraries' prints on stderr."""
+    os.sched_setaffinity(0, {int(core)})  # before any library starts its threads
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    # This file's folder holds modules with names that a library may use for its own.
+    own = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != own]
+    worker = PeerWorker(engine)
+    for request in _requests():
+        try:
+            reply = worker.answer(request)
+        except Exception as error:  # whatever a peer raises, the others are still measured
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""`sparsejit bench models` and `sparsejit bench peers`: whole models and who runs them."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from sparsejit.commands.console import (
+    JsonFileOption,
+    JsonOption,
+    check_outputs,
+    console,
+    error_console,
+    hand_over,
+    require,
+)
+from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
+
+if TYPE_CHECKING:
+    from sparsejit.perf.models import ModelComparison
+
+
+def models(
+    model: Annotated[
+        list[str] | None, typer.Option(help="mlp, gru-tagger, ...; repeatable. Default: all.")
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1.")] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="Peers, with commas between. Default: all that are there.")
+    ] = None,
+    density: Annotated[
+        float, typer.Option(help="Share of the pruned layers' weights that is left; 1 is dense.")
+    ] = 0.1,
+    as_json: JsonOption = False,
+    out: JsonFileOption = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append the rows to perf/results/models.jsonl.")
+    ] = False,
+) -> None:
+    """Time whole models and every engine that runs them, on one core, in turn."""
+    require("torch")
+    from sparsejit.perf import history
+    from sparsejit.perf.machine import machine_limits
+    from sparsejit.perf.model_peers import MODEL_PEERS, peers_named
+    from sparsejit.perf.models import compare
+    from sparsejit.perf.zoo import ZOO, check_density, models_named
+
+    chosen, batches = models_named(model or ZOO), batch or [1]
+    rivals = peers_named(MODEL_PEERS if peers is None else filter(None, peers.split(",")))
+    check_density(density)
+    for size in batches:
+        if size < 1:
+            raise InvalidInput(f"batch {size} is out of range; use 1 or more")
+    check_outputs(out)
+    rows = []
+    for one in chosen:
+        for size in batches:
+            with error_console.status("") as status:
+                found = compare(one, size, density, rivals, status.update)
+            if not as_json:
+                console.print(_comparison_table(found))
+            rows.append(found.as_dict())
+    if record:
+        limits = machine_limits(Target.detect())
+        error_console.print(f"recorded in {history.append('models', rows, limits)}")
+    hand_over(rows, as_json, out)
+
+
+def peers(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.")
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Make the virtual environments that are missing.")
+    ] = False,
+    as_json: JsonOption = False,
+    out: JsonFileOption = None,
+) -> None:
+    """List the engines that whole models are compared with, and install them."""
+    require("torch")
+    from sparsejit.perf.model_peers import MODEL_PEERS, peers_named
+
+    chosen = peers_named(names or MODEL_PEERS)
+    check_outputs(out)
+    if install:
+        with error_console.status("") as status:
+            for peer in chosen:
+                peer.install(status.update)
+    rows = [
+        {
+            "name": peer.name,
+            "about": peer.about,
+            "requirements": list(peer.requirements),
+            "pythons": list(peer.pythons),
+            "installed": peer.is_installed,
+        }
+        for peer in chosen
+    ]
+    if hand_over(rows, as_json, out):
+        return
+    table = Table("peer", "what", "pip installs", "Python", "installed")
+    for peer in chosen:
+        needs = ", ".join(peer.requirements) or "nothing"
+        state = "yes" if peer.is_installed else "no"
+        table.add_row(peer.name, peer.about, needs, " or ".join(peer.pythons) or "any", state)
+    console.print(table)
+
+
+def _comparison_table(found: "ModelComparison") -> Table:
+    title = f"{found.model}, batch {found.batch}, density {found.density:g}; called from Python"
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(("engine", "version", "min, us", "median, us", "error")):
+        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+    reference = found.reference
+    if reference is not None:
+        table.add_column(f"times\n{reference.name}", justify="right")
+        for time in found.times:
+            cells = (f"{time.ns_min / 1000:,.2f}", f"{time.ns_median / 1000:,.2f}")
+            ratio = f"{time.ns_min / reference.ns_min:.2f}"
+            style = "bold" if time.name == "sparsejit" else None
+            error = f"{time.relative_error:.1e}"
+            table.add_row(time.name, time.version, *cells, error, ratio, style=style)
+    if found.skipped:
+        reasons = (f"{name} skipped: {why}" for name, why in found.skipped.items())
+        table.caption, table.caption_justify = "\n".join(reasons), "left"
+    return table
