@@ -30,8 +30,7 @@ OURS = ModelPeer("sparsejit", "this project")
 ROUNDS = 15
 SAMPLES_A_ROUND = 100
 ROUND_NS = 30_000_000
-# Of the largest output in float64. Some peers approximate tanh and erf; none may be wrong.
-LARGEST_RELATIVE_ERROR = 1e-4
+LARGEST_RELATIVE_ERROR = 1e-5  # of each output's largest value in float64
 
 Arrays = list[npt.NDArray[Any]]
 

@@ -62,7 +62,8 @@ def _openvino(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 
 def _deepsparse(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     compiler = import_module("deepsparse")
-    engine = compiler.Engine(request["onnx"], batch_size=len(inputs[0]), num_cores=1)
+    # None: the file's own. A number would become the first dimension of recurrent states as well.
+    engine = compiler.Engine(request["onnx"], batch_size=None, num_cores=1)
     return lambda: engine.run(inputs, val_inp=False), list
 
 
