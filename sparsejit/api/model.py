@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.api.model_report import ModelReport, report_of
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import Nest, flatten, unflatten
+from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
 from sparsejit.ir.graph import Array
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -36,6 +36,9 @@ class CompiledModel:
         self._variants = {_shapes(variant): variant}
         self._input_nest, self._output_nest = input_nest, output_nest
         self._compile_for = compile_for
+        # Most models take a few tensors and return one: then nothing need be unpacked.
+        self._plain_arguments = _plain_arguments(input_nest)
+        self._is_plain_result = output_nest == TENSOR
 
     def __repr__(self) -> str:
         stats = self.stats
@@ -87,18 +90,23 @@ class CompiledModel:
 
         Raises InvalidInput for inputs that are nested, shaped or typed otherwise than the model's.
         """
-        leaves = flatten(self._input_nest, (args, kwargs), "inputs")
-        arrays = [_as_array(leaf, number) for number, leaf in enumerate(leaves)]
-        results = self._variant_for(arrays).call.run(*arrays)
-        if any(array is not leaf for array, leaf in zip(arrays, leaves, strict=True)):
-            tensor = _tensor_class()
-            if tensor is not None and any(isinstance(leaf, tensor) for leaf in leaves):
-                results = [sys.modules["torch"].from_numpy(result) for result in results]
-        return unflatten(self._output_nest, results)
+        plain = not kwargs and len(args) == self._plain_arguments
+        leaves = args if plain else flatten(self._input_nest, (args, kwargs), "inputs")
+        results = self._variant_run(leaves)
+        if any(map(_is_tensor, leaves)):
+            from_numpy = sys.modules["torch"].from_numpy
+            results = [from_numpy(result) for result in results]
+        return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The flat list of outputs for a flat list of inputs, all of them numpy arrays."""
-        arrays = [_as_array(leaf, number) for number, leaf in enumerate(inputs)]
+        return self._variant_run(inputs)
+
+    def _variant_run(self, leaves: Sequence[Any]) -> list[Array]:
+        arrays = [
+            leaf if type(leaf) is np.ndarray and leaf.dtype is not _INT32 else _as_array(leaf, n)
+            for n, leaf in enumerate(leaves)
+        ]
         return self._variant_for(arrays).call.run(*arrays)
 
     def explain(self, measure: bool = True) -> ModelReport:
@@ -134,18 +142,27 @@ def _shapes(variant: Variant) -> Shapes:
     return shapes if variant.tile is None else tuple(shape[1:] for shape in shapes)
 
 
-def _tensor_class() -> Any:
-    """torch.Tensor, if anybody has imported torch."""
+def _plain_arguments(nest: Nest) -> int:
+    """How many tensors a call takes by position; -1 where it takes anything else."""
+    args, kwargs = nest.items
+    is_plain = not kwargs.items and all(item == TENSOR for item in args.items)
+    return len(args.items) if is_plain else -1
+
+
+def _is_tensor(leaf: Any) -> bool:
+    """Whether it is a torch.Tensor, without importing torch."""
+    if type(leaf) is np.ndarray:
+        return False
     torch = sys.modules.get("torch")
-    return None if torch is None else torch.Tensor
+    return torch is not None and isinstance(leaf, torch.Tensor)
 
 
 def _as_array(leaf: Any, number: int) -> Array:
     """A leaf as numpy array; `ModelCall` checks its dtype and shape."""
     if isinstance(leaf, np.ndarray):
         array = leaf
-    elif (tensor := _tensor_class()) is not None and isinstance(leaf, tensor):
-        if leaf.is_cpu is False:
+    elif _is_tensor(leaf):
+        if not leaf.is_cpu:
             raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()")
         array = leaf.detach().numpy() if leaf.requires_grad else leaf.numpy()
     else:
