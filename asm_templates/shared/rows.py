@@ -22,6 +22,7 @@ from sparsejit.x86.operands import (
     k,
     rax,
     rsp,
+    xmm,
     ymm,
     zmm,
 )
@@ -63,6 +64,8 @@ def store(
     missing = first + lanes - length
     if missing <= 0:
         asm.emit("vmovups", place, register)
+    elif missing == lanes - 1:  # loads are forwarded badly from masked stores
+        asm.emit("vmovss", place, xmm(register.number))
     elif asm.target.isa == "avx512":
         set_tail_mask(asm, lanes - missing)
         asm.emit("vmovups", place.masked(TAIL_MASK), register)
