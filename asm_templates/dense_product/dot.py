@@ -86,8 +86,9 @@ def _in_order(storage: Storage, weights: FloatArray) -> FloatArray:
 
 def emit(asm: Assembler, lowered: Dot) -> None:
     """Append the kernel; see `table` for the contract."""
+    vectors = -(-lowered.spec.in_features // asm.target.lanes)
     for group in lowered.groups:
-        sums = InnerProducts(asm, group.rows)
+        sums = InnerProducts(asm, group.rows, vectors)
         asm.emit("lea", rcx, Literal(lowered.storage.literal(asm, group.lines)))
         asm.emit("mov", rdx, rdi)
         sums.start()

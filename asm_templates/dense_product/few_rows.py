@@ -114,7 +114,7 @@ class _FewRows:
 
     def _row(self, columns: int) -> None:
         asm, spec = self.asm, self.spec
-        sums = InnerProducts(asm, columns)
+        sums = InnerProducts(asm, columns, -(-spec.depth // self.lanes))
         asm.emit("mov", _A, _ROW_A)
         asm.emit("mov", _B, _STRIP_B)
         sums.start()

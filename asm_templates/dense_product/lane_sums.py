@@ -32,15 +32,19 @@ def products_a_turn(rows: int) -> int:
 
 @dataclass(frozen=True)
 class InnerProducts:
-    """Sums of `rows` inner products, each in `chains` registers from the last one down."""
+    """Sums of `rows` inner products of `steps` vectors, each in `chains` registers.
+
+    These lie from the last register down.
+    """
 
     asm: Assembler
     rows: int
+    steps: int
 
     @property
     def chains(self) -> int:
         """Partial sums of each row."""
-        return max(1, _SUMS // self.rows)
+        return max(1, min(_SUMS // self.rows, self.steps))
 
     @property
     def vectors(self) -> int:
