@@ -7,9 +7,17 @@ from typing import TypeAlias
 from sparsejit.ir.graph import Graph
 from sparsejit.passes.common_subexpressions import merge_common_subexpressions
 from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.fold_affine import fold_affine
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations
 from sparsejit.passes.fuse_chains import fuse_chains
+from sparsejit.passes.move_views import move_views
+from sparsejit.passes.permute_columns import permute_columns
+from sparsejit.passes.recurrence import fold_recurrent_bias
+from sparsejit.passes.schedule import order_for_memory
+from sparsejit.passes.simplify_pointwise import simplify_pointwise
+from sparsejit.passes.simplify_views import simplify_views
+from sparsejit.passes.weight_products import sort_products
 from sparsejit.runtime.program import debug_level
 
 Pass: TypeAlias = Callable[[Graph], Graph]
@@ -18,12 +26,25 @@ Pass: TypeAlias = Callable[[Graph], Graph]
 # rewrites of single functions.
 SIMPLIFYING: tuple[Pass, ...] = (
     remove_dead_code,
+    simplify_pointwise,
+    simplify_views,
     fold_constants,
     merge_common_subexpressions,
+    sort_products,
+    move_views,
+    permute_columns,
+    fold_affine,
+    fold_recurrent_bias,
     fuse_activations,
 )
-FUSING: tuple[Pass, ...] = (fuse_chains, remove_dead_code, merge_common_subexpressions)
-PASSES = (*SIMPLIFYING, *FUSING)
+FUSING: tuple[Pass, ...] = (
+    fuse_chains,
+    merge_common_subexpressions,
+    move_views,
+    simplify_views,
+    order_for_memory,
+)
+PASSES = (*dict.fromkeys((*SIMPLIFYING, *FUSING)),)
 # Far more than any model needs; passes only shrink a graph.
 MOST_ROUNDS = 50
 SHOWN_FROM = 3  # SPARSEJIT_DEBUG

@@ -7,7 +7,6 @@ of its operand stay small: no logarithm near zero, no rounding near a step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,9 +80,9 @@ class Growing:
         return self.draw(st.sampled_from(values))
 
     def operand(self, least_rank: int = 0, most_rank: int = 9) -> Value | None:
-        """Any float value of that many axes, late ones first."""
+        """Any float value of that many axes, most often the last."""
         fits = [v for v in reversed(self.pool) if least_rank <= len(v.shape) <= most_rank]
-        return self.one(fits) if fits else None
+        return self.one([*fits[:1] * len(fits), *fits]) if fits else None
 
 
 Choice = Callable[[Growing], Any]
@@ -301,17 +300,15 @@ def recurrence(grow: Growing) -> None:
 # The more often an entry, the more often it is drawn.
 OPERATORS: tuple[Choice, ...] = (
     *(unary, unary, binary, binary, binary, select, linear, linear, affine, rows, rows),
-    *(view, view, view, concat, bmm, convolution, pooling, embedding, largest, recurrence),
+    *(view, view, view, view, concat, bmm, convolution, pooling, embedding, largest, recurrence),
 )
 
 
-@dataclass(frozen=True, repr=False)
 class GraphCase:
     """A graph, float32 and int64 inputs for it, and the largest number that occurs on the way."""
 
-    graph: Graph
-    inputs: list[Array]
-    largest: float
+    def __init__(self, graph: Graph, inputs: list[Array], largest: float) -> None:
+        self.graph, self.inputs, self.largest = graph, inputs, largest
 
     def __repr__(self) -> str:
         return f"GraphCase, numbers up to {self.largest:.3g}:\n{self.graph}"
