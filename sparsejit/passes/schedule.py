@@ -32,7 +32,7 @@ def peak_bytes(graph: Graph) -> int:
     return _peak(graph, graph.nodes)
 
 
-class _Memory:
+class _HeldMemory:
     """What is held while nodes run one after the other."""
 
     def __init__(self, graph: Graph) -> None:
@@ -73,7 +73,7 @@ class _Memory:
 
 
 def _peak(graph: Graph, order: Sequence[Node]) -> int:
-    memory = _Memory(graph)
+    memory = _HeldMemory(graph)
     for node in order:
         memory.run(node)
     return memory.peak
@@ -81,7 +81,7 @@ def _peak(graph: Graph, order: Sequence[Node]) -> int:
 
 def _greedy_order(graph: Graph) -> tuple[Node, ...]:
     """Of equals the one that came first stays first."""
-    memory, producers, readers = _Memory(graph), graph.producers(), graph.consumers()
+    memory, producers, readers = _HeldMemory(graph), graph.producers(), graph.consumers()
     missing = {
         node: len({producers[value] for value in node.inputs if value in producers})
         for node in graph.nodes
