@@ -4,6 +4,9 @@
 
 The workspace begins with the pointers of inputs and outputs, then the number of tiles left; where
 the batch is free, each tile moves the pointers on. rbp holds the workspace throughout.
+
+The result, which the workspace holds behind the tiles too, is 0, or 1 + the number of a step that
+found an index out of range; what outputs hold then means nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from sparsejit.asm_templates.shared.location import (
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
-from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.storage import (
     ConstantBuffer,
     InputBuffer,
@@ -63,9 +66,9 @@ class LoweredModel:
 
     @property
     def header_bytes(self) -> int:
-        """Of the workspace before the first buffer: pointers, the count of tiles, time stamps."""
+        """Of the workspace before the first buffer: pointers, tiles, the status, time stamps."""
         stamps = len(self.steps) + 2
-        slots = len(self.graph.inputs) + len(self.graph.outputs) + 1 + stamps
+        slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + stamps
         return -(-slots * _POINTER // 64) * 64
 
     @property
@@ -74,9 +77,14 @@ class LoweredModel:
         return self.header_bytes + self.memory.bytes
 
     @property
+    def status_offset(self) -> int:
+        """Where the function leaves its result as int64."""
+        return _POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
+
+    @property
     def stamps_offset(self) -> int:
         """Where a timed function puts its time stamps: two before, one behind each step."""
-        return _POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
+        return self.status_offset + _POINTER
 
 
 def lower_model(
@@ -115,6 +123,7 @@ class _ModelCode:
         self.lowered, self.graph, self.timed = lowered, lowered.graph, timed
         self.literals: dict[ConstantBuffer, int] = {}
         self.tiles = Memory(WORKSPACE, _POINTER * self._pointers)
+        self.status = Memory(WORKSPACE, lowered.status_offset)
 
     @property
     def _pointers(self) -> int:
@@ -135,9 +144,9 @@ class _ModelCode:
         asm.emit("sub", rax, 1)
         asm.emit("mov", self.tiles, rax)
         asm.jump("jnz", again)
+        asm.emit("mov", rax, self.status)
         for register in reversed(_SAVED):
             asm.emit("pop", register)
-        asm.emit("xor", dword(rax), dword(rax))
 
     def _enter(self, asm: Assembler) -> None:
         """Save registers, and bring the pointers to where kernels look for them."""
@@ -150,6 +159,8 @@ class _ModelCode:
             asm.emit("mov", rax, Memory(table, _POINTER * place))
             asm.emit("mov", Memory(WORKSPACE, _POINTER * number), rax)
         asm.emit("mov", self.tiles, rcx)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", self.status, rax)
 
     def _advance(self, asm: Assembler) -> None:
         """Move inputs and outputs on by a tile."""
@@ -169,8 +180,12 @@ class _ModelCode:
 
     def _locations(self, asm: Assembler, number: int, step: Step) -> Locations:
         scratch = self.lowered.header_bytes + self.lowered.memory.scratch[number]
+        status = StatusWord(self.lowered.status_offset, number + 1)
         return Locations(
-            self._places(asm, step.reads), self._places(asm, step.writes), InWorkspace(scratch)
+            self._places(asm, step.reads),
+            self._places(asm, step.writes),
+            InWorkspace(scratch),
+            status,
         )
 
     def _places(self, asm: Assembler, views: Sequence[View]) -> list[Location]:

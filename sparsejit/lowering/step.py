@@ -3,11 +3,25 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sparsejit.asm_templates.shared.location import Location
+from sparsejit.asm_templates.shared.location import WORKSPACE, Location
 from sparsejit.ir.graph import Origin
 from sparsejit.lowering.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, dword, rax
+
+
+@dataclass(frozen=True)
+class StatusWord:
+    """The word of the workspace that becomes the function's result: 0, or a step's `code`."""
+
+    offset: int
+    code: int
+
+    def report(self, asm: Assembler) -> None:
+        """Have the function return this step's code. Clobbers rax."""
+        asm.emit("mov", dword(rax), self.code)
+        asm.emit("mov", Memory(WORKSPACE, self.offset), rax)
 
 
 @dataclass(frozen=True)
@@ -17,6 +31,7 @@ class Locations:
     reads: Sequence[Location]
     writes: Sequence[Location]
     scratch: Location
+    status: StatusWord
 
 
 @dataclass(frozen=True)
