@@ -79,6 +79,13 @@ class Lowering:
         self.bind(value, view)
         return view
 
+    def dense_result(self, value: Value) -> View:
+        """Where a kernel that writes row-major results only puts a value."""
+        wanted = self.wanted.get(value)
+        view = wanted if wanted and wanted.is_contiguous else self.temporary(value.type)
+        self.bind(value, view)
+        return view
+
     def into(self, value: Value, make: Callable[[View], Step]) -> None:
         """Append the kernel that `make` has for a row-major result."""
         wanted = self.wanted.get(value)
