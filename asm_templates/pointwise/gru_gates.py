@@ -1,28 +1,35 @@
 """The pointwise half of a GRU step, after its two matrix products."""
 
+from collections.abc import Sequence
+
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import Activation, GruUpdate
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rdx, rsi
+from sparsejit.x86.operands import Register, rdi, rdx, rsi
 
 # More vectors in step overlap more latencies and share more constants: 256 units take 172 ns with
 # 8, 175 ns with 4, 220 ns with 1 (AVX-512).
 _VECTORS_IN_STEP = {"avx512": 8, "avx2": 4}
 
 
-def emit_gru_update(asm: Assembler, spec: GruUpdate) -> None:
+def emit_gru_update(
+    asm: Assembler, spec: GruUpdate, results: Sequence[Register] = (rdx,)
+) -> None:
     """Append the update of `spec.GruUpdate`, any `hidden`.
 
     rdi: input gates, rsi: recurrent gates, both float32 (3 * hidden,) in gate order r-z-n;
-    rdx: state, float32 (hidden,), updated in place. Clobbers rax, the vector registers and k7.
+    rdx: state, float32 (hidden,). `results`: where the new state goes, in place if nothing is said.
+    Clobbers rax, the vector registers and k7.
     """
     step = _VECTORS_IN_STEP[asm.target.isa]
-    emit_spans(asm, spec.hidden, step, lambda span: _emit_units(asm, spec, span))
+    emit_spans(asm, spec.hidden, step, lambda span: _emit_units(asm, spec, span, results))
 
 
-def _emit_units(asm: Assembler, spec: GruUpdate, span: Span) -> None:
+def _emit_units(
+    asm: Assembler, spec: GruUpdate, span: Span, results: Sequence[Register]
+) -> None:
     """Update the hidden units of a span, all its vectors in step."""
     every = [vector(asm, number) for number in range(asm.target.vector_registers)]
     count = len(span.firsts)
@@ -44,4 +51,5 @@ def _emit_units(asm: Assembler, spec: GruUpdate, span: Span) -> None:
         span.load(first, rdx, position, spare)
         asm.emit("vsubps", first, first, new)
         asm.emit("vfmadd231ps", new, kept, first)
-        span.store(new, rdx, position, spare)
+        for result in results:
+            span.store(new, result, position, spare)

@@ -18,8 +18,10 @@ from sparsejit.ir.spec import (
     GruUpdate,
     Layer,
     Layout,
+    LstmUpdate,
     MatMul,
     MatVec,
+    RnnUpdate,
 )
 
 Float64 = npt.NDArray[np.float64]
@@ -170,6 +172,27 @@ def gru_update(
     reset, update = sigmoid(from_input[:2] + from_state[:2])
     candidate = np.tanh(from_input[2] + reset * from_state[2])
     return candidate + update * (state.astype(np.float64) - candidate)
+
+
+def lstm_update(
+    spec: LstmUpdate,
+    input_gates: npt.NDArray[Any],
+    recurrent_gates: npt.NDArray[Any],
+    cell: npt.NDArray[Any],
+) -> tuple[Float64, Float64]:
+    """New h and c (hidden,) from two (4 * hidden,) products in gate order i-f-g-o."""
+    gates = input_gates.astype(np.float64) + recurrent_gates.astype(np.float64)
+    keep_in, forget, new, out = gates.reshape(4, spec.hidden)
+    state = sigmoid(forget) * cell.astype(np.float64) + sigmoid(keep_in) * np.tanh(new)
+    return sigmoid(out) * np.tanh(state), state
+
+
+def rnn_update(
+    spec: RnnUpdate, input_gates: npt.NDArray[Any], recurrent_gates: npt.NDArray[Any]
+) -> Float64:
+    """New state (hidden,) from two products of that shape."""
+    gates = input_gates.astype(np.float64) + recurrent_gates.astype(np.float64)
+    return ACTIVATIONS[spec.activation](gates)
 
 
 def categorical_draw(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: float) -> int:

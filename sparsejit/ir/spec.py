@@ -277,6 +277,25 @@ class GruUpdate:
 
 
 @dataclass(frozen=True)
+class LstmUpdate:
+    """One step of an LSTM after its two matrix products; gate order i-f-g-o, each `hidden` long.
+
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g); h = sigmoid(o) * tanh(c), where each gate is the sum
+    of input and recurrent. Both biases are already inside the products (torch.nn.LSTM's formula).
+    """
+
+    hidden: int
+
+
+@dataclass(frozen=True)
+class RnnUpdate:
+    """One step of a plain recurrent layer after its products: h = activation(input + recurrent)."""
+
+    hidden: int
+    activation: Activation
+
+
+@dataclass(frozen=True)
 class CategoricalDraw:
     """Draw a class from softmax(logits * inverse_temperature) with one uniform number.
 

@@ -8,12 +8,14 @@ from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_cast, lower_chain_node, lower_pointwise
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
+from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.views import (
     lower_concat,
     lower_expand,
@@ -36,4 +38,5 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Pad: lower_pad,
     Convolution: lower_convolution,
     Pooling: lower_pooling,
+    Recurrence: lower_recurrence,
 }

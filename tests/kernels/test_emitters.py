@@ -11,10 +11,21 @@ from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
-from sparsejit.ir.spec import Activation, CategoricalDraw, DenseProduct, Elementwise, GruUpdate
+from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
+from sparsejit.ir.spec import (
+    Activation,
+    CategoricalDraw,
+    DenseProduct,
+    Elementwise,
+    GruUpdate,
+    LstmUpdate,
+    RnnUpdate,
+)
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import r8
 
 # What is saved and put back, and what a product clobbers.
 _PRODUCT_KEEPS = {Iced.RBX, Iced.RBP, Iced.R12, Iced.R13, Iced.R14, Iced.RSP}
@@ -35,6 +46,14 @@ EMITTERS: dict[str, tuple[Callable[[Assembler, int], None], set[int]]] = {
         {Iced.RAX, Iced.K7},
     ),
     "gru": (lambda asm, n: emit_gru_update(asm, GruUpdate(n)), {Iced.RAX, Iced.K7}),
+    "lstm": (
+        lambda asm, n: emit_lstm_update(asm, LstmUpdate(n), (r8,)),
+        {Iced.RAX, Iced.K7},
+    ),
+    "rnn": (
+        lambda asm, n: emit_rnn_update(asm, RnnUpdate(n, Activation.TANH), (r8,)),
+        {Iced.RAX, Iced.K7},
+    ),
     "draw": (
         lambda asm, n: emit_categorical_draw(asm, CategoricalDraw(n)),
         {Iced.RAX, Iced.R8, Iced.K1, Iced.K7},

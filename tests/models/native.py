@@ -1,0 +1,119 @@
+"""Graphs run as machine code between guard pages, and compared with their float64 reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from guard import EDGES, Edge, GuardedArray, run_in_child
+
+from sparsejit.ir.graph import Array, Element, Graph, TensorType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import LoweredModel, build_model, lower_model
+from sparsejit.machine.target import ISA_LEVELS, Target
+
+ISAS = [
+    pytest.param(
+        isa,
+        marks=pytest.mark.skipif(
+            not Target.named(isa).runs_on(Target.detect()), reason=f"needs {isa}"
+        ),
+    )
+    for isa in ISA_LEVELS
+]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outputs of a call, each (tiles, ...) of the output's shape, and the status it left."""
+
+    outputs: list[Array]
+    status: int
+
+
+def run_graph(graph: Graph, inputs: Sequence[Array], target: Target) -> list[Array]:
+    """The outputs of a graph's native function for one tile."""
+    each = [array[None] for array in inputs]
+    return [output[0] for output in run_tiles(graph, each, target).outputs]
+
+
+def run_tiles(
+    graph: Graph, inputs: Sequence[Array], target: Target, edge: Edge | None = None
+) -> Ran:
+    """Run a graph on inputs (tiles, ...); with `edge` all arrays begin or end at a guard page."""
+    lowered = lower_model(graph, ModelOptions(target))
+    return run_lowered(lowered, inputs, edge)
+
+
+def run_lowered(lowered: LoweredModel, inputs: Sequence[Array], edge: Edge | None = None) -> Ran:
+    """Run what is lowered; the workspace is filled with NaN before."""
+    graph, tiles = lowered.graph, len(inputs[0])
+    given = [_placed(array, edge) for array in inputs]
+    made = [_placed(_blank(value.type, tiles), edge) for value in graph.outputs]
+    workspace = _aligned(lowered.workspace_bytes)
+    tables = [np.array([each.address for each in group], np.uint64) for group in (given, made)]
+    program = build_model(lowered, "test")
+    program.memory.function(4)(*(t.ctypes.data for t in tables), workspace.ctypes.data, tiles)
+    assert all(each.surroundings_intact() for each in (*given, *made))
+    for each, array in zip(given, inputs, strict=True):
+        assert each.values.tobytes() == array.tobytes(), "an input was written to"
+    outputs = [
+        np.frombuffer(each.values.tobytes(), value.type.element.value).reshape(
+            tiles, *value.shape
+        )
+        for each, value in zip(made, graph.outputs, strict=True)
+    ]
+    status = workspace[lowered.status_offset : lowered.status_offset + 8].view(np.int64)
+    return Ran(outputs, int(status[0]))
+
+
+def check_graph(
+    graph: Graph, inputs: Sequence[Array], target: Target, tolerance: float, tiles: int = 2
+) -> None:
+    """Compare with `Graph.evaluate`, tile by tile, at both edges of guarded memory.
+
+    The first tile is `inputs`, the others are rolled along their last axis.
+    """
+    every = [np.stack([np.roll(a, n, axis=-1) for n in range(tiles)]) for a in inputs]
+    lowered = lower_model(graph, ModelOptions(target))
+    expected = [graph.evaluate([array[n] for array in every]) for n in range(tiles)]
+
+    def check(edge: Edge) -> None:
+        ran = run_lowered(lowered, every, edge)
+        assert ran.status == 0
+        for tile, wanted in enumerate(expected):
+            for got, reference in zip(ran.outputs, wanted, strict=True):
+                np.testing.assert_allclose(got[tile], reference, rtol=0, atol=tolerance)
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: check(e)) for edge in EDGES]).assert_clean()
+
+
+def _blank(kind: TensorType, tiles: int) -> Array:
+    fill = {Element.FLOAT32: np.nan, Element.INT64: -7, Element.BOOL: True}[kind.element]
+    return np.full((tiles, *kind.shape), fill, kind.element.value)
+
+
+class _Plain:
+    """An array like `GuardedArray`, without guards."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values.copy()
+        self.address = self.values.ctypes.data
+
+    def surroundings_intact(self) -> bool:
+        return True
+
+
+def _placed(array: Array, edge: Edge | None) -> GuardedArray | _Plain:
+    flat = np.ascontiguousarray(array).ravel()
+    if edge is None or flat.nbytes % 4:
+        return _Plain(flat)
+    return GuardedArray(flat.view(np.float32), edge)
+
+
+def _aligned(size: int) -> Array:
+    raw = np.empty(size + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    workspace = raw[first : first + size]
+    workspace[:] = 0xFF
+    return workspace
