@@ -41,8 +41,13 @@ from sparsejit.x86.operands import (
 
 _SAVED = (rbx, r12, r13, r14, r15)
 _FLOAT = 4
-# Nanoseconds of the gates of one hidden unit on the recording machine.
-_GATE_NS = {"avx512": 0.7, "avx2": 1.4}
+# Nanoseconds of the gates of one hidden unit, of 256, on the recording machine.
+_GATE_NS = {
+    RecurrentCell.GRU: {"avx512": 0.69, "avx2": 0.96},
+    RecurrentCell.LSTM: {"avx512": 1.20, "avx2": 1.82},
+    RecurrentCell.RNN_TANH: {"avx512": 0.23, "avx2": 0.32},
+    RecurrentCell.RNN_RELU: {"avx512": 0.05, "avx2": 0.1},
+}
 _Results = tuple[Register, ...]
 _UPDATES: dict[RecurrentCell, Callable[[Assembler, int, _Results], None]] = {
     RecurrentCell.GRU: lambda asm, n, to: emit_gru_update(asm, GruUpdate(n), to),
@@ -111,7 +116,7 @@ def _facts(product: Facts, loop: "_TimeLoop", isa: str) -> Facts:
     """Those of the product in every step, and of the gates."""
     time, batch, hidden = loop.into.shape
     assert product.predicted_ns is not None
-    gates_ns = _GATE_NS[isa] * batch * hidden * loop.cell.gates / RecurrentCell.GRU.gates
+    gates_ns = _GATE_NS[loop.cell][isa] * batch * hidden
     return Facts(
         f"{time} steps of: {product.reason}",
         time * (product.predicted_ns + gates_ns),

@@ -9,6 +9,7 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_cast, lower_chain_node, lower_pointwise
 from sparsejit.lowering.context import Lowering
@@ -16,6 +17,12 @@ from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
+from sparsejit.lowering.selection import (
+    lower_argmax,
+    lower_embedding,
+    lower_embedding_bag,
+    lower_topk,
+)
 from sparsejit.lowering.views import (
     lower_concat,
     lower_expand,
@@ -39,4 +46,8 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Convolution: lower_convolution,
     Pooling: lower_pooling,
     Recurrence: lower_recurrence,
+    Embedding: lower_embedding,
+    EmbeddingBag: lower_embedding_bag,
+    ArgMax: lower_argmax,
+    TopK: lower_topk,
 }

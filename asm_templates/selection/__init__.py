@@ -1,0 +1,1 @@
+"""Rows of tables by index, and the places of large elements."""

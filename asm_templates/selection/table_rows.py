@@ -1,0 +1,64 @@
+"""Rows of a table, copied by index."""
+
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.spans import Span, emit_spans
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, Register, dword, r8, r9, rcx, rdi, rdx, rsi
+
+_FLOAT = 4
+_VECTORS_IN_STEP = 8
+
+
+@dataclass(frozen=True)
+class RowCopies:
+    """`count` rows of a float32 table (rows, features); pitches in bytes from one to the next."""
+
+    count: int
+    rows: int
+    features: int
+    index_pitch: int
+    result_pitch: int
+
+
+def emit_row_copies(asm: Assembler, spec: RowCopies) -> None:
+    """Append the copies.
+
+    rdi: indices, int64; rsi: table; rdx: result. Leaves r8 = 1 where an index is out of range, for
+    which row 0 is taken, else 0. Clobbers rax, rcx, rdx, rdi, r9, the vector registers and k7.
+    """
+    asm.emit("xor", dword(r8), dword(r8))
+    asm.emit("mov", rcx, spec.count)
+    again = asm.label("next row")
+    asm.bind(again)
+    asm.emit("mov", r9, Memory(rdi))
+    emit_row_address(asm, r9, spec.rows, spec.features)
+    emit_spans(asm, spec.features, _VECTORS_IN_STEP, _copy)
+    asm.emit("add", rdi, spec.index_pitch)
+    asm.emit("add", rdx, spec.result_pitch)
+    asm.emit("sub", rcx, 1)
+    asm.jump("jnz", again)
+
+
+def emit_row_address(asm: Assembler, register: Register, rows: int, features: int) -> None:
+    """register = the address of the row of that number, the table at rsi.
+
+    Where there is no such row, that of row 0, and r8 = 1.
+    """
+    known = asm.label("row exists")
+    asm.emit("cmp", register, rows)
+    asm.jump("jb", known)
+    asm.emit("mov", dword(r8), 1)
+    asm.emit("xor", dword(register), dword(register))
+    asm.bind(known)
+    asm.emit("imul", register, register, _FLOAT * features)
+    asm.emit("add", register, rsi)
+
+
+def _copy(span: Span) -> None:
+    spare, *held = (vector(span.asm, number) for number in range(_VECTORS_IN_STEP + 1))
+    for position in range(len(span.firsts)):
+        span.load(held[position], r9, position, spare)
+    for position in range(len(span.firsts)):
+        span.store(held[position], rdx, position, spare)

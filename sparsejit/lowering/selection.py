@@ -1,0 +1,134 @@
+"""Rows of tables by index, bags of them, and the places of large elements."""
+
+from math import prod
+
+from sparsejit.asm_templates.selection.bags import Bags, emit_bags
+from sparsejit.asm_templates.selection.largest import LargestElements, emit_largest_elements
+from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.graph import Element, Node, Value
+from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, StatusWord, Step
+from sparsejit.lowering.storage import View
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import dword, r8, r9, rcx, rdi, rdx, rsi
+
+_FLOAT, _INDEX = 4, 8
+
+
+def lower_embedding(low: Lowering, node: Node) -> None:
+    """Copies of rows, straight to where they are wanted if one pitch can say it."""
+    assert isinstance(node.op, Embedding)
+    indices, table = node.inputs
+    rows, features = _table_shape(table)
+    count = prod(indices.shape)
+    places = low.view(indices).reshaped((count,)) or low.contiguous(indices).reshaped((count,))
+    into = _row_result(low, node.output, count)
+    assert places is not None
+    spec = RowCopies(count, rows, features, places.strides[0], into.strides[0])
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.reads[1].point(asm, rsi)
+        at.writes[0].point(asm, rdx)
+        emit_row_copies(asm, spec)
+        _report(asm, at.status)
+
+    facts = Facts(f"{count} rows of {features} features by index")
+    reads = (places, low.contiguous(table))
+    low.add(Step("embedding", node.output.origin, reads, (into,), emit, facts))
+
+
+def lower_embedding_bag(low: Lowering, node: Node) -> None:
+    """A loop over bags."""
+    op = node.op
+    assert isinstance(op, EmbeddingBag)
+    indices, table, *_ = node.inputs
+    rows, features = _table_shape(table)
+    bags = node.output.shape[0]
+    into = _row_result(low, node.output, bags)
+    total = prod(indices.shape)
+    pitch = into.strides[0]
+    spec = Bags(bags, total, rows, features, op.kind, op.with_offsets, op.weighted, pitch)
+    registers = (rdi, rsi, *[rcx] * op.with_offsets, *[r9] * op.weighted)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        for register, location in zip(registers, at.reads, strict=True):
+            location.point(asm, register)
+        at.writes[0].point(asm, rdx)
+        emit_bags(asm, spec)
+        _report(asm, at.status)
+
+    facts = Facts(f"{bags} bags of {total} rows of {features} features")
+    reads = tuple(map(low.contiguous, node.inputs))
+    low.add(Step("embedding-bag", node.output.origin, reads, (into,), emit, facts))
+
+
+def lower_argmax(low: Lowering, node: Node) -> None:
+    """The largest element of each row."""
+    assert isinstance(node.op, ArgMax)
+    _lower_largest(low, node, 1)
+
+
+def lower_topk(low: Lowering, node: Node) -> None:
+    """The largest elements of each row, one after another."""
+    assert isinstance(node.op, TopK)
+    _lower_largest(low, node, node.op.count)
+
+
+def _lower_largest(low: Lowering, node: Node, count: int) -> None:
+    (x,) = node.inputs
+    if x.type.element is not Element.FLOAT32:
+        raise CompileError(
+            f"{x.origin.name} is {x.type.element.value}; the largest elements are found in float32"
+        )
+    length, origin = x.shape[-1], node.outputs[0].origin
+    shape = (prod(x.shape[:-1]), length)
+    source = low.view(x).reshaped(shape)
+    if source is None or source.strides[1] != _FLOAT:
+        source = low.contiguous(x).reshaped(shape)
+    assert source is not None
+    into = tuple(low.dense_result(value) for value in node.outputs)
+    spec = LargestElements(shape[0], length, count, source.strides[0], len(into) > 1)
+    registers = (rsi, rdx) if spec.with_values else (rdx,)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        for register, location in zip(registers, at.writes, strict=True):
+            location.point(asm, register)
+        at.scratch.point(asm, rcx)
+        emit_largest_elements(asm, spec)
+
+    facts = Facts(f"{count} of {length} elements, {shape[0]} times")
+    scratch = spec.scratch_bytes(low.target)
+    low.add(Step("largest", origin, (source,), into, emit, facts, scratch))
+
+
+def _table_shape(table: Value) -> tuple[int, int]:
+    rows, features = table.shape
+    if rows == 0:
+        raise InvalidInput(f"{table.origin.name} has no rows; give a table that has some")
+    return rows, features
+
+
+def _row_result(low: Lowering, value: Value, count: int) -> View:
+    """Where a kernel puts `count` rows at any pitch, as a view (count, features)."""
+    shape = (count, value.shape[-1])
+    wanted = low.wanted.get(value)
+    rows = None if wanted is None else wanted.reshaped(shape)
+    if wanted is None or rows is None or rows.strides[1] != _FLOAT:
+        wanted = low.temporary(value.type)
+        rows = wanted.reshaped(shape)
+        assert rows is not None
+    low.bind(value, wanted)
+    return rows
+
+
+def _report(asm: Assembler, status: StatusWord) -> None:
+    """Have the function say so where r8 says that an index was out of range."""
+    fine = asm.label("indices in range")
+    asm.emit("test", dword(r8), dword(r8))
+    asm.jump("jz", fine)
+    status.report(asm)
+    asm.bind(fine)
