@@ -7,7 +7,7 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
-from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
@@ -23,6 +23,7 @@ from sparsejit.lowering.selection import (
     lower_embedding_bag,
     lower_topk,
 )
+from sparsejit.lowering.stacked_products import lower_bmm
 from sparsejit.lowering.views import (
     lower_concat,
     lower_expand,
@@ -34,6 +35,7 @@ from sparsejit.lowering.views import (
 
 LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Linear: lower_linear,
+    Bmm: lower_bmm,
     Chain: lower_chain_node,
     Pointwise: lower_pointwise,
     Cast: lower_cast,

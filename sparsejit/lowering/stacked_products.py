@@ -1,0 +1,161 @@
+"""Products of activations with each other: a loop over the stack around one dense kernel.
+
+Matrices are read where they lie at any pitch, such as the heads of attention within their tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
+from sparsejit.asm_templates.dense_product.tiling import tiling, widest_strip
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.ir.graph import Node, TensorType, Value
+from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.spec import DenseProduct
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import View
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import known_rates
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
+
+_FLOAT, _COUNTER = 4, 8
+_OPERANDS = (rdi, rdx, rsi)
+
+
+@dataclass(frozen=True)
+class StackAxis:
+    """`length` products along an axis, and the bytes by which A, B and C move from one to next."""
+
+    length: int
+    moves: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class StackedProduct:
+    """One product for every place of a stack, whose axes are in order from the outermost."""
+
+    each: DenseProduct
+    axes: tuple[StackAxis, ...]
+
+    @property
+    def count(self) -> int:
+        return prod(axis.length for axis in self.axes)
+
+
+def lower_bmm(low: Lowering, node: Node) -> None:
+    """All products of the stack; operands are copied only where neither axis is contiguous."""
+    op, (left, right) = node.op, node.inputs
+    assert isinstance(op, Bmm)
+    a = low.view(left) if _is_matrix(low.view(left)) else low.contiguous(left)
+    b, transposed = _right(low, right, op.transposed)
+    c = low.wanted.get(node.output)
+    if c is None or not _is_matrix(c):
+        c = low.temporary(node.output.type)
+    low.bind(node.output, c)
+    product = stacked(a, b, c, transposed, op.scale)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        for register, location in zip(_OPERANDS, (*at.reads, *at.writes), strict=True):
+            location.point(asm, register)
+        _emit_axes(asm, product.axes, at.scratch, lambda: emit_dense_product(asm, product.each))
+
+    facts = _facts(product, low.target)
+    scratch = _COUNTER * len(product.axes)
+    low.add(Step("dense product", node.output.origin, (a, b), (c,), emit, facts, scratch))
+
+
+def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:
+    """The product of matrices whose inner axes are contiguous, with as few axes as will do."""
+    rows, columns = c.shape[-2:]
+    stack = c.shape[:-2]
+    strides = [view.expanded((*stack, *view.shape[-2:])).strides[:-2] for view in (a, b, c)]
+    axes: list[StackAxis] = []
+    for length, *moves in zip(stack, *strides, strict=True):
+        if length == 1:
+            continue
+        axis = StackAxis(length, (moves[0], moves[1], moves[2]))
+        if axes and axes[-1].moves == tuple(length * move for move in axis.moves):
+            axis = StackAxis(length * axes.pop().length, axis.moves)
+        axes.append(axis)
+    a_pitch, b_pitch, c_pitch = map(_pitch, (a, b, c))
+    if axes and axes[-1].moves == (rows * a_pitch, 0, rows * c_pitch):
+        rows *= axes.pop().length  # one B for all: the matrices A are one
+    sizes = (rows, columns, a.shape[-1])
+    each = DenseProduct(*sizes, a_pitch, b_pitch, c_pitch, transposed, scale)
+    return StackedProduct(each, tuple(axes))
+
+
+def _right(low: Lowering, value: Value, transposed: bool) -> tuple[View, bool]:
+    """B, and whether it lies as (columns, depth)."""
+    view = low.view(value)
+    axes = tuple(range(len(view.shape)))
+    swapped = (*axes[:-2], axes[-1], axes[-2])
+    if not _is_matrix(view) and _is_matrix(view.permuted(swapped)):
+        view, transposed = view.permuted(swapped), not transposed
+    elif not _is_matrix(view):
+        view = low.contiguous(value)
+    columns, depth = view.shape[-2:]
+    if transposed and widest_strip(_transposed_right(columns, depth), low.target) == 0:
+        turned = view.permuted(swapped)
+        view, transposed = low.temporary(TensorType(turned.shape)), False
+        low.copy(turned, view, value.origin)
+    return view, transposed
+
+
+def _transposed_right(columns: int, depth: int) -> DenseProduct:
+    return DenseProduct.contiguous(1, columns, depth, transposed=True)
+
+
+def _is_matrix(view: View) -> bool:
+    """Whether the last two axes are a matrix as a dense product takes it."""
+    rows, columns = view.shape[-2:]
+    pitch, step = view.strides[-2:]
+    return (columns == 1 or step == _FLOAT) and (rows == 1 or pitch >= _FLOAT * columns)
+
+
+def _pitch(view: View) -> int:
+    """Bytes from row to row; those of a row where there is one row only."""
+    rows, columns = view.shape[-2:]
+    return view.strides[-2] if rows > 1 else _FLOAT * columns
+
+
+def _emit_axes(
+    asm: Assembler, axes: tuple[StackAxis, ...], counters: Location, body: Callable[[], None]
+) -> None:
+    """Append `body` for all places of a stack; leaves the operands' registers as they were."""
+    if not axes:
+        body()
+        return
+    axis, *inner = axes
+    counter = Memory(rax, _COUNTER * len(inner))
+    counters.point(asm, rax)
+    asm.emit("mov", rcx, axis.length)
+    asm.emit("mov", counter, rcx)
+    again = asm.label("next of stack")
+    asm.bind(again)
+    _emit_axes(asm, tuple(inner), counters, body)
+    _move(asm, axis.moves)
+    counters.point(asm, rax)
+    asm.emit("mov", rcx, counter)
+    asm.emit("sub", rcx, 1)
+    asm.emit("mov", counter, rcx)
+    asm.jump("jnz", again)
+    _move(asm, tuple(-axis.length * move for move in axis.moves))
+
+
+def _move(asm: Assembler, moves: tuple[int, ...]) -> None:
+    for register, move in zip(_OPERANDS, moves, strict=True):
+        if move:
+            asm.emit("add", register, move)
+
+
+def _facts(product: StackedProduct, target: Target) -> Facts:
+    each, count = product.each, product.count
+    flops = 2 * count * each.rows * each.columns * each.depth
+    cycles = count * tiling(each, target).cycles
+    reason = f"{count} dense products {each.rows}x{each.depth} by {each.depth}x{each.columns}"
+    ns = cycles / known_rates(target).cycles_per_ns
+    return Facts(reason, ns, effective_flops=flops, flops=flops, bound="execution")
