@@ -30,15 +30,23 @@ class PeerProcess:
         environment: Mapping[str, str] = os.environ,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        """Raises PeerFailed where the command cannot be started."""
         self._patience_s = patience_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=dict(environment),
-        )
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=dict(environment),
+            )
+        except OSError as problem:
+            self._errors.close()
+            raise PeerFailed(
+                f"{command[0]} cannot be started ({problem.strerror}); remove its folder and "
+                "install the peer again"
+            ) from problem
 
     def __enter__(self) -> "PeerProcess":
         return self

@@ -100,6 +100,30 @@ def test_a_silent_peer_is_given_up() -> None:
         process.ask(do="load")
 
 
+# A worker whose engine prints, as libraries do when they load.
+NOISY = """
+from sparsejit.perf import peer_worker
+def load(request, inputs):
+    print("Welcome!", end="", flush=True)
+    return lambda: None, list
+peer_worker.ENGINES["noisy"] = load, "numpy"
+peer_worker.main("noisy", CORE)
+"""
+
+
+def test_what_a_library_prints_is_no_reply(tmp_path: Path) -> None:
+    task = ModelTask(MODEL, 1, 1.0, tmp_path)
+    script = NOISY.replace("CORE", repr(str(min(_cores()))))
+    with PeerProcess([sys.executable, "-c", script], MODEL_PEERS["torch"].environment()) as process:
+        reply = process.ask(do="load", inputs=str(task.inputs_file), onnx=None)
+    assert reply == {"version": np.__version__}
+
+
+def test_a_peer_whose_python_is_gone_is_told_so() -> None:
+    with pytest.raises(PeerFailed, match=r"/no/python cannot be started .* install the peer again"):
+        PeerProcess(["/no/python"])
+
+
 def test_a_real_worker_loads_runs_and_times_torch(tmp_path: Path) -> None:
     task = ModelTask(MODEL, 2, 1.0, tmp_path)
     with Contestant(MODEL_PEERS["torch"], min(_cores())) as contestant:
