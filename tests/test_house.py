@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 # public surface, sparsejit/__init__.py.
 ROOMS = (
     *("errors", "files", "install_peachpy", "machine", "x86", "runtime", "ir", "passes"),
-    *("asm_templates", "planner", "lowering", "frontends", "api", "prune", "voice", "selftest"),
-    *("sparsejit", "perf", "commands"),
+    *("asm_templates", "planner", "lowering", "artefact", "frontends", "api", "prune", "voice"),
+    *("selftest", "sparsejit", "perf", "commands"),
 )
 # The same within the templates; the two tables, last, name every kernel of the rooms before.
 TEMPLATE_ROOMS = (
@@ -29,13 +29,15 @@ TEMPLATE_ROOMS = (
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
 ONLY_IN = {
-    "peachpy": {"x86"},
+    "peachpy": {"x86", "artefact"},
     "mmap": {"runtime"},
     "ctypes": {"runtime", "perf"},
     "torch": {"frontends", "prune", "voice", "perf"},
 }
 # Speaking needs no torch; only training does.
 VOICE_WITH_TORCH = {"module", "gru", "train"}
+# Instructions are learned in one place, and its ELF writer is used in one.
+WITH_PEACHPY = {"encoder", "object_file"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.
@@ -137,6 +139,8 @@ def test_rooms_keep_to_themselves(path: Path) -> None:
         top = imported.split(".")[0]
         if room == "voice" and top == "torch":
             assert path.stem in VOICE_WITH_TORCH, f"{path.name} imports torch"
+        if top == "peachpy":
+            assert path.stem in WITH_PEACHPY, f"{path.name} imports PeachPy"
         assert room in ONLY_IN.get(top, {room}), f"{path.name} imports {imported}"
         assert top not in {"prune", "perf", "asm_templates"}, (
             f"{path.name} imports {imported}: write sparsejit.{imported}"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..artefact.sealed import read_sealed
 from .features import FloatArray
-from .sealed_file import read_sealed
 
 DATA = Path(__file__).parent / "data"
 VOICE = DATA / "voice.safetensors"

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..artefact.sealed import read_sealed, write_sealed
 from ..errors import DamagedFile, InvalidInput
 from ..files import check_writable
 from .conditioning import Conditioning, FrameNetwork
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
 from .prediction import CLASSES
-from .sealed_file import read_sealed, write_sealed
 
 # What a file says of itself, and must say to be read.
 IDENTITY = {

@@ -1,4 +1,4 @@
-"""Instruction forms, encoded once by PeachPy, which only this module imports, and learned as bytes.
+"""Instruction forms, encoded once by PeachPy through this module alone, and learned as bytes.
 
 PeachPy is asked for the bytes of an instruction a handful of times; from how they change, the form
 learns where each register number, displacement and immediate goes. In VEX (always the three-byte

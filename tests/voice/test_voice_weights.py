@@ -3,10 +3,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from sparsejit.artefact.sealed import write_sealed
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.voice import bundled
 from sparsejit.voice.bundled import UTTERANCE, VOICE, bundled_utterance
-from sparsejit.voice.sealed_file import write_sealed
 from sparsejit.voice.weights import IDENTITY, VoiceWeights
 
 
