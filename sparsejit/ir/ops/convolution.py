@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.products import activated
 from sparsejit.ir.ops.types import float_type, require
@@ -35,6 +36,12 @@ def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> 
     return tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes)
 
 
+def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
+    """Raise InvalidInput for one below `least`."""
+    if any(size < least for each in sizes for size in each):
+        raise InvalidInput(f"{op} has a size below {least}; give one of at least {least}")
+
+
 @dataclass(frozen=True)
 class Convolution:
     """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
@@ -51,6 +58,10 @@ class Convolution:
     output_padding: Sizes = ()
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, 1, self.stride, self.dilation, (self.groups,))
+        _check_sizes(self, 0, self.padding, self.output_padding)
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         x, weights, *bias = operands
@@ -127,6 +138,10 @@ class Pooling:
     padding: tuple[tuple[int, int], ...]
     dilation: Sizes
     counts_padding: bool = True
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, 1, self.kernel, self.stride, self.dilation)
+        _check_sizes(self, 0, *self.padding)
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         (x,) = operands

@@ -125,6 +125,18 @@ class Chain:
     results: tuple[int, ...]
     title: str = field(default="chain", compare=False)
 
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for a step that reads what does not come before it."""
+        known = self.operands
+        for step in self.steps:
+            self._check(step.arguments, known)
+            known += 1
+        self._check(self.results, known)
+
+    def _check(self, numbers: tuple[int, ...], known: int) -> None:
+        if not all(0 <= number < known for number in numbers):
+            raise InvalidInput(f"{self.title} names values {numbers} of {known}; name earlier ones")
+
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require(len(operands) == self.operands, self, operands, f"give {self.operands} operands")
         require(
