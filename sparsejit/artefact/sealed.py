@@ -1,26 +1,125 @@
 """safetensors files under one SHA-256 digest: every byte is covered, the header's too.
 
 The digest is the metadata entry "sha256"; it is taken over the file with zeros in that place.
+`write` and `read` add what a file of the compiler says of itself: its kind, the version of its
+format, and a header of plain JSON data. Reading runs nothing of a file.
 """
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from sparsejit.errors import DamagedFile
-from sparsejit.files import atomic_path
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.files import atomic_path, check_writable
 
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _BLANK = b"0" * 64
 
+# Written into every file; a change that older readers would misread makes it one more.
+FORMAT_VERSION = 1
+_FORMAT = "sparsejit"
+REMEDY = "copy it again, or save the kernel or model again"
+
 Tensors = dict[str, npt.NDArray[Any]]
+
+
+class SealedFile(NamedTuple):
+    """What `read` returns: what kind of thing it is, plain JSON data, arrays."""
+
+    kind: str
+    header: dict[str, Any]
+    tensors: Tensors
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    header: Mapping[str, Any],
+    tensors: Mapping[str, npt.NDArray[Any]],
+) -> None:
+    """Write a header of plain JSON data and tensors, whole or not at all.
+
+    Raises InvalidInput where the file cannot be written.
+    """
+    metadata = {
+        "format": _FORMAT,
+        "version": str(FORMAT_VERSION),
+        "kind": kind,
+        "made_by": _compiler(),
+        "header": json.dumps(header, allow_nan=False, separators=(",", ":")),
+    }
+    write_sealed(check_writable(path), tensors, metadata)
+
+
+def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
+    """What `write` wrote, if it is of one of these kinds.
+
+    Raises InvalidInput if there is no file, and DamagedFile, with the path and the remedy, if a
+    single bit differs, if it is of another kind, or of a newer format.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InvalidInput(f"there is no file {file}; give one that `save` wrote")
+    tensors, metadata = read_sealed(file, REMEDY)
+    _check_format(file, metadata)
+    kind = metadata.get("kind", "")
+    if kind not in kinds:
+        known = " or ".join(sorted(kinds))
+        raise DamagedFile(f"{file} holds a {kind!r}, not a {known}; give the file of one")
+    with naming(file):
+        try:
+            header = json.loads(metadata["header"], parse_constant=_no_number)
+        except (KeyError, ValueError, RecursionError) as error:
+            raise DamagedFile(f"has no readable header ({error})") from error
+        if not isinstance(header, dict):
+            raise DamagedFile("has a header without names")
+    return SealedFile(kind, header, tensors)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give a DamagedFile that says what is wrong with a file's contents the path and the remedy."""
+    try:
+        yield
+    except DamagedFile as error:
+        raise DamagedFile(f"{path} {error}; {REMEDY}") from error
+
+
+def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != _FORMAT:
+        found = metadata.get("format")
+        raise DamagedFile(f"{file} has format {found!r}, not {_FORMAT!r}; {REMEDY}")
+    number = metadata.get("version", "")
+    if not re.fullmatch("[1-9][0-9]{0,8}", number):
+        raise DamagedFile(f"{file} has format version {number!r}, which is none; {REMEDY}")
+    if int(number) > FORMAT_VERSION:
+        made_by = metadata.get("made_by", "a later sparsejit")
+        raise DamagedFile(
+            f"{file} is of format version {number}, written by {made_by}; this is {_compiler()}, "
+            f"which reads up to version {FORMAT_VERSION}: install a newer sparsejit, or save it "
+            "with this one"
+        )
+
+
+def _compiler() -> str:
+    try:
+        return f"sparsejit {version('sparsejit')}"
+    except PackageNotFoundError:  # run from a checkout
+        return "sparsejit of a checkout"
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
 
 
 def write_sealed(
