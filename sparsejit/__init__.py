@@ -4,7 +4,7 @@
 >>> y = fast(x)
 """
 
-from sparsejit.api import CompiledModel, Kernel, compile_matrix
+from sparsejit.api import CompiledModel, Kernel, compile_matrix, load
 from sparsejit.api import compile_model as compile  # noqa: A004, the verb users know
 from sparsejit.errors import (
     CompileError,
@@ -30,5 +30,6 @@ __all__ = [
     "WaveRNN",
     "compile",
     "compile_matrix",
+    "load",
 ]
 __version__ = "0.1.0"

@@ -5,18 +5,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sparsejit.api.kernel import Kernel
-from sparsejit.errors import InvalidInput
+from sparsejit.api.options import KernelSource, Options
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.plan import AUTO, Plan, plan
@@ -24,7 +20,6 @@ from sparsejit.planner.split import Split, available_cores, parse_threads, split
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import build, debug_level
 
-FloatArray = npt.NDArray[np.float32]
 Progress = Callable[[str, float], None]
 
 
@@ -77,34 +72,9 @@ def compile_matrix(
     return _compiled(weights, bias, options, progress)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The keyword arguments of `compile_matrix`, as they were given."""
-
-    activation: str | Activation | None
-    batch: int
-    dtype: str
-    strategy: str
-    target: str | Target
-    threads: int | str
-    tune: bool
-    exact: bool
-    layout: str | Layout
-    input_scale: float | None
-
-    def layer(self, matrix: SparseMatrix, bias: npt.NDArray[Any] | None) -> Layer:
-        """What is to be computed. Raises InvalidInput where the dtype cannot hold the weights."""
-        each = MatVec(
-            matrix.out_features,
-            matrix.in_features,
-            _checked_bias(bias, matrix.out_features),
-            Activation.NONE if self.activation is None else Activation.parse(self.activation),
-            DType.parse(self.dtype),
-            self.input_scale,
-        )
-        each.check_weights(matrix.dense)
-        columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
-        return each if columns == 1 else MatMul(each, columns, order)
+def compile_source(source: KernelSource) -> Kernel:
+    """The kernel that a source was kept of, for this machine."""
+    return _compiled(source.weights, source.bias, source.options)
 
 
 def _compiled(
@@ -124,10 +94,12 @@ def _compiled(
     progress("writing the code", 0.8)
     program = build(choice.chosen.template.name, planner.target, division.emit)
     progress("done", 1.0)
-    again = partial(_compiled, matrix.dense, spec.bias, options)
+    kept = KernelSource(matrix.dense, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)
     division = division.record()
-    kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, again)
+    kernel = Kernel(
+        spec, matrix, choice, division, program, planner.target, compile_ms, kept, compile_source
+    )
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel
@@ -157,25 +129,3 @@ class _Planner:
         if self.options.threads == AUTO and available_cores() == 1:
             return replace(division, reason="'auto' is one a core; this process may use one core")
         return division
-
-
-def _checked_batch(batch: int) -> int:
-    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-        raise InvalidInput(f"batch={batch!r}; give a whole number of at least 1")
-    return int(batch)
-
-
-def _checked_bias(bias: npt.NDArray[Any] | None, out_features: int) -> FloatArray | None:
-    if bias is None:
-        return None
-    if bias.shape != (out_features,):
-        raise InvalidInput(f"bias has shape {bias.shape}; give ({out_features},)")
-    with np.errstate(over="ignore"):
-        array = np.array(bias, np.float32)
-    if not np.isfinite(array).all():
-        where = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise InvalidInput(
-            f"bias[{where}] is {bias[where]}, which float32 cannot hold; "
-            "remove NaN and infinite values"
-        )
-    return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.checked_call import CheckedCall
+from sparsejit.api.kernel_file import write_kernel
+from sparsejit.api.options import KernelSource
 from sparsejit.api.report import as_html, as_line, as_table, as_text, describe, weight_change
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer
@@ -46,7 +49,8 @@ class Kernel:
         program: Program,
         target: Target,
         compile_ms: float,
-        compile_again: Callable[[], Kernel],
+        source: KernelSource,
+        compile_again: Callable[[KernelSource], Kernel],
     ) -> None:
         self.spec = spec
         self.plan = choice
@@ -54,12 +58,13 @@ class Kernel:
         self.target = target
         self.compile_ms = compile_ms
         self._program = program
+        self._source = source
         self._compile_again = compile_again
         self._statistics = {**matrix.statistics(), **_steps(matrix, choice, division, program)}
         self._checked_call = CheckedCall(program.memory.function(2), spec.x_shape, spec.y_shape)
 
-    def __reduce__(self) -> tuple[Callable[[], Kernel], tuple[()]]:
-        return self._compile_again, ()
+    def __reduce__(self) -> tuple[Callable[[KernelSource], Kernel], tuple[KernelSource]]:
+        return self._compile_again, (self._source,)
 
     def __repr__(self) -> str:
         return f"<{as_line(self.report())}>"
@@ -152,6 +157,14 @@ class Kernel:
     def explain(self) -> str:
         """Why this kernel: what was built, then every candidate with its predicted cost."""
         return as_text(self.report(), self.split.lines())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights, bias and options, for `sparsejit.load` to compile anew where it runs.
+
+        A target of "native" is that of the machine that loads. Raises InvalidInput where the file
+        cannot be written.
+        """
+        write_kernel(path, self._source)
 
     def disassemble(self) -> str:
         """The instructions as emitted, with the literals they read."""

@@ -93,6 +93,17 @@ class RecordCodec:
         return _exactly(data, hint)
 
 
+def fields_of(data: Any, **wanted: type) -> list[Any]:
+    """The fields of an object that has these, of these types, and no other, in this order.
+
+    Raises DamagedFile for anything else.
+    """
+    fields_found = data if isinstance(data, dict) else {}
+    if {name: type(value) for name, value in fields_found.items()} != wanted:
+        raise DamagedFile(f"has {_shown(data)} where only {', '.join(wanted)} belong")
+    return [data[name] for name in wanted]
+
+
 def _hints(record: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(record)
     return {field.name: hints[field.name] for field in fields(record)}

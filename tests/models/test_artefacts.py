@@ -1,259 +1,194 @@
-"""Graphs and kernels as files: what is read is what was written, or one exception."""
+"""Saved kernels: the same bits after loading, and one exception for any file that is damaged."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from matvec_checks import block_weights, scattered, target_of
 from safetensors.numpy import save_file
 
+import sparsejit
 from sparsejit.artefact import sealed
-from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
-from sparsejit.artefact.records import OPERATORS
+from sparsejit.artefact.records import RecordCodec
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
-from sparsejit.ir.ops.products import Bmm, Linear
-from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
-from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
-from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
-from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, Layout
+from sparsejit.machine.target import Target
+from sparsejit.voice.bundled import VOICE
 
-ROOT = Path(__file__).parents[2]
-
-RECORDS = [
-    Pointwise("tanh"),
-    softmax((3, 4)),
-    layer_norm((2, 5), has_weight=True, has_bias=True),
-    log_softmax((3, 1)),
-    Linear(Activation.RELU, DType.INT8, 1 / 127),
-    Linear(input_scale=None),
-    Bmm(transposed=True, scale=0.1),
-    Convolution((1, 2), (0, 1), (1, 1), groups=2, activation=Activation.TANH),
-    Convolution((2,), (1,), (1,), transposed=True, output_padding=(1,)),
-    Pooling(PoolingKind.AVERAGE, (2, 2), (2, 2), ((0, 1), (0, 0)), (1, 1), counts_padding=False),
-    Recurrence(RecurrentCell.LSTM, reverse=True, dtype=DType.BFLOAT16),
-    Embedding(),
-    EmbeddingBag(BagKind.MEAN, with_offsets=True),
-    ArgMax(keeps_axis=True),
-    TopK(3),
-    Reshape((2, 3)),
-    Reshape(()),
-    Permute((1, 0)),
-    Slice(1, 0, 4, 2),
-    Expand((4, 2)),
-    Concat(1),
-    Pad(((0, 1), (2, 0)), -0.0),
-    Pad(((0, 1),), float("-inf")),
-    Pad(((0, 1),), float("inf")),
+# One row of each strategy, dtype and level; which kernel it repeats, the planner chooses.
+BATCHES = {(row.family, row.dtype, row.isa): row for row in MATMUL_TEMPLATES}.values()
+TARGET = RecordCodec((Target,)).encode(Target.named("avx2"))
+KERNELS = [
+    pytest.param(
+        row,
+        id=row.name,
+        marks=pytest.mark.skipif(
+            not target_of(row).runs_on(Target.detect()), reason="needs another processor"
+        ),
+    )
+    for row in (*MATVEC_TEMPLATES, *BATCHES)
 ]
 
 
-def through_json(data: Any) -> Any:
-    return json.loads(json.dumps(data, allow_nan=False))
+@pytest.mark.parametrize("row", KERNELS)
+def test_a_loaded_kernel_gives_the_same_bits(tmp_path: Path, row: Any) -> None:
+    kernel = sparsejit.compile_matrix(
+        block_weights((48, 32), 0.3, 16),
+        np.linspace(-1, 1, 48),
+        batch=19 if row in BATCHES else 1,
+        dtype=row.dtype.value,
+        strategy=row.family,
+        target=target_of(row),
+    )
+    assert (kernel.strategy, kernel.plan.chosen.template.isa) == (row.family, row.isa)
+    kernel.save(tmp_path / "k.sjit")
+    loaded = sparsejit.load(tmp_path / "k.sjit")
+    assert loaded.image.data == kernel.image.data and loaded.pointer != kernel.pointer
+    x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
+    np.testing.assert_array_equal(loaded(x), kernel(x))
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=repr)
-def test_a_record_comes_back_equal_and_of_the_same_types(record: Any) -> None:
-    again = OPERATORS.decode(through_json(OPERATORS.encode(record)))
-    assert again == record and repr(again) == repr(record) and type(again) is type(record)
-
-
-def test_every_operator_of_the_graph_can_be_saved() -> None:
-    """A new one must be known here too."""
-    import ast
-
-    for path in (ROOT / "sparsejit" / "ir" / "ops").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_operator = isinstance(node, ast.ClassDef) and any(
-                isinstance(inner, ast.FunctionDef) and inner.name == "infer" for inner in node.body
-            )
-            if is_operator:
-                assert node.name in {type(record).__name__ for record in RECORDS}
-
-
-@given(st.floats(allow_nan=False), st.integers(-(2**70), 2**70))
-def test_numbers_come_back_exactly(number: float, whole: int) -> None:
-    pad = Pad(((whole, 0),), number)
-    again = OPERATORS.decode(through_json(OPERATORS.encode(pad)))
-    assert repr(again) == repr(pad)
-
-
-def test_numpy_s_numbers_are_saved_as_python_s() -> None:
-    data = OPERATORS.encode(Pad(((np.int64(1), 2),), np.float32(0.5)))  # type: ignore[arg-type]
-    assert through_json(data) == {"record": "Pad", "widths": [[1, 2]], "value": 0.5}
+W = scattered((16, 8), 0.2)
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    "options",
     [
-        (Pad(((0, 1),), float("nan")), "nan is no number that can be saved"),
-        (Pad(((0, 1.5),)), "1.5 is no int"),  # type: ignore[arg-type]
-        (Embedding, "a type cannot be saved; use only Pointwise"),
-        (TensorType((2,)), "a TensorType cannot be saved"),
+        {},
+        {"activation": Activation.TANH, "layout": Layout.FEATURE_MAJOR, "batch": np.int64(7)},
+        {"activation": "relu", "threads": "auto", "exact": True, "tune": True},
+        {"dtype": "int8", "input_scale": np.float32(0.03), "threads": 2},
+        {"target": Target.named("avx2"), "strategy": "dense"},
+        {"target": "avx2"},
     ],
 )
-def test_what_cannot_be_saved_is_refused(record: Any, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        OPERATORS.encode(record)
+def test_all_options_are_kept(tmp_path: Path, options: dict[str, Any]) -> None:
+    kernel = sparsejit.compile_matrix(-W, **options)
+    kernel.save(tmp_path / "k.sjit")
+    loaded = sparsejit.load(tmp_path / "k.sjit")
+    kept, again = kernel._source, loaded._source
+    assert again.options == kept.options and again.bias is None
+    assert again.weights.tobytes() == kept.weights.tobytes()
+    assert repr(loaded.explain()) and loaded.spec.case == kernel.spec.case
 
 
-SLICE = OPERATORS.encode(Slice(1, 0, 4, 2))
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("sound") / "k.sjit"
+    sparsejit.compile_matrix(W, np.ones(16), activation="relu").save(path)
+    return path.read_bytes()
+
+
+def header_end(content: bytes) -> int:
+    return 8 + int.from_bytes(content[:8], "little")
+
+
+def assert_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "hurt.sjit").write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"hurt\.sjit .*; copy it again, or save"):
+        sparsejit.load(tmp_path / "hurt.sjit")
+
+
+def test_no_byte_of_a_header_can_change_unnoticed(tmp_path: Path, sound: bytes) -> None:
+    for place in range(header_end(sound)):
+        for flip in (0x20, 0xFF):
+            changed = bytearray(sound)
+            changed[place] ^= flip
+            assert_refused(tmp_path, bytes(changed))
+
+
+def test_no_bit_elsewhere_can_change_unnoticed(tmp_path: Path, sound: bytes) -> None:
+    generator = np.random.default_rng(0)
+    places = generator.integers(header_end(sound), len(sound), 10_000)
+    for place, bit in zip(places.tolist(), generator.integers(0, 8, 10_000).tolist(), strict=True):
+        changed = bytearray(sound)
+        changed[place] ^= 1 << bit
+        assert_refused(tmp_path, bytes(changed))
+
+
+def test_truncated_and_extended_files_are_refused(tmp_path: Path, sound: bytes) -> None:
+    for length in range(len(sound)):
+        assert_refused(tmp_path, sound[:length])
+    end = header_end(sound)
+    for more in (b"\0", b" ", b"x" * 1000, sound):
+        assert_refused(tmp_path, sound + more)
+        assert_refused(tmp_path, sound[:end] + more + sound[end:])
+        assert_refused(tmp_path, more + sound)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hurt.sjit"
+    save_file({"weight": np.zeros(3, np.float32)}, path)
+    foreign = [b"", b"PK\x03\x04", pickle.dumps(W), path.read_bytes(), b"\x7fELF" + bytes(100)]
+    foreign += [VOICE.read_bytes(), b"\xff" * 64, json.dumps({"__metadata__": {}}).encode()]
+    for content in foreign:
+        assert_refused(tmp_path, content)
+
+
+def test_no_file_is_said_to_be_none(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(InvalidInput, match=f"there is no file {path}; give one that `save`"):
+            sparsejit.load(path)
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("change", "message"),
     [
-        (None, "has None where a record belongs"),
-        ([], "where a record belongs"),
-        ({}, "where a record belongs"),
-        ({**SLICE, "record": "Origin"}, "where a record belongs"),
-        ({**SLICE, "record": ["Slice"]}, "where a record belongs"),
-        ({**SLICE, "record": "os.system"}, "where a record belongs"),
-        ({**SLICE, "more": 1}, "fields too many or missing: more"),
-        ({k: v for k, v in SLICE.items() if k != "step"}, "fields too many or missing: step"),
-        ({**SLICE, "step": True}, "True is no int"),
-        ({**SLICE, "step": 1.0}, "1.0 is no int"),
-        ({**SLICE, "step": "1"}, "'1' is no int"),
-        ({**SLICE, "step": None}, "None is no int"),
-        ({"record": "Pointwise", "kind": "no"}, "no function 'no'"),
-        ({"record": "Concat", "axis": [1]}, r"\[1\] is no int"),
-        ({"record": "Reshape", "shape": 3}, "3 is no list"),
-        ({"record": "Reshape", "shape": [[3]]}, r"\[3\] is no int"),
-        ({"record": "Pad", "widths": [[1, 2, 3]], "value": 0.0}, "a Pad that cannot be"),
-        ({"record": "Pad", "widths": [[1, 2]], "value": "nan"}, "'nan' is no float"),
-        ({"record": "Pad", "widths": [[1, 2]], "value": float("nan")}, "nan is no number"),
-        ({"record": "Pad", "widths": [[1, 2]], "value": 0}, "0 is no float"),
-        ({"record": "Bmm", "transposed": 0, "scale": 1.0}, "0 is no bool"),
-        ({"record": "ArgMax", "keeps_axis": "yes"}, "'yes' is no bool"),
-        ({**OPERATORS.encode(Linear()), "dtype": "float64"}, "'float64' is not a valid DType"),
-        ({**OPERATORS.encode(Linear()), "dtype": 3}, "3 is no str"),
-        ({**OPERATORS.encode(Linear()), "input_scale": "1"}, "'1' is none of float"),
-        ({**OPERATORS.encode(softmax((2,))), "results": [9]}, r"names values \(9,\) of 7"),
-        ({**OPERATORS.encode(softmax((2,))), "results": [-1]}, "name earlier ones"),
-        ({**OPERATORS.encode(softmax((2,))), "steps": [SLICE]}, r"is no ChainStep"),
-        ({**OPERATORS.encode(RECORDS[7]), "stride": [0, 1]}, "a size below 1"),
-        ({**OPERATORS.encode(RECORDS[7]), "padding": [0, -1]}, "a size below 0"),
-        ({**OPERATORS.encode(RECORDS[9]), "kernel": [2, 0]}, "a size below 1"),
+        ({"version": "2"}, r"of format version 2, written by sparsejit .*: install a newer"),
+        ({"version": "999999999"}, "install a newer sparsejit"),
+        ({"version": "0"}, "has format version '0', which is none"),
+        ({"version": ""}, "has format version ''"),
+        ({"kind": "model"}, "holds a 'model', not a kernel"),
+        ({"format": "another"}, "has format 'another', not 'sparsejit'"),
+        ({"header": "{"}, "has no readable header"),
+        ({"header": "[" * 100_000}, "has no readable header"),
+        ({"header": "[]"}, "has a header without names"),
+        ({"header": '{"options": NaN}'}, "NaN is no number"),
+        ({"header": "{}"}, "has {} where only options, arrays belong"),
     ],
 )
-def test_a_damaged_record_is_refused(data: Any, message: str) -> None:
-    with pytest.raises(DamagedFile, match=message):
-        OPERATORS.decode(data)
-
-
-def model(density: float = 0.2) -> Graph:
-    """A graph with several inputs and outputs, elements and forms of constants."""
-    generator = np.random.default_rng(1)
-    build = GraphBuilder()
-    x = build.input(TensorType((2, 3, 8)), Origin("x"))
-    words = build.input(TensorType((2, 3), Element.INT64), Origin("words"))
-    weights = generator.standard_normal((5, 8)) * (generator.random((5, 8)) < density)
-    weights[0, 0], weights[1, 1] = -0.0, np.float32(1e-42)
-    at = Origin("fc", "model.fc", "model.py:12", "y = self.fc(x) \u2192 \"y\"")
-    matrix = build.constant(weights, Origin("fc.weight", "model.fc"))
-    bias = build.constant(np.zeros(5, np.float32), Origin("fc.bias"))
-    table = build.constant(generator.standard_normal((9, 5)), Origin("table"))
-    y = build.one(Linear(Activation.TANH), x, matrix, bias, origin=at)
-    rows = build.one(Embedding(), words, table, origin=Origin("embedding"))
-    both = build.one(Pointwise("add"), y, rows, origin=Origin("sum"))
-    top = build.add(TopK(2), both, origin=Origin("top"))
-    mask = build.constant(np.array([True, False, True, True, False]), Origin("mask"))
-    shift = build.constant(np.array(3), Origin("shift"))
-    picked = build.one(Pointwise("where"), mask, both, y, origin=Origin("where"))
-    return build.finish([picked, *top, shift, x])
-
-
-def arrays_of(graph: Graph) -> list[bytes]:
-    return [array.tobytes() for array in graph.constants.values()]
-
-
-@pytest.mark.parametrize("density", [0.0, 0.2, 0.9])
-def test_a_graph_comes_back_the_same(tmp_path: Path, density: float) -> None:
-    graph = model(density)
-    header, tensors = graph_to_data(graph)
-    assert ("constant.0.mask" in tensors) == (density < 0.5)
-    sealed.write(tmp_path / "m.sjit", "model", header, tensors)
-    kind, header_again, tensors_again = sealed.read(tmp_path / "m.sjit", {"model"})
-    again = graph_from_data(header_again, tensors_again)
-    assert kind == "model" and str(again) == str(graph)
-    assert [v.type for v in again.values()] == [v.type for v in graph.values()]
-    assert [v.origin for v in again.values()] == [v.origin for v in graph.values()]
-    assert arrays_of(again) == arrays_of(graph)
-    inputs = [np.ones((2, 3, 8)), np.arange(6).reshape(2, 3)]
-    for left, right in zip(graph.evaluate(inputs), again.evaluate(inputs), strict=True):
-        np.testing.assert_array_equal(left, right)
-
-
-SIGNS = [0, 0x80000000]
-
-
-@given(st.data())
-def test_packed_constants_keep_every_bit(data: st.DataObject) -> None:
-    shape = data.draw(st.tuples(st.integers(0, 17), st.integers(0, 9)))
-    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    bits = generator.integers(0, 2**32, shape, np.uint32)
-    bits[generator.random(shape) < data.draw(st.floats(0, 1))] &= data.draw(st.sampled_from(SIGNS))
-    build = GraphBuilder()
-    value = build.constant(bits.view(np.float32).T, Origin("w"))
-    graph = build.finish([value])
-    again = graph_from_data(*graph_to_data(graph))
-    assert arrays_of(again) == [bits.T.tobytes()]
-
-
-def change(path: list[Any], value: Any) -> Callable[[Any], None]:
-    """Sets header[path[0]][path[1]]..."""
-
-    def apply(header: Any) -> None:
-        for name in path[:-1]:
-            header = header[name]
-        header[path[-1]] = value
-
-    return apply
+def test_a_whole_file_of_something_else_says_what(
+    tmp_path: Path, sound: bytes, change: dict[str, str], message: str
+) -> None:
+    path = tmp_path / "odd.sjit"
+    path.write_bytes(sound)
+    tensors, metadata = sealed.read_sealed(path, "")
+    del metadata["sha256"]
+    sealed.write_sealed(path, tensors, {**metadata, **change})
+    with pytest.raises(DamagedFile, match=rf"odd\.sjit .*{message}"):
+        sparsejit.load(path)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change(["more"], 1), "has fields"),
-        (change(["nodes"], {}), "has fields"),
-        (change(["inputs", 0], 3), "has a int where named fields belong"),
-        (change(["inputs", 0, "shape"], [2, -3, 8]), r"value of shape \[2, -3, 8\]"),
-        (change(["inputs", 0, "shape"], [2, True, 8]), "value of shape"),
-        (change(["inputs", 0, "shape"], [2, 3, 9]), "a node that cannot be"),
-        (change(["inputs", 0, "element"], "float64"), "element 'float64'"),
-        (change(["inputs", 0, "origin"], ["x"]), "origin"),
-        (change(["constants", 0, "packed"], False), "has none as constant.0"),
-        (change(["constants", 0, "packed"], 1), "has constant.0 packed=1"),
-        (change(["constants", 0, "shape"], [2**40, 2**40]), "constant.0.mask"),
-        (change(["constants", 0, "shape"], [4, 8]), "not uint8|not float32|as constant.0"),
-        (change(["constants", 1, "shape"], [16]), r"as constant\.1"),
-        (change(["nodes", 0, "outputs", 0, "shape"], [2, 3, 6]), r"makes \(float32\[2, 3, 6\]\), but"),
-        (change(["constants", 4, "element"], "bool"), r"has int64\[\] as constant\.4"),
-        (change(["nodes", 2, "inputs"], [7]), "a node that cannot be"),
-        (change(["nodes", 0, "inputs"], [0, 2, 7]), "names value 7 where there are 7"),
-        (change(["nodes", 0, "inputs"], [0, 2, -1]), "names value -1"),
-        (change(["nodes", 0, "inputs"], [0, 2, True]), "names value True"),
-        (change(["nodes", 0, "outputs"], []), r"makes \(\), but it makes"),
-        (change(["nodes", 3, "op", "count"], 0), "a node that cannot be"),
-        (change(["outputs"], [99]), "names value 99"),
+        (lambda h: h.update(options=TARGET), "options and arrays of no kernel"),
+        (lambda h: h["options"].update(batch=True), "True is no int"),
+        (lambda h: h.update(arrays={}), "tensors that nothing reads: bias, weights"),
+        (lambda h: h["arrays"]["weights"].update(shape=[128]), "are no float32 matrix"),
+        (lambda h: h["arrays"]["weights"].update(shape=[16, 9]), r"as weights\.mask"),
     ],
 )
-def test_a_graph_that_cannot_be_is_refused(damage: Callable[[Any], None], message: str) -> None:
-    header, tensors = graph_to_data(model())
-    header = through_json(header)
+def test_a_kernel_that_cannot_be_is_refused(
+    tmp_path: Path, sound: bytes, damage: Callable[[Any], None], message: str
+) -> None:
+    path = tmp_path / "odd.sjit"
+    path.write_bytes(sound)
+    kind, header, tensors = sealed.read(path, {"kernel"})
     damage(header)
-    with pytest.raises(DamagedFile, match=message):
-        graph_from_data(header, tensors)
+    sealed.write(path, kind, header, tensors)
+    with pytest.raises(DamagedFile, match=rf"odd\.sjit has .*{message}.*; copy it again"):
+        sparsejit.load(path)
 
 
-def test_tensors_that_nothing_reads_are_refused() -> None:
-    header, tensors = graph_to_data(model())
-    with pytest.raises(DamagedFile, match="tensors that nothing reads: more"):
-        graph_from_data(header, {**tensors, "more": np.zeros(2)})
+def test_a_file_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    kernel = sparsejit.compile_matrix(W)
+    with pytest.raises(InvalidInput, match="it is a folder"):
+        kernel.save(tmp_path)
+    assert not list(tmp_path.iterdir())

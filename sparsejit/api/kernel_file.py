@@ -1,0 +1,39 @@
+"""A kernel as a file: weights, bias and options; its code is made anew where it is loaded."""
+
+import os
+from typing import Any
+
+from sparsejit.api.options import KernelSource, Options
+from sparsejit.artefact import sealed
+from sparsejit.artefact.arrays import ArrayReader, array_to_data
+from sparsejit.artefact.records import RecordCodec, fields_of
+from sparsejit.errors import DamagedFile
+from sparsejit.machine.target import Target
+
+KIND = "kernel"
+_RECORDS = RecordCodec((Options, Target))
+
+
+def write_kernel(path: str | os.PathLike[str], source: KernelSource) -> None:
+    """Write what a kernel is made from. Raises InvalidInput where that cannot be."""
+    arrays, tensors = {}, {}
+    for name, array in (("weights", source.weights), ("bias", source.bias)):
+        if array is not None:
+            arrays[name], parts = array_to_data(name, array)
+            tensors.update(parts)
+    header = {"options": _RECORDS.encode(source.options), "arrays": arrays}
+    sealed.write(path, KIND, header, tensors)
+
+
+def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
+    """What `write_kernel` wrote. Raises DamagedFile, without the file's name, for anything else."""
+    described, arrays = fields_of(header, options=dict, arrays=dict)
+    options = _RECORDS.decode(described)
+    reader = ArrayReader(tensors)
+    found = {name: reader.read(name, data) for name, data in arrays.items()}
+    reader.finish()
+    if not isinstance(options, Options) or found.keys() - {"bias"} != {"weights"}:
+        raise DamagedFile("has options and arrays of no kernel")
+    if found["weights"].ndim != 2 or {str(array.dtype) for array in found.values()} != {"float32"}:
+        raise DamagedFile("has weights that are no float32 matrix")
+    return KernelSource(found["weights"], found.get("bias"), options)

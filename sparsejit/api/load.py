@@ -1,0 +1,42 @@
+"""`sparsejit.load`: what was saved, compiled anew; the kind that a file says picks how."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparsejit.api import kernel_file
+from sparsejit.api.compile import compile_source
+from sparsejit.api.kernel import Kernel
+from sparsejit.artefact import sealed
+
+
+class Loader(NamedTuple):
+    """How one kind of file becomes an object.
+
+    `read` takes header and tensors apart, and raises DamagedFile, without the file's name, where
+    they are not what was written; `compile` then makes the object for this machine.
+    """
+
+    read: Callable[[dict[str, Any], sealed.Tensors], Any]
+    compile: Callable[[Any], Any]
+
+
+LOADERS: dict[str, Loader] = {
+    kernel_file.KIND: Loader(kernel_file.read_kernel, compile_source),
+}
+
+
+def load(path: str | os.PathLike[str]) -> Kernel:
+    """The kernel that `save` wrote, compiled for this machine. Nothing of the file is executed.
+
+    Raises InvalidInput if there is no file, DamagedFile if it is not exactly what was saved or of a
+    newer format, and UnsupportedTarget if it was made for a target that this machine lacks.
+    """
+    kind, header, tensors = sealed.read(path, LOADERS.keys())
+    with sealed.naming(Path(path)):
+        found = LOADERS[kind].read(header, tensors)
+    result: Kernel = LOADERS[kind].compile(found)
+    return result

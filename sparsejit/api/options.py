@@ -1,0 +1,77 @@
+"""What `compile_matrix` was asked for: kept by a kernel, so that it can be compiled again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.machine.target import Target
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `compile_matrix`, as they were given."""
+
+    activation: str | Activation | None
+    batch: int
+    dtype: str
+    strategy: str
+    target: str | Target
+    threads: int | str
+    tune: bool
+    exact: bool
+    layout: str | Layout
+    input_scale: float | None
+
+    def layer(self, matrix: SparseMatrix, bias: npt.NDArray[Any] | None) -> Layer:
+        """What is to be computed. Raises InvalidInput where the dtype cannot hold the weights."""
+        each = MatVec(
+            matrix.out_features,
+            matrix.in_features,
+            _checked_bias(bias, matrix.out_features),
+            Activation.NONE if self.activation is None else Activation.parse(self.activation),
+            DType.parse(self.dtype),
+            self.input_scale,
+        )
+        each.check_weights(matrix.dense)
+        columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
+        return each if columns == 1 else MatMul(each, columns, order)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSource:
+    """All that a kernel is made from: float32 (out_features, in_features), (out_features,)."""
+
+    weights: FloatArray
+    bias: FloatArray | None
+    options: Options
+
+
+def _checked_batch(batch: int) -> int:
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+        raise InvalidInput(f"batch={batch!r}; give a whole number of at least 1")
+    return int(batch)
+
+
+def _checked_bias(bias: npt.NDArray[Any] | None, out_features: int) -> FloatArray | None:
+    if bias is None:
+        return None
+    if bias.shape != (out_features,):
+        raise InvalidInput(f"bias has shape {bias.shape}; give ({out_features},)")
+    with np.errstate(over="ignore"):
+        array = np.array(bias, np.float32)
+    if not np.isfinite(array).all():
+        where = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InvalidInput(
+            f"bias[{where}] is {bias[where]}, which float32 cannot hold; "
+            "remove NaN and infinite values"
+        )
+    return array

@@ -1,0 +1,262 @@
+"""Graphs as files: what is read is what was written, or one exception."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsejit.artefact import sealed
+from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
+from sparsejit.artefact.records import OPERATORS
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
+from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
+from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.spec import Activation, DType
+
+ROOT = Path(__file__).parents[2]
+
+RECORDS = [
+    Pointwise("tanh"),
+    softmax((3, 4)),
+    layer_norm((2, 5), has_weight=True, has_bias=True),
+    log_softmax((3, 1)),
+    Linear(Activation.RELU, DType.INT8, 1 / 127),
+    Linear(input_scale=None),
+    Bmm(transposed=True, scale=0.1),
+    Convolution((1, 2), (0, 1), (1, 1), groups=2, activation=Activation.TANH),
+    Convolution((2,), (1,), (1,), transposed=True, output_padding=(1,)),
+    Pooling(PoolingKind.AVERAGE, (2, 2), (2, 2), ((0, 1), (0, 0)), (1, 1), counts_padding=False),
+    Recurrence(RecurrentCell.LSTM, reverse=True, dtype=DType.BFLOAT16),
+    Embedding(),
+    EmbeddingBag(BagKind.MEAN, with_offsets=True),
+    ArgMax(keeps_axis=True),
+    TopK(3),
+    Reshape((2, 3)),
+    Reshape(()),
+    Permute((1, 0)),
+    Slice(1, 0, 4, 2),
+    Expand((4, 2)),
+    Concat(1),
+    Pad(((0, 1), (2, 0)), -0.0),
+    Pad(((0, 1),), float("-inf")),
+    Pad(((0, 1),), float("inf")),
+]
+
+
+def through_json(data: Any) -> Any:
+    return json.loads(json.dumps(data, allow_nan=False))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=repr)
+def test_a_record_comes_back_equal_and_of_the_same_types(record: Any) -> None:
+    again = OPERATORS.decode(through_json(OPERATORS.encode(record)))
+    assert again == record and repr(again) == repr(record) and type(again) is type(record)
+
+
+def test_every_operator_of_the_graph_can_be_saved() -> None:
+    """A new one must be known here too."""
+    import ast
+
+    for path in (ROOT / "sparsejit" / "ir" / "ops").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_operator = isinstance(node, ast.ClassDef) and any(
+                isinstance(inner, ast.FunctionDef) and inner.name == "infer" for inner in node.body
+            )
+            if is_operator:
+                assert node.name in {type(record).__name__ for record in RECORDS}
+
+
+@given(st.floats(allow_nan=False), st.integers(-(2**70), 2**70))
+def test_numbers_come_back_exactly(number: float, whole: int) -> None:
+    pad = Pad(((whole, 0),), number)
+    again = OPERATORS.decode(through_json(OPERATORS.encode(pad)))
+    assert repr(again) == repr(pad)
+
+
+def test_numpy_s_numbers_are_saved_as_python_s() -> None:
+    data = OPERATORS.encode(Pad(((np.int64(1), 2),), np.float32(0.5)))  # type: ignore[arg-type]
+    assert through_json(data) == {"record": "Pad", "widths": [[1, 2]], "value": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (Pad(((0, 1),), float("nan")), "nan is no number that can be saved"),
+        (Pad(((0, 1.5),)), "1.5 is no int"),  # type: ignore[arg-type]
+        (Embedding, "a type cannot be saved; use only Pointwise"),
+        (TensorType((2,)), "a TensorType cannot be saved"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(record: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        OPERATORS.encode(record)
+
+
+SLICE = OPERATORS.encode(Slice(1, 0, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "has None where a record belongs"),
+        ([], "where a record belongs"),
+        ({}, "where a record belongs"),
+        ({**SLICE, "record": "Origin"}, "where a record belongs"),
+        ({**SLICE, "record": ["Slice"]}, "where a record belongs"),
+        ({**SLICE, "record": "os.system"}, "where a record belongs"),
+        ({**SLICE, "more": 1}, "fields too many or missing: more"),
+        ({k: v for k, v in SLICE.items() if k != "step"}, "fields too many or missing: step"),
+        ({**SLICE, "step": True}, "True is no int"),
+        ({**SLICE, "step": 1.0}, "1.0 is no int"),
+        ({**SLICE, "step": "1"}, "'1' is no int"),
+        ({**SLICE, "step": None}, "None is no int"),
+        ({"record": "Pointwise", "kind": "no"}, "no function 'no'"),
+        ({"record": "Concat", "axis": [1]}, r"\[1\] is no int"),
+        ({"record": "Reshape", "shape": 3}, "3 is no list"),
+        ({"record": "Reshape", "shape": [[3]]}, r"\[3\] is no int"),
+        ({"record": "Pad", "widths": [[1, 2, 3]], "value": 0.0}, "a Pad that cannot be"),
+        ({"record": "Pad", "widths": [[1, 2]], "value": "nan"}, "'nan' is no float"),
+        ({"record": "Pad", "widths": [[1, 2]], "value": float("nan")}, "nan is no number"),
+        ({"record": "Pad", "widths": [[1, 2]], "value": 0}, "0 is no float"),
+        ({"record": "Bmm", "transposed": 0, "scale": 1.0}, "0 is no bool"),
+        ({"record": "ArgMax", "keeps_axis": "yes"}, "'yes' is no bool"),
+        ({**OPERATORS.encode(Linear()), "dtype": "float64"}, "'float64' is not a valid DType"),
+        ({**OPERATORS.encode(Linear()), "dtype": 3}, "3 is no str"),
+        ({**OPERATORS.encode(Linear()), "input_scale": "1"}, "'1' is none of float"),
+        ({**OPERATORS.encode(softmax((2,))), "results": [9]}, r"names values \(9,\) of 7"),
+        ({**OPERATORS.encode(softmax((2,))), "results": [-1]}, "name earlier ones"),
+        ({**OPERATORS.encode(softmax((2,))), "steps": [SLICE]}, r"is no ChainStep"),
+        ({**OPERATORS.encode(RECORDS[7]), "stride": [0, 1]}, "a size below 1"),
+        ({**OPERATORS.encode(RECORDS[7]), "padding": [0, -1]}, "a size below 0"),
+        ({**OPERATORS.encode(RECORDS[9]), "kernel": [2, 0]}, "a size below 1"),
+    ],
+)
+def test_a_damaged_record_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(DamagedFile, match=message):
+        OPERATORS.decode(data)
+
+
+def model(density: float = 0.2) -> Graph:
+    """A graph with several inputs and outputs, elements and forms of constants."""
+    generator = np.random.default_rng(1)
+    build = GraphBuilder()
+    x = build.input(TensorType((2, 3, 8)), Origin("x"))
+    words = build.input(TensorType((2, 3), Element.INT64), Origin("words"))
+    weights = generator.standard_normal((5, 8)) * (generator.random((5, 8)) < density)
+    weights[0, 0], weights[1, 1] = -0.0, np.float32(1e-42)
+    at = Origin("fc", "model.fc", "model.py:12", "y = self.fc(x) \u2192 \"y\"")
+    matrix = build.constant(weights, Origin("fc.weight", "model.fc"))
+    bias = build.constant(np.zeros(5, np.float32), Origin("fc.bias"))
+    table = build.constant(generator.standard_normal((9, 5)), Origin("table"))
+    y = build.one(Linear(Activation.TANH), x, matrix, bias, origin=at)
+    rows = build.one(Embedding(), words, table, origin=Origin("embedding"))
+    both = build.one(Pointwise("add"), y, rows, origin=Origin("sum"))
+    top = build.add(TopK(2), both, origin=Origin("top"))
+    mask = build.constant(np.array([True, False, True, True, False]), Origin("mask"))
+    shift = build.constant(np.array(3), Origin("shift"))
+    picked = build.one(Pointwise("where"), mask, both, y, origin=Origin("where"))
+    return build.finish([picked, *top, shift, x])
+
+
+def arrays_of(graph: Graph) -> list[bytes]:
+    return [array.tobytes() for array in graph.constants.values()]
+
+
+@pytest.mark.parametrize("density", [0.0, 0.2, 0.9])
+def test_a_graph_comes_back_the_same(tmp_path: Path, density: float) -> None:
+    graph = model(density)
+    header, tensors = graph_to_data(graph)
+    assert ("constant.0.mask" in tensors) == (density < 0.5)
+    sealed.write(tmp_path / "m.sjit", "model", header, tensors)
+    kind, header_again, tensors_again = sealed.read(tmp_path / "m.sjit", {"model"})
+    again = graph_from_data(header_again, tensors_again)
+    assert kind == "model" and str(again) == str(graph)
+    assert [v.type for v in again.values()] == [v.type for v in graph.values()]
+    assert [v.origin for v in again.values()] == [v.origin for v in graph.values()]
+    assert arrays_of(again) == arrays_of(graph)
+    inputs = [np.ones((2, 3, 8)), np.arange(6).reshape(2, 3)]
+    for left, right in zip(graph.evaluate(inputs), again.evaluate(inputs), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+SIGNS = [0, 0x80000000]
+
+
+@given(st.data())
+def test_packed_constants_keep_every_bit(data: st.DataObject) -> None:
+    shape = data.draw(st.tuples(st.integers(0, 17), st.integers(0, 9)))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    bits = generator.integers(0, 2**32, shape, np.uint32)
+    bits[generator.random(shape) < data.draw(st.floats(0, 1))] &= data.draw(st.sampled_from(SIGNS))
+    build = GraphBuilder()
+    value = build.constant(bits.view(np.float32).T, Origin("w"))
+    graph = build.finish([value])
+    again = graph_from_data(*graph_to_data(graph))
+    assert arrays_of(again) == [bits.T.tobytes()]
+
+
+def change(path: list[Any], value: Any) -> Callable[[Any], None]:
+    """Sets header[path[0]][path[1]]..."""
+
+    def apply(header: Any) -> None:
+        for name in path[:-1]:
+            header = header[name]
+        header[path[-1]] = value
+
+    return apply
+
+
+FIRST = ["constants", 0, "array"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change(["more"], 1), "where only inputs, constants, nodes, outputs belong"),
+        (change(["nodes"], {}), "where only inputs, constants, nodes, outputs belong"),
+        (change(["inputs", 0], 3), "has 3 where only element, shape, origin belong"),
+        (change(["inputs", 0, "shape"], [2, -3, 8]), r"value of shape \[2, -3, 8\]"),
+        (change(["inputs", 0, "shape"], [2, True, 8]), "value of shape"),
+        (change(["inputs", 0, "shape"], [2, 3, 9]), "a node that cannot be"),
+        (change(["inputs", 0, "element"], "float64"), "element 'float64'"),
+        (change(["inputs", 0, "origin"], ["x"]), "origin"),
+        (change([*FIRST, "packed"], False), "has none as constant.0"),
+        (change([*FIRST, "packed"], 1), "where only element, shape, packed belong"),
+        (change([*FIRST, "element"], "int64"), "has constant.0 packed, of int64"),
+        (change([*FIRST, "shape"], [2**40, 2**40]), "constant.0.mask"),
+        (change([*FIRST, "shape"], [4, 8]), "as constant.0.mask, not uint8"),
+        (change(["constants", 4, "array", "element"], "bool"), r"has int64\[\] as constant\.4"),
+        (change(["constants", 0, "origin"], [1, 2, 3, 4]), "origin"),
+        (change(["nodes", 2, "inputs"], [7]), "a node that cannot be"),
+        (change(["nodes", 0, "outputs", 0, "shape"], [2, 3, 6]), r"makes \(float32\[2, 3, 6\]\)"),
+        (change(["nodes", 0, "inputs"], [0, 2, 7]), "names value 7 where there are 7"),
+        (change(["nodes", 0, "inputs"], [0, 2, -1]), "names value -1"),
+        (change(["nodes", 0, "inputs"], [0, 2, True]), "names value True"),
+        (change(["nodes", 0, "outputs"], []), r"makes \(\), but it makes"),
+        (change(["nodes", 3, "op", "count"], 0), "a node that cannot be"),
+        (change(["outputs"], [99]), "names value 99"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_refused(damage: Callable[[Any], None], message: str) -> None:
+    header, tensors = graph_to_data(model())
+    header = through_json(header)
+    damage(header)
+    with pytest.raises(DamagedFile, match=message):
+        graph_from_data(header, tensors)
+
+
+def test_tensors_that_nothing_reads_are_refused() -> None:
+    header, tensors = graph_to_data(model())
+    with pytest.raises(DamagedFile, match="tensors that nothing reads: more"):
+        graph_from_data(header, {**tensors, "more": np.zeros(2)})
