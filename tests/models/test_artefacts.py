@@ -89,27 +89,41 @@ def header_end(content: bytes) -> int:
     return 8 + int.from_bytes(content[:8], "little")
 
 
+REFUSED = r"hurt\.sjit .*; copy it again, or save"
+
+
 def assert_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "hurt.sjit").write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"hurt\.sjit .*; copy it again, or save"):
+    with pytest.raises(DamagedFile, match=REFUSED):
         sparsejit.load(tmp_path / "hurt.sjit")
 
 
+def assert_flips_are_refused(tmp_path: Path, sound: bytes, flips: list[tuple[int, int]]) -> None:
+    """Changes one byte at a time in place, which is faster than a file for each."""
+    path = tmp_path / "hurt.sjit"
+    path.write_bytes(sound)
+    with path.open("r+b", buffering=0) as file:
+        for place, flip in flips:
+            file.seek(place)
+            file.write(bytes([sound[place] ^ flip]))
+            with pytest.raises(DamagedFile, match=REFUSED):
+                sparsejit.load(path)
+            file.seek(place)
+            file.write(sound[place : place + 1])
+    assert sparsejit.load(path).shape == (16, 8)
+
+
 def test_no_byte_of_a_header_can_change_unnoticed(tmp_path: Path, sound: bytes) -> None:
-    for place in range(header_end(sound)):
-        for flip in (0x20, 0xFF):
-            changed = bytearray(sound)
-            changed[place] ^= flip
-            assert_refused(tmp_path, bytes(changed))
+    places = range(header_end(sound))
+    assert_flips_are_refused(tmp_path, sound, [(i, flip) for i in places for flip in (32, 255)])
 
 
 def test_no_bit_elsewhere_can_change_unnoticed(tmp_path: Path, sound: bytes) -> None:
     generator = np.random.default_rng(0)
-    places = generator.integers(header_end(sound), len(sound), 10_000)
-    for place, bit in zip(places.tolist(), generator.integers(0, 8, 10_000).tolist(), strict=True):
-        changed = bytearray(sound)
-        changed[place] ^= 1 << bit
-        assert_refused(tmp_path, bytes(changed))
+    places = generator.integers(header_end(sound), len(sound), 10_000).tolist()
+    bits = generator.integers(0, 8, 10_000).tolist()
+    flips = [(place, 1 << bit) for place, bit in zip(places, bits, strict=True)]
+    assert_flips_are_refused(tmp_path, sound, flips)
 
 
 def test_truncated_and_extended_files_are_refused(tmp_path: Path, sound: bytes) -> None:
