@@ -89,6 +89,11 @@ class Target:
         """float32 values in one vector register: 8 or 16."""
         return self.vector_bytes // 4
 
+    @property
+    def level_sets(self) -> frozenset[str]:
+        """The instruction sets that every processor of its level has."""
+        return _LEVELS[self.isa].required
+
     def has(self, instruction_set: str) -> bool:
         """Whether an instruction set, named as in /proc/cpuinfo, may be used.
 

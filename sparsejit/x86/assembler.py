@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
-from sparsejit.x86.encoder import form_for, is_vector
+from sparsejit.x86.encoder import form_for, instruction_sets, is_vector
 from sparsejit.x86.forms import Form
 from sparsejit.x86.operands import Literal, Memory, Operand, Register, Relative, operand_text, pick
 from sparsejit.x86.placement import JUMP_BYTES, Placement
@@ -72,6 +72,12 @@ class Image:
     @property
     def pool_start(self) -> int:
         return len(self.data) - self.pool_bytes
+
+    @property
+    def instruction_sets(self) -> frozenset[str]:
+        """Those that the code uses beyond what every x86-64 processor with AVX has."""
+        lines = (run.line for run in self.trace)
+        return frozenset().union(*(instruction_sets(i.mnemonic, i.operands) for i in lines))
 
     def listing(self) -> Iterator[str]:
         """Lines `offset  mnemonic operands  ; literal values`, in order of address."""

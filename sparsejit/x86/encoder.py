@@ -45,17 +45,36 @@ class Extension(NamedTuple):
     wide: int  # EVEX.W
     opcode: int
     sources: int
+    needs: str  # its instruction set, named as in /proc/cpuinfo
     source: str  # section of Intel's Software Developer's Manual, volume 2
 
 
 EXTENSIONS: dict[str, Extension] = {
-    "vpdpbusd": Extension(1, 2, 0, 0x50, 2, "SDM 2C VPDPBUSD"),
-    "vpdpwssd": Extension(1, 2, 0, 0x52, 2, "SDM 2C VPDPWSSD"),
-    "vdpbf16ps": Extension(2, 2, 0, 0x52, 2, "SDM 2C VDPBF16PS"),
-    "vcvtneps2bf16": Extension(2, 2, 0, 0x72, 1, "SDM 2C VCVTNEPS2BF16"),
-    "vpshrdvd": Extension(1, 2, 0, 0x73, 2, "SDM 2C VPSHRDV"),
-    "vpshldvd": Extension(1, 2, 0, 0x71, 2, "SDM 2C VPSHLDV"),
-    "vpexpandb": Extension(1, 2, 0, 0x62, 1, "SDM 2C VPEXPAND"),
+    "vpdpbusd": Extension(1, 2, 0, 0x50, 2, "avx512_vnni", "SDM 2C VPDPBUSD"),
+    "vpdpwssd": Extension(1, 2, 0, 0x52, 2, "avx512_vnni", "SDM 2C VPDPWSSD"),
+    "vdpbf16ps": Extension(2, 2, 0, 0x52, 2, "avx512_bf16", "SDM 2C VDPBF16PS"),
+    "vcvtneps2bf16": Extension(2, 2, 0, 0x72, 1, "avx512_bf16", "SDM 2C VCVTNEPS2BF16"),
+    "vpshrdvd": Extension(1, 2, 0, 0x73, 2, "avx512_vbmi2", "SDM 2C VPSHRDV"),
+    "vpshldvd": Extension(1, 2, 0, 0x71, 2, "avx512_vbmi2", "SDM 2C VPSHLDV"),
+    "vpexpandb": Extension(1, 2, 0, 0x62, 1, "avx512_vbmi2", "SDM 2C VPEXPAND"),
+}
+
+# PeachPy's names of instruction sets; those of every x86-64 processor with AVX are left out.
+_SETS = {
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "FMA3": "fma",
+    "F16C": "f16c",
+    "BMI": "bmi1",
+    "BMI2": "bmi2",
+    "AVX512F": "avx512f",
+    "AVX512BW": "avx512bw",
+    "AVX512DQ": "avx512dq",
+    "AVX512VL": "avx512vl",
+    "AVX512CD": "avx512cd",
+    "AVX512IFMA": "avx512ifma",
+    "AVX512VBMI": "avx512vbmi",
+    "AVX512VPOPCNTDQ": "avx512_vpopcntdq",
 }
 
 # Instructions that write a k register under a write mask; see the second trap above.
@@ -74,6 +93,23 @@ def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int
     Raises CompileError where the instruction does not exist with such operands.
     """
     return _learn((mnemonic, tuple(map(_signature, operands)), displacement_bytes))
+
+
+def instruction_sets(mnemonic: str, operands: Sequence[Operand]) -> frozenset[str]:
+    """The sets that an instruction belongs to beyond those of every x86-64 processor with AVX.
+
+    Names are those of `machine.target.INSTRUCTION_SETS`.
+    """
+    return _sets((mnemonic, tuple(map(_signature, operands)), 4))
+
+
+@cache
+def _sets(key: Key) -> frozenset[str]:
+    if key[0] in EXTENSIONS:
+        return frozenset({EXTENSIONS[key[0]].needs})
+    values = _peachpy_operands(key, {}, _immediate_bytes(key))
+    names = map(str, getattr(x86_64, key[0].upper())(*values).isa_extensions)
+    return frozenset(_SETS[name] for name in names if name in _SETS)
 
 
 def is_vector(operand: Operand) -> bool:
@@ -207,8 +243,17 @@ def _encode(
     displacement: int = 0,
 ) -> npt.NDArray[np.uint8]:
     """PeachPy's bytes for a key, with vector registers, immediate and displacement filled in."""
-    mnemonic, signatures, displacement_bytes = key
+    values = _peachpy_operands(key, numbers, immediate, which, displacement)
+    if key[0] in EXTENSIONS:
+        return _encode_extension(EXTENSIONS[key[0]], values, key[2])
+    return _encode_known(key, values)
+
+
+def _peachpy_operands(
+    key: Key, numbers: dict[int, int], immediate: int, which: int = 0, displacement: int = 0
+) -> list[Any]:
     _require_peachpy()
+    mnemonic, signatures, _ = key
     values: list[Any] = []
     for position, signature in enumerate(signatures):
         if signature[0] == "immediate":
@@ -219,9 +264,7 @@ def _encode(
             )
     if mnemonic.startswith(_COMPARISONS) and signatures[0][0] == "k":
         values[0] = values[0](getattr(x86_64, f"k{signatures[0][2]}"))
-    if mnemonic in EXTENSIONS:
-        return _encode_extension(EXTENSIONS[mnemonic], values, displacement_bytes)
-    return _encode_known(key, values)
+    return values
 
 
 def _encode_known(key: Key, values: list[Any]) -> npt.NDArray[np.uint8]:
