@@ -22,7 +22,7 @@ class UnsupportedTarget(SparseJitError, RuntimeError):
 
 
 class MissingDependency(SparseJitError, ImportError):
-    """A package that this feature needs cannot be imported."""
+    """A package or program that this feature needs is not there."""
 
 
 class DamagedFile(SparseJitError, ValueError):

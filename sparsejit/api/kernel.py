@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.checked_call import CheckedCall
+from sparsejit.api.kernel_export import exported_kernel
 from sparsejit.api.kernel_file import write_kernel
 from sparsejit.api.options import KernelSource
 from sparsejit.api.report import as_html, as_line, as_table, as_text, describe, weight_change
+from sparsejit.artefact.export import export
+from sparsejit.artefact.exported import c_name
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer
 from sparsejit.machine.target import Target
@@ -165,6 +168,22 @@ class Kernel:
         cannot be written.
         """
         write_kernel(path, self._source)
+
+    def export(
+        self, path: str | os.PathLike[str], header: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Write `int NAME_run(const float *x, float *y)` for C; NAME is the file's, without .o.
+
+        path: an object file (.o) to link, or a shared object (.so), which needs a linker on PATH.
+        header: a C header (.h) with sizes, error codes and the prototype.
+        The function gives the same bits as a call, from any number of threads at once, and returns
+        0, or -1 having done nothing where the processor lacks an instruction set that it uses.
+
+        Raises InvalidInput for other names, files that cannot be written, and a kernel on several
+        threads, whose workers are this process's; MissingDependency where no linker is there.
+        """
+        function = exported_kernel(c_name(path), self.spec, self.split, self.image, self.target)
+        export(function, path, header)
 
     def disassemble(self) -> str:
         """The instructions as emitted, with the literals they read."""

@@ -1,0 +1,123 @@
+"""The entry of exported code: asks the processor once, then runs the image.
+
+    NAME_run:  mov eax, [state]         0: not asked yet, 1: runs here, -1: does not
+               test eax, eax
+               jle ask
+    go:        call the image; its int is the result, or 0
+    ask:       js done                  the state is the error code
+               CPUID, XGETBV            microseconds in a virtual machine, hence only once
+               mov [state], eax
+               jg go
+    done:      ret
+
+Threads that ask at once find the same answer and store it whole, so no lock is needed.
+"""
+
+from typing import NamedTuple
+
+from sparsejit.artefact.exported import UNSUPPORTED_CPU, ExportedFunction
+from sparsejit.machine.cpuid import HIGHEST_LEAF, questions, saved_state
+from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler, Label
+from sparsejit.x86.operands import (
+    Literal,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rbx,
+    rcx,
+    rdx,
+    rsp,
+)
+
+SUPPORTED = 1
+_REGISTERS = {"eax": rax, "ebx": rbx, "ecx": rcx, "edx": rdx}
+# CPUID writes these; where they lie meanwhile.
+_KEPT = ((rbx, r11), (rdx, r10), (rcx, r9))
+
+
+class Entry(NamedTuple):
+    """Code to stand right before the image, and where in it the state's 32-bit addresses belong.
+
+    The fields hold `state - end of field`.
+    """
+
+    code: bytes
+    state_fields: tuple[int, ...]
+
+
+def entry(function: ExportedFunction) -> Entry:
+    """The entry of a function, a multiple of 64 bytes long."""
+    asm = Assembler(function.target)
+    ask, go, done, image = (asm.label(name) for name in ("ask", "go", "done", "image"))
+    asm.emit("mov", dword(rax), Literal(0))
+    fields = [asm.position - 4]
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jle", ask)
+    asm.bind(go)
+    _run(asm, function, image)
+    asm.bind(ask)
+    asm.jump("js", done)
+    _ask(asm, function.instruction_sets)
+    asm.emit("mov", Literal(0), dword(rax))
+    fields.append(asm.position - 4)
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jg", go)
+    asm.bind(done)
+    asm.emit("ret")
+    asm.align(POOL_ALIGNMENT)
+    asm.bind(image)
+    return Entry(asm.finish().data, tuple(fields))
+
+
+def _run(asm: Assembler, function: ExportedFunction, image: Label) -> None:
+    for register, number in function.fixed:
+        asm.emit("mov", register, number)
+    if function.returns_status:
+        asm.jump("jmp", image)
+        return
+    asm.emit("sub", rsp, 8)  # the stack is aligned to 16 bytes at a call
+    asm.jump("call", image)
+    asm.emit("add", rsp, 8)
+    asm.emit("xor", dword(rax), dword(rax))
+    asm.emit("ret")
+
+
+def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
+    """Set eax to SUPPORTED or UNSUPPORTED_CPU; keeps what the image's arguments lie in."""
+    lacks, end = asm.label("lacks"), asm.label("end")
+    for register, free in _KEPT:
+        asm.emit("mov", free, register)
+    asm.emit("xor", dword(rax), dword(rax))
+    asm.emit("cpuid")
+    asm.emit("cmp", dword(rax), HIGHEST_LEAF)
+    asm.jump("jb", lacks)
+    masks = questions(instruction_sets)
+    for leaf, subleaf in sorted({(q.leaf, q.subleaf) for q in masks}):
+        asm.emit("mov", dword(rax), leaf)
+        asm.emit("mov", dword(rcx), subleaf)
+        asm.emit("cpuid")
+        for question, mask in masks.items():
+            if (question.leaf, question.subleaf) == (leaf, subleaf):
+                _require(asm, _REGISTERS[question.name], mask, lacks)
+        if leaf == 1:  # which says whether XGETBV exists
+            asm.emit("xor", dword(rcx), dword(rcx))
+            asm.emit("xgetbv")
+            _require(asm, rax, saved_state(instruction_sets), lacks)
+    asm.emit("mov", dword(rax), SUPPORTED)
+    asm.jump("jmp", end)
+    asm.bind(lacks)
+    asm.emit("mov", rax, UNSUPPORTED_CPU)
+    asm.bind(end)
+    for register, free in _KEPT:
+        asm.emit("mov", register, free)
+
+
+def _require(asm: Assembler, register: Register, mask: int, lacks: Label) -> None:
+    asm.emit("mov", dword(r8), dword(register))
+    asm.emit("and", dword(r8), mask)
+    asm.emit("cmp", dword(r8), mask)
+    asm.jump("jne", lacks)

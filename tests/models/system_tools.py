@@ -1,0 +1,23 @@
+"""The compiler and linker of the system, for tests that link what is exported."""
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from sparsejit.artefact import shared_object
+
+GCC = shutil.which("gcc")
+needs_gcc = pytest.mark.skipif(GCC is None, reason="gcc is not there to compile C")
+needs_linker = pytest.mark.skipif(
+    not any(map(shutil.which, shared_object.LINKERS)), reason="there is no linker"
+)
+
+
+def run_tool(*command: Any) -> str:
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr

@@ -1,0 +1,239 @@
+"""Exported code in C programs: the bits of Python's calls, from two threads at once."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matvec_checks import block_weights
+from system_tools import GCC, needs_gcc, needs_linker, run_tool
+
+import sparsejit
+from sparsejit.errors import CompileError, InvalidInput, MissingDependency
+from sparsejit.machine.target import Target
+
+PROGRAM = r"""
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include "model.h"
+#ifdef OPENED
+#include <dlfcn.h>
+static int (*run)(const float *, float *);
+#else
+#define run model_run
+#endif
+
+static float x[MODEL_X_SIZE], y[2][MODEL_Y_SIZE];
+
+static void *work(void *mine)
+{
+    float again[MODEL_Y_SIZE];
+    int i;
+    if (run(x, mine) != MODEL_OK)
+        return x;
+    for (i = 0; i < 1000; i++)
+        if (run(x, again) != MODEL_OK || memcmp(again, mine, sizeof again))
+            return x;
+    return NULL;
+}
+
+int main(int count, char **names)
+{
+    pthread_t threads[2];
+    void *failure = NULL;
+    FILE *file = fopen(names[1], "rb");
+    int i;
+    if (fread(x, 4, MODEL_X_SIZE, file) != MODEL_X_SIZE)
+        return 2;
+    fclose(file);
+#ifdef OPENED
+    *(void **)&run = dlsym(dlopen(OPENED, RTLD_NOW), "model_run");
+#endif
+    for (i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, work, y[i]);
+    for (i = 0; i < 2; i++) {
+        pthread_join(threads[i], &failure);
+        if (failure)
+            return 3;
+    }
+    if (memcmp(y[0], y[1], sizeof y[0]))
+        return 4;
+    file = fopen(names[2], "wb");
+    return fwrite(y[0], 4, MODEL_Y_SIZE, file) == MODEL_Y_SIZE && !fclose(file) ? 0 : count;
+}
+"""
+
+
+def compiled(kind: str, folder: Path) -> Path:
+    """The program around model.o or model.so."""
+    (folder / "main.c").write_text(PROGRAM)
+    how = {
+        "o": [folder / "model.o"],
+        "so": [folder / "model.so", f"-Wl,-rpath,{folder}"],
+        "opened": [f'-DOPENED="{folder}/model.so"', "-ldl"],
+    }
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    output = folder / f"main-{kind}"
+    run_tool(GCC, *warnings, folder / "main.c", *how[kind], "-pthread", "-o", output)
+    return output
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "permute": ("avx2", {"strategy": "permute", "activation": "tanh"}),
+    "dense": ("avx512", {"strategy": "dense", "activation": "sigmoid"}),
+    "float16": ("avx2", {"strategy": "broadcast-loop", "dtype": "float16"}),
+    "int8": ("avx2", {"dtype": "int8", "activation": "relu"}),
+    "batch": ("avx512", {"batch": 19}),
+    "columns": ("avx2", {"batch": 7, "layout": "feature-major", "dtype": "bfloat16"}),
+    "native": ("native", {}),
+}
+
+
+@needs_gcc
+@needs_linker
+@pytest.mark.parametrize("case", CASES)
+def test_c_gets_the_bits_of_python_from_two_threads(tmp_path: Path, case: str) -> None:
+    level, options = CASES[case]
+    if not Target.named(level).runs_on(Target.detect()):
+        pytest.skip("this machine lacks its instruction sets")
+    weights = block_weights((33, 31), 0.3, 8)
+    kernel = sparsejit.compile_matrix(weights, np.ones(33), target=level, **options)
+    kernel.export(tmp_path / "model.o", header=tmp_path / "model.h")
+    kernel.export(tmp_path / "model.so")
+    x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
+    x.tofile(tmp_path / "x")
+    for kind in ("o", "so", "opened") if case == "native" else ("o",):
+        run_tool(compiled(kind, tmp_path), tmp_path / "x", tmp_path / "y")
+        y = np.fromfile(tmp_path / "y", np.float32)
+        np.testing.assert_array_equal(y, kernel(x).ravel(), strict=True)
+
+
+@pytest.fixture
+def kernel() -> sparsejit.Kernel:
+    return sparsejit.compile_matrix(block_weights((16, 8), 0.5), target="avx2")
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("compiler", "options"),
+    [("gcc", ["-xc", "-std=c89"]), ("gcc", ["-xc"]), ("g++", ["-xc++", "-std=c++98"])],
+)
+def test_the_header_is_c_and_c_plus_plus(
+    tmp_path: Path, kernel: sparsejit.Kernel, compiler: str, options: list[str]
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not there")
+    kernel.export(tmp_path / "model.o", header=tmp_path / "model.h")
+    use = '#include "model.h"\n#include "model.h"\nfloat x[MODEL_X_SIZE], y[MODEL_Y_SIZE];\n'
+    use += "int main(void) { return model_run(x, y) + MODEL_UNSUPPORTED_CPU + 1 - MODEL_OK; }\n"
+    (tmp_path / "main.c").write_text(use)
+    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+    program = ("-xnone", tmp_path / "model.o", "-o", tmp_path / "main")
+    run_tool(compiler, *warnings, *options, tmp_path / "main.c", *program)
+    run_tool(tmp_path / "main")
+
+
+def test_the_header_says_sizes_and_needs(tmp_path: Path) -> None:
+    kernel = sparsejit.compile_matrix(
+        np.ones((16, 8)), dtype="float16", batch=3, layout="feature-major", target="avx2"
+    )
+    kernel.export(tmp_path / "net_2.o", header=tmp_path / "any.h")
+    text = (tmp_path / "any.h").read_text()
+    macros = dict(re.findall(r"^#define NET_2_(\w+) (\S+)", text, re.MULTILINE))
+    assert macros == {
+        "OK": "0", "UNSUPPORTED_CPU": "(-1)", "IN_FEATURES": "8", "OUT_FEATURES": "16",
+        "X_SIZE": "24", "Y_SIZE": "48",
+    }
+    assert "float x[8][3] and float y[16][3] must not overlap" in text
+    assert "int net_2_run(const float *x, float *y);" in text
+    assert re.search(r"must have:\n \*   avx avx2 f16c fma\n", text)
+
+
+@needs_gcc
+@needs_linker
+def test_files_have_the_intended_symbols_and_no_executable_stack(
+    tmp_path: Path, kernel: sparsejit.Kernel
+) -> None:
+    kernel.export(tmp_path / "model.o")
+    kernel.export(tmp_path / "model.so")
+    symbols = run_tool("nm", "--extern-only", "--format=posix", tmp_path / "model.o")
+    assert [line.split()[:2] for line in symbols.splitlines()] == [["model_run", "T"]]
+    symbols = run_tool("nm", "-D", "--format=posix", tmp_path / "model.so")
+    assert [line.split()[:2] for line in symbols.splitlines()] == [["model_run", "T"]]
+    (tmp_path / "main.c").write_text("int model_run(); int main() { return 0 & !model_run; }")
+    run_tool(GCC, tmp_path / "main.c", tmp_path / "model.o", "-o", tmp_path / "main")
+    for name in ("main", "model.so"):
+        (stack,) = re.findall(r"GNU_STACK.* (\S+) +0x\S+$", segments(tmp_path / name), re.MULTILINE)
+        assert stack == "RW"
+        assert "RWE" not in segments(tmp_path / name)
+    dynamic = run_tool("readelf", "-dW", tmp_path / "model.so")
+    assert "Library soname: [model.so]" in dynamic
+    assert "NEEDED" not in dynamic and "TEXTREL" not in dynamic
+    sections = run_tool("readelf", "-SW", tmp_path / "model.o")
+    assert re.search(r"\.text +PROGBITS +0+ \S+ \S+ 00 +AX +0 +0 64\n", sections)
+    everything = run_tool("readelf", "-aW", tmp_path / "model.o")  # with warnings
+    assert "arning" not in everything
+
+
+def segments(path: Path) -> str:
+    return run_tool("readelf", "-lW", path)
+
+
+def test_an_object_file_is_the_same_each_time(tmp_path: Path, kernel: sparsejit.Kernel) -> None:
+    kernel.export(tmp_path / "a.o")
+    first = (tmp_path / "a.o").read_bytes()
+    kernel.export(tmp_path / "a.o")
+    assert (tmp_path / "a.o").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("path", "header", "message"),
+    [
+        ("model.exe", None, r"model\.exe' is no \.o or \.so file; name one, such as model\.o"),
+        ("model", None, r"is no \.o or \.so file"),
+        ("2.o", None, "'2' of '.*2.o' becomes a name in C and cannot be one"),
+        ("my-model.so", None, "'my-model' of .* becomes a name in C"),
+        ("nul\0l.o", None, "becomes a name in C"),
+        ("model.o", "model.c", r"model\.c' is no \.h file; name one, such as model\.h"),
+        ("file/model.o", None, "cannot be written"),
+        ("model.o", "file/model.h", "cannot be written"),
+    ],
+)
+def test_files_that_cannot_be_exported_are_refused_before_anything_is_written(
+    tmp_path: Path, kernel: sparsejit.Kernel, path: str, header: str | None, message: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=message):
+        kernel.export(f"{tmp_path}/{path}", None if header is None else f"{tmp_path}/{header}")
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_kernel_on_several_threads_is_not_exported(tmp_path: Path) -> None:
+    kernel = sparsejit.compile_matrix(block_weights((512, 512), 0.3, 1), threads=2)
+    assert len(kernel.split.parts) == 2
+    with pytest.raises(InvalidInput, match="on 2 threads of this process; compile it with threads"):
+        kernel.export(tmp_path / "model.o")
+
+
+def test_without_a_linker_only_object_files_are_written(
+    tmp_path: Path, kernel: sparsejit.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependency, match=r"none of ld, .* is on PATH; install binutils"):
+        kernel.export(tmp_path / "model.so")
+    kernel.export(tmp_path / "model.o")
+    assert [found.name for found in tmp_path.iterdir()] == ["model.o"]
+
+
+def test_a_linker_that_fails_is_quoted(
+    tmp_path: Path, kernel: sparsejit.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ld").write_text("#!/bin/sh\necho the disk is full >&2\nexit 1\n")
+    (tmp_path / "ld").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompileError, match=r"cannot link model\.so: the disk is full; export a"):
+        kernel.export(tmp_path / "model.so")
+    assert [found.name for found in tmp_path.iterdir()] == ["ld"]
