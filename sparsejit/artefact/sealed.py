@@ -125,8 +125,8 @@ def _no_number(text: str) -> NoReturn:
 def write_sealed(
     path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write tensors and metadata whole or not at all."""
-    content = save(dict(tensors), {**metadata, "sha256": _BLANK.decode()})
+    """Write tensors and metadata whole or not at all; the same ones give the same bytes."""
+    content = _in_order(save(dict(tensors), {**metadata, "sha256": _BLANK.decode()}))
     (place,) = _DIGEST.finditer(content, 0, _header_end(content))
     digest = hashlib.sha256(content).hexdigest().encode()
     with atomic_path(path) as temporary:
@@ -153,6 +153,16 @@ def read_sealed(path: Path, remedy: str) -> tuple[Tensors, dict[str, str]]:
         return load(content), header["__metadata__"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedFile(f"{path} is not readable as safetensors ({error}); {remedy}") from error
+
+
+def _in_order(content: bytes) -> bytes:
+    """The file with its metadata sorted by name: safetensors orders them anew each time."""
+    end = _header_end(content)
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def _header_end(content: bytes) -> int:

@@ -78,6 +78,16 @@ def test_all_options_are_kept(tmp_path: Path, options: dict[str, Any]) -> None:
     assert repr(loaded.explain()) and loaded.spec.case == kernel.spec.case
 
 
+def test_the_same_kernel_is_the_same_file(tmp_path: Path) -> None:
+    kernel = sparsejit.compile_matrix(W, np.ones(16))
+    contents = set()
+    for _ in range(5):
+        kernel.save(tmp_path / "k.sjit")
+        contents.add((tmp_path / "k.sjit").read_bytes())
+    assert len(contents) == 1
+    assert header_end(contents.pop()) % 8 == 0
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("sound") / "k.sjit"
