@@ -21,9 +21,8 @@ FloatArray = npt.NDArray[np.float64]
 SingleArray = npt.NDArray[np.float32]
 _NODES = 2001
 _SOLVER = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-_EXP_DEGREE, _LOG_DEGREE, _ERF_DEGREES = 4, 7, (6, 5)
+_EXP_DEGREE, _LOG_DEGREE, _ERF_DEGREES = 4, 7, (5, 5)
 _ERF_END = 4.0  # erf is 1 - 1.5e-8 there
-_ROUNDS = 12
 
 
 def nodes(low: float, high: float) -> FloatArray:

@@ -1,6 +1,7 @@
 """The encoder against an independent disassembler, over every form that a template emits."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -12,9 +13,13 @@ from matvec_checks import block_weights
 
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
+from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.shared.location import InWorkspace
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Element, TensorType
+from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, GruUpdate, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
@@ -173,6 +178,25 @@ def emit_everything(isa: str) -> Iterator[None]:
     for size in (1, 16, 100):
         emit_gru_update(Assembler(target), GruUpdate(size))
         emit_categorical_draw(Assembler(target), CategoricalDraw(size + 1))
+    emit_chains(target)
+
+
+def emit_chains(target: Target) -> None:
+    """Every function of each element, over rows with and without a tail, dense and strided."""
+    places = [InWorkspace(8 * number) for number in range(4)]
+    for element, size in product(Element, ((9, 16), (9, 21), (3, 900))):
+        for kind in (*FUNCTIONS, *ROW_REDUCTIONS):
+            arity = FUNCTIONS[kind].arity if kind in FUNCTIONS else 1
+            arguments = tuple(range(arity))
+            chain = Chain(size, arity, (ChainStep(kind, arguments),), (arity,))
+            (made,) = chain.infer(*[TensorType(size, element)] * arity)
+            result = Strided((made.element.bytes * made.shape[1], made.element.bytes), made.element)
+            for strides in ((size[1] * element.bytes, element.bytes), (element.bytes, 160), (8, 0)):
+                read = [Strided(strides, element)] * arity
+                asm = Assembler(target)
+                with suppress(CompileError):  # most functions of int64
+                    lowered = lower_chain(chain, read, [result], target)
+                    emit_chain(asm, lowered, places[:arity], places[3:], places[0])
 
 
 @pytest.mark.parametrize("isa", ISA_LEVELS)
