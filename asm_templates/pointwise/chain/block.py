@@ -12,13 +12,13 @@ from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan
 from sparsejit.asm_templates.pointwise.chain.reductions import (
     across_lanes,
     combine,
-    without_tail,
+    start,
+    take_in,
 )
 from sparsejit.asm_templates.pointwise.chain.registers import Action
-from sparsejit.asm_templates.pointwise.chain.typed import Strided, function_of
+from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, Strided, function_of
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.graph import Element
-from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Operand, Register, rsp
 
@@ -55,7 +55,7 @@ class BlockEmitter:
             kind = action.item.kind
             if kind in named:
                 named[kind](action)
-            elif kind in ROW_REDUCTIONS:
+            elif kind in REDUCTIONS:
                 self._reduce(action)
             else:
                 self._function(action)
@@ -198,39 +198,35 @@ class BlockEmitter:
         """All vectors of each row into one, every lane of which holds the result."""
         kind, out = action.item.kind, self._registers(action.out)
         scratch = self._registers(action.scratch)
-        held = self._argument(action, 0)
         vectors, tail = self.block.vectors, self.block.tail
         count = len(out) * vectors
-        every = [held[n * len(held) // count] for n in range(count)]
-        rows = [every[n : n + vectors] for n in range(0, count, vectors)]
-        for register, row in zip(out, rows, strict=True):
-            if vectors == 1 and not tail:
-                move(self.asm, register, row[0])
-                continue
-            whole = row[:-1] if tail else row
-            if tail:
-                without_tail(self.asm, kind, register, row[-1], tail)
-            else:
-                whole = whole[2:]
-                combine(self.asm, kind, register, row[0], row[1], scratch[0])
-            for other in whole:
-                combine(self.asm, kind, register, register, other, scratch[0])
+        columns = [self._argument(action, n) for n in range(len(action.inputs))]
+        every = [[held[n * len(held) // count] for held in columns] for n in range(count)]
+        order = [vectors - 1, *range(vectors - 1)] if tail else range(vectors)
+        for turn, position in enumerate(order):
+            for row, register in enumerate(out):
+                source = every[row * vectors + position]
+                if turn:
+                    take_in(self.asm, kind, register, source, scratch[0])
+                else:
+                    start(self.asm, kind, register, source, tail, scratch[0])
         across_lanes(self.asm, kind, out, scratch)
 
     def _accumulate(self, action: Action) -> None:
         reduction = action.item.array
         kind = self.plan.values[reduction].kind
         spare, partial = self._registers(action.scratch[:2])
-        held = self._argument(action, 0)
+        columns = [self._argument(action, n) for n in range(len(action.inputs))]
         accumulators = self._registers(self.block.accumulators[reduction])
         for position in range(self.block.vectors):
-            source = held[position if len(held) > 1 else 0]
+            source = [held[position if len(held) > 1 else 0] for held in columns]
             count = self._count(position)
-            if count < self.asm.target.lanes:
-                without_tail(self.asm, kind, partial, source, count)
-                source = partial
             into = accumulators[position]
-            combine(self.asm, kind, into, into, source, spare)
+            if count == self.asm.target.lanes:
+                take_in(self.asm, kind, into, source, spare)
+                continue
+            start(self.asm, kind, partial, source, count, spare)
+            combine(self.asm, kind, into, into, partial, spare)
 
     def _slot(self, slot: int, number: int) -> Memory:
         return Memory(rsp, self.stack + slot + number * self.asm.target.vector_bytes)

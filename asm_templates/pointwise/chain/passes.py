@@ -8,8 +8,7 @@ A later pass computes again what is cheap, and fetches from scratch what is not.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sparsejit.asm_templates.pointwise.chain.typed import ChainValue
-from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, ChainValue
 
 # About as many instructions on a vector; 1 for all others.
 COSTS = {
@@ -47,7 +46,7 @@ class Passes:
         self.stages = _stages(values)
         self.needed = _reached(values, ends)
         self.row_results = [n for n, per_row in enumerate(per_row_store) if per_row]
-        reductions = [v for v in self.needed if values[v].kind in ROW_REDUCTIONS]
+        reductions = [v for v in self.needed if values[v].kind in REDUCTIONS]
         self.vector_results = [n for n, per_row in enumerate(per_row_store) if not per_row]
         last = max([self.stages[end] for end in ends])
         count = last + 1 if self.vector_results else last
@@ -58,7 +57,7 @@ class Passes:
             self.passes[-1].stored = self.vector_results
         self._first: dict[int, int] = {}
         for number, row_pass in enumerate(self.passes):
-            targets = [values[r].arguments[0] for r in row_pass.reductions]
+            targets = [a for r in row_pass.reductions for a in values[r].arguments]
             targets += [ends[n] for n in row_pass.stored]
             for target in targets:
                 self._walk(target, number, row_pass)
@@ -67,7 +66,7 @@ class Passes:
                 v
                 for v in self.needed
                 if values[v].per_row
-                and values[v].kind not in ROW_REDUCTIONS
+                and values[v].kind not in REDUCTIONS
                 and values[v].kind != "constant"
                 and self.stages[v] == stage
             ]
@@ -75,9 +74,7 @@ class Passes:
         ]
 
     def _walk(self, value: int, number: int, row_pass: RowPass) -> None:
-        if self.values[value].per_row:
-            return
-        if value in row_pass.order:
+        if self.values[value].per_row or value in row_pass.order:
             return
         first = self._first.get(value)
         if first is not None and self._cost(value) > _DEAREST_RECOMPUTED:
@@ -103,7 +100,7 @@ def _stages(values: Sequence[ChainValue]) -> list[int]:
     stages: list[int] = []
     for value in values:
         stage = max((stages[a] for a in value.arguments), default=0)
-        stages.append(stage + (value.kind in ROW_REDUCTIONS))
+        stages.append(stage + (value.kind in REDUCTIONS))
     return stages
 
 

@@ -18,9 +18,8 @@ from sparsejit.asm_templates.pointwise.chain.registers import (
     Scan,
     TooFewRegisters,
 )
-from sparsejit.asm_templates.pointwise.chain.typed import ChainValue, function_of
+from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, ChainValue, function_of
 from sparsejit.ir.graph import Element
-from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
 from sparsejit.machine.target import Target
 
 _VECTORS_IN_STEP = (4, 2, 1)
@@ -169,9 +168,9 @@ class ChainPlan:
         width = self.width(value, rows, vectors)
         if of.kind == "load":
             return Item("load", value, (), of.array, width, least_scratch=1)
-        if of.kind in ROW_REDUCTIONS:
+        if of.kind in REDUCTIONS:
             return Item(
-                of.kind, value, of.arguments, width=width, least_scratch=3, most_scratch=rows + 2
+                of.kind, value, of.arguments, width=width, least_scratch=4, most_scratch=rows + 3
             )
         function = function_of(of)
         if isinstance(function, PairFunction):
@@ -241,7 +240,7 @@ class ChainPlan:
         """Values of a row that a pass reads."""
         computed = [v for v in row_pass.order if v not in row_pass.fetched]
         arguments = [a for v in computed for a in self.values[v].arguments]
-        arguments += [self.values[r].arguments[0] for r in row_pass.reductions]
+        arguments += [a for r in row_pass.reductions for a in self.values[r].arguments]
         arguments += [self.ends[n] for n in row_pass.stored]
         return sorted(
             {a for a in arguments if self.values[a].per_row and a not in self.constants}
@@ -282,7 +281,7 @@ class ChainPlan:
     ) -> Block:
         items: list[Item] = []
         waiting = list(row_pass.reductions)
-        for value in row_pass.order:
+        for place, value in enumerate(row_pass.order):
             if value in row_pass.fetched:
                 width = self.width(value, 1, vectors)
                 items.append(Item("fetch", value, (), self.kept[value], width))
@@ -290,7 +289,8 @@ class ChainPlan:
                 items.append(self._item(value, 1, vectors))
             if value in row_pass.kept:
                 items.append(Item("keep", -1, (value,), self.kept[value]))
-            ready = [r for r in waiting if self.values[r].arguments[0] == value]
+            done = row_pass.order[: place + 1]
+            ready = [r for r in waiting if self._vector_arguments(r) <= set(done)]
             items += [self._accumulate(r) for r in ready]
             waiting = [r for r in waiting if r not in ready]
         items += [self._accumulate(r) for r in waiting]  # of values that a row has one of
@@ -298,6 +298,9 @@ class ChainPlan:
         allocation = self._scan(items, 1, vectors, pinned, accumulators)
         return Block(1, vectors, first, tail, allocation, accumulators)
 
+    def _vector_arguments(self, value: int) -> set[int]:
+        return {a for a in self.values[value].arguments if not self.values[a].per_row}
+
     def _accumulate(self, reduction: int) -> Item:
         arguments = self.values[reduction].arguments
-        return Item("accumulate", -1, arguments, reduction, least_scratch=3)
+        return Item("accumulate", -1, arguments, reduction, least_scratch=4)

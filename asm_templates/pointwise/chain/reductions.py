@@ -14,15 +14,15 @@ from sparsejit.asm_templates.pointwise.chain.memory import TAIL_MASK, lane_mask
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
-_MNEMONICS = {"row_sum": "vaddps", "row_max": "vmaxps", "row_min": "vminps"}
-_IDENTITIES = {"row_sum": 0.0, "row_max": float("-inf"), "row_min": float("inf")}
+_MNEMONICS = {"row_max": "vmaxps", "row_min": "vminps"}
+_IDENTITIES = {"row_sum": 0.0, "row_dot": 0.0, "row_max": float("-inf"), "row_min": float("inf")}
 
 
 def combine(
     asm: Assembler, kind: str, d: Register, first: Register, second: Register, spare: Register
 ) -> None:
     """d = first and second combined. May clobber spare."""
-    if kind == "row_sum":
+    if kind not in _MNEMONICS:
         asm.emit("vaddps", d, first, second)
     else:
         extreme(asm, _MNEMONICS[kind], d, [first, second], spare)
@@ -42,9 +42,33 @@ def without_tail(
         asm.emit("vmovaps", d.masked(TAIL_MASK), source)
         return
     asm.emit("vandps", d, source, lane_mask(asm, tail))
-    if kind != "row_sum":
+    if kind in _MNEMONICS:
         values = np.where(np.arange(8) < tail, 0.0, _IDENTITIES[kind])
         asm.emit("vorps", d, d, Literal(asm.literal(values.astype(np.float32))))
+
+
+def take_in(
+    asm: Assembler, kind: str, d: Register, source: Sequence[Register], spare: Register
+) -> None:
+    """d = d and source combined: one vector, or two whose product counts. May clobber spare."""
+    if kind == "row_dot":
+        asm.emit("vfmadd231ps", d, *source)
+    else:
+        combine(asm, kind, d, d, source[0], spare)
+
+
+def start(
+    asm: Assembler, kind: str, d: Register, source: Sequence[Register], tail: int, spare: Register
+) -> None:
+    """d = the first vector, or the product of two, less what lies behind a tail, if not 0."""
+    whole = source[0]
+    if kind == "row_dot":
+        whole = spare if tail else d
+        asm.emit("vmulps", whole, *source)
+    if tail:
+        without_tail(asm, kind, d, whole, tail)
+    else:
+        move(asm, d, whole)
 
 
 def across_lanes(

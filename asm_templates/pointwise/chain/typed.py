@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from sparsejit.asm_templates.pointwise.chain.functions import (
 from sparsejit.asm_templates.pointwise.chain.integers import INT_FUNCTIONS, PairFunction
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Element
-from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain, ChainStep
 
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
 _LOGICAL = {"logical_and", "logical_or", "logical_not"}
@@ -30,6 +31,10 @@ _TABLES: dict[Element, Mapping[str, VectorFunction | PairFunction]] = {
     Element.BOOL: BOOL_FUNCTIONS,
     Element.INT64: INT_FUNCTIONS,
 }
+
+
+# Besides those of a chain, the sum of products.
+REDUCTIONS = {*ROW_REDUCTIONS, "row_dot"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,12 @@ class _Typing:
         self.numbers = [
             self._operand(array, operand, per_row[array]) for array, operand in enumerate(operands)
         ]
+        self._uses = Counter(a for step in chain.steps for a in step.arguments)
+        self._uses.update(chain.results)
         for step in chain.steps:
-            self.numbers.append(self._step(step.kind, [self.numbers[a] for a in step.arguments]))
+            arguments = [self.numbers[a] for a in step.arguments]
+            fused = self._fused(step)
+            self.numbers.append(self._step(step.kind, arguments) if fused is None else fused)
 
     def add(self, value: ChainValue) -> int:
         """The number of a value; the same one for the same value."""
@@ -104,15 +113,37 @@ class _Typing:
     def _function(
         self, kind: str, arguments: tuple[int, ...], element: Element, of: Element
     ) -> int:
-        if kind not in ROW_REDUCTIONS and kind not in _TABLES[of]:
+        if kind not in REDUCTIONS and kind not in _TABLES[of]:
             raise CompileError(
                 f"chain {self.chain.title!r}: no {kind} of {of.value}; "
                 "convert to float32, or leave this step out of the chain"
             )
         if kind in COMMUTATIVE and self.values[arguments[0]].kind == "constant":
             arguments = arguments[::-1]
-        per_row = kind in ROW_REDUCTIONS or all(self.values[a].per_row for a in arguments)
+        per_row = kind in REDUCTIONS or all(self.values[a].per_row for a in arguments)
         return self.add(ChainValue(kind, arguments, element, of, per_row))
+
+    def _fused(self, step: ChainStep) -> int | None:
+        """A sum of a product, which nothing else uses, in one function."""
+        if step.kind not in ("add", "row_sum"):
+            return None
+        for place, number in enumerate(step.arguments):
+            value = self.values[self.numbers[number]]
+            if self._uses[number] > 1 or value.element is not Element.FLOAT32:
+                continue
+            if value.per_row and step.kind == "row_sum":
+                continue
+            if value.kind not in ("mul", "square"):
+                continue
+            first, second = value.arguments[0], value.arguments[-1]
+            if step.kind == "row_sum":
+                return self._function("row_dot", (first, second), Element.FLOAT32, Element.FLOAT32)
+            other = self.numbers[step.arguments[1 - place]]
+            if self.values[other].element is Element.FLOAT32:
+                return self._function(
+                    "fma", (first, second, other), Element.FLOAT32, Element.FLOAT32
+                )
+        return None
 
     def _common(self, arguments: list[int]) -> Element:
         elements = {self.values[a].element for a in arguments}
