@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparsejit.asm_templates.pointwise.chain import memory
+from sparsejit.asm_templates.pointwise.chain.functions import NARROWED
 from sparsejit.asm_templates.pointwise.chain.integers import PairFunction
-from sparsejit.asm_templates.pointwise.chain.lanes import bits, longs, move
+from sparsejit.asm_templates.pointwise.chain.lanes import bits, longs, move, narrowed
 from sparsejit.asm_templates.pointwise.chain.memory import Strip
 from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan
 from sparsejit.asm_templates.pointwise.chain.reductions import (
     across_lanes,
     combine,
-    start,
+    start_row,
     take_in,
 )
 from sparsejit.asm_templates.pointwise.chain.registers import Action
@@ -155,9 +156,16 @@ class BlockEmitter:
                 move(self.asm, holder, self._constant(argument))
                 columns.append([holder] * len(out))
         if function.direct is not None:
+            narrow = value.per_row and value.kind in NARROWED
             for position, register in enumerate(out):
                 arguments = [column[position] for column in columns]
-                function.direct(self.asm, register, arguments, scratch)
+                if not narrow:
+                    function.direct(self.asm, register, arguments, scratch)
+                    continue
+                low = narrowed(register)
+                parts = [narrowed(a) for a in arguments]
+                function.direct(self.asm, low, parts, [narrowed(s) for s in scratch])
+                self.asm.emit("vbroadcastss", register, low)
             return
         assert function.in_place is not None
         for register, source in zip(out, columns[0], strict=True):
@@ -209,7 +217,7 @@ class BlockEmitter:
                 if turn:
                     take_in(self.asm, kind, register, source, scratch[0])
                 else:
-                    start(self.asm, kind, register, source, tail, scratch[0])
+                    start_row(self.asm, kind, register, source, tail, scratch[0])
         across_lanes(self.asm, kind, out, scratch)
 
     def _accumulate(self, action: Action) -> None:
@@ -225,7 +233,7 @@ class BlockEmitter:
             if count == self.asm.target.lanes:
                 take_in(self.asm, kind, into, source, spare)
                 continue
-            start(self.asm, kind, partial, source, count, spare)
+            start_row(self.asm, kind, partial, source, count, spare)
             combine(self.asm, kind, into, into, partial, spare)
 
     def _slot(self, slot: int, number: int) -> Memory:

@@ -202,6 +202,8 @@ BOOL_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "to_float32": _with_bits("vandps", 0x3F800000),
     "to_int64": FROM_BOOL,
 }
+# Slower the wider the vector: of a value that all lanes share, 128 bits are enough.
+NARROWED = {"div", "sqrt", "rsqrt", "reciprocal"}
 # Whose arguments may trade places, so that a constant comes last.
 COMMUTATIVE = {
     *("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "equal", "not_equal"),

@@ -3,10 +3,12 @@
 A truth value fills its 32-bit lane: all ones or all zeros.
 """
 
+from typing import overload
+
 import numpy as np
 
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Operand, Register, k, xmm, ymm, zmm
+from sparsejit.x86.operands import Literal, Operand, Register, k, xmm, ymm
 
 FIRST_MASK, SECOND_MASK = k(1), k(2)
 _ORDERED = 7  # predicate of vcmpps: neither is NaN
@@ -27,7 +29,9 @@ def same(first: Operand, second: Operand) -> bool:
 def move(asm: Assembler, destination: Register, source: Operand) -> None:
     """destination = source: a register, or a constant as `Assembler.constant` gives it."""
     if isinstance(source, Literal) and source.broadcast:
-        asm.emit("vbroadcastss", destination, Literal(source.offset))
+        # Of the lanes of an xmm register the first will do: see `narrowed`.
+        mnemonic = "vmovss" if destination.kind == "xmm" else "vbroadcastss"
+        asm.emit(mnemonic, destination, Literal(source.offset))
     elif isinstance(source, Literal):
         asm.emit("vmovups", destination, source)
     elif not same(destination, source):
@@ -52,9 +56,15 @@ def low(register: Register, kind: str = "half") -> Register:
     return ymm(register.number)
 
 
-def whole(asm: Assembler, register: Register) -> Register:
-    """The vector register at the target's width."""
-    return zmm(register.number) if is_wide(asm) else ymm(register.number)
+@overload
+def narrowed(operand: Register) -> Register: ...
+@overload
+def narrowed(operand: Operand) -> Operand: ...
+def narrowed(operand: Operand) -> Operand:
+    """The lowest 128 bits of a register, or as much of a constant."""
+    if isinstance(operand, Literal):
+        return Literal(operand.offset, 4 if operand.broadcast else 0)
+    return xmm(operand.number) if isinstance(operand, Register) else operand
 
 
 def high_half(asm: Assembler, destination: Register, source: Register) -> None:

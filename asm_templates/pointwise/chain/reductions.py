@@ -57,7 +57,7 @@ def take_in(
         combine(asm, kind, d, d, source[0], spare)
 
 
-def start(
+def start_row(
     asm: Assembler, kind: str, d: Register, source: Sequence[Register], tail: int, spare: Register
 ) -> None:
     """d = the first vector, or the product of two, less what lies behind a tail, if not 0."""
