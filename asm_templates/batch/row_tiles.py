@@ -45,6 +45,12 @@ class Products:
         return len(self.weight)
 
 
+# By how often a group uses an input: none, once, twice, more often.
+_COST = np.array([0, _FIRST_USE, _FIRST_USE + _SECOND_USE, _FIRST_USE + _SECOND_USE], np.float32)
+_LOST = -np.diff(_COST, prepend=np.float32(0))
+_GAINED = np.diff(_COST, append=_COST[-1])
+
+
 def products(matrix: SparseMatrix, accumulators: int) -> list[Products]:
     """The tiles of a matrix, at most `accumulators` rows each.
 
@@ -107,31 +113,60 @@ def _group(matrix: SparseMatrix, most: int) -> list[IntArray]:
 def _trade(matrix: SparseMatrix, groups: list[IntArray]) -> list[IntArray]:
     """The groups, after rows of every two of them have traded places as often as that pays."""
     used = (matrix.dense != 0).astype(np.float32)
-    pairs = list(combinations(groups, 2))
+    traders = [_Group.of(rows, used) for rows in groups]
+    pairs = list(combinations(traders, 2))
+    refused: dict[tuple[int, int], tuple[int, int]] = {}
     for _ in range(min(_SWEEPS, _MOST_SWAPS // max(1, len(pairs)))):
-        swaps = sum(_swap(used, a, b) for a, b in pairs)
+        swaps = 0
+        for a, b in pairs:
+            pair, trades = (id(a), id(b)), (a.trades, b.trades)
+            if refused.get(pair) == trades:  # neither has changed since
+                continue
+            if _swap(used, a, b):
+                swaps += 1
+            else:
+                refused[pair] = trades
         if swaps == 0:
             break
-    return groups
+    return [group.rows for group in traders]
 
 
-def _swap(used: FloatArray, a: IntArray, b: IntArray) -> bool:
+@dataclass(eq=False)
+class _Group:
+    """Rows of a tile; `lost` and `gained`: by input, what one use less or more changes its cost."""
+
+    rows: IntArray
+    used: FloatArray
+    lost: FloatArray
+    gained: FloatArray
+    trades: int = 0
+
+    @classmethod
+    def of(cls, rows: IntArray, used: FloatArray) -> "_Group":
+        return cls(rows, used[rows], *_changes(used[rows]))
+
+    def replace(self, place: int, row: int, used: FloatArray) -> None:
+        self.rows[place] = row
+        self.used[place] = used[row]
+        self.lost, self.gained = _changes(self.used)
+        self.trades += 1
+
+
+def _swap(used: FloatArray, a: _Group, b: _Group) -> bool:
     """Make the swap of a row of `a` with a row of `b` that saves most, if any saves."""
-    lost_a, gained_a = _changes(used[a])
-    lost_b, gained_b = _changes(used[b])
     # An input that both rows use changes nothing, in either group.
-    both = (used[a] * (lost_a + gained_a + lost_b + gained_b)) @ used[b].T
-    cost = (used[a] @ (lost_a + gained_b))[:, None] + used[b] @ (gained_a + lost_b) - both
+    both = (a.used * (a.lost + a.gained + b.lost + b.gained)) @ b.used.T
+    cost = (a.used @ (a.lost + b.gained))[:, None] + b.used @ (a.gained + b.lost) - both
     best = np.unravel_index(np.argmin(cost), cost.shape)
     if cost[best] > -_LEAST_GAIN:
         return False
-    a[best[0]], b[best[1]] = b[best[1]], a[best[0]]
+    row_a, row_b = int(a.rows[best[0]]), int(b.rows[best[1]])
+    a.replace(int(best[0]), row_b, used)
+    b.replace(int(best[1]), row_a, used)
     return True
 
 
 def _changes(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
     """By input, what a group of these rows costs more with one use less, and with one more."""
-    uses = rows.sum(axis=0).astype(np.int64)
-    price = np.array([0, *np.cumsum((_FIRST_USE, _SECOND_USE))], np.float32)
-    now, fewer, more = (price[np.clip(uses + n, 0, 2)] for n in (0, -1, 1))
-    return fewer - now, more - now
+    uses = np.minimum(rows.sum(axis=0), len(_LOST) - 1).astype(np.intp)
+    return _LOST[uses], _GAINED[uses]
