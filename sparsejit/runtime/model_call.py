@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.errors import InvalidInput
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.model_stub import model_stub
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
@@ -32,7 +32,8 @@ class ModelCall:
     are kept for as long as the model lives, as many as there were calls at once.
 
     `run(*inputs) -> outputs` is the same with less overhead. Raises InvalidInput for inputs of the
-    wrong number, dtype or shape, and CompileError if the function returns anything but 0.
+    wrong number, dtype or shape, and where the function returns the number of a kernel that was
+    given an index out of range, not 0.
 
     With a `tile` at least one input and every output has a free first length, without one none has.
     """
@@ -181,9 +182,9 @@ class _CheckedModelCall:
         finally:
             self.workspaces.append(workspace)
         if status:
-            raise CompileError(
-                f"the model's native function returned {status} instead of 0; "
-                "compile the model for this processor"
+            raise InvalidInput(
+                f"kernel {status} of the model found an index that its table has no row for, or "
+                "offsets of bags that do not ascend from 0; give indices from 0 to below the rows"
             )
 
     def _run_padded(self, inputs: Sequence[Array], first: int, end: int) -> list[Array]:

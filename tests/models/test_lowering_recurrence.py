@@ -66,7 +66,7 @@ def single_layer(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cell", RecurrentCell)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     time=st.integers(1, 5),
     batch=st.sampled_from([1, 1, 2, 3, 17]),

@@ -31,7 +31,7 @@ def graph_of(op: Op, *arrays: Array, constants: int = 0) -> Graph:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     shape=st.lists(st.integers(1, 4), max_size=2),
     rows=st.integers(1, 20),
@@ -124,7 +124,7 @@ def test_offsets_that_do_not_ascend_are_reported(isa: str, offsets: list[int]) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     rows=st.integers(1, 4),
     length=st.sampled_from([1, 7, 8, 9, 15, 16, 17, 33, 63, 64, 65, 130, 300]),
