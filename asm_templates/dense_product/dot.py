@@ -31,6 +31,7 @@ from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi
 
 _AVX2_MASK = 4
+_ROWS_AN_END = 4  # that take as long as what ends any group
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,9 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Loads of x and of weights, zeros included, and rows whose lanes are added."""
     vectors = -(-matrix.in_features // target.lanes)
     products = matrix.out_features * vectors
-    loads = products + -(-matrix.out_features // target.lanes) * vectors
-    work = Work("dot", loads), Work("dot-end", matrix.out_features)
+    groups = -(-matrix.out_features // target.lanes)
+    ends = matrix.out_features + _ROWS_AN_END * groups
+    work = Work("dot", products + groups * vectors), Work("dot-end", ends)
     pool_bytes = products * target.lanes * WEIGHT_BYTES[spec.dtype]
     return Counts.of(matrix, target, spec.dtype, work, pool_bytes)
 
