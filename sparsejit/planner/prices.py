@@ -110,9 +110,9 @@ FAMILY_PRICES: dict[str, FamilyPrices] = {
             ("avx512", F32): StepPrice(0.45, 0.1, "0.53: 1x512 in 37 cycles, 16x256 in 180"),
             ("avx2", F32): StepPrice(0.38, 0.1, "0.45: 1x512 in 55 cycles, 16x256 in 301"),
             ("avx512", BF16): StepPrice(0.6, 0.1, "0.8: 16x64 in 96 cycles, 10x512 in 369"),
-            ("avx2", BF16): StepPrice(0.45, 0.1, "0.57: 16x64 in 121 cycles, 10x512 in 546"),
-            ("avx512", F16): StepPrice(0.75, 0.1, "1.1: 16x64 in 132 cycles, 10x512 in 536"),
-            ("avx2", F16): StepPrice(0.5, 0.1, "0.65: 16x64 in 138 cycles, 10x512 in 662"),
+            ("avx2", BF16): StepPrice(0.55, 0.1, "0.65: 16x64 in 121 cycles, 10x512 in 546"),
+            ("avx512", F16): StepPrice(0.8, 0.1, "1.2: 16x64 in 132 cycles, 10x512 in 536"),
+            ("avx2", F16): StepPrice(0.55, 0.1, "0.75: 16x64 in 138 cycles, 10x512 in 662"),
         },
     ),
     "dot-end": FamilyPrices(
