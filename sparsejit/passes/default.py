@@ -11,6 +11,7 @@ from sparsejit.passes.fold_affine import fold_affine
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations
 from sparsejit.passes.fuse_chains import fuse_chains
+from sparsejit.passes.merge_views import merge_views
 from sparsejit.passes.move_views import move_views
 from sparsejit.passes.permute_columns import permute_columns
 from sparsejit.passes.recurrence import fold_recurrent_bias
@@ -32,6 +33,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     merge_common_subexpressions,
     sort_products,
     move_views,
+    merge_views,
     permute_columns,
     fold_affine,
     fold_recurrent_bias,
@@ -41,6 +43,7 @@ FUSING: tuple[Pass, ...] = (
     fuse_chains,
     merge_common_subexpressions,
     move_views,
+    merge_views,
     simplify_views,
     order_for_memory,
 )

@@ -7,10 +7,11 @@ import pytest
 from sketch import Sketch, applied, kinds
 
 from sparsejit.ir.graph import Graph, Op, Value
-from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.merge_views import merge_views
 from sparsejit.passes.move_views import move_views
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
 from sparsejit.passes.simplify_views import simplify_views
@@ -160,3 +161,27 @@ def test_layers_over_rows_and_over_batches_need_no_reshapes() -> None:
     y = s(Linear(), s(Reshape((6, 5)), y), s.weight(8, 5))
     after = applied(run_passes, s.finish(s(Reshape((2, 3, 8)), y)))
     assert kinds(after) == ["Linear", "Linear"]
+
+
+def test_two_permutes_with_a_reshape_between_become_one() -> None:
+    s = Sketch()
+    y = s(Permute((1, 0, 2)), s(Reshape((6, 8, 16)), s.input(6, 2, 64)))
+    y = s(Permute((0, 2, 1, 3)), s(Reshape((2, 4, 6, 16)), y))
+    after = applied(run_passes, s.finish(y))
+    assert [node.op for node in after.nodes] == [Reshape((6, 2, 4, 16)), Permute((1, 0, 2, 3))]
+
+
+def test_parts_are_cut_out_before_they_are_turned() -> None:
+    s = Sketch()
+    split = s(Permute((2, 1, 0, 3)), s(Reshape((6, 2, 3, 16)), s.input(6, 2, 48)))
+    y = s(Reshape((2, 6, 16)), s(Slice(0, 1, 2), split))
+    after = applied(run_passes, s.finish(s(Bmm(), y, s.input(2, 16, 3))))
+    assert kinds(after) == ["Slice", "Permute", "Bmm"]
+    assert after.nodes[0].op == Slice(2, 16, 32)
+
+
+def test_permutes_that_no_single_one_can_replace_stay() -> None:
+    s = Sketch()
+    y = s(Permute((1, 0)), s(Reshape((4, 6)), s(Permute((1, 0)), s.input(4, 6))))
+    graph = s.finish(y)
+    assert merge_views(graph) is graph
