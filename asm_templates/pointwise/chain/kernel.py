@@ -14,10 +14,17 @@ from sparsejit.asm_templates.pointwise.chain.reductions import (
     combine,
     set_identity,
 )
+from sparsejit.asm_templates.pointwise.chain.transposed import (
+    DESTINATION,
+    SOURCE,
+    TransposedCopy,
+    emit_transposed_copy,
+)
 from sparsejit.asm_templates.pointwise.chain.typed import Strided, type_values
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
@@ -60,12 +67,12 @@ class LoweredChain:
     chain: Chain
     operands: tuple[Strided, ...]
     results: tuple[Strided, ...]
-    plan: ChainPlan | None
+    plan: ChainPlan | TransposedCopy | None
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scratch_bytes(self) -> int:
-        return 0 if self.plan is None else self.plan.scratch_bytes
+        return self.plan.scratch_bytes if isinstance(self.plan, ChainPlan) else 0
 
 
 def lower_chain(
@@ -90,6 +97,14 @@ def lower_chain(
         return LoweredChain(chain, ins, outs, None)
     reduces = any(step.kind in ROW_REDUCTIONS for step in chain.steps)
     space = lay_out(chain.shape, ins, outs, reduces)
+    traffic = {
+        "bytes_read": _touched(chain.shape, [o for o in ins if o.constant is None]),
+        "bytes_written": _touched(chain.shape, outs),
+    }
+    if _is_float_copy(chain, ins, outs):
+        copy = TransposedCopy.of(space)
+        if copy is not None:
+            return LoweredChain(chain, ins, outs, copy, {"vector_steps": 0, **traffic})
     row = space.row
     per_row = [row.length > 1 and step == 0 for step in row.strides[: len(ins)]]
     values, ends = type_values(chain, ins, outs, per_row)
@@ -97,10 +112,18 @@ def lower_chain(
     vectors = space.rows * plan.vectors
     counts = {
         "vector_steps": vectors * sum(not values[v].per_row for v in plan.passes.needed),
-        "bytes_read": _touched(chain.shape, [o for o in ins if o.constant is None]),
-        "bytes_written": _touched(chain.shape, outs),
+        **traffic,
     }
     return LoweredChain(chain, ins, outs, plan, counts)
+
+
+def _is_float_copy(
+    chain: Chain, operands: Sequence[Strided], results: Sequence[Strided]
+) -> bool:
+    """Whether one array of float32 is copied into another, and nothing else."""
+    arrays = (*operands, *results)
+    alone = len(operands) == 1 and len(results) == 1 and not chain.steps
+    return alone and all(a.element is Element.FLOAT32 and a.constant is None for a in arrays)
 
 
 def _touched(shape: Sequence[int], arrays: Sequence[Strided]) -> int:
@@ -124,7 +147,11 @@ def emit_chain(
 
     The locations of constant operands are ignored, and that of scratch where none is needed.
     """
-    if lowered.plan is not None:
+    if isinstance(lowered.plan, TransposedCopy):
+        operands[0].point(asm, SOURCE)
+        results[0].point(asm, DESTINATION)
+        emit_transposed_copy(asm, lowered.plan)
+    elif lowered.plan is not None:
         _ChainEmitter(asm, lowered, lowered.plan).run([*operands, *results], scratch)
 
 
