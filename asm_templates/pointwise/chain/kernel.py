@@ -9,6 +9,7 @@ from sparsejit.asm_templates.pointwise.chain.block import BlockEmitter
 from sparsejit.asm_templates.pointwise.chain.layout import lay_out
 from sparsejit.asm_templates.pointwise.chain.memory import set_tail_masks
 from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan, PassPlan, StepOfRows
+from sparsejit.asm_templates.pointwise.chain.quiet import quieten
 from sparsejit.asm_templates.pointwise.chain.reductions import (
     across_lanes,
     combine,
@@ -108,7 +109,7 @@ def lower_chain(
     row = space.row
     per_row = [row.length > 1 and step == 0 for step in row.strides[: len(ins)]]
     values, ends = type_values(chain, ins, outs, per_row)
-    plan = ChainPlan(values, ends, space, len(ins), target)
+    plan = ChainPlan(quieten(values, ends), ends, space, len(ins), target)
     vectors = space.rows * plan.vectors
     counts = {
         "vector_steps": vectors * sum(not values[v].per_row for v in plan.passes.needed),

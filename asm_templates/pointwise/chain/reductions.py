@@ -14,23 +14,28 @@ from sparsejit.asm_templates.pointwise.chain.memory import TAIL_MASK, lane_mask
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
-_MNEMONICS = {"row_max": "vmaxps", "row_min": "vminps"}
-_IDENTITIES = {"row_sum": 0.0, "row_dot": 0.0, "row_max": float("-inf"), "row_min": float("inf")}
+_EXTREMES = {"row_max": "vmaxps", "row_min": "vminps"}
+_OF_NUMBERS = {"row_max_of_numbers": "vmaxps", "row_min_of_numbers": "vminps"}
+_IDENTITIES = {"vmaxps": float("-inf"), "vminps": float("inf"), "vaddps": 0.0}
+
+
+def _mnemonic(kind: str) -> str:
+    return _EXTREMES.get(kind) or _OF_NUMBERS.get(kind) or "vaddps"
 
 
 def combine(
     asm: Assembler, kind: str, d: Register, first: Register, second: Register, spare: Register
 ) -> None:
-    """d = first and second combined. May clobber spare."""
-    if kind not in _MNEMONICS:
-        asm.emit("vaddps", d, first, second)
-    else:
-        extreme(asm, _MNEMONICS[kind], d, [first, second], spare)
+    """d = first and second combined; of numbers alone where second is NaN. May clobber spare."""
+    if kind in _EXTREMES:
+        extreme(asm, _EXTREMES[kind], d, [first, second], spare)
+    else:  # The second source is the result where either is NaN.
+        asm.emit(_mnemonic(kind), d, second, first)
 
 
 def set_identity(asm: Assembler, kind: str, register: Register) -> None:
     """register = what changes no result."""
-    move(asm, register, asm.constant(_IDENTITIES[kind]))
+    move(asm, register, asm.constant(_IDENTITIES[_mnemonic(kind)]))
 
 
 def without_tail(
@@ -42,8 +47,8 @@ def without_tail(
         asm.emit("vmovaps", d.masked(TAIL_MASK), source)
         return
     asm.emit("vandps", d, source, lane_mask(asm, tail))
-    if kind in _MNEMONICS:
-        values = np.where(np.arange(8) < tail, 0.0, _IDENTITIES[kind])
+    if _IDENTITIES[_mnemonic(kind)]:
+        values = np.where(np.arange(8) < tail, 0.0, _IDENTITIES[_mnemonic(kind)])
         asm.emit("vorps", d, d, Literal(asm.literal(values.astype(np.float32))))
 
 

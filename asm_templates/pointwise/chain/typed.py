@@ -33,8 +33,8 @@ _TABLES: dict[Element, Mapping[str, VectorFunction | PairFunction]] = {
 }
 
 
-# Besides those of a chain, the sum of products.
-REDUCTIONS = {*ROW_REDUCTIONS, "row_dot"}
+# Besides those of a chain the sum of products, and extremes that pass over NaN.
+REDUCTIONS = {*ROW_REDUCTIONS, "row_dot", "row_max_of_numbers", "row_min_of_numbers"}
 
 
 @dataclass(frozen=True)
