@@ -123,13 +123,17 @@ def test_a_chain_of_many_values_spills(isa: str, length: int) -> None:
     """More values at once than there are registers, with and without reductions."""
     shape = (3, length)
     operands = [Operand(floats(n, shape).round()) for n in range(6)]
-    steps = [step("add", n % 6, (n + 1) % 6) for n in range(18)]
-    steps += [step("row_sum", 6 + n) for n in range(2)]
+    pairs = [(a, b) for a in range(6) for b in range(6) if a != b]
+    steps = [step("sub", a, b) for a, b in pairs] + [step("mul", a, a) for a in range(6)]
+    values = range(6, 42)
     total = 6
-    for number in range(7, 26):
-        steps.append(step("add", total, number))
-        total = 5 + len(steps)
-    chain = Chain(shape, 6, tuple(steps), (total, 24, 7))
+    for kind in ("add", "maximum", "sub"):  # so that all are needed once more after the first sum
+        for number in values:
+            steps.append(step(kind, total, number))
+            total = 5 + len(steps)
+    steps.append(step("row_max", total))
+    chain = Chain(shape, 6, tuple(steps), (total, 24, total + 1))
+    assert len(steps) == 3 * 36 + 37
     for result, wanted in zip(run(chain, operands, isa), expected(chain, operands), strict=True):
         np.testing.assert_array_equal(result, wanted)
 
