@@ -1,11 +1,98 @@
-"""Whether the samples of a batch stay apart."""
+"""Whether the samples of a batch stay apart, so that a batch may be of any size.
 
-from sparsejit.ir.graph import Graph
+The batch is followed from axis 0 of every input through every operator to axis 0 of every output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from sparsejit.frontends.batch_places import Follower, Mixed, Place, follow_node
+from sparsejit.ir.graph import Graph, Node, Op, Value
+from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.views import Expand, Reshape, Slice
 
 # Two primes, so that no other size is taken for the batch's.
 PROBES = (101, 103)
 
 
 def why_not_free(few: Graph, many: Graph) -> str:
-    """Why the batch cannot be of any size, from the model's graphs for both probes."""
+    """Why the batch cannot be of any size, from the model's graphs for both probes, or nothing."""
+    try:
+        places = _followed(few, PROBES[0])
+        _check_outputs(few, places)
+        _check_same(few, many, places)
+    except Mixed as reason:
+        return str(reason)
     return ""
+
+
+def _followed(graph: Graph, batch: int) -> dict[Value, Place]:
+    """Where the batch lies in each value that has one. Raises Mixed with the place and why."""
+    follower = Follower(graph, batch)
+    for value in graph.inputs:
+        if value.shape[:1] != (batch,):
+            raise Mixed(f"axis 0 of input {value.origin.name} is not the batch")
+        follower.places[value] = Place(0)
+    for node in graph.nodes:
+        if not any(value in follower.places for value in node.inputs):
+            continue
+        try:
+            follow_node(follower, node)
+        except Mixed as reason:
+            raise Mixed(f"{_words(node)} {reason}") from None
+    return follower.places
+
+
+def _words(node: Node) -> str:
+    """The user's line, or what there is instead."""
+    origin = node.outputs[0].origin
+    words = f"`{origin.code}`" if origin.code else origin.name
+    return f"{words} ({origin.source})" if origin.source else words
+
+
+def _check_outputs(graph: Graph, places: dict[Value, Place]) -> None:
+    for number, value in enumerate(graph.outputs):
+        if places.get(value) != Place(0):
+            raise Mixed(f"axis 0 of output {number}, {list(value.shape)}, is not the batch alone")
+
+
+def _check_same(few: Graph, many: Graph, places: dict[Value, Place]) -> None:
+    """Raise Mixed unless the graphs differ by the batch alone, in sizes and in numbers."""
+    if [type(n.op) for n in few.nodes] != [type(n.op) for n in many.nodes]:
+        raise Mixed("the model computes differently for another batch")
+    for node, other in zip(few.nodes, many.nodes, strict=True):
+        if _without_sizes(node.op) != _without_sizes(other.op):
+            raise Mixed(f"{_words(node)} computes with the size of the batch")
+        for value, twin in zip(node.outputs, other.outputs, strict=True):
+            place = places.get(value)
+            if place is not None and _other_sizes(value, place) != _other_sizes(twin, place):
+                raise Mixed(f"{_words(node)} has sizes that depend on the batch")
+        for value, twin in zip(node.inputs, other.inputs, strict=True):
+            if value in few.constants and not _same_numbers(few, value, many, twin):
+                raise Mixed(f"{_words(node)} computes with the size of the batch")
+
+
+def _without_sizes(op: Op) -> Op:
+    """An operator without the sizes that its result has as well."""
+    if isinstance(op, Reshape | Expand | Chain):
+        return replace(op, shape=())
+    return replace(op, first=0, end=0) if isinstance(op, Slice) else op
+
+
+def _other_sizes(value: Value, place: Place | None) -> list[int]:
+    """All sizes but that of the axis with the batch."""
+    return [n for axis, n in enumerate(value.shape) if axis != place.axis]
+
+
+def _same_numbers(few: Graph, value: Value, many: Graph, twin: Value) -> bool:
+    """Whether constants are equal, or would be with as many rows: those of a batch are equal."""
+    one, other = few.constants[value], many.constants[twin]
+    if one is other:
+        return True
+    if one.ndim != other.ndim:
+        return False
+    common = tuple(slice(0, min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
+    return bool(np.array_equal(one[common], other[common], equal_nan=one.dtype.kind == "f"))

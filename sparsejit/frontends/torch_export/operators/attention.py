@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparsejit.frontends.torch_export.operators.arranging import moved
 from sparsejit.frontends.torch_export.operators.normalisation import softmax
 from sparsejit.frontends.torch_export.operators.selection import below
 from sparsejit.frontends.torch_export.operators.views import repeat_each
@@ -62,13 +63,21 @@ def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
         masked = write.pointwise("where", mask, scores, float("-inf"))
     else:
         masked = write.pointwise("add", scores, mask)
-    if leaves_one:
-        return softmax(write, masked, -1)
+    return softmax(write, masked, -1) if leaves_one else safe_softmax(write, masked)
+
+
+def safe_softmax(write: Writer, x: Value) -> Value:
+    """softmax over the last axis; rows of -infinity alone become zeros."""
     f = write.formula("masked_softmax")
-    shift = f("maximum", f("row_max", masked), _LOWEST)
-    powers = f("exp", f("sub", masked, shift))
+    shift = f("maximum", f("row_max", x), _LOWEST)
+    powers = f("exp", f("sub", x, shift))
     total = f("maximum", f("row_sum", powers), _TINY)
     return f.finish(f("mul", powers, f("reciprocal", total)))
+
+
+def safe_softmax_over(write: Writer, x: Operand, dim: int, *_: Any) -> Value:
+    """`safe_softmax` over any axis."""
+    return moved(write, safe_softmax(write, moved(write, write.floats(x), dim, -1)), -1, dim)
 
 
 def flash_attention(
@@ -90,5 +99,5 @@ def flash_attention(
 OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.scaled_dot_product_attention.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
-    "aten._safe_softmax.default": lambda write, x, dim, *_: softmax(write, x, dim),
+    "aten._safe_softmax.default": safe_softmax_over,
 }

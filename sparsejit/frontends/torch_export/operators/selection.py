@@ -47,21 +47,24 @@ def embedding_bag(
     padding_idx: int | None = -1,
 ) -> tuple[Any, ...]:
     """Sums, means or maxima of rows; bags of one known length need no offsets."""
+    index, kind = write.cast(indices, Element.INT64), _BAGS[mode]
+    factors = None if per_sample_weights is None else write.floats(per_sample_weights)
     if padding_idx is not None and padding_idx >= 0:
-        raise Unmapped("leaves out padding_idx")
-    weighted = per_sample_weights is not None
-    index = write.cast(indices, Element.INT64)
-    rest = [write.floats(per_sample_weights)] if weighted else []
+        if kind is not ops.BagKind.SUM:
+            raise Unmapped(f"the {kind.value} of rows other than padding_idx")
+        kept = write.cast(write.pointwise("not_equal", index, padding_idx), Element.FLOAT32)
+        factors = kept if factors is None else write.pointwise("mul", kept, factors)
+    rest, weighted = ([] if factors is None else [factors]), factors is not None
     shape = _bags(write, index, offsets, include_last_offset)
     if shape is not None:
         rest = [reshaped(write, each, shape) for each in rest]
-        op = ops.EmbeddingBag(_BAGS[mode], weighted=weighted)
+        op = ops.EmbeddingBag(kind, weighted=weighted)
         result = write.one(op, reshaped(write, index, shape), write.floats(weight), *rest)
         return result, None, None, None
     starts = write.cast(offsets, Element.INT64)
     if include_last_offset:
         starts = sliced(write, starts, 0, 0, starts.shape[0] - 1)
-    op = ops.EmbeddingBag(_BAGS[mode], with_offsets=True, weighted=weighted)
+    op = ops.EmbeddingBag(kind, with_offsets=True, weighted=weighted)
     return write.one(op, index, write.floats(weight), starts, *rest), None, None, None
 
 

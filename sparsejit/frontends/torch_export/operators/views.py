@@ -112,6 +112,7 @@ def expand_as(write: Writer, x: Operand, other: Operand) -> Value:
 
 def repeat(write: Writer, x: Operand, repeats: Sizes) -> Value:
     """Each axis repeated as a whole."""
+    repeats = (1,) * (len(write.shape(x)) - len(repeats)) + tuple(repeats)
     shape = (1,) * (len(repeats) - len(write.shape(x))) + tuple(write.shape(x))
     apart = [size for n in shape for size in (1, n)]
     wide = [size for count, n in zip(repeats, shape, strict=True) for size in (count, n)]

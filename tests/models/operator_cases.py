@@ -1,0 +1,168 @@
+"""Arguments for every row of the operator table: `CASES[row]` is a list of calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_GENERATOR = torch.Generator().manual_seed(11)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor that is a constant of the model."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """Positional and named arguments of an operator; tensors among them are inputs."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    return Call(args, kwargs)
+
+
+def rand(*shape: int) -> torch.Tensor:
+    """Both signs, none of them near a whole number's half."""
+    return torch.randn(shape, generator=_GENERATOR)
+
+
+def positive(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=_GENERATOR) + 0.25
+
+
+def whole(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=_GENERATOR)
+
+
+def truths(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=_GENERATOR) > 0.5
+
+
+def weight(*shape: int) -> Known:
+    return Known(rand(*shape))
+
+
+X = rand(3, 5)
+UNARY = (
+    *("neg", "abs", "relu", "sign", "sgn", "square", "floor", "ceil", "round", "trunc", "fix"),
+    *("exp", "expm1", "tanh", "sigmoid", "erf", "sin", "cos", "special_expit", "isnan", "isinf"),
+    *("alias", "detach", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "positive"),
+    *("gelu", "silu", "mish", "softplus", "log_sigmoid", "elu", "selu", "celu", "leaky_relu"),
+    *("hardtanh", "relu6", "hardsigmoid", "hardswish", "hardshrink", "softshrink", "tan", "exp2"),
+    *("nan_to_num", "t", "numpy_T", "mT", "view_as_self"),
+)
+OF_POSITIVE = ("sqrt", "rsqrt", "reciprocal", "log", "log1p", "log2", "log10")
+TRUTH = ("logical_and", "logical_or", "logical_xor")
+
+CASES: dict[str, list[Call]] = {
+    **{f"aten.{n}.default": [call(3 * X)] for n in UNARY if n != "view_as_self"},
+    **{f"aten.{n}.default": [call(positive(2, 7))] for n in OF_POSITIVE},
+    **{f"aten.{n}.default": [call(truths(4), rand(4)), call(X, X)] for n in TRUTH},
+    "aten.logical_not.default": [call(truths(4)), call(whole(2, 5))],
+    **{
+        f"aten.{n}.Tensor": [call(X, rand(3, 5)), call(X, rand(5)), call(whole(3, 4), whole(3, 4))]
+        for n in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
+    **{f"aten.{n}.Scalar": [call(X, 0.5)] for n in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"aten.bitwise_{n}.Tensor": [call(truths(6), truths(6))] for n in ("and", "or", "xor")},
+    "aten.bitwise_not.default": [call(truths(6))],
+    "aten.add.Tensor": [
+        call(X, rand(5), alpha=2),
+        call(X, 3),
+        call(truths(3), truths(3)),
+        call(whole(9, 3), whole(9, 3), alpha=2),
+        call(X, whole(4, 3, 1)),
+        call(truths(3, 1), X),
+    ],
+    "aten.add.Scalar": [call(X, 1.5), call(whole(9, 3), 2)],
+    "aten.sub.Tensor": [call(X, rand(3, 1), alpha=0.5)],
+    "aten.sub.Scalar": [call(X, 2)],
+    "aten.rsub.Tensor": [call(X, rand(5))],
+    "aten.rsub.Scalar": [call(X, 1, 2)],
+    "aten.mul.Tensor": [call(X, weight(5)), call(X, 2.0), call(truths(3), truths(3))],
+    "aten.mul.Scalar": [call(X, 0.5)],
+    "aten.div.Tensor": [call(X, positive(5)), call(whole(9, 4), whole(3, 4) + 1), call(X, 4)],
+    "aten.div.Scalar": [call(X, 3)],
+    "aten.div.Tensor_mode": [
+        call(5 * X, positive(5), rounding_mode=mode) for mode in (None, "floor", "trunc")
+    ],
+    "aten.div.Scalar_mode": [call(5 * X, 0.3, rounding_mode="trunc")],
+    "aten.floor_divide.default": [call(5 * X, positive(5))],
+    "aten.floor_divide.Scalar": [call(5 * X, 0.7)],
+    "aten.remainder.Tensor": [call(5 * X, rand(5))],
+    "aten.remainder.Scalar": [call(5 * X, 0.75)],
+    "aten.fmod.Tensor": [call(5 * X, rand(5))],
+    "aten.fmod.Scalar": [call(5 * X, 0.75)],
+    "aten.pow.Tensor_Scalar": [
+        *(call(X, n) for n in (1, 2, 3, 4.0, 7, -1, -2)),
+        *(call(positive(4), n) for n in (0.5, -0.5, 1.7, -0.3)),
+    ],
+    "aten.pow.Tensor_Tensor": [call(X, Known(torch.tensor(3.0)))],
+    "aten.pow.Scalar": [call(2, X), call(0.5, X)],
+    "aten.maximum.default": [call(X, rand(5))],
+    "aten.minimum.default": [call(X, rand(5))],
+    "aten.max.other": [call(X, rand(3, 1))],
+    "aten.min.other": [call(X, rand(3, 1))],
+    "aten.addcmul.default": [call(X, rand(5), rand(3, 1), value=0.5)],
+    "aten.addcdiv.default": [call(X, rand(5), positive(3, 1), value=2)],
+    "aten.lerp.Scalar": [call(X, rand(3, 5), 0.25)],
+    "aten.lerp.Tensor": [call(X, rand(3, 5), positive(5))],
+    "aten.clamp.default": [
+        call(X, -0.5, 0.5),
+        call(X, None, 0),
+        call(X, 0.1),
+        call(whole(9, 3), 2),
+    ],
+    "aten.clamp.Tensor": [call(X, rand(5), None), call(X, None, rand(5))],
+    "aten.clamp_min.default": [call(X, 0.1)],
+    "aten.clamp_min.Tensor": [call(X, rand(5))],
+    "aten.clamp_max.default": [call(X, 0.1)],
+    "aten.clamp_max.Tensor": [call(X, rand(5))],
+    "aten.where.self": [call(truths(3, 5), X, rand(5)), call(truths(5), X, whole(3, 5))],
+    "aten.where.ScalarOther": [call(truths(3, 5), X, 2.0)],
+    "aten.where.ScalarSelf": [call(truths(3, 5), 2.0, X)],
+    "aten.where.Scalar": [call(truths(3, 5), 2.0, 3.0)],
+    "aten.masked_fill.Scalar": [call(X, truths(5), float("-inf")), call(whole(9, 5), truths(5), 0)],
+    "aten.masked_fill.Tensor": [call(X, truths(3, 1), Known(torch.tensor(0.5)))],
+    "aten.dropout.default": [call(X, 0.5, False)],
+    "aten.feature_dropout.default": [call(X, 0.5, False)],
+    "aten.alpha_dropout.default": [call(X, 0.5, False)],
+    "aten.feature_alpha_dropout.default": [call(X, 0.5, False)],
+    "aten.to.dtype": [
+        call(3 * X, torch.int64),
+        call(truths(4), torch.float32),
+        call(whole(9, 4), torch.float32),
+        call(whole(2, 4), torch.bool),
+        call(X, torch.bool),
+    ],
+    "aten.to.dtype_layout": [call(whole(9, 4), dtype=torch.float32)],
+    "aten.to.device": [call(truths(4), torch.device("cpu"), torch.int64)],
+    "aten.to.other": [call(truths(4), X)],
+    "aten._to_copy.default": [call(whole(9, 4), dtype=torch.float32), call(X)],
+    "aten.type_as.default": [call(whole(9, 4), X)],
+    "aten.copy.default": [call(X, rand(5)), call(X, whole(4, 3, 1))],
+    "aten.prelu.default": [call(rand(2, 4, 3), weight(4)), call(X, weight(1))],
+    "aten._prelu_kernel.default": [call(X, weight(1, 1))],
+    "aten.threshold.default": [call(X, 0.25, -7)],
+    "aten.glu.default": [call(rand(3, 6)), call(rand(4, 3, 2), 0)],
+}
+MORE: dict[str, list[Call]] = {
+    "aten.gelu.default": [call(X, approximate="tanh")],
+    "aten.elu.default": [call(X, 0.5, 2, 1.5)],
+    "aten.softplus.default": [call(X, 2, 1)],
+    "aten.celu.default": [call(X, 0.5)],
+    "aten.t.default": [call(rand(4))],
+    "aten.nan_to_num.default": [
+        call(torch.tensor([1.0, torch.inf, -torch.inf, torch.nan]), 0.5, 9.0, -9.0)
+    ],
+    "aten.floor.default": [call(whole(9, 4))],
+    "aten.exp.default": [call(whole(4, 3))],
+}

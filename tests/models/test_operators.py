@@ -1,0 +1,100 @@
+"""Every row of the operator table against torch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import operator_cases
+import pytest
+import tensor_cases
+import torch
+import view_cases
+from operator_cases import Call, Known
+from torch import fx
+
+from sparsejit.errors import UnsupportedOperator
+from sparsejit.frontends.torch_export import graph_of
+from sparsejit.frontends.torch_export.interpreting import leaves
+from sparsejit.frontends.torch_export.table import OPERATORS
+
+GROUPS = (
+    *(operator_cases.CASES, operator_cases.MORE, tensor_cases.PRODUCTS, tensor_cases.REDUCTIONS),
+    *(tensor_cases.NORMALISATIONS, view_cases.VIEWS, view_cases.SELECTIONS, view_cases.POOLINGS),
+)
+CALLS = [(row, each) for group in GROUPS for row, calls in group.items() for each in calls]
+# These answer with a number; the test of symbolic batches needs them.
+NUMBERS = {"aten.sym_size.int", "aten.size.int"}
+
+
+def overload(row: str) -> Any:
+    namespace, packet, name = row.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), name)
+
+
+def as_module(row: str, each: Call) -> tuple[fx.GraphModule, dict[str, torch.Tensor], list[Any]]:
+    """The call as an exported graph, its constants, and its inputs."""
+    graph, constants, inputs = fx.Graph(), {}, []
+
+    def placed(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [placed(item) for item in x]
+        if not isinstance(x, Known | torch.Tensor):
+            return x
+        node = graph.placeholder(f"x{len(constants) + len(inputs)}")
+        if isinstance(x, Known):
+            constants[node.name] = x.tensor
+        else:
+            node.meta["val"] = x
+            inputs.append(x)
+        return node
+
+    args = tuple(placed(x) for x in each.args)
+    kwargs = {key: placed(x) for key, x in each.kwargs.items()}
+    graph.output(graph.call_function(overload(row), args, kwargs))
+    # Placeholders come first.
+    return fx.GraphModule({}, graph), constants, inputs
+
+
+def expected(row: str, each: Call) -> list[Any]:
+    """What torch computes, in float64."""
+
+    def double(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [double(item) for item in x]
+        x = x.tensor if isinstance(x, Known) else x
+        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    kwargs = {key: double(x) for key, x in each.kwargs.items()}
+    if kwargs.get("dtype") is torch.float32:
+        kwargs["dtype"] = torch.float64
+    args = [torch.float64 if x is torch.float32 else double(x) for x in each.args]
+    return leaves(overload(row)(*args, **kwargs))
+
+
+@pytest.mark.parametrize(("row", "each"), CALLS, ids=[row for row, _ in CALLS])
+def test_every_operator_computes_what_torch_does(row: str, each: Call) -> None:
+    module, constants, inputs = as_module(row, each)
+    graph = graph_of(module, constants)
+    results = graph.evaluate([x.numpy() for x in inputs])
+    for value, result, tensor in zip(graph.outputs, results, expected(row, each), strict=False):
+        assert value.shape == tuple(tensor.shape) == result.shape
+        assert value.type.element.value == str(tensor.dtype)[6:].replace("float64", "float32")
+        np.testing.assert_allclose(result, tensor.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_every_row_has_a_case() -> None:
+    assert set(OPERATORS) - NUMBERS == {row for row, _ in CALLS}
+
+
+def test_the_mappings_are_used_and_not_decompositions(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "sparsejit.frontends.torch_export.interpreting.decomposed"
+    monkeypatch.setattr(name, lambda *_: None)
+    failed = set()
+    for row, each in CALLS:
+        module, constants, _ = as_module(row, each)
+        try:
+            graph_of(module, constants)
+        except UnsupportedOperator:
+            failed.add(row)
+    assert not failed

@@ -1,0 +1,173 @@
+"""Arguments for the rows of the operator table that arrange, choose or pool elements."""
+
+from __future__ import annotations
+
+import torch
+from operator_cases import Call, Known, X, call, rand, weight, whole
+
+CUBE, IMAGE, SEQUENCE = rand(3, 4, 5), rand(2, 4, 9, 8), rand(2, 4, 12)
+EVEN = Known(torch.tensor([0, 3, 6]))
+UNEVEN = Known(torch.tensor([0, 2, 2, 5]))
+ROUNDS = (("reflection", 2), ("replication", 3))
+
+VIEWS: dict[str, list[Call]] = {
+    "aten.view.default": [call(CUBE, [12, 5]), call(CUBE, [3, -1]), call(whole(9, 6), [2, 3])],
+    "aten.reshape.default": [call(CUBE, [5, -1, 2]), call(rand(), [1])],
+    "aten._unsafe_view.default": [call(CUBE, [60])],
+    "aten.view_as.default": [call(CUBE, rand(12, 5))],
+    "aten.reshape_as.default": [call(CUBE, rand(12, 5))],
+    "aten.flatten.using_ints": [call(CUBE), call(CUBE, 1), call(CUBE, 0, -2), call(rand())],
+    "aten.unflatten.int": [call(CUBE, 1, [2, 2]), call(CUBE, -2, [-1, 2])],
+    "aten.unsqueeze.default": [call(CUBE, n) for n in (0, 1, -1, 3)],
+    "aten.squeeze.default": [call(rand(1, 3, 1)), call(CUBE)],
+    "aten.squeeze.dim": [call(rand(1, 3, 1), n) for n in (0, 1, -1)],
+    "aten.squeeze.dims": [call(rand(1, 3, 1, 1), [0, 1, -1])],
+    "aten.transpose.int": [call(CUBE, 0, 2), call(CUBE, -1, -2), call(rand(3, 1, 4), 1, 2)],
+    "aten.swapaxes.default": [call(CUBE, 0, 1)],
+    "aten.swapdims.default": [call(CUBE, 0, 1)],
+    "aten.t.default": [call(rand(4)), call(X)],
+    "aten.numpy_T.default": [call(X)],
+    "aten.mT.default": [call(CUBE)],
+    "aten.permute.default": [call(CUBE, [2, 0, 1]), call(CUBE, [-1, 0, -2])],
+    "aten.movedim.int": [call(CUBE, 0, -1), call(CUBE, 2, 0)],
+    "aten.expand.default": [call(rand(3, 1), [2, -1, 5]), call(rand(), [4])],
+    "aten.expand_as.default": [call(rand(3, 1), X)],
+    "aten.broadcast_to.default": [call(rand(5), [3, 5])],
+    "aten.repeat.default": [call(X, [2, 3]), call(X, [2, 1, 2])],
+    "aten.tile.default": [call(X, [2, 3]), call(CUBE, [2])],
+    "aten.repeat_interleave.self_int": [call(X, 2, 1), call(X, 3), call(CUBE, 2, -3)],
+    "aten.cat.default": [
+        call([X, rand(2, 5)]),
+        call([X, rand(3, 2), X], 1),
+        call([rand(0), rand(4)]),
+        call([X, whole(9, 3, 5)], -1),
+    ],
+    "aten.concat.default": [call([X, X], -1)],
+    "aten.concatenate.default": [call([X, X], 1)],
+    "aten.stack.default": [call([X, X], n) for n in (0, 1, -1)],
+    "aten.split.Tensor": [call(X, 2, 1), call(CUBE, 3)],
+    "aten.split.sizes": [call(X, [1, 4], 1)],
+    "aten.split_with_sizes.default": [call(X, [1, 0, 4], -1)],
+    "aten.chunk.default": [call(X, 2, 1), call(X, 4, -1)],
+    "aten.tensor_split.sections": [call(X, 3, 1)],
+    "aten.unbind.int": [call(X), call(CUBE, -1)],
+    "aten.select.int": [call(CUBE, 0, 1), call(CUBE, -1, -2)],
+    "aten.slice.Tensor": [
+        call(CUBE, 1, 1, 3),
+        call(CUBE, 2, -3, 9223372036854775807),
+        call(CUBE, 2, 0, 5, 2),
+        call(CUBE, 0, 2, 1),
+    ],
+    "aten.narrow.default": [call(CUBE, 1, 1, 2), call(CUBE, -1, -2, 2)],
+    "aten.slice_scatter.default": [
+        call(CUBE, rand(3, 2, 5), 1, 1, 3),
+        call(CUBE, rand(3, 4, 5)),
+        call(CUBE, rand(3, 4, 1), 2, -1),
+    ],
+    "aten.select_scatter.default": [call(CUBE, rand(3, 5), 1, -2)],
+    "aten.pad.default": [
+        call(CUBE, [1, 2]),
+        call(CUBE, [1, 0, 0, 2], "constant", 3.0),
+        call(CUBE, [-1, 2, -1, 0]),
+        call(CUBE, [2, 1], "reflect"),
+        call(CUBE, [2, 3], "replicate"),
+        call(CUBE, [2, 4], "circular"),
+        call(IMAGE, [1, 2, 3, 0], "reflect"),
+        call(IMAGE, [1, 2, 3, 0], "circular"),
+    ],
+    "aten.constant_pad_nd.default": [call(X, [1, 1], 0.5), call(whole(9, 4), [0, 2])],
+    **{
+        f"aten.{name}_pad{rank}d.default": [call(rand(2, 3, *(7,) * rank), [width] * 2 * rank)]
+        for name, width in ROUNDS
+        for rank in (1, 2)
+    },
+    "aten.roll.default": [call(X, [2], [1]), call(X, [-1, 7], [0, 1]), call(X, [3])],
+    "aten.pixel_shuffle.default": [call(rand(2, 8, 3, 4), 2)],
+    "aten.zeros_like.default": [call(X), call(X, dtype=torch.int64)],
+    "aten.ones_like.default": [call(X)],
+    "aten.full_like.default": [call(X, 2.5)],
+    "aten.new_zeros.default": [call(X, [2, 3])],
+    "aten.new_ones.default": [call(X, [2, 3])],
+    "aten.new_full.default": [call(X, [2, 3], 0.5)],
+    "aten.fill.Scalar": [call(X, 0.5)],
+    "aten.fill.Tensor": [call(X, Known(torch.tensor(0.5)))],
+    "aten.zero.default": [call(X)],
+}
+SELECTIONS: dict[str, list[Call]] = {
+    "aten.embedding.default": [call(weight(9, 4), whole(9, 2, 3)), call(weight(9, 4), whole(9, 1))],
+    **{
+        f"aten.{name}": [
+            *(call(weight(9, 4), whole(9, 9), EVEN, False, mode) for mode in (0, 1, 2)),
+            *(call(weight(9, 4), whole(9, 7), UNEVEN, False, mode) for mode in (0, 1, 2)),
+            call(weight(9, 4), whole(9, 7), UNEVEN, False, 0, False, rand(7)),
+            call(weight(9, 4), whole(9, 9), EVEN, False, 0, False, rand(9)),
+            call(weight(9, 4), whole(9, 6), EVEN, False, 0, False, None, True),
+        ]
+        for name in (
+            *("embedding_bag.default", "_embedding_bag.default"),
+            "_embedding_bag_forward_only.default",
+        )
+    },
+    "aten.embedding_bag.padding_idx": [
+        *(
+            call(weight(9, 4), whole(4, 9), bags, False, mode, False, None, False, padding)
+            for bags in (EVEN, UNEVEN)
+            for mode, padding in ((0, None), (1, None), (2, None), (0, 2))
+        ),
+        call(weight(9, 4), whole(4, 9), EVEN, False, 0, False, rand(9), False, 1),
+    ],
+    "aten.index_select.default": [
+        call(CUBE, 1, Known(torch.tensor([0, 1, 3]))),
+        call(CUBE, 2, Known(torch.tensor([4, 3, 2, 1, 0] * 2))),
+        call(CUBE, 1, whole(4, 6)),
+    ],
+    "aten.index.Tensor": [
+        call(CUBE, [None, Known(torch.tensor([3, -1, 0]))]),
+        call(CUBE, [Known(torch.tensor([[2, 0], [1, 1]]))]),
+        call(CUBE, [None, None, Known(torch.tensor([True, False, True, True, False]))]),
+        call(CUBE, [None, whole(4, 2, 3)]),
+    ],
+    "aten.flip.default": [call(CUBE, [0]), call(CUBE, [1, 2]), call(rand(2, 12), [-1])],
+    "aten.topk.default": [
+        call(X, 2),
+        call(X, 5, 1, False),
+        call(CUBE, 2, 0),
+    ],
+    "aten.sort.default": [call(X), call(X, 0, True)],
+    "aten.sort.stable": [call(X, stable=True, dim=1)],
+    "aten.argsort.default": [call(X), call(X, 0, True)],
+    "aten.one_hot.default": [call(whole(5, 2, 3), 5)],
+    "aten.tril.default": [call(CUBE), call(X, 1)],
+    "aten.triu.default": [call(CUBE), call(X, -1)],
+}
+POOLINGS: dict[str, list[Call]] = {
+    "aten.max_pool1d.default": [call(SEQUENCE, [3]), call(SEQUENCE, [3], [2], [1], [2], True)],
+    "aten.max_pool2d.default": [
+        call(IMAGE, [2, 3]),
+        call(IMAGE, [3], [2], [1]),
+        call(IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        call(rand(4, 9, 8), [3, 2], [1, 2]),
+    ],
+    "aten.max_pool2d_with_indices.default": [call(IMAGE, [2, 3], [1, 2])],
+    "aten.avg_pool1d.default": [call(SEQUENCE, [3], [2], [1]), call(SEQUENCE, [4])],
+    "aten.avg_pool2d.default": [
+        call(IMAGE, [2, 3]),
+        call(IMAGE, [3, 3], [2, 2], [1, 1]),
+        call(IMAGE, [3, 3], [2, 2], [1, 1], False, False),
+        call(IMAGE, [2, 2], [2, 2], [0, 0], True),
+        call(IMAGE, [2, 2], [2, 2], [0, 0], False, True, 3),
+    ],
+    "aten.adaptive_avg_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
+    "aten.adaptive_avg_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((1, 1), (3, 4), (4, 3))],
+    "aten._adaptive_avg_pool2d.default": [call(IMAGE, [3, 2])],
+    "aten.adaptive_max_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
+    "aten.adaptive_max_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((3, 4), (4, 3))],
+    "aten.upsample_nearest1d.vec": [call(SEQUENCE, None, [2.0]), call(SEQUENCE, [17], None)],
+    "aten.upsample_nearest2d.vec": [
+        call(IMAGE, None, [2.0, 3.0]),
+        call(IMAGE, [18, 8], None),
+        call(IMAGE, None, [1.5, 0.5]),
+    ],
+    "aten.sym_size.int": [],
+    "aten.size.int": [],
+}
