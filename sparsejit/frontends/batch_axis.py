@@ -68,7 +68,7 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, Place]) -> None:
             raise Mixed(f"{_words(node)} computes with the size of the batch")
         for value, twin in zip(node.outputs, other.outputs, strict=True):
             place = places.get(value)
-            if place is not None and _other_sizes(value, place) != _other_sizes(twin, place):
+            if place and _other_sizes(value, place) != _other_sizes(twin, place):
                 raise Mixed(f"{_words(node)} has sizes that depend on the batch")
         for value, twin in zip(node.inputs, other.inputs, strict=True):
             if value in few.constants and not _same_numbers(few, value, many, twin):
@@ -82,7 +82,7 @@ def _without_sizes(op: Op) -> Op:
     return replace(op, first=0, end=0) if isinstance(op, Slice) else op
 
 
-def _other_sizes(value: Value, place: Place | None) -> list[int]:
+def _other_sizes(value: Value, place: Place) -> list[int]:
     """All sizes but that of the axis with the batch."""
     return [n for axis, n in enumerate(value.shape) if axis != place.axis]
 

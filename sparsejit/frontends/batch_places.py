@@ -227,10 +227,21 @@ def _pad(follow: Follower, node: Node, op: Pad) -> None:
 
 _RULES: dict[type, Callable[[Follower, Node, Any], None]] = {
     **dict.fromkeys((Pointwise, Cast, Expand), _pointwise),
-    Chain: _chain, Linear: _linear, Bmm: _bmm, Recurrence: _recurrence,
-    Convolution: _convolution, Pooling: _pooling,
-    Embedding: _embedding, EmbeddingBag: _embedding_bag, ArgMax: _last_axis, TopK: _last_axis,
-    Reshape: _reshape, Permute: _permute, Slice: _slice, Concat: _concat, Pad: _pad,
+    Chain: _chain,
+    Linear: _linear,
+    Bmm: _bmm,
+    Recurrence: _recurrence,
+    Convolution: _convolution,
+    Pooling: _pooling,
+    Embedding: _embedding,
+    EmbeddingBag: _embedding_bag,
+    ArgMax: _last_axis,
+    TopK: _last_axis,
+    Reshape: _reshape,
+    Permute: _permute,
+    Slice: _slice,
+    Concat: _concat,
+    Pad: _pad,
 }
 
 

@@ -54,16 +54,23 @@ def describe(nest: Any, is_tensor: Callable[[Any], bool], where: str) -> Nest:
     if isinstance(nest, Mapping):
         keys = tuple(nest)
         return Nest(NestKind.DICT, _each(nest.values(), is_tensor, where, keys), keys)
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        own, fields = type(nest), tuple(nest._fields)
+    if isinstance(nest, tuple) and (fields := _fields(nest)):
+        own: Any = type(nest)
+        rebuild = own if hasattr(own, "_fields") else lambda *items: own(items)
         items = _each(nest, is_tensor, where, fields)
-        return Nest(NestKind.NAMED_TUPLE, items, fields, own.__name__, rebuild=own)
+        return Nest(NestKind.NAMED_TUPLE, items, fields, own.__name__, rebuild=rebuild)
     if type(nest) in (tuple, list):
         kind = NestKind.TUPLE if type(nest) is tuple else NestKind.LIST
         return Nest(kind, _each(nest, is_tensor, where, range(len(nest))))
     raise InvalidInput(
         f"{where} is a {type(nest).__name__}; give tensors in tuples, lists, dicts or named tuples"
     )
+
+
+def _fields(nest: tuple[Any, ...]) -> tuple[str, ...]:
+    """The names in a named tuple, or in what torch's own functions return."""
+    own: Any = type(nest)
+    return tuple(getattr(own, "_fields", own.__match_args__ if hasattr(own, "n_fields") else ()))
 
 
 def _each(

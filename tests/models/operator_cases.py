@@ -56,7 +56,19 @@ UNARY = (
     *("exp", "expm1", "tanh", "sigmoid", "erf", "sin", "cos", "special_expit", "isnan", "isinf"),
     *("alias", "detach", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "positive"),
     *("gelu", "silu", "mish", "softplus", "log_sigmoid", "elu", "selu", "celu", "leaky_relu"),
-    *("hardtanh", "relu6", "hardsigmoid", "hardswish", "hardshrink", "softshrink", "tan", "exp2"),
+    *(
+        "hardtanh",
+        "relu6",
+        "hardsigmoid",
+        "hardswish",
+        "hardshrink",
+        "softshrink",
+        "tan",
+        "exp2",
+        "sinh",
+        "cosh",
+        "erfc",
+    ),
     *("nan_to_num", "t", "numpy_T", "mT", "view_as_self"),
 )
 OF_POSITIVE = ("sqrt", "rsqrt", "reciprocal", "log", "log1p", "log2", "log10")

@@ -140,6 +140,7 @@ REDUCTIONS = {
     },
     **{f"aten.{n}.dim": [call(X, [1], False), call(X, [0], True, True)] for n in ("var", "std")},
     **{f"aten.{n}.default": [call(X), call(X, False)] for n in ("var", "std")},
+    "aten.var_mean.correction": [call(X, [1], correction=0), call(X)],
     "aten.linalg_vector_norm.default": [
         *(call(X, order) for order in (2, 1, 0, 3, float("inf"), float("-inf"), 1.5)),
         call(rand(3, 4, 5), 2, [1], True),

@@ -81,6 +81,7 @@ VIEWS: dict[str, list[Call]] = {
         for name, width in ROUNDS
         for rank in (1, 2)
     },
+    "aten.unfold.default": [call(CUBE, 1, 2, 1), call(rand(2, 9), -1, 3, 2)],
     "aten.roll.default": [call(X, [2], [1]), call(X, [-1, 7], [0, 1]), call(X, [3])],
     "aten.pixel_shuffle.default": [call(rand(2, 8, 3, 4), 2)],
     "aten.zeros_like.default": [call(X), call(X, dtype=torch.int64)],
@@ -127,6 +128,10 @@ SELECTIONS: dict[str, list[Call]] = {
         call(CUBE, [None, None, Known(torch.tensor([True, False, True, True, False]))]),
         call(CUBE, [None, whole(4, 2, 3)]),
     ],
+    "aten._unsafe_index.Tensor": [
+        call(IMAGE, [None, None, Known(torch.tensor([[0], [8]])), Known(torch.tensor([1, 1, 2]))]),
+        call(CUBE, [Known(torch.tensor([[2]])), Known(torch.tensor([[1, 3]]))]),
+    ],
     "aten.flip.default": [call(CUBE, [0]), call(CUBE, [1, 2]), call(rand(2, 12), [-1])],
     "aten.topk.default": [
         call(X, 2),
@@ -162,6 +167,12 @@ POOLINGS: dict[str, list[Call]] = {
     "aten._adaptive_avg_pool2d.default": [call(IMAGE, [3, 2])],
     "aten.adaptive_max_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
     "aten.adaptive_max_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((3, 4), (4, 3))],
+    "aten.upsample_linear1d.vec": [call(SEQUENCE, [17], True, None)],
+    "aten.upsample_bilinear2d.vec": [
+        call(IMAGE, None, False, [2.0, 1.5]),
+        call(IMAGE, [5, 20], True, None),
+    ],
+    "aten.upsample_bicubic2d.vec": [call(IMAGE, [20, 11], False, None)],
     "aten.upsample_nearest1d.vec": [call(SEQUENCE, None, [2.0]), call(SEQUENCE, [17], None)],
     "aten.upsample_nearest2d.vec": [
         call(IMAGE, None, [2.0, 3.0]),

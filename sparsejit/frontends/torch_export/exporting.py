@@ -54,6 +54,7 @@ class Exported:
         self.input_tree = _form(program.call_spec.in_spec, _arguments(signature), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(signature), "outputs")
         self._symbol, self.example_batch, found = _batch_of(self._program)
+        self.graph()  # so that what is missing is said now
         self.why_not_free = why_not_free or found or self._mixing()
 
     @property

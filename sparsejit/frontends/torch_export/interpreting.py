@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule, Node
 
+# Stands for the result of a missing operator that no graph can hold.
+_ABSENT = object()
 # What a name of the exported graph stands for: a value, a known tensor, a number, or a list.
 Result = Any
 
@@ -38,21 +41,45 @@ def graph_of(
     outputs are the tensors that the module returns. Raises UnsupportedOperator, which lists every
     operator that has no mapping, and InvalidInput for an input of a dtype that no graph holds.
     """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():  # in a compiler that torch calls, one is at work
+        return _graph_of(module, constants, sizes or {}, arrays, names or {})
+
+
+def _graph_of(
+    module: GraphModule,
+    constants: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, int],
+    arrays: dict[str, Array] | None,
+    names: Mapping[str, str],
+) -> Graph:
     builder = GraphBuilder()
     write = Writer(builder, {} if arrays is None else arrays)
-    interpreter = Interpreter(write, sizes or {})
+    interpreter = Interpreter(write, sizes)
     given: list[Result] = []
     for node in module.graph.nodes:
         if node.op == "placeholder" and node.name in constants:
             tensor = in_float32(constants[node.name])
-            write.name(tensor, node.name, (names or {}).get(node.name, node.name))
+            write.name(tensor, node.name, names.get(node.name, node.name))
             given.append(tensor)
         elif node.op == "placeholder":
             given.append(interpreter.input(node))
     outputs = interpreter.run(module, given)
     if interpreter.missing:
         refuse(interpreter.missing)
-    return builder.finish([write.value(x) for x in leaves(outputs) if is_value(x)])
+    return _pruned(builder.finish([write.value(x) for x in leaves(outputs) if is_value(x)]))
+
+
+def _pruned(graph: Graph) -> Graph:
+    """Without nodes and constants that no output needs."""
+    needed, kept = set(graph.outputs), []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            needed.update(node.inputs)
+            kept.append(node)
+    constants = {value: array for value, array in graph.constants.items() if value in needed}
+    return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
 
 
 def is_value(x: Result) -> bool:
@@ -145,6 +172,8 @@ class Interpreter:
         if not hasattr(target, "_schema"):
             return self._python(node, target, args, kwargs)
         target = functional(target)
+        if any(leaf is _ABSENT for leaf in leaves([*args, *kwargs.values()])):
+            return self._stand_in(node.meta.get("val"))
         try:
             return self._mapped(target, args, kwargs)
         except Unmapped as reason:
@@ -155,12 +184,15 @@ class Interpreter:
     def _mapped(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
         import torch
 
-        if not any(isinstance(leaf, Value) for leaf in leaves([*args, *kwargs.values()])):
-            if torch.Tag.nondeterministic_seeded in target.tags:
-                raise Unmapped("draws random numbers")
-            with torch.no_grad():
-                return target(*args, **kwargs)
         mapping = OPERATORS.get(str(target))
+        if mapping is None and torch.Tag.nondeterministic_seeded in target.tags:
+            raise Unmapped("draws random numbers")
+        if not any(isinstance(leaf, Value) for leaf in leaves([*args, *kwargs.values()])):
+            try:
+                with torch.no_grad():
+                    return target(*args, **kwargs)
+            except Exception as error:  # of whatever type torch raises
+                raise Unmapped(str(error).partition("\n")[0]) from None
         if mapping is None:
             return self._decomposed(target, args, kwargs, Unmapped(""))
         try:
@@ -211,7 +243,10 @@ class Interpreter:
             return [self._stand_in(item) for item in example]
         if not is_tensor(example):
             return self._number(example)
-        return self.write.builder.input(self._type(example), self.write.origin)
+        try:
+            return self.write.builder.input(self._type(example), self.write.origin)
+        except Unmapped:
+            return _ABSENT
 
     def _type(self, example: Any) -> Any:
         sizes = [self._number(n) for n in example.shape]

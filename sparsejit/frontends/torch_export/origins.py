@@ -36,4 +36,4 @@ def _torch_folder() -> str:
 def _plain(path: str) -> str:
     """`layers.0` of `L['self'].layers.0` and of `L['self']._modules['layers']._modules['0']`."""
     path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
-    return re.sub(r"^L\['self'\]\.?", "", path)
+    return re.sub(r"^L\['\w+'\]\.?", "", path)

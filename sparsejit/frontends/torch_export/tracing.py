@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +15,9 @@ from sparsejit.frontends.arrays import is_tensor
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.nn import Module
+
+
+_FIXED_SIZE = re.compile(r"specialized it to be a constant \((\d+)\)")
 
 
 def traced(
@@ -37,15 +40,18 @@ def traced(
         warnings.warn(
             "the model is in training mode; what model.eval() computes is compiled", stacklevel=4
         )
-    model = _in_float32(model)
-    args, kwargs = _as_float32(args), _as_float32(kwargs)
     why_not = _no_common_batch(args, kwargs) if free_batch else "it was not asked for"
     with _evaluating(model):
         if not why_not:
             try:
                 return _exported(model, args, kwargs, True), ""
             except Exception as error:  # torch has many types for a size that must not change
-                why_not = f"torch.export fixes it: {_first_line(error)}"
+                fixed = _FIXED_SIZE.search(str(error))
+                why_not = (
+                    f"the model works for axis 0 of {fixed[1]} only"
+                    if fixed
+                    else f"torch.export fixes it: {_first_line(error)}"
+                )
         try:
             return _exported(model, args, kwargs, False), why_not
         except Exception as error:
@@ -73,27 +79,6 @@ def _no_common_batch(args: Any, kwargs: Any) -> str:
         found = ", ".join(str(size) for (size,) in sorted(sizes))
         return f"axis 0 of the inputs differs: {found}"
     return "axis 0 of the inputs is empty" if sizes == {(0,)} else ""
-
-
-def _as_float32(nest: Any) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map
-
-    def single(x: Any) -> Any:
-        other = is_tensor(x) and x.is_floating_point() and x.dtype is not torch.float32
-        return x.float() if other else x
-
-    return tree_map(single, nest)
-
-
-def _in_float32(model: Module) -> Module:
-    """The model, or a copy where it holds other floats."""
-    import torch
-
-    tensors = [*model.parameters(), *model.buffers()]
-    if all(t.dtype is torch.float32 for t in tensors if t.is_floating_point()):
-        return model
-    return copy.deepcopy(model).float()
 
 
 @contextmanager

@@ -151,6 +151,23 @@ def tan(write: Writer, x: Operand) -> Value:
     return f.finish(f("div", f("sin", x), f("cos", x)))
 
 
+def hyperbolic(kind: str) -> Callable[[Writer, Operand], Value]:
+    """(exp(x) - exp(-x)) / 2, or their sum's half; sinh by expm1, exact near zero."""
+
+    def mapping(write: Writer, x: Operand) -> Value:
+        f = write.formula("sinh" if kind == "sub" else "cosh")
+        powers = "expm1" if kind == "sub" else "exp"
+        return f.finish(f("mul", f(kind, f(powers, x), f(powers, f("neg", x))), 0.5))
+
+    return mapping
+
+
+def erfc(write: Writer, x: Operand) -> Value:
+    """1 - erf(x)."""
+    f = write.formula("erfc")
+    return f.finish(f("sub", 1.0, f("erf", x)))
+
+
 def glu(write: Writer, x: Operand, dim: int = -1) -> Value:
     """The first half along an axis times the sigmoid of the second."""
     length = write.shape(x)[dim]
@@ -204,6 +221,9 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "softshrink": softshrink,
     "threshold": threshold,
     "tan": tan,
+    "sinh": hyperbolic("sub"),
+    "cosh": hyperbolic("add"),
+    "erfc": erfc,
     "glu": glu,
     "exp2": exp2,
     "log2": log_to(2),

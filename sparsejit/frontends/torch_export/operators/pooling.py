@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import joined, reshaped, sliced
+from sparsejit.frontends.torch_export.operators.arranging import (
+    joined,
+    moved,
+    reshaped,
+    sliced,
+)
 from sparsejit.frontends.torch_export.operators.convolution import each_axis
 from sparsejit.frontends.torch_export.operators.reductions import largest, mean_over
 from sparsejit.frontends.torch_export.operators.selection import taken
+from sparsejit.frontends.torch_export.operators.views import repeat_each
 from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
+from sparsejit.ir.ops.products import Linear
 
 if TYPE_CHECKING:
     from sparsejit.frontends.torch_export.writing import Operand, Writer
@@ -169,9 +177,36 @@ def nearest(rank: int) -> Callable[..., Value]:
     return mapping
 
 
-def _nearest_axis(write: Writer, x: Value, axis: int, places: Any) -> Value:
-    from sparsejit.frontends.torch_export.operators.views import repeat_each
+def resampled(mode: str) -> Callable[..., Value]:
+    """Images of another size, each axis by a matrix of the weights that torch gives positions."""
 
+    def mapping(
+        write: Writer, x: Operand, output_size: Any, align_corners: bool, factors: Any
+    ) -> Value:
+        value = write.floats(x)
+        rank = len(value.shape) - 2
+        for number in range(rank):
+            factor = factors[number] if factors else None
+            size = output_size[number] if output_size else None
+            weights = _weights(value.shape[2 + number], size, factor, mode, align_corners)
+            rows = moved(write, value, 2 + number, -1)
+            value = moved(write, write.one(Linear(), rows, weights), -1, 2 + number)
+        return value
+
+    return mapping
+
+
+def _weights(length: int, size: int | None, factor: float | None, mode: str, align: bool) -> Array:
+    """(size, length): what each new position takes of each old one."""
+    import torch
+
+    images = torch.eye(length, dtype=torch.float64).reshape(length, 1, length, 1)
+    sizes: Any = {"scale_factor": (factor, 1.0)} if size is None else {"size": (size, 1)}
+    made = torch.nn.functional.interpolate(images, mode=mode, align_corners=align, **sizes)
+    return np.asarray(made.reshape(length, -1).T.contiguous().numpy())
+
+
+def _nearest_axis(write: Writer, x: Value, axis: int, places: Any) -> Value:
     length = x.shape[axis]
     if len(places) % length == 0:
         times = len(places) // length
@@ -191,6 +226,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten._adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
     "aten.adaptive_max_pool1d.default": adaptive_max_with_places(1),
     "aten.adaptive_max_pool2d.default": adaptive_max_with_places(2),
+    "aten.upsample_linear1d.vec": resampled("bilinear"),
+    "aten.upsample_bilinear2d.vec": resampled("bilinear"),
+    "aten.upsample_bicubic2d.vec": resampled("bicubic"),
     "aten.upsample_nearest1d.vec": nearest(1),
     "aten.upsample_nearest2d.vec": nearest(2),
 }

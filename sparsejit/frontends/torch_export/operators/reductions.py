@@ -146,6 +146,22 @@ def spread(title: str, steps: Callable[[float], Steps]) -> dict[str, Callable[..
     }
 
 
+def variance_and_mean(
+    write: Writer,
+    x: Operand,
+    dim: Axes = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
+    """Both."""
+    unbiased = _variance(1.0 if correction is None else float(correction))
+    value = write.floats(x)
+    return (
+        reduced(write, value, dim, keepdim, "var", unbiased),
+        reduced(write, value, dim, keepdim, "mean", _mean),
+    )
+
+
 def _norm(order: float) -> Steps:
     """(sum |x|^order)^(1 / order); of infinite order the largest |x|."""
 
@@ -286,6 +302,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.min.dim": min_with_place,
     **spread("var", _variance),
     **spread("std", _deviation),
+    "aten.var_mean.correction": variance_and_mean,
     "aten.linalg_vector_norm.default": vector_norm,
     "aten.norm.ScalarOpt_dim": norm,
     "aten.norm.ScalarOpt_dim_dtype": norm,

@@ -135,7 +135,7 @@ def index(write: Writer, x: Operand, indices: Sequence[Operand]) -> Value:
     """x[..., indices, ...] for indices of one axis; their bounds are not checked."""
     named = [axis for axis, each in enumerate(indices) if each is not None]
     if len(named) != 1:
-        raise Unmapped(f"by indices of {len(named)} axes")
+        return _grid(write, write.value(x), {axis: indices[axis] for axis in named})
     (axis,) = named
     chosen, known = indices[axis], write.known(indices[axis])
     if write.element(chosen) is Element.BOOL:
@@ -147,6 +147,27 @@ def index(write: Writer, x: Operand, indices: Sequence[Operand]) -> Value:
         shape = write.shape(x)
         return reshaped(write, result, (*shape[:axis], *known.shape, *shape[axis + 1 :]))
     return looked_up(write, x, axis, chosen)
+
+
+def _grid(write: Writer, x: Value, indices: dict[int, Operand]) -> Value:
+    """Known indices of neighbouring axes, each of which varies along sizes of its own."""
+    known = {axis: write.known(each) for axis, each in indices.items()}
+    arrays = [array for array in known.values() if array is not None and array.dtype != bool]
+    axes = list(known)
+    first, last = (axes[0], axes[-1]) if axes else (0, -1)
+    varying = [n for a in arrays for n in _varying(a, max(a.ndim for a in arrays))]
+    if len(arrays) != last - first + 1 or varying != sorted(set(varying)):
+        raise Unmapped(f"by indices of {len(indices)} axes")
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    result = x
+    for axis, array in zip(axes, arrays, strict=True):
+        result = taken(write, result, axis, array.reshape(-1))
+    return reshaped(write, result, (*x.shape[:first], *shape, *x.shape[last + 1 :]))
+
+
+def _varying(array: Array, rank: int) -> list[int]:
+    """Along which of `rank` broadcast axes it has more than one element."""
+    return [axis + rank - array.ndim for axis, n in enumerate(array.shape) if n > 1]
 
 
 def flip(write: Writer, x: Operand, dims: Sequence[int]) -> Value:
@@ -225,6 +246,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten.index_select.default": index_select,
     "aten.index.Tensor": index,
+    "aten._unsafe_index.Tensor": index,
     "aten.flip.default": flip,
     "aten.topk.default": top_k,
     "aten.sort.default": sort,

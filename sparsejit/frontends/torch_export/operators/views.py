@@ -302,6 +302,15 @@ def pixel_shuffle(write: Writer, x: Operand, upscale_factor: int) -> Value:
     return reshaped(write, permuted(write, apart, order), shape)
 
 
+def windows(write: Writer, x: Operand, dimension: int, size: int, step: int) -> Value:
+    """Windows of an axis, which becomes their number, their elements on a new last axis."""
+    value = write.value(x)
+    axis = axis_of(dimension, len(value.shape))
+    last = (value.shape[axis] - size) // step * step
+    parts = [sliced(write, value, axis, n, last + n + 1, step) for n in range(size)]
+    return joined(write, [unsqueeze(write, part, -1) for part in parts], -1)
+
+
 def filled(number: float | None) -> Callable[..., Value]:
     """A tensor of one number in the shape of another."""
 
@@ -366,6 +375,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         for mode, name in _REPEATING.items()
         for rank in (1, 2)
     },
+    "aten.unfold.default": windows,
     "aten.roll.default": roll,
     "aten.pixel_shuffle.default": pixel_shuffle,
     "aten.zeros_like.default": filled(0),
