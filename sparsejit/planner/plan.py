@@ -202,13 +202,14 @@ def _lowered_while_they_may_win(
 
 
 def _comparison(candidates: tuple[Candidate, ...]) -> str:
-    best = candidates[0]
+    best, *others = candidates
+    same = bool(others) and others[0].template.family == best.template.family
+    names = [c.template.name if same else c.template.family for c in candidates[:2]]
     reason = (
-        f"{best.template.family} is predicted cheapest: {best.cost.steps} steps, "
+        f"{names[0]} is predicted cheapest: {best.cost.steps} steps, "
         f"{best.cost.ns:.0f} ns, bound by {best.cost.bound}"
     )
-    if len(candidates) == 1:
+    if not others:
         return reason
-    second = candidates[1]
-    ratio = second.cost.ns / max(best.cost.ns, 1e-9)
-    return f"{reason}; next is {second.template.family} at {ratio:.2f} times that"
+    ratio = others[0].cost.ns / max(best.cost.ns, 1e-9)
+    return f"{reason}; next is {names[1]} at {ratio:.2f} times that"
