@@ -11,7 +11,7 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
-from sparsejit.frontends.torch_export.tracing import traced
+from sparsejit.frontends.torch_export.tracing import common_batch, traced
 from sparsejit.ir.graph import Array, Graph
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def export(
     what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
     that have no mapping.
     """
-    program, why_not = traced(model, tuple(example_inputs), dict(example_kwargs or {}), free_batch)
-    return Exported(program, why_not)
+    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    program, why_not = traced(model, args, kwargs, free_batch)
+    return Exported(program, why_not, common_batch(args, kwargs))
 
 
 class Exported:
@@ -45,7 +46,9 @@ class Exported:
     graphs have the tensors of both, in order.
     """
 
-    def __init__(self, program: ExportedProgram, why_not_free: str) -> None:
+    def __init__(
+        self, program: ExportedProgram, why_not_free: str = "", example_batch: int | None = None
+    ) -> None:
         self._program = functionalised(program)
         self._constants = _constants(self._program)
         self._arrays: dict[str, Array] = {}
@@ -53,7 +56,10 @@ class Exported:
         self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
         self.input_tree = _form(program.call_spec.in_spec, _arguments(signature), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(signature), "outputs")
-        self._symbol, self.example_batch, found = _batch_of(self._program)
+        self._symbol, traced_batch, found = _batch_of(self._program)
+        # One sample is traced as two.
+        free = self._symbol is not None and example_batch is not None
+        self.example_batch = example_batch if free else traced_batch
         self.graph()  # so that what is missing is said now
         self.why_not_free = why_not_free or found or self._mixing()
 

@@ -62,13 +62,22 @@ def traced(
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+    """What says most: the first reason of a list, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    return (reasons or lines or [repr(error)])[0].rstrip(".")
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Any]:
     from torch.utils._pytree import tree_leaves
 
     return [leaf for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
+
+
+def common_batch(args: Any, kwargs: Any) -> int | None:
+    """The length of axis 0 of all tensors, where it is one."""
+    sizes = {tuple(tensor.shape[:1]) for tensor in _tensors(args, kwargs)}
+    return None if len(sizes) != 1 or sizes == {()} else next(iter(sizes))[0]
 
 
 def _no_common_batch(args: Any, kwargs: Any) -> str:

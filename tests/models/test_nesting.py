@@ -1,0 +1,103 @@
+"""Nests of tensors: taken apart, put together, written down."""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.frontends import nesting
+
+Point = namedtuple("Point", "x y")
+
+
+class Leaf:
+    """Stands for a tensor."""
+
+
+@dataclass
+class Record:
+    leaf: Leaf
+
+
+def is_leaf(x: Any) -> bool:
+    return isinstance(x, Leaf)
+
+
+CONSTANTS = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size=3))
+NESTS = st.recursive(
+    st.builds(Leaf) | CONSTANTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(Point, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(NESTS)
+def test_what_is_taken_apart_is_put_together_again(nest: Any) -> None:
+    form = nesting.describe(nest, is_leaf, "nest")
+    leaves = nesting.flatten(form, nest, "nest")
+    assert all(map(is_leaf, leaves)) and nesting.unflatten(form, leaves) == nest
+    read = nesting.from_json(json.loads(json.dumps(nesting.to_json(form))), "file")
+    assert read == form and nesting.unflatten(read, leaves) == nest
+
+
+def test_keys_may_come_in_another_order() -> None:
+    one, other = Leaf(), Leaf()
+    form = nesting.describe({"a": one, "b": other}, is_leaf, "nest")
+    assert nesting.flatten(form, {"b": other, "a": one}, "nest") == [one, other]
+
+
+@pytest.mark.parametrize(
+    ("example", "found", "words"),
+    [
+        ((Leaf(),), (Leaf(), Leaf()), "inputs is 2 items; give a tuple of 1"),
+        ({"a": Leaf()}, {"b": Leaf()}, r"inputs is \['b'\]; give a dict of \['a'\]"),
+        ([Leaf()], {"a": 1}, "inputs is dict; give a list of 1"),
+        ([(Leaf(),)], [(None,)], r"inputs\[0\]\[0\] is a NoneType; give a tensor"),
+        ([2], [2.0], r"inputs\[0\] is 2.0, but the model was compiled for 2"),
+    ],
+)
+def test_another_form_is_refused(example: Any, found: Any, words: str) -> None:
+    form = nesting.describe(example, is_leaf, "inputs")
+    with pytest.raises(InvalidInput, match=words):
+        nesting.flatten(form, found, "inputs")
+
+
+def test_other_containers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"outputs\['a'\] is a Record; give tensors in tuples"):
+        nesting.describe({"a": Record(Leaf())}, is_leaf, "outputs")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_number_of_tensors_must_fit(count: int) -> None:
+    form = nesting.describe([Leaf()], is_leaf, "outputs")
+    with pytest.raises(InvalidInput, match=r"tensors .*than the nest holds"):
+        nesting.unflatten(form, [Leaf()] * count)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        *(None, [], {}, {"kind": "set", "items": []}, {"kind": "tuple"}, {"kind": "constant"}),
+        {"kind": "tuple", "items": 3},
+        {"kind": "constant", "value": [1]},
+        {"kind": "dict", "keys": ["a"], "items": []},
+        {"kind": "dict", "keys": [["a"]], "items": [{"kind": "tensor"}]},
+        {"kind": "namedtuple", "name": "class", "keys": ["a"], "items": [{"kind": "tensor"}]},
+        {"kind": "namedtuple", "name": "N", "keys": [1], "items": [{"kind": "tensor"}]},
+    ],
+)
+def test_a_damaged_description_gives_one_error(described: Any) -> None:
+    with pytest.raises(DamagedFile, match=r"model\.sjit describes no nest"):
+        nesting.from_json(described, "model.sjit")

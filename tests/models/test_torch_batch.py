@@ -1,0 +1,52 @@
+"""Whether torch models keep the samples of a batch apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_models import Written, checked
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.torch_export import export
+
+MIXING: dict[str, tuple[Callable[..., Any], str]] = {
+    "mean": (lambda m, x: x - x.mean(0), "computes mean over the batch"),
+    "size": (lambda m, x: x / x.shape[0], "computes with the size of the batch"),
+    "product": (lambda m, x: (x @ x.T) @ x, "multiplies samples with each other"),
+    "place": (lambda m, x: x + torch.arange(x.shape[0])[:, None], "by their place in the batch"),
+    "choice": (lambda m, x: x[:2], "takes samples out of the batch"),
+    "order": (lambda m, x: x.flip(0), "takes samples out of the batch"),
+    "softmax": (lambda m, x: x.softmax(0), "computes softmax over the batch"),
+    "place of the largest": (lambda m, x: x + x.argmax(0), "compares samples with each other"),
+    "moved": (lambda m, x: x.t() + 1.0, "axis 0 of output 0, [4, 101], is not the batch alone"),
+    "flat": (lambda m, x: x.reshape(-1, 2) + 1.0, "is not the batch alone"),
+    "joined": (lambda m, x: torch.cat([x, x]), "adds samples to the batch"),
+    "crossed": (lambda m, x: x.t().reshape(-1, 4) * 2.0, "torch.export fixes it: Not all"),
+    "fixed": (lambda m, x: x.view(3, 2, 2) + 1.0, "works for axis 0 of 3 only"),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_models_that_mix_samples_say_so(name: str) -> None:
+    function, reason = MIXING[name]
+    exported = checked(Written(function), torch.randn(3, 4))
+    assert not exported.batch_is_free and reason in exported.why_not_free
+
+
+def test_a_batch_may_move_and_merge_in_between() -> None:
+    model = Written(
+        lambda m, x: m.of(x.transpose(0, 1).reshape(-1, 8)).view(5, -1, 4).transpose(0, 1),
+        of=nn.Linear(8, 4),
+    )
+    assert checked(model, torch.randn(3, 5, 8)).batch_is_free
+
+
+def test_a_fixed_batch_refuses_another() -> None:
+    exported = export(nn.Linear(4, 2), (torch.randn(3, 4),), {}, False)
+    with pytest.raises(InvalidInput, match="batch=4, but the batch of this model is fixed"):
+        exported.graph(4)
+    assert exported.graph(3).inputs[0].shape == (3, 4)

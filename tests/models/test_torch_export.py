@@ -1,0 +1,175 @@
+"""What goes into an export and what comes out of it, besides the numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import prune
+from torch_models import MODELS, Written, checked, encoder, in_float64
+
+from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.frontends import nesting
+from sparsejit.frontends.torch_export import export, graph_of
+from sparsejit.ir.graph import Origin
+from sparsejit.ir.ops.products import Linear
+
+Pair = namedtuple("Pair", "first second")
+
+
+def masked_linear() -> nn.Module:
+    layer = nn.Linear(8, 4)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    return layer
+
+
+def test_a_mask_and_keyword_arguments() -> None:
+    mask = torch.tensor([[False] * 4 + [True] * 2] * 2)
+    assert checked(encoder(), torch.randn(2, 6, 16), src_key_padding_mask=mask).batch_is_free
+
+
+def test_masked_weights_need_no_product_when_the_model_runs() -> None:
+    graph = checked(masked_linear(), torch.randn(2, 8)).graph()
+    assert [type(node.op) for node in graph.nodes] == [Linear]
+    assert (graph.constants[graph.nodes[0].inputs[1]] == 0).mean() == 0.5
+
+
+def test_values_say_where_they_come_from() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.out(torch.relu(x))
+
+    model = Written(forward, out=nn.Linear(4, 2))
+    graph = export(model.eval(), (torch.randn(3, 4),), {}, True).graph()
+    line = forward.__code__.co_firstlineno + 1
+    source, code = f"test_torch_export.py:{line}", "return m.out(torch.relu(x))"
+    assert graph.outputs[0].origin == Origin("linear", "out", source, code)
+    assert {value.origin.name for value in graph.constants} == {"out.weight", "out.bias"}
+
+
+def test_in_place_writes_into_parts_are_kept() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[:, 0] = 1.0
+        functional.relu_(y).add_(3)
+        return y
+
+    assert checked(Written(forward), torch.randn(3, 4)).batch_is_free
+
+
+def test_missing_operators_are_listed_with_the_users_lines() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.fft.rfft(x).abs()
+        return y.sum() + torch.atan2(x, x) + torch.rand(4)
+
+    with pytest.raises(UnsupportedOperator) as raised:
+        export(Written(forward), (torch.randn(3, 4),), {}, True)
+    line = forward.__code__.co_firstlineno
+    code = "y.sum() + torch.atan2(x, x) + torch.rand(4)"
+    assert str(raised.value) == (
+        "3 operators of this model cannot be compiled:\n"
+        f"  aten.fft_rfft.default (needs aten._fft_r2c.default)  # test_torch_export.py:{line + 1}"
+        ": y = torch.fft.rfft(x).abs()\n"
+        f"  aten.atan2.default (needs prims.atan2.default)  # test_torch_export.py:{line + 2}"
+        f": return {code}\n"
+        f"  aten.rand.default (draws random numbers)  # test_torch_export.py:{line + 2}"
+        f": return {code}\n"
+        'leave them to torch with torch.compile(model, backend="sparsejit")'
+    )
+
+
+def test_training_mode_warns_and_stays() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+    model[2].eval()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="training mode"):
+        export(model, (torch.randn(3, 4),), {}, True)
+    assert [module.training for module in model] == [True, True, False] and model.training
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_models_of_other_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.LayerNorm(4)).to(dtype).eval()
+    x = torch.randn(3, 8)
+    graph = export(model, (x.to(dtype),), {}, True).graph()
+    (result,) = graph.evaluate([x.numpy()])
+    np.testing.assert_allclose(result, in_float64(model, (x,), {})[0], rtol=1e-5, atol=1e-6)
+    kinds = {v.type.element.value for v in graph.values()}
+    assert kinds == {"float32"}
+
+
+def test_decomposed_programs_are_taken_too() -> None:
+    model, inputs = MODELS["bottleneck"]()
+    free = ({0: torch.export.Dim("n")},)
+    program = torch.export.export(model.eval(), inputs, dynamic_shapes=free)
+    exported = export(program.run_decompositions(), (), {}, True)
+    (result,) = exported.graph(2).evaluate([inputs[0].numpy()])
+    np.testing.assert_allclose(result, in_float64(model, inputs, {})[0], rtol=1e-5, atol=1e-6)
+    assert exported.batch_is_free
+
+
+def test_graphs_that_torch_compile_gives() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    model, inputs = MODELS["encoder"]()
+    graphs = []
+
+    def compiler(module: Any, _: Any) -> Any:
+        graphs.append(graph_of(module, {}))
+        return module.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        backend = aot_autograd(fw_compiler=compiler, inference_compiler=compiler)
+        torch.compile(model.eval(), backend=backend)(*inputs)
+    (graph,) = graphs
+    assert len(graph.inputs) == 1 + len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (lambda x: x, (torch.randn(2),), "the model is a function; give a torch.nn.Module"),
+        (nn.Linear(4, 2), (torch.randn(2, 5),), "torch.export cannot export this Linear"),
+        (Written(lambda m, x: x * 2), (torch.zeros(2, dtype=torch.complex64),), "dtype complex64"),
+    ],
+)
+def test_what_is_no_model_is_refused(model: Any, inputs: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        export(model, inputs, {}, True)
+
+
+def test_a_model_that_changes_itself_is_refused() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.count += 1
+        return x + m.count
+
+    model = Written(forward)
+    model.register_buffer("count", torch.zeros(1))
+    with pytest.raises(InvalidInput, match="changes 'count' while it runs"):
+        export(model.eval(), (torch.randn(2, 3),), {}, True)
+
+
+def test_nests_of_inputs_and_outputs() -> None:
+    def forward(m: Any, d: dict[str, Any], factor: int) -> Any:
+        return {"sum": d["a"] + d["b"][0] * factor, "pair": Pair(d["a"] * 2, None)}
+
+    first, second = torch.randn(3, 4), torch.randn(3, 4)
+    given_inputs = {"a": first, "b": [second]}
+    exported = checked(Written(forward), given_inputs, 2)
+    results = exported.unflatten_outputs(exported.graph().evaluate([first.numpy(), second.numpy()]))
+    assert type(results["pair"]) is Pair and results["pair"].second is None
+    np.testing.assert_allclose(results["sum"], (first + 2 * second).numpy(), rtol=1e-6)
+    for tree in (exported.input_tree, exported.output_tree):
+        described = json.loads(json.dumps(nesting.to_json(tree)))
+        assert nesting.from_json(described, "model.sjit") == tree
+    with pytest.raises(InvalidInput, match=r"inputs\[0\]\[1\] is 3, but .* compiled for 2"):
+        exported.flatten_inputs((given_inputs, 3), {})
