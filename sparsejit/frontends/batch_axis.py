@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.frontends.batch_places import Follower, Mixed, Place, follow_node
+from sparsejit.frontends.batch_places import BatchPlace, Follower, SamplesMixed, follow_node
 from sparsejit.ir.graph import Graph, Node, Op, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.views import Expand, Reshape, Slice
@@ -24,25 +24,25 @@ def why_not_free(few: Graph, many: Graph) -> str:
         places = _followed(few, PROBES[0])
         _check_outputs(few, places)
         _check_same(few, many, places)
-    except Mixed as reason:
+    except SamplesMixed as reason:
         return str(reason)
     return ""
 
 
-def _followed(graph: Graph, batch: int) -> dict[Value, Place]:
-    """Where the batch lies in each value that has one. Raises Mixed with the place and why."""
+def _followed(graph: Graph, batch: int) -> dict[Value, BatchPlace]:
+    """Where the batch lies in each value that has one. Raises SamplesMixed, which says why."""
     follower = Follower(graph, batch)
     for value in graph.inputs:
         if value.shape[:1] != (batch,):
-            raise Mixed(f"axis 0 of input {value.origin.name} is not the batch")
-        follower.places[value] = Place(0)
+            raise SamplesMixed(f"axis 0 of input {value.origin.name} is not the batch")
+        follower.places[value] = BatchPlace(0)
     for node in graph.nodes:
         if not any(value in follower.places for value in node.inputs):
             continue
         try:
             follow_node(follower, node)
-        except Mixed as reason:
-            raise Mixed(f"{_words(node)} {reason}") from None
+        except SamplesMixed as reason:
+            raise SamplesMixed(f"{_words(node)} {reason}") from None
     return follower.places
 
 
@@ -53,26 +53,28 @@ def _words(node: Node) -> str:
     return f"{words} ({origin.source})" if origin.source else words
 
 
-def _check_outputs(graph: Graph, places: dict[Value, Place]) -> None:
+def _check_outputs(graph: Graph, places: dict[Value, BatchPlace]) -> None:
     for number, value in enumerate(graph.outputs):
-        if places.get(value) != Place(0):
-            raise Mixed(f"axis 0 of output {number}, {list(value.shape)}, is not the batch alone")
+        if places.get(value) != BatchPlace(0):
+            raise SamplesMixed(
+                f"axis 0 of output {number}, {list(value.shape)}, is not the batch alone"
+            )
 
 
-def _check_same(few: Graph, many: Graph, places: dict[Value, Place]) -> None:
-    """Raise Mixed unless the graphs differ by the batch alone, in sizes and in numbers."""
+def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> None:
+    """Raise SamplesMixed unless the graphs differ by the batch alone, in sizes and in numbers."""
     if [type(n.op) for n in few.nodes] != [type(n.op) for n in many.nodes]:
-        raise Mixed("the model computes differently for another batch")
+        raise SamplesMixed("the model computes differently for another batch")
     for node, other in zip(few.nodes, many.nodes, strict=True):
         if _without_sizes(node.op) != _without_sizes(other.op):
-            raise Mixed(f"{_words(node)} computes with the size of the batch")
+            raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
         for value, twin in zip(node.outputs, other.outputs, strict=True):
             place = places.get(value)
             if place and _other_sizes(value, place) != _other_sizes(twin, place):
-                raise Mixed(f"{_words(node)} has sizes that depend on the batch")
+                raise SamplesMixed(f"{_words(node)} has sizes that depend on the batch")
         for value, twin in zip(node.inputs, other.inputs, strict=True):
             if value in few.constants and not _same_numbers(few, value, many, twin):
-                raise Mixed(f"{_words(node)} computes with the size of the batch")
+                raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
 
 
 def _without_sizes(op: Op) -> Op:
@@ -82,7 +84,7 @@ def _without_sizes(op: Op) -> Op:
     return replace(op, first=0, end=0) if isinstance(op, Slice) else op
 
 
-def _other_sizes(value: Value, place: Place) -> list[int]:
+def _other_sizes(value: Value, place: BatchPlace) -> list[int]:
     """All sizes but that of the axis with the batch."""
     return [n for axis, n in enumerate(value.shape) if axis != place.axis]
 

@@ -19,11 +19,11 @@ from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 
 
-class Mixed(Exception):
+class SamplesMixed(Exception):
     """An operator mixes samples; the text says how."""
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """The batch on an axis of outer * batch * inner elements: the index is (o, sample, i)."""
 
     axis: int
@@ -36,22 +36,24 @@ class Follower:
 
     def __init__(self, graph: Graph, batch: int) -> None:
         self.batch = batch
-        self.places: dict[Value, Place] = {}
+        self.places: dict[Value, BatchPlace] = {}
         self._producers = graph.producers()
         self._known: dict[Value, Array] = dict(graph.constants)
 
-    def put(self, node: Node, place: Place) -> None:
+    def put(self, node: Node, place: BatchPlace) -> None:
         """The same place in all outputs."""
         self.places.update(dict.fromkeys(node.outputs, place))
 
-    def only(self, node: Node, *which: int) -> Place:
+    def only(self, node: Node, *which: int) -> BatchPlace:
         """The place in one operand, the only one that may have it."""
         for number, value in enumerate(node.inputs):
             if value in self.places and number not in which:
-                raise Mixed(f"takes operand {number}, shared by all samples, from the samples")
+                raise SamplesMixed(
+                    f"takes operand {number}, shared by all samples, from the samples"
+                )
         return self.places[node.inputs[which[0]]]
 
-    def common(self, node: Node, values: tuple[Value, ...], from_end: bool = True) -> Place:
+    def common(self, node: Node, values: tuple[Value, ...], from_end: bool = True) -> BatchPlace:
         """The place of operands that broadcast, its axis counted from the end if asked (-1 ...).
 
         Operands without place must be the same along that axis.
@@ -62,15 +64,15 @@ class Follower:
             if (place := self.places.get(value)) is not None
         }
         if len(found) != 1:
-            raise Mixed("combines each sample with others: the batch lies on different axes")
+            raise SamplesMixed("combines each sample with others: the batch lies on different axes")
         (place,) = found
         for value in values:
             if value not in self.places:
                 self._check_shared(value, place)
         return place
 
-    def _check_shared(self, value: Value, place: Place) -> None:
-        """Raise Mixed unless a value is the same for all samples at that place."""
+    def _check_shared(self, value: Value, place: BatchPlace) -> None:
+        """Raise SamplesMixed unless a value is the same for all samples at that place."""
         axis = place.axis if place.axis >= 0 else len(value.shape) + place.axis
         if axis < 0 or value.shape[axis] == 1:
             return
@@ -79,7 +81,7 @@ class Follower:
         apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
         first = apart.take([0], axis=axis + 1)
         if not np.array_equal(apart, np.broadcast_to(first, apart.shape)):
-            raise Mixed("treats samples differently, by their place in the batch")
+            raise SamplesMixed("treats samples differently, by their place in the batch")
 
     def _array(self, value: Value) -> Array:
         if value not in self._known:
@@ -89,7 +91,7 @@ class Follower:
         return self._known[value]
 
 
-def _in_results(follow: Follower, node: Node, place: Place) -> None:
+def _in_results(follow: Follower, node: Node, place: BatchPlace) -> None:
     """A place counted from the end, in all outputs that are as long there."""
     length = place.outer * follow.batch * place.inner
     for value in node.outputs:
@@ -105,14 +107,14 @@ def _pointwise(follow: Follower, node: Node, op: Any) -> None:
 def _chain(follow: Follower, node: Node, op: Chain) -> None:
     place = follow.common(node, node.inputs)
     if place.axis == -1 and any(step.kind in ROW_REDUCTIONS for step in op.steps):
-        raise Mixed(f"computes {op.title} over the batch")
+        raise SamplesMixed(f"computes {op.title} over the batch")
     _in_results(follow, node, place)
 
 
 def _linear(follow: Follower, node: Node, op: Linear) -> None:
     place = follow.only(node, 0)
     if place.axis == len(node.inputs[0].shape) - 1:
-        raise Mixed("multiplies samples with each other")
+        raise SamplesMixed("multiplies samples with each other")
     follow.put(node, place)
 
 
@@ -123,11 +125,11 @@ def _bmm(follow: Follower, node: Node, op: Bmm) -> None:
         if (place := follow.places.get(value)) is not None:
             found[value] = place._replace(axis=place.axis - len(value.shape))
             if found[value].axis == inner:
-                raise Mixed("multiplies samples with each other")
+                raise SamplesMixed("multiplies samples with each other")
     if all(place.axis < -2 for place in found.values()):
         return _in_results(follow, node, follow.common(node, node.inputs))
     if len(found) != 1:
-        raise Mixed("multiplies samples with each other")
+        raise SamplesMixed("multiplies samples with each other")
     ((value, place),) = found.items()
     return _in_results(follow, node, place._replace(axis=-2 if value is node.inputs[0] else -1))
 
@@ -135,25 +137,25 @@ def _bmm(follow: Follower, node: Node, op: Bmm) -> None:
 def _convolution(follow: Follower, node: Node, op: Convolution) -> None:
     place = follow.only(node, 0)
     if place.axis != 0:
-        raise Mixed("convolves over the batch")
+        raise SamplesMixed("convolves over the batch")
     follow.put(node, place)
 
 
 def _pooling(follow: Follower, node: Node, op: Pooling) -> None:
     place = follow.only(node, 0)
     if place.axis > 1:
-        raise Mixed("pools over the batch")
+        raise SamplesMixed("pools over the batch")
     follow.put(node, place)
 
 
 def _recurrence(follow: Follower, node: Node, op: Recurrence) -> None:
     gates, *states = node.inputs[:-2]
     if any(value in follow.places for value in node.inputs[-2:]):
-        raise Mixed("takes weights from the samples")
+        raise SamplesMixed("takes weights from the samples")
     # Counted from the end the batch is the second axis of all of them.
     place = follow.common(node, (gates, *states))
     if place.axis != -2:
-        raise Mixed("runs over the batch as over time")
+        raise SamplesMixed("runs over the batch as over time")
     _in_results(follow, node, place)
 
 
@@ -163,25 +165,25 @@ def _embedding(follow: Follower, node: Node, op: Embedding) -> None:
         return follow.put(node, follow.places[indices])
     place = follow.only(node, 1)
     if place.axis == 0:
-        raise Mixed("takes samples out of the batch")
+        raise SamplesMixed("takes samples out of the batch")
     return follow.put(node, place._replace(axis=len(indices.shape)))
 
 
 def _embedding_bag(follow: Follower, node: Node, op: EmbeddingBag) -> None:
     if op.with_offsets:
-        raise Mixed("sums bags that begin at offsets")
+        raise SamplesMixed("sums bags that begin at offsets")
     if node.inputs[1] in follow.places:
-        raise Mixed("takes its table from the samples")
+        raise SamplesMixed("takes its table from the samples")
     place = follow.common(node, (node.inputs[0], *node.inputs[2:]), from_end=False)
     if place.axis != 0:
-        raise Mixed("sums bags over the batch")
+        raise SamplesMixed("sums bags over the batch")
     follow.put(node, place)
 
 
 def _last_axis(follow: Follower, node: Node, op: ArgMax | TopK) -> None:
     place = follow.only(node, 0)
     if place.axis == len(node.inputs[0].shape) - 1:
-        raise Mixed("compares samples with each other")
+        raise SamplesMixed("compares samples with each other")
     follow.put(node, place)
 
 
@@ -194,8 +196,8 @@ def _reshape(follow: Follower, node: Node, op: Reshape) -> None:
         outer, uneven = divmod(before, prod(op.shape[:axis]) or 1)
         inner, rest = divmod(length, outer * follow.batch or 1)
         if not uneven and not rest and inner and inner * prod(op.shape[axis + 1 :]) == after:
-            return follow.put(node, Place(axis, outer, inner))
-    raise Mixed("joins samples in another order")
+            return follow.put(node, BatchPlace(axis, outer, inner))
+    raise SamplesMixed("joins samples in another order")
 
 
 def _permute(follow: Follower, node: Node, op: Permute) -> None:
@@ -207,21 +209,21 @@ def _slice(follow: Follower, node: Node, op: Slice) -> None:
     (x,) = node.inputs
     place, axis = follow.places[x], axis_of(op.axis, len(x.shape))
     if axis == place.axis and node.output.shape != x.shape:
-        raise Mixed("takes samples out of the batch")
+        raise SamplesMixed("takes samples out of the batch")
     follow.put(node, place)
 
 
 def _concat(follow: Follower, node: Node, op: Concat) -> None:
     place = follow.common(node, node.inputs, from_end=False)
     if place.axis == axis_of(op.axis, len(node.output.shape)):
-        raise Mixed("adds samples to the batch")
+        raise SamplesMixed("adds samples to the batch")
     follow.put(node, place)
 
 
 def _pad(follow: Follower, node: Node, op: Pad) -> None:
     place = follow.only(node, 0)
     if any(op.widths[place.axis]):
-        raise Mixed("adds samples to the batch")
+        raise SamplesMixed("adds samples to the batch")
     follow.put(node, place)
 
 
@@ -246,8 +248,8 @@ _RULES: dict[type, Callable[[Follower, Node, Any], None]] = {
 
 
 def follow_node(follower: Follower, node: Node) -> None:
-    """Note where the batch lies in a node's outputs. Raises Mixed where it mixes samples."""
+    """Note where the batch lies in a node's outputs. Raises SamplesMixed where it mixes samples."""
     rule = _RULES.get(type(node.op))
     if rule is None:
-        raise Mixed(f"is a {type(node.op).__name__}, of which nothing is known")
+        raise SamplesMixed(f"is a {type(node.op).__name__}, of which nothing is known")
     rule(follower, node, node.op)
