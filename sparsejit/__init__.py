@@ -12,6 +12,7 @@ from sparsejit.errors import (
     InvalidInput,
     MissingDependency,
     SparseJitError,
+    UnsupportedOperator,
     UnsupportedTarget,
 )
 from sparsejit.machine.target import Target
@@ -26,6 +27,7 @@ __all__ = [
     "MissingDependency",
     "SparseJitError",
     "Target",
+    "UnsupportedOperator",
     "UnsupportedTarget",
     "WaveRNN",
     "compile",

@@ -67,4 +67,6 @@ def stride_padding(stream_bytes: int, target: Target) -> StridePadding:
     """That of a stream of whole lines, so many bytes a call."""
     beyond_l1 = stream_bytes > target.l1d_bytes * 17 // 16
     fits = PADDED.room(stream_bytes) <= target.l2_bytes // 2
-    return PADDED if target.vector_bytes == CACHE_LINE_BYTES and beyond_l1 and fits else DENSE
+    whole_lines = target.vector_bytes == CACHE_LINE_BYTES
+    gains = target.traits.gains_from_padding and whole_lines and beyond_l1 and fits
+    return PADDED if gains else DENSE

@@ -9,9 +9,10 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from sparsejit.errors import InvalidInput, UnsupportedTarget
+from sparsejit.machine.cpuinfo import first_processor, numbers_of, read_machine
+from sparsejit.machine.microarchitecture import Core, core_of, microarchitecture_of
 
 MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
 
@@ -63,7 +64,7 @@ class Target:
 
     `isa` is "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides). Below the avx512
     level `instruction_sets` holds no AVX-512 name at all. Cache sizes are in bytes; L1 and
-    L2 are those of one core.
+    L2 are those of one core. `core` is the key of its microarchitecture.
     """
 
     isa: str
@@ -73,6 +74,12 @@ class Target:
     l2_bytes: int
     l3_bytes: int
     model: str
+    core: str
+
+    @property
+    def traits(self) -> Core:
+        """What its microarchitecture gains from."""
+        return core_of(self.core)
 
     @property
     def vector_registers(self) -> int:
@@ -141,6 +148,7 @@ class Target:
             l2_bytes=1 << 20,
             l3_bytes=32 << 20,
             model=f"generic {name}",
+            core="zen5",
         )
 
     @classmethod
@@ -170,7 +178,7 @@ def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = 
     `caches` maps "l1d", "l1i", "l2" and "l3" to bytes; what it lacks is taken to be small.
     `max_isa` is a level's name or None. Raises UnsupportedTarget as `Target.detect` does.
     """
-    fields = _first_processor(cpuinfo)
+    fields = first_processor(cpuinfo)
     found = INSTRUCTION_SETS & set(fields.get("flags", "").split())
     model = fields.get("model name", platform.machine() or "unknown")
     allowed = ISA_LEVELS[: ISA_LEVELS.index(_checked_level(max_isa)) + 1]
@@ -194,6 +202,7 @@ def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = 
         l2_bytes=sizes["l2"],
         l3_bytes=sizes["l3"],
         model=model,
+        core=microarchitecture_of(*numbers_of(fields)),
     )
 
 
@@ -214,60 +223,7 @@ def _checked_level(max_isa: str | None) -> str:
     )
 
 
-def _first_processor(cpuinfo: str) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for line in cpuinfo.strip().splitlines():
-        if not line.strip():
-            break
-        key, _, value = line.partition(":")
-        fields[key.strip()] = value.strip()
-    return fields
-
-
-def parse_cache_size(text: str) -> int:
-    """Bytes in a size as /sys writes it, such as "48K" or "32768K"."""
-    text = text.strip()
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-    return int(text.rstrip("KMG")) * scale
-
-
-def read_caches(cpu_directory: Path) -> dict[str, int]:
-    """Cache sizes in bytes of one processor, from its directory under /sys."""
-    letters = {"Data": "d", "Instruction": "i", "Unified": ""}
-    sizes = {}
-    for index in sorted(cpu_directory.glob("cache/index*")):
-        try:
-            level, kind, size = (
-                (index / name).read_text().strip() for name in ("level", "type", "size")
-            )
-            sizes[f"l{level}{letters[kind]}"] = parse_cache_size(size)
-        except (OSError, KeyError, ValueError):
-            continue
-    return sizes
-
-
-@lru_cache(maxsize=1)
-def _read_machine() -> tuple[str, dict[str, int]]:
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text()
-    except OSError as error:
-        raise UnsupportedTarget(
-            f"cannot read /proc/cpuinfo on {platform.system()}; sparsejit runs on x86-64 Linux"
-        ) from error
-    return cpuinfo, read_caches(Path("/sys/devices/system/cpu/cpu0"))
-
-
-def processor_numbers() -> tuple[str, int, int]:
-    """This processor's vendor, family and model number, as CPUID gives them.
-
-    "" and 0 for what is not told. Raises UnsupportedTarget as `Target.detect` does.
-    """
-    fields = _first_processor(_read_machine()[0])
-    family, model = (int(fields.get(name, 0)) for name in ("cpu family", "model"))
-    return fields.get("vendor_id", ""), family, model
-
-
 @lru_cache(maxsize=8)
 def _detect(max_isa: str | None) -> Target:
-    cpuinfo, caches = _read_machine()
+    cpuinfo, caches = read_machine()
     return parse_target(cpuinfo, caches, max_isa)

@@ -6,7 +6,7 @@ which overlap. Rates per cache level are built in until this machine has been ca
 (`calibration.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
@@ -42,6 +42,11 @@ def price(counts: Counts, rates: Rates) -> Cost:
     steps = [(FAMILY_PRICES[work.kind].steps[key], work) for work in counts.work]
     code_bytes = int(sum(work.steps * each.code_bytes / work.runs for each, work in steps))
     data_bytes = counts.pool_bytes + counts.vector_bytes
+    cycles = {(kind, isa): number for kind, isa, number in target.traits.step_cycles}
+    steps = [
+        (replace(each, cycles=cycles.get((work.kind, target.isa), each.cycles)), work)
+        for each, work in steps
+    ]
     execution = sum(work.steps * each.cycles for each, work in steps)
     # Code that runs several times arrives during the first.
     later = sum(work.steps * each.cycles * (1 - 1 / work.runs) for each, work in steps)

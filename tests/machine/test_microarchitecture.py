@@ -2,14 +2,14 @@
 
 import pytest
 
-from sparsejit.machine import microarchitecture, target
+from sparsejit.machine import cpuinfo, microarchitecture
+from sparsejit.machine.cpuinfo import processor_numbers
 from sparsejit.machine.microarchitecture import (
     _ROWS,
     MICROARCHITECTURES,
     UNKNOWN,
     microarchitecture_of,
 )
-from sparsejit.machine.target import processor_numbers
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,6 @@ def test_this_machine_has_one() -> None:
 
 
 def test_a_processor_that_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "_read_machine", lambda: ("flags\t: avx2 fma avx\n", {}))
+    monkeypatch.setattr(cpuinfo, "read_machine", lambda: ("flags\t: avx2 fma avx\n", {}))
     assert processor_numbers() == ("", 0, 0)
     assert microarchitecture.detect() == UNKNOWN

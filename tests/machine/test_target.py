@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sparsejit.errors import InvalidInput, UnsupportedTarget
-from sparsejit.machine.target import Target, parse_cache_size, parse_target, read_caches
+from sparsejit.machine.cpuinfo import parse_cache_size, read_caches
+from sparsejit.machine.target import Target, parse_target
 
 HASWELL = "fpu sse2 avx f16c fma bmi1 bmi2 avx2"
 KNIGHTS_LANDING = f"{HASWELL} avx512f avx512cd"
