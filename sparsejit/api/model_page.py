@@ -58,13 +58,14 @@ def _line(row: list[str], widths: list[int]) -> str:
 def as_table(report: ModelReport) -> Table:
     """For terminals."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title="\n".join(_facts(report)), title_justify="left")
+    table = Table(title=Text("\n".join(_facts(report))), title_justify="left")
     for number, (heading, _) in enumerate(_COLUMNS):
         is_text = number < _TEXT_COLUMNS or number == len(_COLUMNS) - 1
         table.add_column(heading, justify="left" if is_text else "right")
     for layer in report.layers:
-        table.add_row(*(cell(layer) for _, cell in _COLUMNS))
+        table.add_row(*(Text(cell(layer)) for _, cell in _COLUMNS))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from sparsejit.api.variant import Variant
 from sparsejit.ir.graph import Array, Element, Graph, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.model import build_model
-from sparsejit.lowering.step import Facts
+from sparsejit.lowering.probes import PrefixProbe, StampProbe
+from sparsejit.lowering.step import Step
+from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import known_rates, rates_origin
 from sparsejit.planner.limits import least_ns
-from sparsejit.runtime.step_timing import StampedFunction, time_steps, time_whole
+from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,10 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One kernel of a model. Times in nanoseconds for one run of the native function.
+    """Kernels that follow each other in one operator of a model, mostly one.
 
-    `share` is that of the whole's measured time, `share_of_limit` the least time the processor
-    could take over what is taken; both None where nothing was measured or multiplied.
+    Times are in nanoseconds for one run of the native function. `share` is that of all measured
+    times, `share_of_limit` the least time the processor could take over what is taken; both None
+    where nothing was measured or nothing is computed. GFLOPS are of the measured time, else of the
+    predicted; `effective_gflops` count pruned weights too.
     """
 
     layer: str
@@ -55,13 +60,12 @@ class ModelReport:
     facts: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        layers = [asdict(layer) for layer in self.layers]
+        """Plain data, for JSON; `model` holds `CompiledModel.stats`."""
         return {
-            "layers": layers,
+            "layers": [asdict(layer) for layer in self.layers],
             "whole_ns": self.whole_ns,
             "samples": self.samples,
-            **self.facts,
+            "model": self.facts,
         }
 
     def __str__(self) -> str:
@@ -83,61 +87,97 @@ class ModelReport:
 
 def report_of(variant: Variant, facts: dict[str, Any], measure: bool) -> ModelReport:
     """The report of one native function; `measure` runs it, on random inputs, for a second."""
-    steps = variant.steps
-    times: Sequence[float | None] = [None] * len(steps)
-    whole = None
-    if measure:
-        inputs, outputs = example_arrays(variant.graph)
-        whole = _whole_ns(variant, inputs, outputs)
-        times = _step_times(variant, inputs, outputs)
+    times = measured_times(variant) if measure else None
     target = variant.options.target
-    rates = known_rates(target)
-    all_bytes = sum(step.facts.weight_bytes for step in steps)
-    total = sum(ns for ns in times if ns is not None)
-    layers = []
-    for step, ns in zip(steps, times, strict=True):
-        known = step.facts
-        rest = all_bytes - known.weight_bytes
-        limit = least_ns(known.flops, known.weight_bytes, rest, target, rates)
-        layers.append(
-            LayerReport(
-                step.origin.module or step.origin.name,
-                step.kernel,
-                step.origin.source,
-                step.origin.code,
-                known.nnz,
-                known.weights,
-                known.weight_bytes,
-                known.predicted_ns,
-                ns,
-                None if ns is None or not total else ns / total,
-                _rate(known.effective_flops, known, ns),
-                _rate(known.flops, known, ns),
-                limit / ns if ns and known.flops else None,
-                known.reason,
-            )
-        )
+    layers = _layers(variant, times)
+    if times is not None and times.call is not None:
+        layers.append(_call(times.call, sum(times.steps) + times.call))
     facts = {**facts, "rates": rates_origin(target), "processor": target.model}
+    whole = None if times is None else times.whole
     return ModelReport(tuple(layers), whole, variant.tile or 1, facts)
 
 
-def _rate(flops: int, facts: Facts, ns: float | None) -> float | None:
-    """Operations a nanosecond, as measured or else as predicted."""
-    time = ns if ns is not None else facts.predicted_ns
-    return flops / time if time and flops else None
+def groups_of(steps: Sequence[Step]) -> list[list[int]]:
+    """The places of steps that follow each other in one operator, in order."""
+    groups: list[list[int]] = []
+    for number, step in enumerate(steps):
+        if groups and steps[groups[-1][-1]].origin == step.origin:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
-def _whole_ns(variant: Variant, inputs: list[Array], outputs: list[Array]) -> float:
-    return time_whole(variant.program.memory, variant.workspace_bytes, inputs, outputs).median_ns
+def _layers(variant: Variant, times: StepTimes | None) -> list[LayerReport]:
+    steps = variant.steps
+    all_bytes = sum(step.facts.weight_bytes for step in steps)
+    total = 0.0 if times is None else sum(times.steps) + (times.call or 0.0)
+    layers = []
+    for group in groups_of(steps):
+        members = [steps[number] for number in group]
+        ns = None if times is None else sum(times.steps[number] for number in group)
+        layers.append(_layer(members, ns, total, all_bytes, variant.options.target))
+    return layers
 
 
-def _step_times(variant: Variant, inputs: list[Array], outputs: list[Array]) -> list[float]:
-    lowered = variant.lowered_again()
-    program = build_model(lowered, f"{variant.program.name}-timed", timed=True)
-    function = StampedFunction(
-        program.memory, lowered.workspace_bytes, lowered.stamps_offset, len(lowered.steps)
+def _layer(
+    steps: list[Step], ns: float | None, total: float, all_bytes: int, target: Target
+) -> LayerReport:
+    facts = [step.facts for step in steps]
+    main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
+    kernels = Counter(step.kernel for step in steps)
+    predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
+    predicted_ns = sum(predicted) if len(predicted) == len(facts) else None
+    flops = sum(each.flops for each in facts)
+    effective_flops = sum(each.effective_flops for each in facts)
+    rates = known_rates(target)
+    limit = sum(
+        least_ns(
+            each.flops,
+            each.weight_bytes + each.moved_bytes,
+            all_bytes - each.weight_bytes,
+            target,
+            rates,
+        )
+        for each in facts
     )
-    return time_steps(function, inputs, outputs)
+    time = ns if ns is not None else predicted_ns
+    return LayerReport(
+        steps[0].origin.module or steps[0].origin.name,
+        ", ".join(f"{n} x {kernel}" if n > 1 else kernel for kernel, n in kernels.items()),
+        steps[0].origin.source,
+        steps[0].origin.code,
+        main.nnz,
+        main.weights,
+        main.weight_bytes,
+        predicted_ns,
+        ns,
+        ns / total if ns is not None and total else None,
+        effective_flops / time if time and effective_flops else None,
+        flops / time if time and flops else None,
+        limit / ns if ns and flops else None,
+        main.reason,
+    )
+
+
+def _call(ns: float, total: float) -> LayerReport:
+    """What is no operator's: registers saved and restored, arguments fetched."""
+    reason = "entering and leaving the function"
+    share = ns / total if total else None
+    return LayerReport("(call)", "", "", "", 0, 0, 0, None, ns, share, None, None, None, reason)
+
+
+def measured_times(variant: Variant) -> StepTimes:
+    """Runs the model on random inputs for about a second, pinned to one core."""
+    arrays = example_arrays(variant.graph)
+    timer = ModelTimer(variant.program.memory, variant.workspace_bytes, arrays)
+    lowered = variant.lowered_again()
+    prefixes = wants_prefixes(timer.whole_ns(), len(lowered.steps))
+    probe = (PrefixProbe if prefixes else StampProbe)(lowered.probe_offset)
+    program = build_model(lowered, f"{variant.program.name}-timed", probe)
+    size, first, steps = lowered.workspace_bytes, lowered.probe_offset, len(lowered.steps)
+    function = ProbedFunction(program.memory, size, first, steps)
+    return timer.by_prefixes(function) if prefixes else timer.by_stamps(function)
 
 
 def example_arrays(graph: Graph) -> tuple[list[Array], list[Array]]:

@@ -9,8 +9,9 @@ from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_c
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.lowering.chain_facts import chain_facts
 from sparsejit.lowering.destinations import destinations
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import Locations, Step
 from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
@@ -161,7 +162,6 @@ class Lowering:
         def emit(asm: Assembler, at: Locations) -> None:
             emit_chain(asm, lowered, at.reads, at.writes, at.scratch)
 
-        reason = f"{len(chain.steps)} fused functions over {list(chain.shape)}"
         self.add(
             Step(
                 chain.title,
@@ -169,7 +169,7 @@ class Lowering:
                 tuple(reads),
                 tuple(writes),
                 emit,
-                Facts(reason),
+                chain_facts(lowered, self.target),
                 lowered.scratch_bytes,
                 in_place=True,
             )

@@ -24,6 +24,7 @@ from sparsejit.asm_templates.shared.location import (
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
+from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.storage import (
     ConstantBuffer,
@@ -33,7 +34,7 @@ from sparsejit.lowering.storage import (
 )
 from sparsejit.lowering.table import LOWERINGS
 from sparsejit.runtime.program import Program, build
-from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Memory,
     dword,
@@ -66,9 +67,8 @@ class LoweredModel:
 
     @property
     def header_bytes(self) -> int:
-        """Of the workspace before the first buffer: pointers, tiles, the status, time stamps."""
-        stamps = len(self.steps) + 2
-        slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + stamps
+        """Of the workspace before the first buffer: pointers, tiles, the status, probes' slots."""
+        slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + self.probe_slots
         return -(-slots * _POINTER // 64) * 64
 
     @property
@@ -82,8 +82,13 @@ class LoweredModel:
         return _POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
 
     @property
-    def stamps_offset(self) -> int:
-        """Where a timed function puts its time stamps: two before, one behind each step."""
+    def probe_slots(self) -> int:
+        """How many int64 slots a probe may use."""
+        return len(self.steps) + 2
+
+    @property
+    def probe_offset(self) -> int:
+        """Where they begin."""
         return self.status_offset + _POINTER
 
 
@@ -111,16 +116,16 @@ def _is_there(view: View, wanted: View) -> bool:
     return same and view.buffer.number == wanted.buffer.number and view.is_whole  # type: ignore[attr-defined]
 
 
-def build_model(lowered: LoweredModel, name: str, timed: bool = False) -> Program:
-    """The native function; where `timed`, it leaves time stamps in its workspace."""
-    return build(name, lowered.options.target, _ModelCode(lowered, timed).emit)
+def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) -> Program:
+    """The native function; with a probe, one for timing its steps."""
+    return build(name, lowered.options.target, _ModelCode(lowered, probe).emit)
 
 
 class _ModelCode:
     """Appends the function's code."""
 
-    def __init__(self, lowered: LoweredModel, timed: bool) -> None:
-        self.lowered, self.graph, self.timed = lowered, lowered.graph, timed
+    def __init__(self, lowered: LoweredModel, probe: Probe | None) -> None:
+        self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
         self.literals: dict[ConstantBuffer, int] = {}
         self.tiles = Memory(WORKSPACE, _POINTER * self._pointers)
         self.status = Memory(WORKSPACE, lowered.status_offset)
@@ -132,13 +137,13 @@ class _ModelCode:
     def emit(self, asm: Assembler) -> None:
         """The whole function but for its `vzeroupper` and return."""
         self._enter(asm)
-        again = asm.label("next tile")
+        again, end = asm.label("next tile"), asm.label("end of tile")
         asm.bind(again)
-        self._stamp(asm, 0)
-        self._stamp(asm, 1)
+        self._probe(asm, 0, end)
         for number, step in enumerate(self.lowered.steps):
             step.emit(asm, self._locations(asm, number, step))
-            self._stamp(asm, number + 2)
+            self._probe(asm, number + 1, end)
+        asm.bind(end)
         self._advance(asm)
         asm.emit("mov", rax, self.tiles)
         asm.emit("sub", rax, 1)
@@ -170,13 +175,9 @@ class _ModelCode:
             asm.emit("add", rax, value.type.bytes)
             asm.emit("mov", slot, rax)
 
-    def _stamp(self, asm: Assembler, number: int) -> None:
-        if not self.timed:
-            return
-        asm.emit("rdtsc")
-        asm.emit("shl", rdx, 32)
-        asm.emit("or", rax, rdx)
-        asm.emit("mov", Memory(WORKSPACE, self.lowered.stamps_offset + _POINTER * number), rax)
+    def _probe(self, asm: Assembler, number: int, end: Label) -> None:
+        if self.probe is not None:
+            self.probe.emit(asm, number, end)
 
     def _locations(self, asm: Assembler, number: int, step: Step) -> Locations:
         scratch = self.lowered.header_bytes + self.lowered.memory.scratch[number]

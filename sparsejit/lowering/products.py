@@ -3,6 +3,8 @@
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.products import Linear
@@ -111,4 +113,6 @@ def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
         2 * matrix.nnz * columns,
         chosen.cost.bound,
         choice.record(),
+        layer,
+        np.packbits(matrix.dense == 0).tobytes(),
     )

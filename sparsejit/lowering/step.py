@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.shared.location import WORKSPACE, Location
 from sparsejit.ir.graph import Origin
+from sparsejit.ir.spec import Layer
 from sparsejit.lowering.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
@@ -39,7 +40,9 @@ class Facts:
     """What a step computes and what it should cost; figures are of one run of it.
 
     `effective_flops` count every weight of the layer, `flops` those that are not zero. `plan` is
-    the record of the planner's choice, where it made one.
+    the record of the planner's choice, where it made one, for `layer`; `zeros` has a bit for every
+    weight of it that is zero, rows one after the other, as numpy.packbits has them. `moved_bytes`
+    are those that an elementwise kernel reads and writes.
     """
 
     reason: str
@@ -51,6 +54,9 @@ class Facts:
     flops: int = 0
     bound: str = ""
     plan: Plan | None = None
+    layer: Layer | None = None
+    zeros: bytes = field(default=b"", repr=False)
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ def time_in_turn(
 
     For each its address and arguments; see `time_native`.
     """
-    loop = _native_loop(calls)
+    loop = native_loop(calls)
     with pinned():
         return sample(loop, samples, budget_ns)
 
@@ -114,7 +114,7 @@ def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def call_native(address: int, arguments: Sequence[int | float] = ()) -> None:
     """Call a function once, exactly as `time_native` does."""
-    _native_loop([(address, arguments)])(1)
+    native_loop([(address, arguments)])(1)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def pinned(core: int | None = None) -> Iterator[int]:
         os.sched_setaffinity(0, allowed)
 
 
-def _native_loop(calls: Sequence[Call]) -> Callable[[int], None]:
+def native_loop(calls: Sequence[Call]) -> Callable[[int], None]:
     """void loop(count): makes all calls in turn, `count` times, passing arguments each time."""
     asm = Assembler(Target.detect())
     again = asm.label("again")
@@ -175,20 +175,20 @@ def _pass_arguments(asm: Assembler, arguments: Sequence[int | float]) -> int:
 
 def sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
     """Time one call inside `loop(count)`, which makes `count` of them."""
-    count = _calibrate(loop)
-    once = _elapsed(loop, count)
+    count = calls_a_sample(loop)
+    once = duration_ns(loop, count)
     affordable = max(_FEWEST_SAMPLES, min(samples, int(budget_ns / max(once, 1))))
-    times = [_elapsed(loop, count) / count for _ in range(affordable)]
+    times = [duration_ns(loop, count) / count for _ in range(affordable)]
     return Timing(min(times), statistics.median(times), len(times))
 
 
-def _calibrate(loop: Callable[[int], None]) -> int:
+def calls_a_sample(loop: Callable[[int], None]) -> int:
     """Warm up, and return how many calls make a sample."""
     count, spent = 1, 0
     while True:
         # The least of three, or an interruption here passes for slowness and makes samples so
         # short that the call of the loop itself shows in them (+50 ns a call was seen).
-        attempts = [_elapsed(loop, count) for _ in range(3)]
+        attempts = [duration_ns(loop, count) for _ in range(3)]
         elapsed = min(attempts)
         spent += sum(attempts)
         if elapsed >= SAMPLE_NS // 2 and spent >= WARM_UP_NS:
@@ -197,7 +197,8 @@ def _calibrate(loop: Callable[[int], None]) -> int:
             count *= 2
 
 
-def _elapsed(loop: Callable[[int], None], count: int) -> int:
+def duration_ns(loop: Callable[[int], None], count: int) -> int:
+    """Nanoseconds of so many calls."""
     start = clock()
     loop(count)
     return clock() - start

@@ -1,91 +1,154 @@
-"""Times the steps of a native function that leaves time stamps in its workspace.
+"""Times a model's native function and its steps: rounds of both in turn, each in a native loop.
 
-The stamps are those of the time stamp counter, read without waiting for earlier instructions, so
-that the function runs as it would without them; two in a row at the start say what one costs.
+Of long steps by the time stamps that a function leaves in its workspace. A stamp takes some ten
+nanoseconds and the processor overlaps short steps, so these are told by what the model takes up to
+each of them.
 """
 
 import ctypes
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.runtime import native_timing
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.native_timing import Timing, pinned, time_native
+from sparsejit.runtime.native_timing import calls_a_sample, duration_ns, native_loop, pinned
 
-_BUDGET_NS = 300_000_000
-_FEWEST_RUNS, _MOST_RUNS = 20, 20_000
-_WARM_UP_RUNS = 5
+_BUDGET_NS = 400_000_000
+_FEWEST_ROUNDS, _MOST_ROUNDS = 7, 200
+# A stamp may disturb a step by this share of it at most.
+_MOST_DISTURBED, _STAMP_NS = 0.05, 15
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class StampedFunction:
-    """`int run(inputs, outputs, workspace, tiles)`, and where in its workspace stamps lie.
+class ProbedFunction:
+    """`int run(inputs, outputs, workspace, tiles)` with int64 slots for probes in its workspace.
 
-    The first two stamps have nothing between them; each that follows ends a step.
+    Stamped: slot 0 is the last stamp, slot 1 sums the ticks of nothing, slot 2 + n those of step n.
+    Cut short: slot 0 says how many steps it runs.
     """
 
     memory: ExecutableMemory
     workspace_bytes: int
-    first_stamp: int
+    first_slot: int
     steps: int
 
 
-def time_steps(
-    function: StampedFunction, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> list[float]:
-    """Median nanoseconds of each step over many runs, pinned to one core, inputs warm."""
-    workspace = _workspace(function.workspace_bytes)
-    stamps = workspace[function.first_stamp :][: 8 * (function.steps + 2)].view(np.int64)
-    sources, destinations = _table(inputs), _table(outputs)
-    native = function.memory.function(4)
-    arguments = ctypes.addressof(sources), ctypes.addressof(destinations), workspace.ctypes.data, 1
-    rows: list[Array] = []
-    with pinned():
-        for _ in range(_WARM_UP_RUNS):
-            native(*arguments)
-        first_tick, started = _ticks(native, arguments, stamps)
-        end = started + _BUDGET_NS
-        while len(rows) < _FEWEST_RUNS or (
-            len(rows) < _MOST_RUNS and time.perf_counter_ns() < end
-        ):
-            native(*arguments)
-            rows.append(stamps.copy())
-        last_tick, ended = _ticks(native, arguments, stamps)
-    ns_a_tick = (ended - started) / (last_tick - first_tick)
-    spans = np.diff(np.array(rows), axis=1)
-    medians = [statistics.median(column) for column in spans.T.tolist()]
-    empty, *steps = medians
-    return [max(0.0, ticks - empty) * ns_a_tick for ticks in steps]
+@dataclass(frozen=True)
+class StepTimes:
+    """Median nanoseconds of the function for one tile, of each step, and of calling it.
+
+    `call` is None where it was not told apart: steps are then long.
+    """
+
+    whole: float
+    steps: list[float]
+    call: float | None = None
 
 
-def time_whole(
-    memory: ExecutableMemory,
-    workspace_bytes: int,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-) -> Timing:
-    """Nanoseconds of a model's function for one tile, in a native loop."""
-    workspace, sources, destinations = _workspace(workspace_bytes), _table(inputs), _table(outputs)
-    tables = ctypes.addressof(sources), ctypes.addressof(destinations)
-    return time_native(memory.address, (*tables, workspace.ctypes.data, 1))
+def wants_prefixes(whole_ns: float, steps: int) -> bool:
+    """Whether time stamps would disturb a function too much."""
+    return steps * _STAMP_NS > _MOST_DISTURBED * whole_ns
+
+
+class ModelTimer:
+    """Runs a model's function, and others made from it, on the same arrays."""
+
+    def __init__(
+        self, memory: ExecutableMemory, workspace_bytes: int, arrays: tuple[list[Array], ...]
+    ) -> None:
+        self._arrays = arrays
+        self._tables = [_table(each) for each in arrays]
+        self._loop = self._looped(memory, _workspace(workspace_bytes))
+
+    def whole_ns(self) -> float:
+        """What the function takes."""
+        with pinned():
+            return native_timing.sample(self._loop, _MOST_ROUNDS, _BUDGET_NS // 4).median_ns
+
+    def by_stamps(self, function: ProbedFunction) -> StepTimes:
+        """The function's time, and those of the steps of its stamped twin."""
+        workspace = _workspace(function.workspace_bytes)
+        slots = _slots(workspace, function)
+        loop = self._looped(function.memory, workspace)
+        wholes, ticks = [], []
+        with pinned():
+            counts = calls_a_sample(self._loop), calls_a_sample(loop)
+            first_tick, started = int(slots[0]), native_timing.clock()
+            for _ in _rounds(counts, (self._loop, loop)):
+                wholes.append(duration_ns(self._loop, counts[0]) / counts[0])
+                slots[1:] = 0
+                loop(counts[1])
+                ticks.append(slots[1:] / counts[1])
+            last_tick, ended = int(slots[0]), native_timing.clock()
+        ns_a_tick = (ended - started) / max(last_tick - first_tick, 1)
+        empty, *steps = np.median(np.array(ticks), axis=0).tolist()
+        return StepTimes(
+            statistics.median(wholes), [max(0.0, each - empty) * ns_a_tick for each in steps]
+        )
+
+    def by_prefixes(self, function: ProbedFunction) -> StepTimes:
+        """The function's time, and what it takes longer for each step."""
+        workspace = _workspace(function.workspace_bytes)
+        slots = _slots(workspace, function)
+        loop = self._looped(function.memory, workspace)
+        prefixes = range(function.steps + 1)
+        wholes: list[float] = []
+        times: list[list[float]] = [[] for _ in prefixes]
+        with pinned():
+            slots[0] = function.steps
+            count = calls_a_sample(self._loop)
+            loops = (self._loop, *[loop] * len(prefixes))
+            for _ in _rounds((count,) * len(loops), loops):
+                wholes.append(duration_ns(self._loop, count) / count)
+                for prefix in prefixes:
+                    slots[0] = prefix
+                    times[prefix].append(duration_ns(loop, count) / count)
+        call, *steps = increments([statistics.median(each) for each in times])
+        return StepTimes(statistics.median(wholes), steps, call)
+
+    def _looped(self, memory: ExecutableMemory, workspace: Array) -> Callable[[int], None]:
+        inputs, outputs = map(ctypes.addressof, self._tables)
+        loop = native_loop([(memory.address, (inputs, outputs, workspace.ctypes.data, 1))])
+
+        def run(count: int, keep: Array = workspace) -> None:
+            loop(count)
+
+        return run
+
+
+def increments(prefixes: Sequence[float]) -> list[float]:
+    """What each prefix takes longer than the one before; never less, and all add up to the last.
+
+    Noise may make a longer prefix the faster one.
+    """
+    most = prefixes[-1]
+    rising = [min(ns, most) for ns in accumulate(prefixes, max)]
+    return [after - before for before, after in pairwise((0.0, *rising))]
+
+
+def _rounds(counts: Sequence[int], loops: Sequence[Callable[[int], None]]) -> Iterator[int]:
+    """As many rounds as the budget allows, after a first one that says how long they are."""
+    took = sum(duration_ns(loop, count) for loop, count in zip(loops, counts, strict=True))
+    affordable = int(_BUDGET_NS / max(took, 1))
+    return iter(range(max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, affordable))))
+
+
+def _slots(workspace: Array, function: ProbedFunction) -> Array:
+    room = workspace[function.first_slot :][: 8 * (function.steps + 2)]
+    return room.view(np.int64)
 
 
 def _workspace(size: int) -> Array:
     raw = np.zeros(size + 64, np.uint8)
     return raw[-raw.ctypes.data % 64 :]
-
-
-def _ticks(native: Any, arguments: tuple[int, ...], stamps: Array) -> tuple[int, int]:
-    """The counter and the clock right after a run."""
-    native(*arguments)
-    return int(stamps[-1]), time.perf_counter_ns()
 
 
 def _table(arrays: Sequence[Array]) -> Any:

@@ -1,0 +1,50 @@
+"""What is known of a chain of elementwise functions before it runs."""
+
+from math import prod
+
+from sparsejit.asm_templates.pointwise.chain import LoweredChain
+from sparsejit.asm_templates.pointwise.chain.passes import COSTS
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.lowering.step import Facts
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import known_rates
+from sparsejit.planner.cost import cache_level
+
+# Vector instructions a cycle, and cycles to add up a vector's lanes at the end of a row.
+_INSTRUCTIONS_A_CYCLE = 2
+_REDUCTION_CYCLES = 25
+
+
+def chain_facts(lowered: LoweredChain, target: Target) -> Facts:
+    """Priced by the dearer of its instructions and its bytes, which come from the nearest cache."""
+    chain, plan = lowered.chain, lowered.plan
+    fused = "fused: " if "+" in chain.title else ""
+    what = f"{fused}{chain.title.replace('+', ', ')} of {list(chain.shape)}"
+    if plan is None:
+        return Facts(what)
+    rates = known_rates(target)
+    rows, kinds = plan.space.rows, [plan.values[number] for number in plan.passes.needed]
+    costs = [COSTS.get(value.kind, 1) for value in kinds if not value.per_row]
+    reductions = sum(value.kind in ROW_REDUCTIONS for value in kinds)
+    moved = lowered.counts["bytes_read"] + lowered.counts["bytes_written"]
+    level = cache_level(moved, 0, target, target.l1d_bytes)
+    arrays = len(lowered.operands) + len(lowered.results)
+    cycles = {
+        "execution": rows * plan.vectors * (sum(costs) + arrays) / _INSTRUCTIONS_A_CYCLE
+        + rows * reductions * _REDUCTION_CYCLES,
+        f"data from {level}": moved / rates.data[level],
+    }
+    bound = max(cycles, key=lambda resource: cycles[resource])
+    functions = sum(2 if step.kind == "fma" else 1 for step in chain.steps)
+    flops = prod(chain.shape) * functions
+    reason = (
+        f"{what}: {len(chain.steps)} functions, {moved:,} bytes read and written, bound by {bound}"
+    )
+    return Facts(
+        reason,
+        cycles[bound] / rates.cycles_per_ns,
+        effective_flops=flops,
+        flops=flops,
+        bound=bound,
+        moved_bytes=moved,
+    )

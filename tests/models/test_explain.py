@@ -1,0 +1,246 @@
+"""What a compiled model says of where its time goes."""
+
+import ctypes
+import io
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from fake_clock import TICK_NS, FakeClock
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sparsejit.api import model_report
+from sparsejit.api.model import CompiledModel
+from sparsejit.api.model_report import example_arrays, groups_of, report_of
+from sparsejit.api.variant import Variant, make_variant
+from sparsejit.frontends.nesting import Nest, NestKind
+from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.row_chains import softmax
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, MatMul, MatVec
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import build_model
+from sparsejit.lowering.probes import PrefixProbe, StampProbe
+from sparsejit.machine.target import Target
+from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.runtime.step_timing import increments, wants_prefixes
+
+ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
+HOSTILE = 'a<script>alert("&")</script>'
+
+
+def pruned(rng: np.random.Generator, rows: int, columns: int, density: float = 0.2) -> np.ndarray:
+    weights = rng.standard_normal((rows, columns)) * (rng.random((rows, columns)) < density)
+    return weights.astype(np.float32)
+
+
+def small_graph(rows: int = 1, name: str = "fc") -> Graph:
+    """A pruned layer, the softmax of its sum with the input, and another pruned layer."""
+    rng, build = np.random.default_rng(0), GraphBuilder()
+    x = build.input(TensorType((rows, 32)), Origin("x"))
+
+    def linear(value: Value, out: int, module: str) -> Value:
+        weights = build.constant(pruned(rng, out, 32), Origin("weight", module))
+        origin = Origin("linear", module, "net.py:7", f"self.{module}(x)")
+        return build.one(Linear(Activation.RELU), value, weights, origin=origin)
+
+    hidden = linear(x, 32, name)
+    total = build.one(Pointwise("add"), hidden, x, origin=Origin("sum"))
+    share = build.one(softmax((rows, 32)), total, origin=Origin("add"))
+    return build.finish([linear(share, 8, "head"), hidden])
+
+
+def compiled(graph: Graph, isa: str = "native") -> tuple[CompiledModel, Variant]:
+    variant = make_variant(graph, ModelOptions(Target.resolve(isa)), "float32", None)
+    nest = Nest(NestKind.TENSOR)
+    return CompiledModel(variant, nest, nest), variant
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
+def test_what_prefixes_take_longer_adds_up(prefixes: list[float]) -> None:
+    found = increments(prefixes)
+    assert len(found) == len(prefixes)
+    assert all(each >= 0 for each in found)
+    assert sum(found) == pytest.approx(prefixes[-1])
+
+
+def test_what_prefixes_take_longer() -> None:
+    assert increments([2, 5, 4, 9, 8]) == [2, 3, 0, 3, 0]
+
+
+def test_short_steps_are_not_stamped() -> None:
+    assert wants_prefixes(100, 3)
+    assert not wants_prefixes(100_000, 3)
+
+
+class Probed:
+    """A model's function with a probe, run on the same arrays in a workspace that stays."""
+
+    def __init__(self, variant: Variant, kind: type[StampProbe | PrefixProbe]) -> None:
+        lowered = variant.lowered_again()
+        self.steps = len(lowered.steps)
+        self.program = build_model(lowered, "probed", kind(lowered.probe_offset))
+        self.inputs, self.outputs = example_arrays(variant.graph)
+        room = np.zeros(lowered.workspace_bytes + 64, np.uint8)
+        self.workspace = room[-room.ctypes.data % 64 :]
+        slots = self.workspace[lowered.probe_offset :][: 8 * lowered.probe_slots]
+        self.slots = slots.view(np.int64)
+
+    def run(self) -> list[np.ndarray]:
+        tables = [
+            (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+            for arrays in (self.inputs, self.outputs)
+        ]
+        for output in self.outputs:
+            output[...] = 7
+        self.program.memory.function(4)(*tables, self.workspace.ctypes.data, 1)
+        return self.outputs
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_time_stamps_leave_results_alone(isa: str) -> None:
+    model, variant = compiled(small_graph(), isa)
+    probed = Probed(variant, StampProbe)
+    expected = model.run(probed.inputs)
+    for found, wanted in zip(probed.run(), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    once = probed.slots.copy()
+    probed.run()
+    ticks = probed.slots - once
+    assert (ticks[1:] >= 0).all()  # the others are sums
+    assert ticks[0] >= ticks[1:].sum()  # the last stamp is later by more than all steps
+    assert (once[2:] >= 0).all()
+    assert once[2:].any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_prefixes_leave_later_steps_out(isa: str) -> None:
+    model, variant = compiled(small_graph(), isa)
+    probed = Probed(variant, PrefixProbe)
+    head, hidden = model.run(probed.inputs)
+    done = []
+    for prefix in range(probed.steps + 1):
+        probed.slots[0] = prefix
+        found = probed.run()
+        done.append([np.array_equal(a, b) for a, b in zip(found, (head, hidden), strict=True)])
+    assert done == [[False, False], [False, True], [False, True], [True, True]]
+
+
+def test_a_report_has_every_layer() -> None:
+    model, variant = compiled(small_graph())
+    report = model.explain(measure=False)
+    assert [layer.layer for layer in report.layers] == ["fc", "add", "head"]
+    first, chain, _ = report.layers
+    weights = pruned(np.random.default_rng(0), 32, 32)
+    assert (first.nnz, first.weights) == (np.count_nonzero(weights), 1024)
+    assert first.weight_bytes == 4 * first.nnz
+    assert first.predicted_ns == variant.steps[0].facts.plan.chosen.cost.ns
+    assert first.effective_gflops == pytest.approx(2 * 1024 / first.predicted_ns)
+    assert first.real_gflops == pytest.approx(2 * first.nnz / first.predicted_ns)
+    assert (first.source, first.code) == ("net.py:7", "self.fc(x)")
+    assert "predicted cheapest" in first.reason
+    assert chain.reason.startswith("fused: add, softmax of [1, 32]: 7 functions, ")
+    assert chain.predicted_ns > 0
+    assert {layer.measured_ns for layer in report.layers} == {None}
+    assert report.whole_ns is None
+
+
+@pytest.mark.parametrize("prefixes", [True, False])
+def test_measured_layers_add_up(
+    prefixes: bool, steady_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_report, "wants_prefixes", lambda whole_ns, steps: prefixes)
+    report = compiled(small_graph())[0].explain()
+    names = ["fc", "add", "head", *(["(call)"] if prefixes else [])]
+    assert [layer.layer for layer in report.layers] == names
+    assert report.whole_ns == TICK_NS
+    assert all(layer.measured_ns >= 0 for layer in report.layers)
+    assert sum(layer.share for layer in report.layers) == pytest.approx(1)
+    if prefixes:  # the clock says that all of them take as long as nothing does
+        assert [layer.measured_ns for layer in report.layers] == [0, 0, 0, TICK_NS]
+
+
+def test_kernels_of_one_operator_are_one_layer() -> None:
+    _, variant = compiled(small_graph())
+    first, *others = variant.steps
+    twin = replace(first, kernel="copy")
+    assert groups_of([first, twin, first, *others]) == [[0, 1, 2], [3], [4]]
+    several = replace(variant, steps=(first, twin, first, *others))
+    layer, *_ = report_of(several, {}, measure=False).layers
+    assert layer.kernel == f"2 x {first.kernel}, copy"
+    assert layer.nnz == first.facts.nnz
+    assert layer.predicted_ns == pytest.approx(3 * first.facts.predicted_ns)
+
+
+def test_equal_families_are_told_apart_by_name() -> None:
+    weights = SparseMatrix(pruned(np.random.default_rng(0), 256, 256, 0.1))
+    plan = plan_batch(MatMul(MatVec(256, 256), 2), weights, Target.detect())
+    first, second = plan.candidates[:2]
+    assert first.template.family == second.template.family == "rows"
+    assert plan.reason.startswith(f"{first.template.name} is predicted cheapest")
+    assert f"next is {second.template.name} at" in plan.reason
+
+
+class WholePage(HTMLParser):
+    """Holds that tags nest, and keeps text, tags and what attributes say."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID and tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.mark.usefixtures("steady_clock")
+def test_a_page_is_whole_and_needs_nothing_else() -> None:
+    report = compiled(small_graph(name=HOSTILE))[0].explain()
+    html = report.html()
+    page = WholePage(html)
+    assert "script" not in page.tags
+    assert not {"link", "img", "iframe", "object"}.intersection(page.tags)
+    assert {name for name, _ in page.attributes} <= {"lang", "charset", "class", "style", "title"}
+    assert "url(" not in html
+    assert "@import" not in html
+    assert HOSTILE in page.text
+    assert any(value and HOSTILE in value for name, value in page.attributes if name == "title")
+    shown = [layer for layer in report.layers if layer.share]
+    assert sum("flex:" in (value or "") for _, value in page.attributes) == len(shown) >= 1
+
+
+@pytest.mark.usefixtures("steady_clock")
+def test_a_report_as_data_text_and_table() -> None:
+    report = compiled(small_graph(name="net[bold]"))[0].explain()
+    data = json.loads(json.dumps(report.as_dict()))
+    assert data["samples"] == 1
+    assert data["model"]["kernels"] == 3
+    assert [layer["layer"] for layer in data["layers"]] == ["net[bold]", "add", "head"]
+    text = str(report)
+    assert "the layers add up to" in text
+    assert all(layer.kernel in text for layer in report.layers)
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(report)
+    assert "net[bold]" in console.export_text()
