@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.model_report import ModelReport, report_of
+from sparsejit.api.advice import Advice
+from sparsejit.api.advisor import advice_for
+from sparsejit.api.model_report import ModelReport, measured_times, report_of
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
@@ -115,6 +117,14 @@ class CompiledModel:
         Print it; or take `as_dict()`, or `html()`, one self-contained page.
         """
         return report_of(self._first, self.stats, measure)
+
+    def advise(self) -> Advice:
+        """What would make the model faster on this processor, and by how much.
+
+        Runs the model for about a second, then prices its layers as they might be: some seconds
+        for large ones. Gains are predictions; what a change does to results is yours to measure.
+        """
+        return advice_for(self._first, measured_times(self._first))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """A function without arguments that computes outputs from inputs, as they are by then.

@@ -12,19 +12,13 @@ from fake_clock import TICK_NS, FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from small_models import compiled, pruned, small_graph
 
 from sparsejit.api import model_report
-from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_report import example_arrays, groups_of, report_of
-from sparsejit.api.variant import Variant, make_variant
-from sparsejit.frontends.nesting import Nest, NestKind
-from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
-from sparsejit.ir.ops.pointwise import Pointwise
-from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.row_chains import softmax
+from sparsejit.api.variant import Variant
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, MatMul, MatVec
-from sparsejit.lowering.context import ModelOptions
+from sparsejit.ir.spec import MatMul, MatVec
 from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.machine.target import Target
@@ -33,33 +27,6 @@ from sparsejit.runtime.step_timing import increments, wants_prefixes
 
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 HOSTILE = 'a<script>alert("&")</script>'
-
-
-def pruned(rng: np.random.Generator, rows: int, columns: int, density: float = 0.2) -> np.ndarray:
-    weights = rng.standard_normal((rows, columns)) * (rng.random((rows, columns)) < density)
-    return weights.astype(np.float32)
-
-
-def small_graph(rows: int = 1, name: str = "fc") -> Graph:
-    """A pruned layer, the softmax of its sum with the input, and another pruned layer."""
-    rng, build = np.random.default_rng(0), GraphBuilder()
-    x = build.input(TensorType((rows, 32)), Origin("x"))
-
-    def linear(value: Value, out: int, module: str) -> Value:
-        weights = build.constant(pruned(rng, out, 32), Origin("weight", module))
-        origin = Origin("linear", module, "net.py:7", f"self.{module}(x)")
-        return build.one(Linear(Activation.RELU), value, weights, origin=origin)
-
-    hidden = linear(x, 32, name)
-    total = build.one(Pointwise("add"), hidden, x, origin=Origin("sum"))
-    share = build.one(softmax((rows, 32)), total, origin=Origin("add"))
-    return build.finish([linear(share, 8, "head"), hidden])
-
-
-def compiled(graph: Graph, isa: str = "native") -> tuple[CompiledModel, Variant]:
-    variant = make_variant(graph, ModelOptions(Target.resolve(isa)), "float32", None)
-    nest = Nest(NestKind.TENSOR)
-    return CompiledModel(variant, nest, nest), variant
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))

@@ -1,0 +1,80 @@
+"""What would make a model faster: suggestions as data, text and a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One change to some layers.
+
+    change: in words. how: the argument or call that makes it. saved_ns: predicted, of one run of
+    the native function. share: that of the whole's measured time. risk: what to look at before.
+    """
+
+    layers: tuple[str, ...]
+    change: str
+    how: str
+    saved_ns: float
+    share: float
+    risk: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Suggestions, the greatest gain first, none where nothing is worth the while.
+
+    Each counts alone: those for the same layers do not add up.
+    """
+
+    suggestions: tuple[Suggestion, ...]
+    whole_ns: float
+    samples: int
+    least_share: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [self._heading()]
+        for each in self.suggestions:
+            lines += [
+                f"{each.share:6.1%}  {each.saved_ns:10,.0f} ns  {each.change}: {_names(each)}",
+                f"        {each.how}",
+                f"        {each.risk}",
+            ]
+        return "\n".join(lines)
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(self._heading()), title_justify="left", show_lines=True)
+        table.add_column("saves", justify="right")
+        table.add_column("ns", justify="right")
+        for heading in ("change", "layers", "how", "risk"):
+            table.add_column(heading)
+        for each in self.suggestions:
+            cells = [f"{each.share:.1%}", f"{each.saved_ns:,.0f}", each.change]
+            table.add_row(*(Text(cell) for cell in [*cells, _names(each), each.how, each.risk]))
+        return table
+
+    def _heading(self) -> str:
+        run = f"{self.whole_ns:,.0f} ns a run of {self.samples} sample" + "s" * (self.samples > 1)
+        if not self.suggestions:
+            return f"{run}: nothing to advise that saves {self.least_share:.0%} of it"
+        return f"{run}; what would save time, each by itself:"
+
+
+def _names(suggestion: Suggestion) -> str:
+    """The layers; of many the first ones."""
+    names, more = suggestion.layers[:_MOST_NAMES], len(suggestion.layers) - _MOST_NAMES
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

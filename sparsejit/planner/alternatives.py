@@ -1,0 +1,141 @@
+"""What a layer would cost with other zeros, other storage or other sizes. Nothing is emitted.
+
+Zeros that do not exist yet are drawn at random within their pattern: a price depends on how many
+nonzeros share a vector, a row and a window of inputs, and never on which weights they are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, Layer, MatMul, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.plan import Candidate, plan
+
+Mask = npt.NDArray[np.bool_]
+_WINDOW = 16  # inputs in which lane16 keeps equally many weights of a row
+
+
+def _blocks(rows: int) -> Callable[[np.random.Generator, tuple[int, int], float], Mask]:
+    """One input and so many consecutive outputs live and die together."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
+        kept = _exactly(rng, (-(-shape[0] // rows), shape[1]), density)
+        return np.repeat(kept, rows, axis=0)[: shape[0]]
+
+    return draw
+
+
+def _lanes(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
+    """Of 16 consecutive outputs each keeps as many of every window of 16 inputs."""
+    groups, windows = -(-shape[0] // _WINDOW), -(-shape[1] // _WINDOW)
+    kept = rng.binomial(_WINDOW, density, (groups, 1, windows, 1))
+    order = rng.random((groups, _WINDOW, windows, _WINDOW)).argsort(axis=3)
+    mask = (order < kept).reshape(groups * _WINDOW, windows * _WINDOW)
+    return mask[: shape[0], : shape[1]]
+
+
+def _exactly(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
+    size = shape[0] * shape[1]
+    mask = np.zeros(size, bool)
+    mask[rng.permutation(size)[: max(1, round(density * size))]] = True
+    return mask.reshape(shape)
+
+
+# By the names that `Pruner(pattern=...)` takes.
+PATTERNS: Mapping[str, Callable[[np.random.Generator, tuple[int, int], float], Mask]] = {
+    "unstructured": _exactly,
+    "1x8": _blocks(8),
+    "1x16": _blocks(16),
+    "lane16": _lanes,
+}
+
+
+def random_zeros(pattern: str, shape: tuple[int, int], density: float) -> SparseMatrix:
+    """A matrix (out, in) of about that density; the same at every call."""
+    rng = np.random.default_rng(0)
+    mask = PATTERNS[pattern](rng, shape, density)
+    return SparseMatrix(rng.uniform(0.5, 1, shape).astype(np.float32) * mask)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A layer but for its bias, which costs next to nothing, and its zeros in general terms."""
+
+    shape: tuple[int, int]
+    case: str
+    pattern: str
+    density: str
+
+
+class AlternativePrices:
+    """The best kernels, with their costs, of layers as they might be; None where no kernel is.
+
+    Layers that are alike, densities to two digits, share one price.
+    """
+
+    def __init__(self, target: Target, exact: bool) -> None:
+        self._target, self._exact = target, exact
+        self._known: dict[_Question, Candidate | None] = {}
+
+    def with_zeros(self, layer: Layer, pattern: str, density: float) -> Candidate | None:
+        """The layer with random zeros of a pattern."""
+        shape = layer.out_features, layer.in_features
+        return self._recalled(
+            layer, pattern, density, lambda: random_zeros(pattern, shape, density)
+        )
+
+    def with_sizes(self, layer: Layer, shape: tuple[int, int], density: float) -> Candidate | None:
+        """The layer with other numbers of outputs and inputs, unstructured."""
+        each = layer.each if isinstance(layer, MatMul) else layer
+        resized = replace(each, out_features=shape[0], in_features=shape[1], bias=None)
+        whole = replace(layer, each=resized) if isinstance(layer, MatMul) else resized
+        return self.with_zeros(whole, "unstructured", density)
+
+    def stored(self, layer: Layer, matrix: SparseMatrix, dtype: DType) -> Candidate | None:
+        """The layer with its own zeros and weights of another dtype."""
+        return self._recalled(
+            stored_as(layer, dtype), _kind(matrix), matrix.density, lambda: matrix
+        )
+
+    def batched(self, layer: MatVec, matrix: SparseMatrix, batch: int) -> Candidate | None:
+        """So many samples at once."""
+        return self._recalled(MatMul(layer, batch), _kind(matrix), matrix.density, lambda: matrix)
+
+    def _recalled(
+        self, layer: Layer, pattern: str, density: float, matrix: Callable[[], SparseMatrix]
+    ) -> Candidate | None:
+        question = _Question(
+            (layer.out_features, layer.in_features),
+            layer.case,
+            pattern,
+            f"{density:.2g}",
+        )
+        if question not in self._known:
+            self._known[question] = self._price(layer, matrix())
+        return self._known[question]
+
+    def _price(self, layer: Layer, matrix: SparseMatrix) -> Candidate | None:
+        try:
+            if isinstance(layer, MatMul):
+                return plan_batch(layer, matrix, self._target, exact=self._exact).chosen
+            return plan(layer, matrix, self._target, exact=self._exact).chosen
+        except InvalidInput:
+            return None
+
+
+def _kind(matrix: SparseMatrix) -> str:
+    """How far the zeros of a matrix come in blocks."""
+    return f"blocks {matrix.block_fill(8):.1f} {matrix.block_fill(16):.1f} full"
+
+
+def stored_as(layer: Layer, dtype: DType) -> Layer:
+    """The layer with its weights stored so, and x quantised by what it holds if that is int8."""
+    if isinstance(layer, MatMul):
+        return replace(layer, each=replace(layer.each, dtype=dtype, input_scale=None))
+    return replace(layer, dtype=dtype, input_scale=None)
