@@ -4,6 +4,8 @@ from math import prod
 
 from sparsejit.asm_templates.pointwise.chain import LoweredChain
 from sparsejit.asm_templates.pointwise.chain.passes import COSTS
+from sparsejit.asm_templates.pointwise.chain.plan import ChainPlan
+from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
 from sparsejit.lowering.step import Facts
 from sparsejit.machine.target import Target
@@ -13,6 +15,7 @@ from sparsejit.planner.cost import cache_level
 # Vector instructions a cycle, and cycles to add up a vector's lanes at the end of a row.
 _INSTRUCTIONS_A_CYCLE = 2
 _REDUCTION_CYCLES = 25
+_TRANSPOSING = 6  # instructions a vector: a load, four exchanges of lanes, a store
 
 
 def chain_facts(lowered: LoweredChain, target: Target) -> Facts:
@@ -23,15 +26,10 @@ def chain_facts(lowered: LoweredChain, target: Target) -> Facts:
     if plan is None:
         return Facts(what)
     rates = known_rates(target)
-    rows, kinds = plan.space.rows, [plan.values[number] for number in plan.passes.needed]
-    costs = [COSTS.get(value.kind, 1) for value in kinds if not value.per_row]
-    reductions = sum(value.kind in ROW_REDUCTIONS for value in kinds)
     moved = lowered.counts["bytes_read"] + lowered.counts["bytes_written"]
     level = cache_level(moved, 0, target, target.l1d_bytes)
-    arrays = len(lowered.operands) + len(lowered.results)
     cycles = {
-        "execution": rows * plan.vectors * (sum(costs) + arrays) / _INSTRUCTIONS_A_CYCLE
-        + rows * reductions * _REDUCTION_CYCLES,
+        "execution": _execution_cycles(lowered, plan, target),
         f"data from {level}": moved / rates.data[level],
     }
     bound = max(cycles, key=lambda resource: cycles[resource])
@@ -48,3 +46,17 @@ def chain_facts(lowered: LoweredChain, target: Target) -> Facts:
         bound=bound,
         moved_bytes=moved,
     )
+
+
+def _execution_cycles(
+    lowered: LoweredChain, plan: ChainPlan | TransposedCopy, target: Target
+) -> float:
+    if isinstance(plan, TransposedCopy):
+        vectors = prod(lowered.chain.shape) / target.lanes
+        return vectors * _TRANSPOSING / _INSTRUCTIONS_A_CYCLE
+    rows, kinds = plan.space.rows, [plan.values[number] for number in plan.passes.needed]
+    costs = [COSTS.get(value.kind, 1) for value in kinds if not value.per_row]
+    reductions = sum(value.kind in ROW_REDUCTIONS for value in kinds)
+    arrays = len(lowered.operands) + len(lowered.results)
+    instructions = rows * plan.vectors * (sum(costs) + arrays)
+    return instructions / _INSTRUCTIONS_A_CYCLE + rows * reductions * _REDUCTION_CYCLES

@@ -7,7 +7,7 @@ Registers held across a step: r12 gates[t], r13 where h[t] goes, r14 h[t-1], r15
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
@@ -117,16 +117,12 @@ def _facts(product: Facts, loop: "_TimeLoop", isa: str) -> Facts:
     time, batch, hidden = loop.into.shape
     assert product.predicted_ns is not None
     gates_ns = _GATE_NS[loop.cell][isa] * batch * hidden
-    return Facts(
-        f"{time} steps of: {product.reason}",
-        time * (product.predicted_ns + gates_ns),
-        product.nnz,
-        product.weights,
-        product.weight_bytes,
-        time * product.effective_flops,
-        time * product.flops,
-        product.bound,
-        product.plan,
+    return replace(
+        product,
+        reason=f"{time} steps of: {product.reason}",
+        predicted_ns=time * (product.predicted_ns + gates_ns),
+        effective_flops=time * product.effective_flops,
+        flops=time * product.flops,
     )
 
 
