@@ -4,7 +4,7 @@
 >>> y = fast(x)
 """
 
-from sparsejit.api import CompiledModel, Kernel, compile_matrix, load
+from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, compile_matrix, load
 from sparsejit.api import compile_model as compile  # noqa: A004, the verb users know
 from sparsejit.errors import (
     CompileError,
@@ -20,6 +20,7 @@ from sparsejit.voice.wavernn import WaveRNN
 
 __all__ = [
     "CompileError",
+    "CompiledEstimator",
     "CompiledModel",
     "DamagedFile",
     "InvalidInput",

@@ -2,8 +2,16 @@
 
 from sparsejit.api.compile import compile_matrix
 from sparsejit.api.compile_model import compile_model
+from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.load import load
 from sparsejit.api.model import CompiledModel
 
-__all__ = ["CompiledModel", "Kernel", "compile_matrix", "compile_model", "load"]
+__all__ = [
+    "CompiledEstimator",
+    "CompiledModel",
+    "Kernel",
+    "compile_matrix",
+    "compile_model",
+    "load",
+]

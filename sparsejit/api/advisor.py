@@ -143,9 +143,14 @@ class _Idea:
         return Suggestion(layers, self.change, how, saved, saved / whole_ns, risk)
 
 
-def advice_for(variant: Variant, times: StepTimes) -> Advice:
-    """What would save at least LEAST_SHARE of the whole; takes some seconds for large layers."""
-    found = [idea.suggestion(times.whole) for idea in _Advisor(variant, times).ideas()]
+def advice_for(variant: Variant, times: StepTimes, trainable: bool = True) -> Advice:
+    """What would save at least LEAST_SHARE of the whole; takes some seconds for large layers.
+
+    Where the model is not `trainable`, its layers and their zeros are taken as they are.
+    """
+    advisor = _Advisor(variant, times)
+    ideas = [*advisor.ideas(), *(advisor.ideas_to_train() if trainable else ())]
+    found = [idea.suggestion(times.whole) for idea in ideas]
     worthwhile = [each for each in found if each.share >= LEAST_SHARE]
     worthwhile.sort(key=lambda each: -each.saved_ns)
     return Advice(tuple(worthwhile), times.whole, variant.tile or 1, LEAST_SHARE)
@@ -166,7 +171,15 @@ class _Advisor:
         ]
 
     def ideas(self) -> Iterator[_Idea]:
-        """All of them, whatever they save."""
+        """Whatever they save."""
+        for dtype in (DType.BFLOAT16, DType.INT8):
+            yield self._storage(dtype)
+        yield from self._threads()
+        yield from self._batch()
+        yield self._far_chains()
+
+    def ideas_to_train(self) -> Iterator[_Idea]:
+        """Those that change what the model is."""
         pruned = [timed for timed in self.layers if not timed.is_dense and not timed.is_grouped]
         dense = [timed for timed in self.layers if timed.is_dense and not timed.is_grouped]
         for pattern in ("1x8", "1x16", "lane16"):
@@ -178,13 +191,8 @@ class _Advisor:
             yield self._pruning("keep half as many weights", same, pattern, lambda d: d / 2)
         yield self._pruning("prune half", dense, "unstructured", lambda d: d / 2)
         yield self._pruning("prune to 90 %", dense, "unstructured", lambda d: _SPARSE)
-        for dtype in (DType.BFLOAT16, DType.INT8):
-            yield self._storage(dtype)
         yield self._sizes()
-        yield from self._threads()
-        yield from self._batch()
         yield from self._activations()
-        yield self._far_chains()
 
     def _pruning(
         self,

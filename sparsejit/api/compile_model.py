@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
+from sparsejit.api.compiled_estimator import (
+    CompiledEstimator,
+    Estimator,
+    compile_estimator,
+    is_estimator,
+)
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
@@ -21,6 +27,21 @@ from sparsejit.planner.split import parse_threads
 Progress = Callable[[str, float], None]
 
 
+@overload
+def compile_model(
+    model: Estimator,
+    example_inputs: Any = None,
+    *,
+    dtype: Dtypes = "float32",
+    target: str | Target = "native",
+    threads: int | str = 1,
+    tune: bool = False,
+    exact: bool = False,
+    progress: Progress = lambda stage, share: None,
+) -> CompiledEstimator: ...
+
+
+@overload
 def compile_model(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
@@ -34,10 +55,28 @@ def compile_model(
     tune: bool = False,
     exact: bool = False,
     progress: Progress = lambda stage, share: None,
-) -> CompiledModel:
+) -> CompiledModel: ...
+
+
+def compile_model(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    free_batch: bool = True,
+    free_shapes: bool = False,
+    dtype: Dtypes = "float32",
+    target: str | Target = "native",
+    threads: int | str = 1,
+    tune: bool = False,
+    exact: bool = False,
+    progress: Progress = lambda stage, share: None,
+) -> CompiledModel | CompiledEstimator:
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
-    model: a torch module, or a torch.export.ExportedProgram.
+    model: a torch module, a torch.export.ExportedProgram, or a fitted estimator of scikit-learn:
+        a linear or logistic model or a perceptron, alone or behind scalers in a Pipeline. Of an
+        estimator a CompiledEstimator is made; example_inputs may then be left out, or be an X.
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
         shapes are those it is compiled for, their batch the one that it is made fastest for.
     free_batch: whether axis 0 of all inputs is a batch of any length, where the model computes
@@ -52,12 +91,15 @@ def compile_model(
     Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and
     InvalidInput for arguments that make no sense.
     """
-    compiler = _Compiler(
-        model,
-        free_batch,
-        dtype,
-        ModelOptions(Target.resolve(target), parse_threads(threads), tune, exact),
-    )
+    options = ModelOptions(Target.resolve(target), parse_threads(threads), tune, exact)
+    if is_estimator(model):
+        if example_kwargs or free_shapes or not free_batch:
+            raise InvalidInput(
+                "an estimator takes one X of any length; leave out example_kwargs, free_shapes "
+                "and free_batch"
+            )
+        return compile_estimator(model, example_inputs, options, dtype, progress)
+    compiler = _Compiler(model, free_batch, dtype, options)
     if example_inputs is None and not example_kwargs:
         raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)

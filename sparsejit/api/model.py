@@ -11,6 +11,7 @@ import numpy as np
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.model_report import ModelReport, measured_times, report_of
+from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
@@ -68,24 +69,7 @@ class CompiledModel:
     @property
     def stats(self) -> dict[str, Any]:
         """Sizes: layers, kernels, weights, nnz, bytes of code, literals and workspace; times."""
-        variant = self._first
-        facts = [step.facts for step in variant.steps]
-        image = variant.program.image
-        return {
-            "layers": sum(fact.weights > 0 for fact in facts),
-            "kernels": len(facts),
-            "weights": sum(fact.weights for fact in facts),
-            "nnz": sum(fact.nnz for fact in facts),
-            "effective_flops": sum(fact.effective_flops for fact in facts),
-            "flops": sum(fact.flops for fact in facts),
-            "code_bytes": image.code_bytes,
-            "pool_bytes": image.pool_bytes,
-            "workspace_bytes": variant.workspace_bytes,
-            "buffer_bytes": variant.memory.sum_bytes,
-            "isa": variant.options.target.isa,
-            "tile": variant.tile,
-            "compile_ms": variant.compile_ms,
-        }
+        return statistics_of(self._first)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for these inputs.

@@ -4,7 +4,7 @@ import numpy as np
 
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.variant import Variant, make_variant
-from sparsejit.frontends.nesting import Nest, NestKind
+from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
@@ -39,8 +39,10 @@ def compiled(
     graph: Graph, isa: str = "native", tile: int | None = None
 ) -> tuple[CompiledModel, Variant]:
     variant = make_variant(graph, ModelOptions(Target.resolve(isa)), "float32", tile)
-    nest = Nest(NestKind.TENSOR)
-    return CompiledModel(variant, nest, nest), variant
+    arguments = Nest(NestKind.TUPLE, (TENSOR,) * len(graph.inputs))
+    results = Nest(NestKind.LIST, (TENSOR,) * len(graph.outputs))
+    called = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
+    return CompiledModel(variant, called, results), variant
 
 
 def layers_graph(*matrices: np.ndarray, rows: int = 1, activation: str = "relu") -> Graph:

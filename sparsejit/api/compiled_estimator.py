@@ -1,0 +1,171 @@
+"""A fitted estimator of scikit-learn as native code: each of its methods one function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparsejit.api.advice import Advice
+from sparsejit.api.advisor import advice_for
+from sparsejit.api.model_report import ModelReport, measured_times, report_of
+from sparsejit.api.statistics import statistics_of
+from sparsejit.api.variant import Dtypes, Progress, Variant, make_variant
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.sklearn import graph_of_estimator
+from sparsejit.ir.graph import Array, Element, Graph
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.tiles import samples_a_tile
+
+
+class Estimator(Protocol):
+    """What all estimators of scikit-learn have."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+
+    def set_params(self, **parameters: Any) -> Any: ...
+
+
+def is_estimator(model: Any) -> bool:
+    """Whether a model is scikit-learn's, told without importing it."""
+    return type(model).__module__.split(".")[0] == "sklearn"
+
+
+class CompiledEstimator:
+    """The methods of an estimator that predict or transform, by the names that they have there.
+
+    `predict`, `predict_proba`, `predict_log_proba`, `decision_function` or `transform`, as far as
+    the estimator has them; each is compiled at its first use. X is (samples, n_features_in_), an
+    array of numbers or what numpy makes one of, such as a DataFrame; it is converted to float32.
+    Results are those of the estimator to float32's precision, as float32, labels as they are.
+    NaN in X spreads to the results. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        options: ModelOptions,
+        dtypes: Dtypes = "float32",
+        example: Any = None,
+        progress: Progress = lambda stage, share: None,
+    ) -> None:
+        self._name = type(estimator).__name__
+        single = graph_of_estimator(estimator, 1)
+        self.n_features_in_ = int(estimator.n_features_in_)
+        self.classes_: Array | None = getattr(estimator, "classes_", None)
+        self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
+        batch = 1 if example is None else len(self._checked(example))
+        self.tile = samples_a_tile(next(iter(single.values())), max(batch, 1))
+        graphs = single if self.tile == 1 else graph_of_estimator(estimator, self.tile)
+        self._graphs: Mapping[str, Graph] = graphs
+        self._options, self._dtypes, self._progress = options, dtypes, progress
+        self._variants: dict[str, Variant] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<sparsejit {self._name}: {', '.join(self.methods)}>"
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.methods]
+
+    def __getattr__(self, name: str) -> Callable[[Any], Array]:
+        """The method of that name. Raises AttributeError where the estimator has none."""
+        if name not in self.__dict__.get("_graphs", ()):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}; "
+                f"it has {', '.join(self.__dict__.get('_graphs', ()))}"
+            )
+        return _EstimatorMethod(self, name)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the estimator's methods."""
+        return tuple(self._graphs)
+
+    def explain(self, method: str = "", measure: bool = True) -> ModelReport:
+        """What every layer of a method costs and why, as `CompiledModel.explain` says it.
+
+        Without a name it is the first of `methods`.
+        """
+        variant = self.variant(method or self.methods[0])
+        return report_of(variant, statistics_of(variant), measure)
+
+    def advise(self, method: str = "") -> Advice:
+        """What would make a method faster without fitting anew, as `CompiledModel.advise` does."""
+        variant = self.variant(method or self.methods[0])
+        return advice_for(variant, measured_times(variant), trainable=False)
+
+    def variant(self, method: str) -> Variant:
+        """A method as it was compiled. Raises InvalidInput for one that is not in `methods`."""
+        if method not in self._graphs:
+            raise InvalidInput(
+                f"{self._name} has no method {method!r}; use one of {', '.join(self.methods)}"
+            )
+        with self._lock:
+            if method not in self._variants:
+                graph, name = self._graphs[method], f"{self._name}.{method}"
+                self._variants[method] = make_variant(
+                    graph, self._options, self._dtypes, self.tile, name, self._progress
+                )
+            return self._variants[method]
+
+    def run(self, method: str, X: Any) -> Array:
+        """What a method returns for X."""
+        variant = self._variants.get(method) or self.variant(method)
+        (result,) = variant.call.run(self._checked(X))
+        element = variant.graph.outputs[0].type.element
+        if element is Element.BOOL:  # for several labels scikit-learn has 0 and 1
+            return result.astype(np.int64)
+        if element is Element.INT64 and self.classes_ is not None:
+            return self.classes_[result]
+        return result
+
+    def _checked(self, X: Any) -> Array:
+        """X as float32 (samples, n_features_in_)."""
+        names = getattr(X, "columns", None)
+        if names is not None and self.feature_names_in_ is not None:
+            given, fitted = list(names), list(self.feature_names_in_)
+            if given != fitted:
+                raise InvalidInput(f"X has the columns {given}; give {fitted}, in this order")
+        array = np.asarray(X.toarray() if hasattr(X, "toarray") else X)
+        if array.ndim != 2 or array.shape[1] != self.n_features_in_:
+            raise InvalidInput(
+                f"X has shape {array.shape}; give (samples, {self.n_features_in_}): "
+                "X.reshape(1, -1) for one sample"
+            )
+        if array.dtype == np.float32:
+            return array
+        try:
+            with np.errstate(over="ignore"):
+                return array.astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
+
+
+@dataclass(frozen=True)
+class _EstimatorMethod:
+    """One method of an estimator, bound to it."""
+
+    estimator: CompiledEstimator
+    name: str
+
+    def __call__(self, X: Any) -> Array:
+        return self.estimator.run(self.name, X)
+
+
+def compile_estimator(
+    estimator: Any,
+    example: Any,
+    options: ModelOptions,
+    dtypes: Dtypes,
+    progress: Progress,
+) -> CompiledEstimator:
+    """The estimator compiled for batches like the example: an array, or a tuple of one."""
+    if isinstance(example, tuple):
+        if len(example) != 1:
+            raise InvalidInput(f"example_inputs has {len(example)} arrays; give X alone")
+        (example,) = example
+    return CompiledEstimator(estimator, options, dtypes, example, progress)

@@ -1,0 +1,248 @@
+"""Compiled estimators of scikit-learn answer as the estimators do."""
+
+import subprocess
+import sys
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsejit
+from sparsejit.api.compiled_estimator import CompiledEstimator
+from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
+
+pytest.importorskip("sklearn")
+from sklearn import linear_model, neural_network, preprocessing, svm
+from sklearn.cluster import KMeans
+from sklearn.datasets import (
+    make_classification,
+    make_multilabel_classification,
+    make_regression,
+)
+from sklearn.pipeline import make_pipeline
+
+FEATURES, SAMPLES = 12, 37
+LABELS = np.array(["cherry", "apple", "banana"])
+ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
+SMALL_LOG = -12.0  # below, scikit-learn's own logarithms have lost their digits
+
+
+def fitted(estimator: Any, X: np.ndarray, y: np.ndarray) -> Any:
+    with warnings.catch_warnings():  # few iterations will do: nothing here must be good
+        warnings.simplefilter("ignore")
+        return estimator.fit(X, y)
+
+
+def rounded(X: np.ndarray) -> np.ndarray:
+    """To what float32 holds, as float64."""
+    return X.astype(np.float32).astype(np.float64)
+
+
+def classified(estimator: Any, classes: int = 3) -> tuple[Any, np.ndarray]:
+    X, y = make_classification(200, FEATURES, n_informative=8, n_classes=classes, random_state=1)
+    return fitted(estimator, rounded(X), LABELS[y]), rounded(X[:SAMPLES])
+
+
+def regressed(estimator: Any, targets: int = 1) -> tuple[Any, np.ndarray]:
+    X, y = make_regression(200, FEATURES, n_targets=targets, noise=1.0, random_state=1)
+    return fitted(estimator, rounded(X), y), rounded(X[:SAMPLES])
+
+
+def perceptron(kind: Any) -> Any:
+    return kind(hidden_layer_sizes=(17, 9), max_iter=20, random_state=0)
+
+
+CLASSIFIERS = [
+    linear_model.LogisticRegression(),
+    svm.LinearSVC(random_state=0),
+    linear_model.RidgeClassifier(),
+    make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()),
+    perceptron(neural_network.MLPClassifier),
+]
+REGRESSORS = [
+    linear_model.LinearRegression(),
+    make_pipeline(preprocessing.MinMaxScaler(), linear_model.Ridge()),
+    perceptron(neural_network.MLPRegressor),
+]
+
+
+def check(compiled: CompiledEstimator, estimator: Any, X: np.ndarray) -> None:
+    assert compiled.methods
+    for name in compiled.methods:
+        found, expected = getattr(compiled, name)(X), getattr(estimator, name)(X)
+        assert found.shape == expected.shape
+        if expected.dtype.kind in "iU":
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+            continue
+        if name == "predict_log_proba":
+            assert (found < SMALL_LOG + 1)[expected < SMALL_LOG].all()
+            found, expected = (each[expected > SMALL_LOG] for each in (found, expected))
+        bound = 1e-5 * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=lambda each: type(each).__name__)
+def test_classifiers(estimator: Any, classes: int, batch: int, isa: str) -> None:
+    estimator, X = classified(estimator, classes)
+    compiled = sparsejit.compile(estimator, X[:batch], target=isa)
+    assert isinstance(compiled, CompiledEstimator)
+    assert compiled.tile == batch
+    check(compiled, estimator, X)
+    np.testing.assert_array_equal(compiled.classes_, estimator.classes_)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda each: type(each).__name__)
+def test_regressors(estimator: Any, targets: int, isa: str) -> None:
+    estimator, X = regressed(estimator, targets)
+    check(sparsejit.compile(estimator, (X[:8],), target=isa), estimator, X)
+
+
+def test_several_labels() -> None:
+    X, y = make_multilabel_classification(200, FEATURES, n_classes=4, random_state=0)
+    estimator = fitted(perceptron(neural_network.MLPClassifier), rounded(X), y)
+    check(sparsejit.compile(estimator), estimator, rounded(X[:SAMPLES]))
+
+
+def test_a_scaler_alone() -> None:
+    X = np.random.default_rng(0).standard_normal((50, FEATURES))
+    scaler = preprocessing.RobustScaler().fit(X)
+    compiled = sparsejit.compile(scaler)
+    assert compiled.methods == ("transform",)
+    check(compiled, scaler, X)
+
+
+def test_it_has_the_methods_of_the_estimator_and_no_others() -> None:
+    compiled = sparsejit.compile(classified(svm.LinearSVC(random_state=0))[0])
+    assert compiled.methods == ("predict", "decision_function")
+    assert not hasattr(compiled, "predict_proba")
+    assert "decision_function" in dir(compiled)
+    assert "LinearSVC: predict, decision_function" in repr(compiled)
+
+
+def test_methods_are_compiled_at_first_use_and_once() -> None:
+    stages: list[str] = []
+    estimator, X = classified(linear_model.LogisticRegression())
+    compiled = sparsejit.compile(estimator, progress=lambda stage, share: stages.append(stage))
+    assert not stages
+    threads = [threading.Thread(target=compiled.predict, args=(X,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stages.count("writing the code") == 1
+
+
+class Frame:
+    """What numpy makes an array of, with names, as a DataFrame is."""
+
+    def __init__(self, values: np.ndarray, columns: list[str]) -> None:
+        self.values, self.columns = values, columns
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype)
+
+
+def test_any_numbers_will_do() -> None:
+    estimator, X = regressed(linear_model.LinearRegression())
+    compiled = sparsejit.compile(estimator)
+    expected = compiled.predict(X)
+    names = [f"c{number}" for number in range(FEATURES)]
+    for same in (X.astype(np.float32), X.tolist(), Frame(X, names), X.astype(object)):
+        np.testing.assert_array_equal(compiled.predict(same), expected)
+    np.testing.assert_array_equal(compiled.predict(np.asfortranarray(X)), expected)
+    whole = np.arange(2 * FEATURES).reshape(2, FEATURES)
+    np.testing.assert_allclose(compiled.predict(whole), estimator.predict(whole), rtol=1e-5)
+    assert compiled.predict(X[:0]).shape == (0,)
+
+
+def test_sparse_inputs_count_as_dense() -> None:
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    estimator, X = regressed(linear_model.LinearRegression())
+    compiled = sparsejit.compile(estimator)
+    sparse = scipy_sparse.csr_matrix(X)
+    np.testing.assert_array_equal(compiled.predict(sparse), compiled.predict(X))
+
+
+def test_columns_must_be_those_of_the_fit() -> None:
+    names = [f"c{number}" for number in range(FEATURES)]
+    estimator, X = regressed(linear_model.LinearRegression())
+    estimator.feature_names_in_ = np.array(names, object)
+    compiled = sparsejit.compile(estimator)
+    assert compiled.predict(Frame(X, names)).shape == (SAMPLES,)
+    with pytest.raises(InvalidInput, match=r"columns.*c11.*in this order"):
+        compiled.predict(Frame(X, names[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.zeros(FEATURES), r"shape \(12,\); give \(samples, 12\).*reshape\(1, -1\)"),
+        (np.zeros((2, 5)), r"shape \(2, 5\)"),
+        ([["a"] * FEATURES], "give numbers"),
+    ],
+)
+def test_what_is_no_input(X: Any, message: str) -> None:
+    compiled = sparsejit.compile(regressed(linear_model.LinearRegression())[0])
+    with pytest.raises(InvalidInput, match=message):
+        compiled.predict(X)
+
+
+def test_what_cannot_be_compiled() -> None:
+    with pytest.raises(InvalidInput, match="not fitted"):
+        sparsejit.compile(linear_model.LinearRegression())
+    X = np.random.default_rng(0).standard_normal((20, 3))
+    with pytest.raises(InvalidInput, match="KMeans has no graph"):
+        sparsejit.compile(KMeans(2, n_init=1).fit(X))
+    estimator, X = regressed(linear_model.LinearRegression())
+    for odd in ({"free_shapes": True}, {"free_batch": False}, {"example_kwargs": {"X": X}}):
+        with pytest.raises(InvalidInput, match="leave out"):
+            sparsejit.compile(estimator, **odd)
+    with pytest.raises(InvalidInput, match="2 arrays"):
+        sparsejit.compile(estimator, (X, X))
+
+
+def test_weights_stored_otherwise() -> None:
+    estimator, X = classified(perceptron(neural_network.MLPClassifier))
+    compiled = sparsejit.compile(estimator, dtype={"layer*": "bfloat16"})
+    found, expected = compiled.predict_proba(X), estimator.predict_proba(X)
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    assert np.abs(found - expected).max() > 1e-6
+    steps = [step for step in compiled.variant("predict_proba").steps if step.facts.layer]
+    assert [step.facts.layer.dtype.value for step in steps] == ["bfloat16", "bfloat16", "float32"]
+
+
+@pytest.mark.usefixtures("steady_clock")
+def test_it_explains_and_advises_by_method() -> None:
+    estimator, _ = classified(perceptron(neural_network.MLPClassifier))
+    compiled = sparsejit.compile(estimator)
+    report = compiled.explain("predict_proba")
+    assert [layer.layer for layer in report.layers][:3] == ["layer0", "layer1", "scores"]
+    assert compiled.explain(measure=False).facts["kernels"] == 4
+    for suggestion in compiled.advise("predict_proba").suggestions:
+        assert "Pruner" not in suggestion.how
+    with pytest.raises(InvalidInput, match="no method 'transform'; use one of predict, "):
+        compiled.explain("transform")
+
+
+def test_no_torch_is_needed() -> None:
+    script = """
+import sys
+import numpy as np, sparsejit
+from sklearn.linear_model import LinearRegression
+X = np.eye(4)
+print(sparsejit.compile(LinearRegression().fit(X, X.sum(axis=1))).predict(X).shape)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "(4,)\nFalse\n", done.stderr
