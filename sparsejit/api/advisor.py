@@ -94,6 +94,13 @@ class _Timed:
         return self.matrix.density > _DENSE
 
     @property
+    def products(self) -> int:
+        """How many the step makes: one, or one a time step of a recurrence."""
+        facts, layer = self.step.facts, self.step.facts.layer
+        columns = layer.batch if isinstance(layer, MatMul) else 1
+        return facts.flops // max(2 * facts.nnz * columns, 1)
+
+    @property
     def cost_ns(self) -> float:
         """Predicted, of one product."""
         choice = self.step.facts.plan
@@ -111,15 +118,13 @@ class _Timed:
 
     def _saved(self, alternative_ns: float) -> float:
         """Nanoseconds of the step, if a product cost so much."""
-        facts, layer = self.step.facts, self.step.facts.layer
-        if not facts.predicted_ns or not facts.nnz or layer is None:
+        facts = self.step.facts
+        if not facts.predicted_ns:
             return 0.0
         scale = self.ns / facts.predicted_ns
         if scale > _MOST_UNEXPLAINED:
             return 0.0
-        columns = layer.batch if isinstance(layer, MatMul) else 1
-        products = facts.flops / (2 * facts.nnz * columns)  # as many as a recurrence has steps
-        return scale * products * (self.cost_ns - alternative_ns)
+        return scale * self.products * (self.cost_ns - alternative_ns)
 
 
 @dataclass(frozen=True)
@@ -254,7 +259,8 @@ class _Advisor:
             return
         gains, most = [], 1
         for timed in self.layers:
-            if isinstance(timed.step.facts.layer, MatVec):
+            # The products of a recurrence run on one.
+            if isinstance(timed.step.facts.layer, MatVec) and timed.products == 1:
                 count = worthwhile_threads(timed.ns, cores)
                 most = max(most, count)
                 gains.append(_LayerGain(timed.name, timed.ns - parallel_ns(timed.ns, count)))

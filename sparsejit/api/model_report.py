@@ -98,14 +98,24 @@ def report_of(variant: Variant, facts: dict[str, Any], measure: bool) -> ModelRe
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:
-    """The places of steps that follow each other in one operator, in order."""
+    """The places of steps that follow each other in one operator, in order.
+
+    Those with other weights are apart, such as the two products of a recurrent layer.
+    """
     groups: list[list[int]] = []
     for number, step in enumerate(steps):
-        if groups and steps[groups[-1][-1]].origin == step.origin:
+        members = [steps[place] for place in groups[-1]] if groups else []
+        if members and members[-1].origin == step.origin and _has_weights_of(step, members):
             groups[-1].append(number)
         else:
             groups.append([number])
     return groups
+
+
+def _has_weights_of(step: Step, others: Sequence[Step]) -> bool:
+    """Whether a step has no weights, or those that the others have."""
+    weights = {other.facts.zeros for other in others if other.facts.weights}
+    return not step.facts.weights or not weights or step.facts.zeros in weights
 
 
 def _layers(variant: Variant, times: StepTimes | None) -> list[LayerReport]:

@@ -198,6 +198,20 @@ def test_threads_where_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [each for each in advice(shared).suggestions if "threads" in each.change]
 
 
+def test_a_recurrence_gains_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advisor, "available_cores", lambda: 4)
+    _, variant = compiled(layers_graph(sparse(512, 512)))
+    (step,) = variant.steps
+    facts = replace(
+        step.facts, predicted_ns=20 * step.facts.predicted_ns, flops=20 * step.facts.flops
+    )
+    given = advice(replace(variant, steps=(replace(step, facts=facts),)))
+    once = advice(variant)
+    assert not [each for each in given.suggestions if "threads" in each.change]
+    int8 = "store weights as int8"
+    assert found(given, int8).saved_ns == pytest.approx(20 * found(once, int8).saved_ns)
+
+
 def test_batches_where_samples_run_one_by_one() -> None:
     graph = layers_graph(sparse(256, 256, 1.0))
     alone = advice(compiled(graph)[1])

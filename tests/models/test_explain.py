@@ -143,6 +143,8 @@ def test_kernels_of_one_operator_are_one_layer() -> None:
     assert layer.kernel == f"2 x {first.kernel}, copy"
     assert layer.nnz == first.facts.nnz
     assert layer.predicted_ns == pytest.approx(3 * first.facts.predicted_ns)
+    other = replace(others[-1], origin=first.origin)  # of other weights
+    assert groups_of([first, twin, other, other]) == [[0, 1], [2, 3]]
 
 
 def test_equal_families_are_told_apart_by_name() -> None:
