@@ -15,7 +15,7 @@ from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
-from sparsejit.ir.graph import Array
+from sparsejit.ir.graph import Array, Graph
 
 Shapes = tuple[tuple[int, ...], ...]
 _INT32 = np.dtype(np.int32)
@@ -50,6 +50,11 @@ class CompiledModel:
             f"<sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
             f"{stats['weights']} weights, {stats['kernels']} kernels, {batch}>"
         )
+
+    @property
+    def graph(self) -> Graph:
+        """What is computed, after all passes; as text it reads like the model."""
+        return self._first.graph
 
     @property
     def batch_is_free(self) -> bool:

@@ -1,6 +1,11 @@
 """A graph as text that reads like the model."""
 
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any
+
 from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.ops.pointwise import Chain, Pointwise
 
 
 def as_text(graph: Graph) -> str:
@@ -17,7 +22,26 @@ def _line(node: Node, names: dict[Value, str]) -> str:
     operands = ", ".join(names[value] for value in node.inputs)
     origin = node.outputs[0].origin
     place = ", ".join(part for part in (origin.module, origin.source) if part)
-    return f"{results} = {node.op}({operands})" + (f"  # {place}" if place else "")
+    return f"{results} = {_op_text(node.op)}({operands})" + (f"  # {place}" if place else "")
+
+
+def _op_text(op: Any) -> str:
+    """What the operator is, with those of its fields that are not as usual."""
+    if isinstance(op, Pointwise):
+        return op.kind
+    if isinstance(op, Chain):
+        steps = (f"{step.kind} {' '.join(map(str, step.arguments))}" for step in op.steps)
+        return f"{op.title}[{'; '.join(steps)}]"
+    said = [
+        f"{field.name}={_plain(getattr(op, field.name))}"
+        for field in fields(op)
+        if field.default is MISSING or getattr(op, field.name) != field.default
+    ]
+    return type(op).__name__.lower() + (f"[{', '.join(said)}]" if said else "")
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 def _names(graph: Graph) -> dict[Value, str]:
