@@ -26,7 +26,10 @@ from sparsejit.perf.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.zoo import ZooModel, pruned
 from sparsejit.runtime.native_timing import pinned
 
-OURS = ModelPeer("sparsejit", "this project")
+OURS = (
+    ModelPeer("sparsejit", "this project, called as the model is"),
+    ModelPeer("sparsejit-bound", "this project, bound to its arrays"),
+)
 ROUNDS = 15
 SAMPLES_A_ROUND = 100
 ROUND_NS = 30_000_000
@@ -65,7 +68,7 @@ class ModelComparison:
         """What the others are compared with: ours, else torch, else the fastest."""
         by_name = {time.name: time for time in self.times}
         fastest = self.times[0] if self.times else None
-        return by_name.get(OURS.name) or by_name.get("torch") or fastest
+        return by_name.get(OURS[0].name) or by_name.get("torch") or fastest
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `ratio` is each one's least time over that of `reference`."""
@@ -177,7 +180,7 @@ def compare(
         core = stack.enter_context(pinned())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsejit-models-")))
         task = ModelTask(model, batch, density, folder)
-        for peer in (OURS, *peers):
+        for peer in (*OURS, *peers):
             progress(f"{model.name}, batch {batch}: {peer.name} loads")
             try:
                 contestant = stack.enter_context(Contestant(peer, core))

@@ -63,7 +63,7 @@ def right(tmp_path: Path) -> Path:
 def test_outputs_are_compared_first_and_whoever_fails_is_skipped_with_a_word(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "OURS", FakePeer("sparsejit", "", outputs=right))
+    monkeypatch.setattr(models, "OURS", (FakePeer("sparsejit", "", outputs=right),))
     wrong, other = tmp_path / "wrong.npz", tmp_path / "shape.npz"
     np.savez(wrong, np.zeros((2, 1), np.float32))
     np.savez(other, np.zeros((2, 2), np.float32))
@@ -144,7 +144,7 @@ def _cores() -> set[int]:
 
 
 def test_every_peer_has_an_engine_and_its_package_among_the_requirements() -> None:
-    assert peer_worker.ENGINES.keys() == {*MODEL_PEERS, models.OURS.name}
+    assert peer_worker.ENGINES.keys() == {*MODEL_PEERS, *(ours.name for ours in models.OURS)}
     for peer in MODEL_PEERS.values():
         package = peer_worker.ENGINES[peer.name][1]
         assert any(one.startswith(package) for one in peer.requirements) or package == "torch"
@@ -275,7 +275,7 @@ def test_the_list_says_who_is_installed(shell: Shell) -> None:
 def test_the_command_prints_every_contestant(
     as_json: bool, right: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "OURS", FakePeer("sparsejit", "", outputs=right))
+    monkeypatch.setattr(models, "OURS", (FakePeer("sparsejit", "", outputs=right),))
     good = FakePeer("good", "", outputs=right)
     monkeypatch.setitem(MODEL_PEERS, "good", good)
     arguments = ["--model", MODEL.name, "--batch", "2", "--density", "1", "--peers", "good,tvm"]
