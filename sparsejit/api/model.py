@@ -83,21 +83,16 @@ class CompiledModel:
         """
         plain = not kwargs and len(args) == self._plain_arguments
         leaves = args if plain else flatten(self._input_nest, (args, kwargs), "inputs")
-        results = self._variant_run(leaves)
-        if any(map(_is_tensor, leaves)):
+        arrays = _as_arrays(leaves)
+        results = self._variant_for(arrays).call.run(*arrays)
+        if any(type(leaf) is not np.ndarray for leaf in leaves):
             from_numpy = sys.modules["torch"].from_numpy
             results = [from_numpy(result) for result in results]
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The flat list of outputs for a flat list of inputs, all of them numpy arrays."""
-        return self._variant_run(inputs)
-
-    def _variant_run(self, leaves: Sequence[Any]) -> list[Array]:
-        arrays = [
-            leaf if type(leaf) is np.ndarray and leaf.dtype is not _INT32 else _as_array(leaf, n)
-            for n, leaf in enumerate(leaves)
-        ]
+        arrays = _as_arrays(inputs)
         return self._variant_for(arrays).call.run(*arrays)
 
     def explain(self, measure: bool = True) -> ModelReport:
@@ -121,7 +116,7 @@ class CompiledModel:
         Both are flat lists of contiguous numpy arrays, which it holds. It adds some 20 ns to the
         native time and keeps the interpreter lock; one thread may call it at a time.
         """
-        arrays = [_as_array(leaf, number) for number, leaf in enumerate(inputs)]
+        arrays = _as_arrays(inputs)
         return self._variant_for(arrays).call.bind(arrays, outputs)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
@@ -148,24 +143,25 @@ def _plain_arguments(nest: Nest) -> int:
     return len(args.items) if is_plain else -1
 
 
-def _is_tensor(leaf: Any) -> bool:
-    """Whether it is a torch.Tensor, without importing torch."""
-    if type(leaf) is np.ndarray:
-        return False
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.Tensor)
+def _as_arrays(leaves: Sequence[Any]) -> list[Array]:
+    """Tensors as the numpy arrays that share their memory; `ModelCall` checks dtypes and shapes."""
+    arrays = []
+    for number, leaf in enumerate(leaves):
+        array = leaf if type(leaf) is np.ndarray else _as_array(leaf, number)
+        arrays.append(array.astype(np.int64) if array.dtype is _INT32 else array)
+    return arrays
 
 
 def _as_array(leaf: Any, number: int) -> Array:
-    """A leaf as numpy array; `ModelCall` checks its dtype and shape."""
-    if isinstance(leaf, np.ndarray):
-        array = leaf
-    elif _is_tensor(leaf):
-        if not leaf.is_cpu:
-            raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()")
-        array = leaf.detach().numpy() if leaf.requires_grad else leaf.numpy()
-    else:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(leaf, torch.Tensor):
         raise InvalidInput(
             f"input {number} is a {type(leaf).__name__}; give a torch tensor or a numpy array"
         )
-    return array.astype(np.int64) if array.dtype is _INT32 else array
+    try:
+        array: Array = leaf.numpy()
+    except (TypeError, RuntimeError):  # it is elsewhere, or wants a gradient
+        if not leaf.is_cpu:
+            raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()") from None
+        array = leaf.detach().resolve_conj().resolve_neg().numpy()
+    return array
