@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import sparsejit
+from sparsejit.api import compiled_estimator
+from sparsejit.api.advice import Advice
 from sparsejit.api.compiled_estimator import CompiledEstimator
+from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
+from sparsejit.runtime.step_timing import StepTimes
 
 pytest.importorskip("sklearn")
 from sklearn import linear_model, neural_network, preprocessing, svm
@@ -227,10 +231,22 @@ def test_it_explains_and_advises_by_method() -> None:
     report = compiled.explain("predict_proba")
     assert [layer.layer for layer in report.layers][:3] == ["layer0", "layer1", "scores"]
     assert compiled.explain(measure=False).facts["kernels"] == 4
-    for suggestion in compiled.advise("predict_proba").suggestions:
-        assert "Pruner" not in suggestion.how
+    assert isinstance(compiled.advise(), Advice)
     with pytest.raises(InvalidInput, match="no method 'transform'; use one of predict, "):
         compiled.explain("transform")
+
+
+def test_advice_leaves_the_fit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_predicted(variant: Variant) -> StepTimes:
+        steps = [step.facts.predicted_ns or 0.0 for step in variant.steps]
+        return StepTimes(sum(steps), steps)
+
+    monkeypatch.setattr(compiled_estimator, "measured_times", as_predicted)
+    X, y = np.random.default_rng(0).standard_normal((2, 300, 256))
+    estimator = linear_model.LinearRegression().fit(X, y)
+    suggestions = sparsejit.compile(estimator).advise().suggestions
+    assert any("int8" in each.how for each in suggestions)
+    assert not any("Pruner" in each.how for each in suggestions)
 
 
 def test_no_torch_is_needed() -> None:

@@ -3,7 +3,7 @@
 import ctypes
 import io
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -17,6 +17,7 @@ from small_models import compiled, pruned, small_graph
 from sparsejit.api import model_report
 from sparsejit.api.model_report import example_arrays, groups_of, report_of
 from sparsejit.api.variant import Variant
+from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul, MatVec
 from sparsejit.lowering.model import build_model
@@ -24,6 +25,8 @@ from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.runtime.step_timing import increments, wants_prefixes
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import Memory, rax
 
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 HOSTILE = 'a<script>alert("&")</script>'
@@ -84,6 +87,25 @@ def test_time_stamps_leave_results_alone(isa: str) -> None:
     assert ticks[0] >= ticks[1:].sum()  # the last stamp is later by more than all steps
     assert (once[2:] >= 0).all()
     assert once[2:].any()
+
+
+@dataclass(frozen=True)
+class FirstStampKept(StampProbe):
+    """Leaves the stamp before the first step in slot 1."""
+
+    def emit(self, asm: Assembler, number: int, end: Label) -> None:
+        super().emit(asm, number, end)
+        if number == 0:
+            asm.emit("mov", rax, Memory(WORKSPACE, self.first_slot))
+            asm.emit("mov", Memory(WORKSPACE, self.first_slot + 8), rax)
+
+
+def test_ticks_of_steps_are_those_between_first_and_last_stamp() -> None:
+    _, variant = compiled(small_graph())
+    probed = Probed(variant, FirstStampKept)
+    probed.run()
+    last, first, *steps = probed.slots.tolist()
+    assert sum(steps) == last - first
 
 
 @pytest.mark.parametrize("isa", ISAS)
