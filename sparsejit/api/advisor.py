@@ -51,6 +51,7 @@ class _LayerGain:
     layer: str
     saved_ns: float
     argument: str = ""
+    parameter: str = ""  # that a call which prunes names
     new_kernel: str = ""  # where another kind than now would be used
 
 
@@ -109,12 +110,13 @@ class _Timed:
 
     def gain(self, other: Candidate | None, argument: str = "", batch: int = 1) -> _LayerGain:
         """What another kernel would save, for a `batch` of samples where this is for one."""
+        parameter = self.step.facts.parameter
         if other is None:
-            return _LayerGain(self.name, 0.0, argument)
+            return _LayerGain(self.name, 0.0, argument, parameter)
         choice, name = self.step.facts.plan, other.template.name
         is_new = choice is not None and choice.chosen.template.family != other.template.family
         saved_ns = self._saved(other.cost.ns / batch)
-        return _LayerGain(self.name, saved_ns, argument, name if is_new else "")
+        return _LayerGain(self.name, saved_ns, argument, parameter, name if is_new else "")
 
     def _saved(self, alternative_ns: float) -> float:
         """Nanoseconds of the step, if a product cost so much."""
@@ -320,18 +322,18 @@ def _grouped(graph: Graph) -> set[Origin]:
 
 
 def _amount(density: float) -> str:
-    """The share that is pruned, in steps of 1 %, or where little is left of 0.1 %."""
-    return f"{round(1 - density, 3 if density < 0.05 else 2):g}"
+    """The share that is pruned, in steps of 1 %, or where less than 2 % is left of 0.1 %."""
+    return f"{round(1 - density, 3 if density < 0.02 else 2):g}"
 
 
 def _pruner(gains: Sequence[_LayerGain], pattern: str) -> str:
     """The call that prunes so; layers that keep different shares are named with theirs."""
-    amounts = {f"{gain.layer}.weight*": gain.argument for gain in gains}
-    targets = ", ".join(f'"{glob}"' for glob in amounts)
+    amounts = {gain.parameter: gain.argument for gain in gains}
+    targets = ", ".join(f'"{name}"' for name in amounts)
     if len(set(amounts.values())) == 1:
         amount = next(iter(amounts.values()))
     else:
-        amount = "{" + ", ".join(f'"{glob}": {part}' for glob, part in amounts.items()) + "}"
+        amount = "{" + ", ".join(f'"{name}": {part}' for name, part in amounts.items()) + "}"
     return f'Pruner({amount}, pattern="{pattern}", targets=[{targets}])'
 
 

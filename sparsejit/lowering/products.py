@@ -58,7 +58,7 @@ def product_step(
         at.writes[0].point(asm, rsi)
         emit_product(asm, division)
 
-    facts = product_facts(layer, matrix, choice)
+    facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     name, origin = choice.chosen.template.name, node.outputs[0].origin
     return Step(name, origin, (source,), (destination,), emit, facts)
 
@@ -99,7 +99,7 @@ def emit_product(asm: Assembler, division: Split) -> None:
     asm.bind(end)
 
 
-def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
+def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:
     """What is known of a product before it runs."""
     columns = layer.batch if isinstance(layer, MatMul) else 1
     chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
@@ -115,4 +115,5 @@ def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
         choice.record(),
         layer,
         np.packbits(matrix.dense == 0).tobytes(),
+        parameter,
     )

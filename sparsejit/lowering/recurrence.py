@@ -81,7 +81,8 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
         writes.append(low.dense_result(value))
     choice = plan_layer(layer, matrix, low.options)
     loop = _TimeLoop(op.cell, choice, reads[0], writes[0])
-    facts = _facts(product_facts(layer, matrix, choice), loop, low.target.isa)
+    product = product_facts(layer, matrix, choice, weights.origin.name)
+    facts = _facts(product, loop, low.target.isa)
     kernel = f"{op.cell.value} {choice.chosen.template.name}"
     origin = every.origin
     low.add(Step(kernel, origin, reads, tuple(writes), loop.emit, facts, loop.scratch_bytes))

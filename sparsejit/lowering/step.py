@@ -41,8 +41,9 @@ class Facts:
 
     `effective_flops` count every weight of the layer, `flops` those that are not zero. `plan` is
     the record of the planner's choice, where it made one, for `layer`; `zeros` has a bit for every
-    weight of it that is zero, rows one after the other, as numpy.packbits has them. `moved_bytes`
-    are those that an elementwise kernel reads and writes.
+    weight of it that is zero, rows one after the other, as numpy.packbits has them; `parameter` is
+    what the user's model calls the weights. `moved_bytes` are those that an elementwise kernel
+    reads and writes.
     """
 
     reason: str
@@ -56,6 +57,7 @@ class Facts:
     plan: Plan | None = None
     layer: Layer | None = None
     zeros: bytes = field(default=b"", repr=False)
+    parameter: str = ""
     moved_bytes: int = 0
 
 

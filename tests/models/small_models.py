@@ -50,7 +50,7 @@ def layers_graph(*matrices: np.ndarray, rows: int = 1, activation: str = "relu")
     build = GraphBuilder()
     value = build.input(TensorType((rows, matrices[0].shape[1])), Origin("x"))
     for number, matrix in enumerate(matrices):
-        weights = build.constant(matrix, Origin("weight", str(number)))
+        weights = build.constant(matrix, Origin(f"{number}.weight", str(number)))
         value = build.one(Linear(), value, weights, origin=Origin("linear", str(number)))
         value = build.one(Pointwise(activation), value, origin=Origin(activation))
     return build.finish([value])
