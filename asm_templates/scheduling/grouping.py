@@ -26,7 +26,7 @@ import numpy.typing as npt
 _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]
 
-SWEEPS = 4
+SWEEPS = 2
 # The bound, doubled, counts so often what either of its terms counts: a term that does not bind
 # now may do so after the next swap.
 _BINDING = 32
