@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.ops import convolution, pointwise, products, recurrent, selection, views
+from sparsejit.ir.ops import casts, convolution, pointwise, products, recurrent, selection, views
 from sparsejit.ir.spec import Choice
 
 # Infinity is no JSON number; a float field may hold these.
@@ -163,6 +163,7 @@ def _shown(value: Any) -> str:
 OPERATORS = RecordCodec(
     (
         *(pointwise.Pointwise, pointwise.Chain, pointwise.ChainStep),
+        casts.Cast,
         *(products.Linear, products.Bmm),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,

@@ -15,6 +15,7 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import OPERATORS
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
@@ -51,6 +52,7 @@ RECORDS = [
     Pad(((0, 1), (2, 0)), -0.0),
     Pad(((0, 1),), float("-inf")),
     Pad(((0, 1),), float("inf")),
+    Cast(Element.BOOL),
 ]
 
 
