@@ -11,7 +11,7 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
-from sparsejit.frontends.torch_export.tracing import common_batch, traced
+from sparsejit.frontends.torch_export.tracing import as_tensors, common_batch, traced
 from sparsejit.ir.graph import Array, Graph
 
 if TYPE_CHECKING:
@@ -27,14 +27,15 @@ def export(
 ) -> Exported:
     """A torch.nn.Module, as it computes in evaluation, or an ExportedProgram.
 
-    With `free_batch` axis 0 of every input is one size that may change; where the model does not
-    allow that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is
-    computed in float32, models of other floats as well: their weights and inputs become float32.
+    Example inputs are tensors or numpy arrays, in any nest that torch.export takes. With
+    `free_batch` axis 0 of every input is one size that may change; where the model does not allow
+    that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is computed in
+    float32, models of other floats as well: their weights and inputs become float32.
     Warns where the model is in training mode; its state does not change. Raises InvalidInput for
     what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
     that have no mapping.
     """
-    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    args, kwargs = as_tensors(tuple(example_inputs), dict(example_kwargs or {}))
     program, why_not = traced(model, args, kwargs, free_batch)
     return Exported(program, why_not, common_batch(args, kwargs))
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
 
@@ -72,6 +74,17 @@ def _tensors(args: Any, kwargs: Any) -> list[Any]:
     from torch.utils._pytree import tree_leaves
 
     return [leaf for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
+
+
+def as_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """(args, kwargs) with tensors in place of numpy arrays."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def as_tensor(leaf: Any) -> Any:
+        return torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+    return tree_map(as_tensor, (args, kwargs))
 
 
 def common_batch(args: Any, kwargs: Any) -> int | None:
