@@ -15,6 +15,7 @@ from sparsejit.api.compiled_estimator import (
     is_estimator,
 )
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
@@ -22,7 +23,6 @@ from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.tiles import samples_a_tile
 from sparsejit.machine.target import Target
-from sparsejit.planner.split import parse_threads
 
 Progress = Callable[[str, float], None]
 
@@ -91,7 +91,8 @@ def compile_model(
     Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and
     InvalidInput for arguments that make no sense.
     """
-    options = ModelOptions(Target.resolve(target), parse_threads(threads), tune, exact)
+    settings = ModelSettings(target, threads, tune, exact)
+    options = settings.resolved()
     if is_estimator(model):
         if example_kwargs or free_shapes or not free_batch:
             raise InvalidInput(
@@ -104,7 +105,9 @@ def compile_model(
         raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)
     again = compiler.for_leaves(exported) if free_shapes else None
-    return CompiledModel(variant, exported.input_tree, exported.output_tree, again)
+    return CompiledModel(
+        (variant,), exported.input_tree, exported.output_tree, settings, again
+    )
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsejit.api import kernel_file
+from sparsejit.api import kernel_file, model_file
 from sparsejit.api.compile import compile_source
 from sparsejit.api.kernel import Kernel
+from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.artefact import sealed
 
 
@@ -17,7 +18,8 @@ class Loader(NamedTuple):
     """How one kind of file becomes an object.
 
     `read` takes header and tensors apart, and raises DamagedFile, without the file's name, where
-    they are not what was written; `compile` then makes the object for this machine.
+    they are not what was written; `compile` then makes the object for this machine, and raises it
+    where there is no code for them.
     """
 
     read: Callable[[dict[str, Any], sealed.Tensors], Any]
@@ -26,11 +28,12 @@ class Loader(NamedTuple):
 
 LOADERS: dict[str, Loader] = {
     kernel_file.KIND: Loader(kernel_file.read_kernel, compile_source),
+    model_file.KIND: Loader(model_file.read_model, compile_saved),
 }
 
 
-def load(path: str | os.PathLike[str]) -> Kernel:
-    """The kernel that `save` wrote, compiled for this machine. Nothing of the file is executed.
+def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel:
+    """The kernel or model that `save` wrote, compiled for this machine; the file runs nothing.
 
     Raises InvalidInput if there is no file, DamagedFile if it is not exactly what was saved or of a
     newer format, and UnsupportedTarget if it was made for a target that this machine lacks.
@@ -38,5 +41,5 @@ def load(path: str | os.PathLike[str]) -> Kernel:
     kind, header, tensors = sealed.read(path, LOADERS.keys())
     with sealed.naming(Path(path)):
         found = LOADERS[kind].read(header, tensors)
-    result: Kernel = LOADERS[kind].compile(found)
+        result: Kernel | CompiledModel = LOADERS[kind].compile(found)
     return result

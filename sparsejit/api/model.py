@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,38 +11,52 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
+from sparsejit.api.model_export import exported_model
+from sparsejit.api.model_file import KIND, ModelSource, model_to_data, read_model
 from sparsejit.api.model_report import ModelReport, measured_times, report_of
+from sparsejit.api.options import ModelSettings
 from sparsejit.api.statistics import statistics_of
-from sparsejit.api.variant import Variant
-from sparsejit.errors import InvalidInput
+from sparsejit.api.variant import Variant, lowered_variant
+from sparsejit.artefact import sealed
+from sparsejit.artefact.export import export
+from sparsejit.artefact.exported import c_name
+from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
 from sparsejit.ir.graph import Array, Graph
 
 Shapes = tuple[tuple[int, ...], ...]
 _INT32 = np.dtype(np.int32)
+# What lowering may raise for a graph that no passes ever made.
+_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
 
 
 class CompiledModel:
     """A model as machine code with its weights inside. Thread-safe.
 
     Call it as the model was called: torch tensors or numpy arrays in, the same out, nested as the
-    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length.
+    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length. Pickling or
+    copying a model keeps what `save` keeps, and compiles it anew where it is loaded.
     """
 
     def __init__(
         self,
-        variant: Variant,
+        variants: Sequence[Variant],
         input_nest: Nest,
         output_nest: Nest,
+        settings: ModelSettings,
         compile_for: Callable[[Sequence[Any]], Variant] | None = None,
     ) -> None:
-        self._first = variant
-        self._variants = {_shapes(variant): variant}
+        self._first = variants[0]
+        self._variants = {_shapes(variant): variant for variant in variants}
+        self._settings = settings
         self._input_nest, self._output_nest = input_nest, output_nest
         self._compile_for = compile_for
         # Most models take a few tensors and return one: then nothing need be unpacked.
         self._plain_arguments = _plain_arguments(input_nest)
         self._is_plain_result = output_nest == TENSOR
+
+    def __reduce__(self) -> tuple[Callable[..., CompiledModel], tuple[Any, ...]]:
+        return _from_data, model_to_data(self._source())
 
     def __repr__(self) -> str:
         stats = self.stats
@@ -119,6 +134,40 @@ class CompiledModel:
         arrays = _as_arrays(inputs)
         return self._variant_for(arrays).call.bind(arrays, outputs)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write graphs, weights and options, for `sparsejit.load` to compile anew where it runs.
+
+        Shapes that `free_shapes` has met by then are kept, and no others can be added after
+        loading; nor are classes of named tuples kept but for their names. A target of "native" is
+        that of the machine that loads. Raises InvalidInput where the file cannot be written.
+        """
+        header, tensors = model_to_data(self._source())
+        sealed.write(path, KIND, header, tensors)
+
+    def export(
+        self, path: str | os.PathLike[str], header: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Write `int NAME_run(inputs, outputs, workspace)` for C; NAME is the file's, without .o.
+
+        path: an object file (.o) to link, or a shared object (.so), which needs a linker on PATH.
+        header: a C header (.h) with shapes, sizes, error codes and the prototype.
+        Where the batch is free, a last parameter `long tiles` counts tiles of `tile` samples. The
+        function gives the same bits as a call, from any number of threads at once, each with a
+        workspace of its own. It returns 0; -1 having done nothing where the processor lacks an
+        instruction set that it uses; a positive number where an index was out of range. It is for
+        the shapes of the example inputs.
+
+        Raises InvalidInput for other names, files that cannot be written, and a model on several
+        threads, whose workers are this process's; MissingDependency where no linker is there.
+        """
+        export(exported_model(c_name(path), self._first), path, header)
+
+    def _source(self) -> ModelSource:
+        """What it is made from."""
+        graphs = [(variant.graph, variant.tile) for variant in tuple(self._variants.values())]
+        name = self._first.program.name
+        return ModelSource(name, self._settings, self._input_nest, self._output_nest, graphs)
+
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if len(self._variants) == 1 and self._compile_for is None:
             return self._first
@@ -128,6 +177,26 @@ class CompiledModel:
         if shapes not in self._variants and self._compile_for is not None:
             self._variants[shapes] = self._compile_for(arrays)
         return self._variants.get(shapes, self._first)
+
+
+def compile_saved(source: ModelSource) -> CompiledModel:
+    """The model that a source was kept of, for this machine.
+
+    Raises DamagedFile, without the file's name, where it has no kernels for what the source says,
+    and UnsupportedTarget for a target that cannot run here.
+    """
+    options = source.settings.resolved()
+    try:
+        variants = [
+            lowered_variant(graph, options, tile, source.name) for graph, tile in source.graphs
+        ]
+    except _REFUSALS as error:
+        raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
+    return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
+
+
+def _from_data(header: dict[str, Any], tensors: sealed.Tensors) -> CompiledModel:
+    return compile_saved(read_model(header, tensors))
 
 
 def _shapes(variant: Variant) -> Shapes:

@@ -1,4 +1,4 @@
-"""What `compile_matrix` was asked for: kept by a kernel, so that it can be compiled again."""
+"""What was asked for: kept by a kernel or a model, so that it can be compiled again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
+from sparsejit.planner.split import parse_threads
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -53,6 +55,24 @@ class KernelSource:
     weights: FloatArray
     bias: FloatArray | None
     options: Options
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The keyword arguments of `compile_model` that count for a graph, as they were given."""
+
+    target: str | Target
+    threads: int | str
+    tune: bool
+    exact: bool
+
+    def resolved(self) -> ModelOptions:
+        """What they mean on this machine.
+
+        Raises InvalidInput for what makes no sense, UnsupportedTarget for what cannot run here.
+        """
+        target, threads = Target.resolve(self.target), parse_threads(self.threads)
+        return ModelOptions(target, threads, self.tune, self.exact)
 
 
 def _checked_batch(batch: int) -> int:

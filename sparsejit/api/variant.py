@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.lowering.context import ModelOptions
@@ -56,6 +56,19 @@ def make_variant(
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
     final = with_dtypes(run_passes(graph), dtypes)
+    variant = lowered_variant(final, options, tile, name, progress)
+    return replace(variant, compile_ms=1e3 * (time.perf_counter() - started))
+
+
+def lowered_variant(
+    final: Graph,
+    options: ModelOptions,
+    tile: int | None,
+    name: str,
+    progress: Progress = lambda stage, share: None,
+) -> Variant:
+    """Compile a graph that has been through all passes. Raises as `make_variant` does."""
+    started = time.perf_counter()
     lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
     progress("writing the code", 0.7)
     program = build_model(lowered, name)

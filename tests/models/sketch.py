@@ -30,8 +30,12 @@ class Sketch:
 
     def __call__(self, op: Op | str, *inputs: Value) -> Value:
         """The first result."""
+        return self.all(op, *inputs)[0]
+
+    def all(self, op: Op | str, *inputs: Value) -> tuple[Value, ...]:
+        """Every result."""
         op = Pointwise(op) if isinstance(op, str) else op
-        return self.builder.add(op, *inputs, origin=Origin(names([op])[0], "layer"))[0]
+        return self.builder.add(op, *inputs, origin=Origin(names([op])[0], "layer"))
 
     def finish(self, *outputs: Value) -> Graph:
         return self.builder.finish(outputs)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
@@ -10,8 +11,6 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.spec import Activation
-from sparsejit.lowering.context import ModelOptions
-from sparsejit.machine.target import Target
 
 
 def pruned(rng: np.random.Generator, rows: int, columns: int, density: float = 0.2) -> np.ndarray:
@@ -38,11 +37,12 @@ def small_graph(rows: int = 1, name: str = "fc") -> Graph:
 def compiled(
     graph: Graph, isa: str = "native", tile: int | None = None
 ) -> tuple[CompiledModel, Variant]:
-    variant = make_variant(graph, ModelOptions(Target.resolve(isa)), "float32", tile)
+    settings = ModelSettings(isa, threads=1, tune=False, exact=False)
+    variant = make_variant(graph, settings.resolved(), "float32", tile)
     arguments = Nest(NestKind.TUPLE, (TENSOR,) * len(graph.inputs))
     results = Nest(NestKind.LIST, (TENSOR,) * len(graph.outputs))
     called = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
-    return CompiledModel(variant, called, results), variant
+    return CompiledModel((variant,), called, results, settings), variant
 
 
 def layers_graph(*matrices: np.ndarray, rows: int = 1, activation: str = "relu") -> Graph:

@@ -1,0 +1,109 @@
+"""A model as C calls it."""
+
+import re
+from collections.abc import Sequence
+
+from sparsejit.api.variant import Variant
+from sparsejit.artefact.exported import ExportedFunction, Macro
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
+from sparsejit.runtime.model_call import WORKSPACE_ALIGNMENT
+from sparsejit.x86.operands import rcx
+
+
+def exported_model(name: str, variant: Variant) -> ExportedFunction:
+    """`int NAME_run(inputs, outputs, workspace)`, with `long tiles` behind where the batch is free.
+
+    Raises InvalidInput for a model on several threads.
+    """
+    threads = variant.options.threads
+    if threads > 1:
+        raise InvalidInput(
+            f"this model was compiled for {threads} threads of this process; "
+            "compile it with threads=1 to export it"
+        )
+    graph, is_fixed = variant.graph, variant.tile is None
+    parameters = [
+        f"const {_pointee(graph.inputs)} *const *inputs",
+        f"{_pointee(graph.outputs)} *const *outputs",
+        "void *workspace",
+    ]
+    return ExportedFunction(
+        name,
+        variant.program.image,
+        variant.options.target,
+        ", ".join(parameters if is_fixed else [*parameters, "long tiles"]),
+        returns_status=True,
+        fixed=((rcx, 1),) if is_fixed else (),
+        macros=_macros(variant),
+        about=_about(variant, name.upper()),
+    )
+
+
+def _pointee(values: Sequence[Value]) -> str:
+    is_float = all(value.type.element is Element.FLOAT32 for value in values)
+    return "float" if is_float else "void"
+
+
+def _arrays(variant: Variant) -> list[tuple[str, int, Value]]:
+    """Every array: "input" or "output", its place in the table, what it holds."""
+    graph = variant.graph
+    sides = (("input", graph.inputs), ("output", graph.outputs))
+    return [(side, place, value) for side, values in sides for place, value in enumerate(values)]
+
+
+def _macros(variant: Variant) -> list[Macro]:
+    graph, tile = variant.graph, variant.tile
+    each = "" if tile is None else " for each tile"
+    macros = [
+        Macro("INPUTS", len(graph.inputs), "pointers in inputs"),
+        Macro("OUTPUTS", len(graph.outputs), "pointers in outputs"),
+    ]
+    for side, place, value in _arrays(variant):
+        name, array = f"{side.upper()}_{place}", f"{side}s[{place}]"
+        macros += [
+            Macro(f"{name}_SIZE", value.type.size, f"elements of {array}{each}"),
+            Macro(f"{name}_BYTES", value.type.bytes, f"bytes of {array}{each}"),
+        ]
+    macros += [
+        Macro("WORKSPACE_BYTES", variant.workspace_bytes, "bytes of workspace"),
+        Macro("WORKSPACE_ALIGNMENT", WORKSPACE_ALIGNMENT, "its address is a multiple of this"),
+    ]
+    return macros if tile is None else [*macros, Macro("TILE", tile, "samples in a tile")]
+
+
+def _about(variant: Variant, prefix: str) -> list[str]:
+    tile = variant.tile
+    lines = [f"The model {_plain(variant.program.name)}. Its arrays are row-major:"]
+    for side, place, value in _arrays(variant):
+        shape = value.shape if tile is None else (f"{tile} * tiles", *value.shape[1:])
+        sizes = "".join(f"[{size}]" for size in shape)
+        element = value.type.element.value
+        lines.append(f"  {side}s[{place}]: {element} {_plain(value.origin.name)}{sizes}")
+    if tile is not None:
+        lines += [
+            f"tiles, at least 1, is how often it runs {prefix}_TILE samples. Fill up the last tile",
+            "with any samples.",
+        ]
+    lines += [
+        "No output may overlap another array. The workspace may hold anything before; calls at",
+        "one time need one each.",
+    ]
+    return [*lines, *_about_indices(variant, prefix)]
+
+
+def _about_indices(variant: Variant, prefix: str) -> list[str]:
+    """What a positive result says, of a model that can return one."""
+    if not any(isinstance(node.op, Embedding | EmbeddingBag) for node in variant.graph.nodes):
+        return []
+    return [
+        "Where an index lies outside its table, or offsets of bags do not ascend from 0, the",
+        f"result is positive, neither {prefix}_OK nor {prefix}_UNSUPPORTED_CPU: 1 + the number",
+        "of the kernel that found it. Outputs then mean nothing.",
+    ]
+
+
+def _plain(name: str) -> str:
+    """A name that ends no comment."""
+    return re.sub(r"[^\w.]", "_", name)

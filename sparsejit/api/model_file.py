@@ -1,0 +1,154 @@
+"""A model as a file: its graphs as they are lowered; its code is made anew where it is loaded.
+
+    {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
+     "variants": [{"tile": ..., "graph": ..., "tensors": {name: number, ...}}, ...]}
+
+A variant is the model for inputs of certain shapes; tile 0 says that its batch is fixed. The tensor
+`name` of its graph (`graph_file`) is the file's tensor of that number: equal ones are stored once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsejit.api.options import ModelSettings
+from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
+from sparsejit.artefact.records import RecordCodec, fields_of
+from sparsejit.artefact.sealed import Tensors
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.frontends.nesting import Nest, NestKind, from_json, to_json
+from sparsejit.ir.graph import Array, Graph, TensorType
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.planner.split import parse_threads
+
+KIND = "model"
+_RECORDS = RecordCodec((ModelSettings, Target))
+_NAMES = ("native", *ISA_LEVELS)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSource:
+    """All that a model is made from: graphs after all passes, each with its tile or None."""
+
+    name: str
+    settings: ModelSettings
+    input_nest: Nest
+    output_nest: Nest
+    graphs: Sequence[tuple[Graph, int | None]]
+
+
+def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
+    """Header and tensors. Raises InvalidInput for nests and graphs that cannot be saved."""
+    pool: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+    tensors: Tensors = {}
+    variants = []
+    for graph, tile in source.graphs:
+        described, arrays = graph_to_data(graph)
+        numbers = {}
+        for name, array in arrays.items():
+            key = array.dtype.name, array.shape, array.tobytes()
+            numbers[name] = pool.setdefault(key, len(pool))
+            tensors.setdefault(str(numbers[name]), array)
+        variants.append({"tile": tile or 0, "graph": described, "tensors": numbers})
+    header = {
+        "name": source.name,
+        "settings": _RECORDS.encode(source.settings),
+        "inputs": _nest_to_data(source.input_nest, "inputs"),
+        "outputs": _nest_to_data(source.output_nest, "outputs"),
+        "variants": variants,
+    }
+    return header, tensors
+
+
+def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
+    """What `model_to_data` took apart. Raises DamagedFile, without the file's name, for the rest.
+
+    Every shape that the code relies on is checked here, but not whether there is a kernel for it.
+    """
+    name, settings, inputs, outputs, variants = fields_of(
+        header, name=str, settings=dict, inputs=dict, outputs=dict, variants=list
+    )
+    used: set[str] = set()
+    graphs = [_variant_from_data(data, tensors, used) for data in variants]
+    if used != tensors.keys():
+        raise DamagedFile(f"has tensors that nothing reads: {sorted(tensors.keys() - used)}")
+    given, results = _nest_from_data(inputs, "inputs"), _nest_from_data(outputs, "outputs")
+    arguments = [item.kind for item in given.items]
+    if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
+        raise DamagedFile("has inputs that are no arguments of a call")
+    _check_interfaces(graphs, given, results)
+    return ModelSource(name, _settings_from_data(settings), given, results, graphs)
+
+
+def _variant_from_data(
+    data: Any, tensors: Mapping[str, Array], used: set[str]
+) -> tuple[Graph, int | None]:
+    """Adds the tensors that it reads to those used."""
+    tile, described, numbers = fields_of(data, tile=int, graph=dict, tensors=dict)
+    own = {name: str(number) for name, number in numbers.items()}
+    missing = set(own.values()) - tensors.keys()
+    if tile < 0 or missing:
+        raise DamagedFile(f"has a graph of tile {tile} that lacks tensors {sorted(missing)}")
+    used.update(own.values())
+    graph = graph_from_data(described, {name: tensors[each] for name, each in own.items()})
+    return graph, tile or None
+
+
+def _check_interfaces(graphs: Sequence[tuple[Graph, int | None]], given: Nest, made: Nest) -> None:
+    """Raises DamagedFile unless all graphs take and make what the nests hold, a tile at a time."""
+    shapes = set()
+    kinds = set()
+    for graph, tile in graphs:
+        if (len(graph.inputs), len(graph.outputs)) != (_tensors_in(given), _tensors_in(made)):
+            raise DamagedFile("has a graph of other inputs or outputs than the model's")
+        types = [value.type for value in (*graph.inputs, *graph.outputs)]
+        if tile is not None and not (graph.inputs and all(k.shape[:1] == (tile,) for k in types)):
+            raise DamagedFile(f"has a graph that does not run {tile} samples at a time")
+        kinds.add((tile is None, tuple(kind.element for kind in types)))
+        shapes.add(tuple(_free(value.type, tile) for value in graph.inputs))
+    if len(kinds) != 1 or len(shapes) != len(graphs):
+        raise DamagedFile("has graphs that are not one model for inputs of several shapes")
+
+
+def _free(kind: TensorType, tile: int | None) -> tuple[int, ...]:
+    return kind.shape if tile is None else kind.shape[1:]
+
+
+def _settings_from_data(data: Any) -> ModelSettings:
+    settings = _RECORDS.decode(data)
+    if not isinstance(settings, ModelSettings):
+        raise DamagedFile("has settings of no model")
+    if isinstance(settings.target, str) and settings.target not in _NAMES:
+        raise DamagedFile(f"has target {settings.target!r}")
+    try:
+        parse_threads(settings.threads)
+    except InvalidInput as error:
+        raise DamagedFile(f"has {error}") from error
+    return settings
+
+
+def _tensors_in(nest: Nest) -> int:
+    return sum(map(_tensors_in, nest.items)) if nest.items else int(nest.kind is NestKind.TENSOR)
+
+
+def _nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
+    """Raises InvalidInput for what would not come back as it is."""
+    data = to_json(nest)
+    try:
+        kept = from_json(json.loads(json.dumps(data, allow_nan=False)), where) == nest
+    except (DamagedFile, TypeError, ValueError):
+        kept = False
+    if not kept:
+        raise InvalidInput(
+            f"the nest of {where} has keys or constants that cannot be saved; use strings and "
+            "finite numbers"
+        )
+    return data
+
+
+def _nest_from_data(data: Any, where: str) -> Nest:
+    try:
+        return from_json(data, where)
+    except DamagedFile as error:
+        raise DamagedFile(f"has {where} that are no nest of tensors") from error

@@ -1,0 +1,233 @@
+"""Exported models in C programs: the bits of Python's calls, from two threads at once."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from saved_models import CASES, Case, compiled, inputs_of, perceptron, words
+from system_tools import GCC, needs_gcc, needs_linker, run_tool
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Origin
+
+PROGRAM = r"""
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include "model.h"
+
+#define TILES %(tiles)d
+#ifdef MODEL_TILE
+#define ARGUMENTS , TILES
+#else
+#define ARGUMENTS
+#endif
+#define ALIGNED __attribute__((aligned(MODEL_WORKSPACE_ALIGNMENT)))
+
+%(arrays)s
+static void *const given[] = {%(inputs)s};
+static const long given_bytes[] = {%(input_bytes)s}, made_bytes[] = {%(output_bytes)s};
+
+struct call {
+    char workspace[MODEL_WORKSPACE_BYTES] ALIGNED;
+    %(output_arrays)s
+    int status;
+};
+
+static struct call calls[2];
+
+static void *work(void *mine)
+{
+    struct call *call = mine;
+    %(pointee_out)s *made[] = {%(outputs)s};
+    int i;
+    for (i = 0; i < 300; i++) {
+        memset(call->workspace, i, sizeof call->workspace);
+        call->status |= model_run((const %(pointee_in)s *const *)given, made, call->workspace
+                                  ARGUMENTS);
+    }
+    return NULL;
+}
+
+int main(int count, char **names)
+{
+    pthread_t threads[2];
+    FILE *file = fopen(names[1], "rb");
+    struct call *call = calls;
+    void *const made[] = {%(outputs)s};
+    int i;
+    for (i = 0; i < MODEL_INPUTS; i++)
+        if (fread(given[i], 1, given_bytes[i], file) != (size_t)given_bytes[i])
+            return 102;
+    fclose(file);
+    for (i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, work, &calls[i]);
+    for (i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    file = fopen(names[2], "wb");
+    for (i = 0; i < MODEL_OUTPUTS; i++) {
+        long between = (char *)&calls[1] - (char *)&calls[0];
+        if (memcmp(made[i], (char *)made[i] + between, made_bytes[i]))
+            return 103;
+        fwrite(made[i], 1, made_bytes[i], file);
+    }
+    return fclose(file) || count != 3 ? 104 : calls[0].status | calls[1].status;
+}
+"""
+
+
+def program(model: sparsejit.CompiledModel, tiles: int) -> str:
+    """C that runs the model on the arrays in one file, and writes its outputs to another."""
+    graph = model._first.graph
+    sides = (len(graph.inputs), len(graph.outputs))
+    lengths = {
+        side: [f"TILES * MODEL_{side}_{n}_BYTES" for n in range(count)]
+        for side, count in zip(("INPUT", "OUTPUT"), sides, strict=True)
+    }
+    floats = [
+        all(v.type.element.value == "float32" for v in vs) for vs in (graph.inputs, graph.outputs)
+    ]
+    return PROGRAM % {
+        "tiles": 1 if model.tile is None else tiles,
+        "arrays": "\n".join(f"static char x{n}[{s}];" for n, s in enumerate(lengths["INPUT"])),
+        "inputs": ", ".join(f"x{n}" for n in range(sides[0])),
+        "input_bytes": ", ".join(lengths["INPUT"]),
+        "output_bytes": ", ".join(lengths["OUTPUT"]),
+        "output_arrays": "\n    ".join(f"char y{n}[{s}];" for n, s in enumerate(lengths["OUTPUT"])),
+        "outputs": ", ".join(f"(void *)call->y{n}" for n in range(sides[1])),
+        "pointee_in": "float" if floats[0] else "void",
+        "pointee_out": "float" if floats[1] else "void",
+    }
+
+
+def built(model: sparsejit.CompiledModel, folder: Path, tiles: int, kind: str) -> Path:
+    """The C program, linked with model.o or model.so."""
+    model.export(folder / f"model.{kind}", header=folder / "model.h")
+    (folder / "main.c").write_text(program(model, tiles))
+    how = [folder / "model.so", f"-Wl,-rpath,{folder}"] if kind == "so" else [folder / "model.o"]
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    run_tool(GCC, *warnings, folder / "main.c", *how, "-pthread", "-o", folder / f"main-{kind}")
+    return folder / f"main-{kind}"
+
+
+@needs_gcc
+@needs_linker
+@pytest.mark.parametrize("name", CASES)
+def test_c_gets_the_bits_of_python_from_two_threads(tmp_path: Path, name: str) -> None:
+    model = CASES[name].compiled()
+    inputs = inputs_of(model, tiles=3)
+    (tmp_path / "x").write_bytes(b"".join(array.tobytes() for array in inputs))
+    for kind in ("o", "so"):
+        run_tool(built(model, tmp_path, 3, kind), tmp_path / "x", tmp_path / "y")
+        wanted = b"".join(array.tobytes() for array in model.run(inputs))
+        assert (tmp_path / "y").read_bytes() == wanted
+
+
+@needs_gcc
+def test_an_index_out_of_range_is_the_positive_number_of_its_kernel(tmp_path: Path) -> None:
+    model = CASES["words"].compiled()
+    inputs = inputs_of(model)
+    inputs[0][1, 1] = 9
+    (tmp_path / "x").write_bytes(b"".join(array.tobytes() for array in inputs))
+    command = [built(model, tmp_path, 1, "o"), tmp_path / "x", tmp_path / "y"]
+    kernels = [step.kernel for step in model._first.steps]
+    assert subprocess.run(command, check=False).returncode == 1 + kernels.index("embedding")
+    assert "result is positive, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
+
+
+def header(folder: Path) -> str:
+    return (folder / "model.h").read_text()
+
+
+def exported(case: Case, folder: Path) -> str:
+    """The header of a model."""
+    case.compiled().export(folder / "model.o", header=folder / "model.h")
+    return header(folder)
+
+
+def test_the_header_says_shapes_sizes_and_types(tmp_path: Path) -> None:
+    case = CASES["words"]
+    text = exported(case, tmp_path)
+    macros = dict(re.findall(r"^#define MODEL_(\w+) (\S+)", text, re.MULTILINE))
+    assert macros.pop("WORKSPACE_BYTES") == str(case.compiled().stats["workspace_bytes"])
+    assert macros == {
+        "OK": "0",
+        "UNSUPPORTED_CPU": "(-1)",
+        "INPUTS": "2",
+        "OUTPUTS": "3",
+        "TILE": "2",
+        "INPUT_0_SIZE": "6",
+        "INPUT_0_BYTES": "48",
+        "INPUT_1_SIZE": "2",
+        "INPUT_1_BYTES": "2",
+        "OUTPUT_0_SIZE": "12",
+        "OUTPUT_0_BYTES": "48",
+        "OUTPUT_1_SIZE": "6",
+        "OUTPUT_1_BYTES": "48",
+        "OUTPUT_2_SIZE": "2",
+        "OUTPUT_2_BYTES": "2",
+        "WORKSPACE_ALIGNMENT": "64",
+    }
+    assert "   inputs[0]: int64 x[2 * tiles][3]\n" in text
+    assert "   outputs[2]: bool logical_not[2 * tiles]\n" in text
+    assert (
+        "int model_run(const void *const *inputs, void *const *outputs, void *workspace, "
+        "long tiles);" in text
+    )
+
+
+def test_a_fixed_batch_needs_no_tiles(tmp_path: Path) -> None:
+    text = exported(CASES["recurrent"], tmp_path)
+    assert (
+        "int model_run(const float *const *inputs, float *const *outputs, void *workspace);" in text
+    )
+    assert "   outputs[0]: float32 Recurrence[7][2][10]\n" in text
+    assert "TILE" not in text and "tiles" not in text and "positive" not in text
+
+
+def test_no_name_ends_the_comment(tmp_path: Path) -> None:
+    graph = perceptron(1)
+    object.__setattr__(graph.inputs[0], "origin", Origin("x*/ int y; /*"))
+    compiled(graph, None).export(tmp_path / "model.o", header=tmp_path / "model.h")
+    assert "inputs[0]: float32 x___int_y____[1][16]" in header(tmp_path)
+
+
+@needs_gcc
+@pytest.mark.parametrize("name", ["words", "recurrent"])
+@pytest.mark.parametrize(
+    ("compiler", "options"),
+    [("gcc", ["-xc", "-std=c89"]), ("gcc", ["-xc"]), ("g++", ["-xc++", "-std=c++98"])],
+)
+def test_the_header_is_c_and_c_plus_plus(
+    tmp_path: Path, name: str, compiler: str, options: list[str]
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not there")
+    exported(CASES[name], tmp_path)
+    use = '#include "model.h"\n#include "model.h"\nint main(void) { return model_run == 0; }\n'
+    (tmp_path / "main.c").write_text(use)
+    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-address")
+    linked = ("-xnone", tmp_path / "model.o", "-o", tmp_path / "main")
+    run_tool(compiler, *warnings, *options, tmp_path / "main.c", *linked)
+    run_tool(tmp_path / "main")
+
+
+def test_a_model_for_several_threads_is_not_exported(tmp_path: Path) -> None:
+    model = compiled(words(1), 1, threads=2)
+    with pytest.raises(InvalidInput, match="for 2 threads of this process; compile it with thread"):
+        model.export(tmp_path / "model.o")
+    with pytest.raises(InvalidInput, match=r"is no \.o or \.so file"):
+        compiled(words(1), 1).export(tmp_path / "model.sjit")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exported_model_is_the_same_each_time(tmp_path: Path) -> None:
+    model = CASES["images"].compiled()
+    contents = set()
+    for _ in range(2):
+        model.export(tmp_path / "model.o")
+        contents.add((tmp_path / "model.o").read_bytes())
+    assert len(contents) == 1
