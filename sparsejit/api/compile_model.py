@@ -105,9 +105,7 @@ def compile_model(
         raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)
     again = compiler.for_leaves(exported) if free_shapes else None
-    return CompiledModel(
-        (variant,), exported.input_tree, exported.output_tree, settings, again
-    )
+    return CompiledModel((variant,), exported.input_tree, exported.output_tree, settings, again)
 
 
 @dataclass(frozen=True)

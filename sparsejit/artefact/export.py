@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sparsejit.artefact.exported import ExportedFunction
+from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.artefact.header import c_header
 from sparsejit.artefact.object_file import object_file
 from sparsejit.artefact.shared_object import shared_object
@@ -19,9 +19,7 @@ def export(function: ExportedFunction, path: PathLike, header: PathLike | None =
     Raises InvalidInput for other suffixes and files that cannot be written; MissingDependency where
     a .so file needs a linker that is not there, and CompileError where the linker fails.
     """
-    check_writable(_with_suffix(path, ".o", ".so"))
-    if header is not None:
-        check_writable(_with_suffix(header, ".h"))
+    check_export(path, header)
     content = object_file(function)
     if Path(path).suffix == ".so":
         content = shared_object(content, Path(path).name)
@@ -30,6 +28,14 @@ def export(function: ExportedFunction, path: PathLike, header: PathLike | None =
     if header is not None:
         with atomic_path(header) as temporary:
             temporary.write_text(c_header(function))
+
+
+def check_export(path: PathLike, header: PathLike | None = None) -> None:
+    """Raise what `export` would raise for these names, before there is anything to export."""
+    c_name(path)
+    check_writable(_with_suffix(path, ".o", ".so"))
+    if header is not None:
+        check_writable(_with_suffix(header, ".h"))
 
 
 def _with_suffix(path: PathLike, *allowed: str) -> Path:

@@ -68,7 +68,8 @@ def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
         raise DamagedFile(f"{path} cannot be read as tensors alone; {remedy}") from error
 
 
-def _read_npy(file: Path) -> Array:
+def read_npy(file: Path) -> Array:
+    """The array of a .npy file. Raises DamagedFile for anything else."""
     try:
         array: Array = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
@@ -94,7 +95,7 @@ def _readers(file: Path) -> _Readers:
     if not is_there:
         raise InvalidInput(f"there is no file {file}; check the path")
     if file.suffix == ".npy":
-        return {file.stem: partial(_read_npy, file)}
+        return {file.stem: partial(read_npy, file)}
     if file.suffix == ".safetensors":
         return _safetensors_readers(file)
     if file.suffix not in (".pt", ".pth"):

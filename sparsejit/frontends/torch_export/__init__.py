@@ -5,5 +5,6 @@ torch is imported when a model is given, never before.
 
 from sparsejit.frontends.torch_export.exporting import Exported, export
 from sparsejit.frontends.torch_export.interpreting import graph_of
+from sparsejit.frontends.torch_export.program_files import read_program
 
-__all__ = ["Exported", "export", "graph_of"]
+__all__ = ["Exported", "export", "graph_of", "read_program"]

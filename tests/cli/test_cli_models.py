@@ -1,0 +1,218 @@
+"""`sparsejit compile` and `sparsejit run`: from a factory and from a .pt2 file, and refusals."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner, Result
+
+import sparsejit
+from sparsejit.commands.cli import app
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.frontends.factory import call_factory
+from sparsejit.frontends.torch_export import read_program
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def bare():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+
+def net():
+    return bare(), (torch.randn(2, 12),)
+
+def one_input():
+    return bare(), torch.randn(2, 12)
+
+def estimator():
+    import numpy as np
+    from sklearn.linear_model import LinearRegression
+    return LinearRegression().fit(np.eye(12), np.ones(12)), np.eye(12)
+
+class Halves(nn.Module):
+    def forward(self, x, scale):
+        return {"low": x * scale, "high": torch.sigmoid(x)}
+
+def halves():
+    return Halves().eval(), (torch.randn(3, 4), torch.randn(3, 1))
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    (tmp_path / "nets.py").write_text(FACTORIES)
+    return f"{tmp_path}/nets.py:net"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def compile_quickly(model: str, out: Path, *more: object) -> Result:
+    result = invoke("compile", model, "--out", out, "--no-measure", *more)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def assert_refused(message: str, *arguments: object) -> None:
+    with pytest.raises((InvalidInput, DamagedFile), match=message):
+        raise invoke(*arguments).exception or AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("factory", ["net", "one_input"])
+def test_a_model_is_compiled_saved_and_run(tmp_path: Path, net: str, factory: str) -> None:
+    model = f"{tmp_path}/nets.py:{factory}"
+    printed = compile_quickly(model, tmp_path / "m.sjit").stdout
+    assert "2 layers" in printed and f"model in {tmp_path}/m.sjit" in printed
+    x = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    files = ["--input", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
+    result = invoke("run", tmp_path / "m.sjit", *files)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("y.npy: float32 [5, 4]\n")
+    y = np.load(tmp_path / "y.npy")
+    np.testing.assert_array_equal(y, sparsejit.load(tmp_path / "m.sjit")(x))
+    with torch.no_grad():
+        wanted = call_factory(f"{tmp_path}/nets.py:bare")(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-5)
+
+
+def test_several_inputs_and_outputs(tmp_path: Path, net: str) -> None:
+    compile_quickly(f"{tmp_path}/nets.py:halves", tmp_path / "m.sjit")
+    x, scale = np.ones((2, 4), np.float32), np.full((2, 1), 3, np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "scale.npy", scale)
+    given = ["run", tmp_path / "m.sjit", "--input", tmp_path / "x.npy"]
+    both = [*given, "--input", tmp_path / "scale.npy"]
+    files = ["--out", tmp_path / "low.npy", "--out", tmp_path / "high.npy"]
+    assert invoke(*both, *files).exit_code == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "low.npy"), x * scale)
+    assert_refused("1 --out given; the model has 2 outputs", *both, *files[:2])
+    assert_refused("1 inputs given; the model has 2: x, scale", *given, *files)
+    assert_refused("two outputs are one file", *both, *files[:2], *files[:2])
+
+
+def test_a_program_of_torch_export(tmp_path: Path) -> None:
+    layer = nn.Linear(6, 3).eval()
+    free = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(layer, (torch.randn(2, 6),), dynamic_shapes=free)
+    torch.export.save(program, tmp_path / "p.pt2")
+    compile_quickly(f"{tmp_path}/p.pt2", tmp_path / "m.sjit")
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(sparsejit.load(tmp_path / "m.sjit")(x), layer(x))
+    _, args, kwargs = read_program(tmp_path / "p.pt2")
+    assert [tuple(x.shape) for x in args] == [(2, 6)] and kwargs == {}
+
+
+def test_a_program_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.pt2").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(DamagedFile, match=r"p\.pt2 cannot be read by torch .*torch\.export\.save"):
+        read_program(tmp_path / "p.pt2")
+    assert not caplog.records
+    assert_refused("there is no file", "compile", tmp_path / "q.pt2", "--out", tmp_path / "m.sjit")
+    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    program._example_inputs = None
+    monkeypatch.setattr(torch.export, "load", lambda file: program)
+    with pytest.raises(InvalidInput, match="has no example inputs"):
+        read_program(tmp_path / "p.pt2")
+
+
+def test_options_reach_the_compiler(tmp_path: Path, net: str) -> None:
+    options = ["--dtype", "0=bfloat16", "--dtype", "2=int8", "--target", "avx2", "--exact"]
+    compile_quickly(net, tmp_path / "m.sjit", *options)
+    model = sparsejit.load(tmp_path / "m.sjit")
+    assert isinstance(model, sparsejit.CompiledModel)
+    stored = [node.op.dtype.value for node in model.graph.nodes if hasattr(node.op, "dtype")]
+    assert stored == ["bfloat16", "int8"]
+    settings = model._settings
+    assert (settings.target, settings.exact, settings.tune) == ("avx2", True, False)
+    compile_quickly(net, tmp_path / "m.sjit", "--dtype", "float16", "--threads", "2")
+    model = sparsejit.load(tmp_path / "m.sjit")
+    assert isinstance(model, sparsejit.CompiledModel) and model._settings.threads == 2
+
+
+def test_the_report_as_json_and_as_a_page(tmp_path: Path, net: str) -> None:
+    pages = ["--html", tmp_path / "page.html", "--json"]
+    report = json.loads(compile_quickly(net, tmp_path / "m.sjit", *pages).stdout)
+    assert [layer["layer"] for layer in report["layers"]] == ["0", "2"]
+    assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_code_for_c_is_written_beside_it(tmp_path: Path, net: str) -> None:
+    files = ["--export", tmp_path / "net.o", "--header", tmp_path / "net.h"]
+    printed = compile_quickly(net, tmp_path / "m.sjit", *files).stdout
+    assert f"code for C in {tmp_path}/net.o" in printed
+    assert (tmp_path / "net.o").read_bytes().startswith(b"\x7fELF")
+    assert "#define NET_TILE 2 " in (tmp_path / "net.h").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "m.safetensors"], "is not a .sjit path"),
+        (["--out", "nets.py/m.sjit"], "cannot be written"),
+        (["--out", "m.sjit", "--header", "m.h"], "--header .* describes what --export writes"),
+        (["--out", "m.sjit", "--export", "m.dll"], r"is no \.o or \.so file"),
+        (["--out", "m.sjit", "--export", "my-net.o"], "becomes a name in C"),
+        (["--out", "m.sjit", "--html", "nets.py/page.html"], "cannot be written"),
+    ],
+)
+def test_outputs_that_cannot_be_are_refused_before_the_work(
+    tmp_path: Path,
+    net: str,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sparsejit.commands.models.call_factory", None)
+    assert_refused(message, "compile", net, *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["nets.py"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "message"),
+    [
+        ("bare", [], "returned a Sequential; return a torch module and a tuple"),
+        ("estimator", [], "is an estimator, which has no file"),
+        ("none", [], "has no function 'none'"),
+        ("net", ["--dtype", "float64"], "dtype 'float64' is unknown"),
+        ("net", ["--dtype", "int8", "--dtype", "0=int8"], "write LAYERS=int8"),
+        ("net", ["--dtype", "fc=int8"], "matches no layer; layers are 0, 2"),
+        ("net", ["--threads", "2", "--export", "net.o"], "for 2 threads of this process"),
+    ],
+)
+def test_what_cannot_be_compiled_leaves_nothing(
+    tmp_path: Path,
+    net: str,
+    factory: str,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = f"{tmp_path}/nets.py:{factory}"
+    assert_refused(message, "compile", model, "--out", "m.sjit", *options)
+    assert not {path.suffix for path in tmp_path.iterdir()} & {".sjit", ".o"}
+
+
+def test_a_kernel_is_no_model_and_a_text_no_array(tmp_path: Path, net: str) -> None:
+    sparsejit.compile_matrix(np.ones((2, 3))).save(tmp_path / "k.sjit")
+    np.save(tmp_path / "x.npy", np.ones(3, np.float32))
+    files = ["--input", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
+    assert_refused("holds one kernel; give a file of", "run", tmp_path / "k.sjit", *files)
+    compile_quickly(net, tmp_path / "m.sjit")
+    assert_refused(r"input has shape \(3,\)", "run", tmp_path / "m.sjit", *files)
+    (tmp_path / "x.npy").write_text("1 2 3")
+    assert_refused("is not a .npy array", "run", tmp_path / "m.sjit", *files)
+    assert not (tmp_path / "y.npy").exists()
