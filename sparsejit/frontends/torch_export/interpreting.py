@@ -47,6 +47,22 @@ def graph_of(
         return _graph_of(module, constants, sizes or {}, arrays, names or {})
 
 
+def missing_in(
+    module: GraphModule, constants: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+) -> list[Missing]:
+    """What `graph_of` would refuse, each with its node's name as origin; inputs of any dtype."""
+    interpreter = Interpreter(Writer(GraphBuilder(), {}), sizes)
+    given = [
+        in_float32(constants[node.name])
+        if node.name in constants
+        else interpreter.stand_in(node.meta.get("val"))
+        for node in module.graph.nodes
+        if node.op == "placeholder"
+    ]
+    interpreter.run(module, given)
+    return interpreter.missing
+
+
 def _graph_of(
     module: GraphModule,
     constants: Mapping[str, torch.Tensor],
@@ -173,7 +189,7 @@ class Interpreter:
             return self._python(node, target, args, kwargs)
         target = functional(target)
         if any(leaf is _ABSENT for leaf in leaves([*args, *kwargs.values()])):
-            return self._stand_in(node.meta.get("val"))
+            return self.stand_in(node.meta.get("val"))
         try:
             return self._mapped(target, args, kwargs)
         except Unmapped as reason:
@@ -236,11 +252,12 @@ class Interpreter:
     def _leave_out(self, node: Node, name: str, reason: str) -> Result:
         """Note that this is missing and go on with stand-ins, to find the others as well."""
         self.missing.append(Missing(name, reason, self.write.origin))
-        return self._stand_in(node.meta.get("val"))
+        return self.stand_in(node.meta.get("val"))
 
-    def _stand_in(self, example: Any) -> Result:
+    def stand_in(self, example: Any) -> Result:
+        """An input like the example; where no graph can hold it, what stands for that."""
         if isinstance(example, list | tuple):
-            return [self._stand_in(item) for item in example]
+            return [self.stand_in(item) for item in example]
         if not is_tensor(example):
             return self._number(example)
         try:

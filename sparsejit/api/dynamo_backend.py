@@ -1,0 +1,63 @@
+"""`torch.compile(model, backend="sparsejit")`: what torch finds under that name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sparsejit.api.variant import Dtypes, make_variant
+from sparsejit.errors import InvalidInput, suggest
+from sparsejit.frontends.dynamo import compiled_by_parts
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.dtypes import layer_name
+from sparsejit.machine.target import Target
+from sparsejit.planner.split import parse_threads
+
+_DEFAULTS = {"dtype": "float32", "target": "native", "threads": 1, "tune": False, "exact": False}
+
+
+def dynamo_backend(
+    module: Any,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile what dynamo captured, in parts; what cannot be compiled is torch's.
+
+    options: as `compile_model` takes them: dtype, target, threads, tune, exact. Patterns of layers
+        that a graph does not have are passed over, for a model may be captured as several.
+
+    Raises InvalidInput for other options, and for modes, which are those of torch's own backend.
+    """
+    if mode is not None:
+        raise InvalidInput(f"mode={mode!r} is not known to sparsejit; give options instead")
+    for name in options or {}:
+        if name not in _DEFAULTS:
+            raise InvalidInput(f"option {name!r} is not known; {suggest(name, _DEFAULTS)}")
+    given = {**_DEFAULTS, **(options or {})}
+    kept = ModelOptions(
+        Target.resolve(given["target"]),
+        parse_threads(given["threads"]),
+        given["tune"],
+        given["exact"],
+    )
+
+    def compile_part(graph: Graph, tile: int | None) -> Callable[..., list[Array]]:
+        return make_variant(graph, kept, _of_layers(graph, given["dtype"]), tile).call.run
+
+    return compiled_by_parts(module, inputs, compile_part)
+
+
+def _of_layers(graph: Graph, dtypes: Dtypes) -> Dtypes:
+    """The patterns that match a layer of this graph."""
+    if isinstance(dtypes, str):
+        return dtypes
+    names = {layer_name(node) for node in graph.nodes}
+    return {
+        pattern: dtype
+        for pattern, dtype in dtypes.items()
+        if any(fnmatchcase(name, pattern) for name in names)
+    }

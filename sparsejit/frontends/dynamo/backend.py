@@ -1,0 +1,123 @@
+"""From dynamo's graph to ATen operators by aot_autograd, which undoes writes and views of inputs.
+
+What aot_autograd gives back computes new tensors only: it writes into inputs afterwards, and makes
+outputs that are views of inputs itself. Parameters are among its inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.dynamo.fused_layers import fused_layers
+from sparsejit.frontends.dynamo.notices import say_once
+from sparsejit.frontends.dynamo.part_graphs import CompilePart
+from sparsejit.frontends.dynamo.splitting import Captured, split
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+
+def compiled_by_parts(
+    module: GraphModule, inputs: Sequence[Any], compile_part: CompilePart
+) -> Callable[..., Any]:
+    """What dynamo calls instead of its graph; torch runs all of it where gradients are wanted."""
+    import torch
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    tensors = [*filter(is_tensor, inputs), *module.parameters()]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        say_once("gradients are wanted; call the model under torch.no_grad()")
+        return module.forward
+    names = [_path(node) for node in module.graph.nodes if node.op == "placeholder"]
+
+    def inference(captured: GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        return _FirstCall(_captured(captured, names), compile_part)
+
+    with _whole_operators():
+        return aot_autograd(
+            fw_compiler=lambda traced, _: make_boxed_func(traced.forward),
+            inference_compiler=inference,
+            decompositions=fused_layers(),
+        )(module, inputs)
+
+
+class _FirstCall:
+    """Splits the module when it is first called, for only then are the parameters known."""
+
+    _boxed_call = True  # takes all arguments in one list, which it empties
+
+    def __init__(self, captured: Captured, compile_part: CompilePart) -> None:
+        self._captured, self._compile_part = captured, compile_part
+        self._forward: Callable[..., Any] | None = None
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        inputs = list(arguments)
+        arguments.clear()
+        if self._forward is None:
+            self._forward = split(self._captured, inputs, self._compile_part)
+        return self._forward(*inputs)
+
+
+def _captured(module: GraphModule, names: Sequence[str]) -> Captured:
+    """Which placeholders are parameters and buffers that the model does not write, by place."""
+    import torch
+
+    context = torch._guards.TracingContext.try_get()
+    metadata: Any = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return Captured(module, {})
+    written = set(metadata.mutated_inp_runtime_indices)
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    constants = {
+        place: _name(nodes[place], names)
+        for place in metadata.static_input_indices
+        if place not in written
+    }
+    return Captured(module, constants)
+
+
+def _name(node: Node, names: Sequence[str]) -> str:
+    """`layers.0.weight`: what the user calls a placeholder of aot_autograd's."""
+    described: Any = node.meta.get("desc")
+    if hasattr(described, "target"):
+        return str(described.target)
+    place = getattr(described, "idx", len(names))
+    return names[place] if place < len(names) else node.name
+
+
+def _path(node: Node) -> str:
+    """`layers.0.weight` of `L['self']._modules['layers']._modules['0']._parameters['weight']`."""
+    name: Any = getattr(getattr(node, "_dynamo_source", None), "name", node.name)
+    source = str(name() if callable(name) else name)
+    parts = re.findall(r"\['([^']*)'\]|\.(?!_modules|_parameters|_buffers)(\w+)", source)
+    return ".".join(key or attribute for key, attribute in parts[1:]) or node.name
+
+
+# They would be taken apart into hundreds of others: one step of time after the other.
+_WHOLE = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+
+
+def _whole_operators() -> AbstractContextManager[Any]:
+    """Where aot_autograd does not take apart what is mapped as a whole."""
+    import torch
+
+    try:
+        from torch.export import exported_program
+
+        keep = exported_program._override_composite_implicit_decomp
+        mark = exported_program._special_op_to_preserve_cia
+    except (ImportError, AttributeError):  # not promised by torch; then layers become long
+        return nullcontext()
+    return keep(dict(_overloads(torch.ops.aten, mark)))
+
+
+def _overloads(aten: Any, mark: Any) -> Iterator[tuple[Any, Any]]:
+    for name in _WHOLE:
+        yield getattr(aten, name).input, mark
+    yield aten.linear.default, mark
+    yield aten.scaled_dot_product_attention.default, mark

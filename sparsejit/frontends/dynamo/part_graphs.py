@@ -1,0 +1,165 @@
+"""A part's graphs for parameters and sizes, and the function of torch tensors compiled from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends import batch_axis
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.dynamo.sizes import example_numbers
+from sparsejit.frontends.torch_export import graph_of
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.lowering.tiles import samples_a_tile
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
+
+# Compiles a graph, of a tile's samples where that is given, to a function of its inputs.
+CompilePart = Callable[[Graph, int | None], Callable[..., list[Array]]]
+
+# A call costs about as much as this many operators of torch on small tensors.
+LEAST_OPERATORS = 4
+_LAYERS = (Linear, Convolution, Recurrence)
+_VIEWS = (Reshape, Permute, Slice, Expand, Concat, Pad)
+
+
+class NotWorth(Exception):
+    """A part is so small that torch computes it as fast."""
+
+
+class PartGraphs:
+    """Makes graphs of a part's module; `names` has the inputs that are parameters, by place."""
+
+    def __init__(
+        self, module: GraphModule, names: Mapping[int, str], compile_part: CompilePart
+    ) -> None:
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.why_not_free = "it was compiled for one batch"
+        self._module, self._compile_part = module, compile_part
+        self._constants = [placeholders[place].name for place in names]
+        self._names = {placeholders[place].name: name for place, name in names.items()}
+        self._operands = [
+            place
+            for place, node in enumerate(placeholders)
+            if place not in names and is_tensor(node.meta.get("val"))
+        ]
+
+    def compiled(
+        self, constants: Sequence[Any], sizes: Mapping[str, int]
+    ) -> tuple[Callable[[Sequence[Any]], Any], bool]:
+        """A function of the part's inputs, and whether it takes any batch.
+
+        Raises NotWorth, and the errors of sparsejit for what it cannot compile.
+        """
+        import torch
+
+        with torch.inference_mode(False), torch.no_grad():
+            # The code must not change with the parameters, nor they be read while it is made.
+            tensors = [tensor.detach().clone() for tensor in constants]
+            graphs = _Sized(
+                self._module, dict(zip(self._constants, tensors, strict=True)), self._names
+            )
+            graph = graphs.at(sizes)
+            if not _is_worth(graph):
+                raise NotWorth
+            tile = self._tile(graphs, sizes)
+            run = self._compile_part(graph if tile is None else graphs.at_batch(sizes, tile), tile)
+        return _on_tensors(run, self._operands, self._module), tile is not None
+
+    def _tile(self, graphs: _Sized, sizes: Mapping[str, int]) -> int | None:
+        """How many samples to run at a time, where the only free size is a batch's."""
+        if len(sizes) != 1:
+            self.why_not_free = f"{len(sizes)} sizes change" if sizes else self.why_not_free
+            return None
+        try:
+            few, many = (graphs.at_batch(sizes, batch) for batch in batch_axis.PROBES)
+            self.why_not_free = batch_axis.why_not_free(few, many)
+            if self.why_not_free:
+                return None
+            (batch,) = sizes.values()
+            return samples_a_tile(graphs.at_batch(sizes, 1), batch)
+        except InvalidInput as error:  # for a batch that dynamo knows never to come
+            self.why_not_free = str(error)
+            return None
+
+
+class _Sized:
+    """Graphs of one module and its constants for several sizes."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        constants: Mapping[str, torch.Tensor],
+        names: Mapping[str, str],
+    ) -> None:
+        self._module, self._constants, self._names = module, constants, names
+        self._arrays: dict[str, Array] = {}
+
+    def at(self, sizes: Mapping[str, int]) -> Graph:
+        """For these numbers of the symbols."""
+        return graph_of(self._module, self._constants, sizes, self._arrays, self._names)
+
+    def at_batch(self, sizes: Mapping[str, int], batch: int) -> Graph:
+        """For another number of the only symbol."""
+        return self.at(dict.fromkeys(sizes, batch))
+
+
+def _is_worth(graph: Graph) -> bool:
+    ops = [node.op for node in graph.nodes]
+    computing = sum(not isinstance(op, _VIEWS) for op in ops)
+    return computing >= LEAST_OPERATORS or any(isinstance(op, _LAYERS) for op in ops)
+
+
+def _on_tensors(
+    run: Callable[..., list[Array]], operands: Sequence[int], module: GraphModule
+) -> Callable[[Sequence[Any]], Any]:
+    """Takes the part's inputs, gives new tensors nested and strided as torch's own."""
+    import torch
+
+    (results,) = (node.args[0] for node in module.graph.nodes if node.op == "output")
+    is_single = not isinstance(results, list | tuple)
+    nodes: Any = [results] if is_single else results
+    orders = [_axis_order(node.meta["val"]) for node in nodes]
+    is_plain = not any(orders)
+    from_numpy = torch.from_numpy
+
+    def runner(inputs: Sequence[Any]) -> Any:
+        tensors = [from_numpy(array) for array in run(*[_array(inputs[n]) for n in operands])]
+        if not is_plain:
+            tensors = [_strided(*pair) for pair in zip(tensors, orders, strict=True)]
+        return tensors[0] if is_single else tensors
+
+    return runner
+
+
+def _array(tensor: Any) -> Array:
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    array: Array = plain.numpy()
+    return array.astype(np.int64) if array.dtype == np.int32 else array
+
+
+def _axis_order(example: Any) -> list[int]:
+    """The axes from the largest stride to the least; empty where that is row-major."""
+    sizes, strides = map(example_numbers, (example.shape, example.stride()))
+    long = [axis for axis, size in enumerate(sizes) if size != 1]
+    order = sorted(long, key=lambda axis: -strides[axis])
+    if order == long:
+        return []
+    return order + [axis for axis, size in enumerate(sizes) if size == 1]
+
+
+def _strided(tensor: Any, order: Sequence[int]) -> Any:
+    """A copy whose axes lie in memory in that order."""
+    if not order:
+        return tensor
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(*order).contiguous().permute(*back)

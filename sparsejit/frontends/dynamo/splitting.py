@@ -1,0 +1,180 @@
+"""Which nodes of a captured module can be compiled, and the module with parts instead of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.dynamo.notices import say_once
+from sparsejit.frontends.dynamo.part import Part
+from sparsejit.frontends.dynamo.part_graphs import CompilePart
+from sparsejit.frontends.dynamo.sizes import known_sizes, symbols_of
+from sparsejit.frontends.torch_export import missing_in
+from sparsejit.frontends.torch_export.origins import origin_of
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A module without side effects. `constants` names its parameters, by place of the input."""
+
+    module: GraphModule
+    constants: Mapping[int, str]
+
+
+def split(
+    captured: Captured, inputs: Sequence[Any], compile_part: CompilePart
+) -> Callable[..., Any]:
+    """The module's function, with what can be compiled in parts of its own."""
+    import torch
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+
+    graph = captured.module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    names = {
+        placeholders[place]: name
+        for place, name in captured.constants.items()
+        if _may_be_constant(inputs[place])
+    }
+    given = dict(zip(placeholders, inputs, strict=True))
+    with torch.inference_mode(False), torch.no_grad():
+        able = _able(captured.module, {n: given[n].detach() for n in names}, given)
+        support: Any = _Support(able)
+        partitioner = CapabilityBasedPartitioner(
+            captured.module, support, allows_single_node_partition=True
+        )
+        fused = partitioner.fuse_partitions(partitioner.propose_partitions())
+    _replace_parts(fused, {node.name: name for node, name in names.items()}, compile_part)
+    # Not `fused` itself: torch may have made it one whose code is written at every call.
+    return torch.fx.GraphModule(fused, fused.graph).forward
+
+
+def _may_be_constant(tensor: Any) -> bool:
+    """Whether changes of it can be seen; tensors made in inference mode count no versions."""
+    if not is_tensor(tensor) or not tensor.is_inference():
+        return is_tensor(tensor)
+    say_once("parameters made in torch.inference_mode(); make the model outside of it")
+    return False
+
+
+class _Support:
+    """Tells torch's partitioner which nodes are ours."""
+
+    def __init__(self, able: set[Node]) -> None:
+        self._able = able
+
+    def is_node_supported(self, submodules: Mapping[str, Any], node: Node) -> bool:
+        return node in self._able
+
+
+def _able(
+    module: GraphModule, constants: Mapping[Node, Any], given: Mapping[Node, Any]
+) -> set[Node]:
+    """The nodes that can be compiled. Says why others cannot."""
+    known = known_sizes(given)
+    missing: dict[str, str] = {}
+    named = {node.name: tensor for node, tensor in constants.items()}
+    for each in missing_in(module, named, known):
+        reason = f"{each.operator} ({each.reason})" if each.reason else each.operator
+        missing.setdefault(each.origin.name, reason)
+    able: set[Node] = set()
+    for node in module.graph.nodes:
+        if node.op != "call_function" or _is_number(node):
+            continue
+        source = node.args[0] if node.target is operator.getitem else node
+        reason = missing.get(node.name) or _unfit(node, known)
+        if source is not node and source not in able:
+            continue
+        if reason:
+            origin = origin_of(node)
+            say_once(reason, f"{origin.source or origin.module} {origin.code}".strip())
+        else:
+            able.add(node)
+    return able - _left_over(module, able, set(constants))
+
+
+def _left_over(module: GraphModule, able: set[Node], constants: set[Node]) -> set[Node]:
+    """Views and constants that no able node reads.
+
+    torch makes such views without a copy, and they may join a batch with other axes, which a part
+    for any batch cannot.
+    """
+    fixed = set(constants)
+    for node in module.graph.nodes:
+        if node.op == "get_attr" or (node in able and fixed.issuperset(node.all_input_nodes)):
+            fixed.add(node)
+    left: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        is_free = node in fixed or _is_view(node)
+        if is_free and not any(user in able and user not in left for user in node.users):
+            left.add(node)
+    return left
+
+
+def _is_view(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return _is_view(node.args[0])  # type: ignore[arg-type]
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info for result in schema.returns)
+
+
+def _is_number(node: Node) -> bool:
+    """Whether it computes with sizes."""
+    return isinstance(node.meta.get("val"), bool | int | float) or hasattr(
+        node.meta.get("val"), "node"
+    )
+
+
+_DTYPES = ("torch.float32", "torch.int64", "torch.bool")
+
+
+def _unfit(node: Node, known: Mapping[str, int]) -> str:
+    """Why operands or results keep a node from being compiled, or nothing."""
+    for each in (node, *node.all_input_nodes):
+        for example in _flat(each.meta.get("val")):
+            if symbols_of(example) - set(known):
+                return f"{node.target} has a size that is known only when it runs"
+            if not is_tensor(example):
+                continue
+            if example.device.type != "cpu":
+                return f"{node.target} runs on {example.device.type}"
+            is_index = each is not node and str(example.dtype) == "torch.int32"
+            if str(example.dtype) not in _DTYPES and not is_index:
+                return f"{node.target} has {str(example.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def _flat(examples: Any) -> list[Any]:
+    return list(examples) if isinstance(examples, list | tuple) else [examples]
+
+
+def _replace_parts(fused: GraphModule, names: Mapping[str, str], compile_part: CompilePart) -> None:
+    """Let each part's module be called through what compiles it; torch copied the nodes."""
+    import torch
+
+    symbols = [
+        node
+        for node in fused.graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
+    ]
+    for node in list(fused.graph.nodes):
+        if node.op != "call_module":
+            continue
+        inner: Any = fused.get_submodule(str(node.target))
+        places = {n: name for n, x in enumerate(node.args) if (name := _constant(x, names))}
+        part = Part(inner, places, [str(s.meta["val"]) for s in symbols], compile_part)
+        with fused.graph.inserting_before(node):
+            call = fused.graph.call_function(part.function(), (*symbols, *node.args))
+        call.meta = node.meta
+        node.replace_all_uses_with(call)
+        fused.graph.erase_node(node)
+
+
+def _constant(operand: Any, names: Mapping[str, str]) -> str:
+    """The name of a parameter, or of a tensor that the captured module holds itself."""
+    return str(operand.target) if operand.op == "get_attr" else names.get(operand.name, "")
