@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.dynamo.fused_layers import fused_layers
-from sparsejit.frontends.dynamo.notices import say_once
+from sparsejit.frontends.dynamo.notices import described, say_once
 from sparsejit.frontends.dynamo.part_graphs import CompilePart
 from sparsejit.frontends.dynamo.splitting import Captured, split
 
@@ -59,8 +59,15 @@ class _FirstCall:
         inputs = list(arguments)
         arguments.clear()
         if self._forward is None:
-            self._forward = split(self._captured, inputs, self._compile_part)
+            self._forward = self._split(inputs)
         return self._forward(*inputs)
+
+    def _split(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            return split(self._captured, inputs, self._compile_part)
+        except Exception as error:  # a fault of ours must not stop a model that torch can run
+            say_once(described(error))
+            return self._captured.module.forward
 
 
 def _captured(module: GraphModule, names: Sequence[str]) -> Captured:

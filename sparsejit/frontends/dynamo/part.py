@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.errors import SparseJitError
-from sparsejit.frontends.dynamo.notices import say_once
+from sparsejit.frontends.dynamo.notices import described, say_once
 from sparsejit.frontends.dynamo.part_graphs import CompilePart, NotWorth, PartGraphs
 from sparsejit.frontends.dynamo.sizes import symbols_of
 
@@ -25,7 +24,7 @@ MOST_CHANGES = 3
 Runner = Callable[[Sequence[Any]], Any]
 
 
-class Part:
+class DynamoPart:
     """Calls native code for a module of ATen operators, or the module.
 
     `names` has the names of inputs that are parameters, by place. They are looked up at every
@@ -88,7 +87,7 @@ class Part:
         return models.setdefault(key, _Weights([weakref.ref(t, forget) for t in constants]))
 
     def _made(
-        self, compiled: _Compiled, constants: Sequence[Any], numbers: Sequence[int]
+        self, compiled: _CompiledOnce, constants: Sequence[Any], numbers: Sequence[int]
     ) -> Runner:
         sizes = self._sizes(numbers)
         made = compiled.any_batch or compiled.by_sizes.get(sizes)  # by another thread
@@ -106,8 +105,8 @@ class Part:
         except NotWorth:
             self._is_torch = True
             return self._run_module
-        except SparseJitError as error:
-            say_once(str(error))
+        except Exception as error:  # a fault of ours must not stop a model that torch can run
+            say_once(described(error))
             runner, is_free = self._run_module, False
         if is_free:
             compiled.any_batch = runner
@@ -119,7 +118,7 @@ class Part:
         return self._module(*inputs)
 
 
-class _Compiled:
+class _CompiledOnce:
     """What was compiled for certain values of parameters."""
 
     def __init__(self, stamps: Sequence[tuple[int, int]]) -> None:
@@ -133,11 +132,11 @@ class _Weights:
 
     def __init__(self, references: Sequence[Any]) -> None:
         self._references = references  # kept, for their callbacks
-        self._compiled: _Compiled | None = None
+        self._compiled: _CompiledOnce | None = None
         self._last: Sequence[tuple[int, int]] | None = None
         self._changes = 0
 
-    def compiled(self, constants: Sequence[Any]) -> _Compiled | None:
+    def compiled(self, constants: Sequence[Any]) -> _CompiledOnce | None:
         """What was compiled for these values, or is yet to be; None where they will not last."""
         stamps = [(tensor._version, tensor.data_ptr()) for tensor in constants]
         known = self._compiled
@@ -149,5 +148,5 @@ class _Weights:
         if self._changes > MOST_CHANGES and stamps != last:
             say_once("parameters change at every call")
             return None
-        self._compiled = _Compiled(stamps)
+        self._compiled = _CompiledOnce(stamps)
         return self._compiled

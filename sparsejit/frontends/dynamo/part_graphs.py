@@ -65,7 +65,7 @@ class PartGraphs:
         with torch.inference_mode(False), torch.no_grad():
             # The code must not change with the parameters, nor they be read while it is made.
             tensors = [tensor.detach().clone() for tensor in constants]
-            graphs = _Sized(
+            graphs = _ModuleGraphs(
                 self._module, dict(zip(self._constants, tensors, strict=True)), self._names
             )
             graph = graphs.at(sizes)
@@ -75,7 +75,7 @@ class PartGraphs:
             run = self._compile_part(graph if tile is None else graphs.at_batch(sizes, tile), tile)
         return _on_tensors(run, self._operands, self._module), tile is not None
 
-    def _tile(self, graphs: _Sized, sizes: Mapping[str, int]) -> int | None:
+    def _tile(self, graphs: _ModuleGraphs, sizes: Mapping[str, int]) -> int | None:
         """How many samples to run at a time, where the only free size is a batch's."""
         if len(sizes) != 1:
             self.why_not_free = f"{len(sizes)} sizes change" if sizes else self.why_not_free
@@ -92,7 +92,7 @@ class PartGraphs:
             return None
 
 
-class _Sized:
+class _ModuleGraphs:
     """Graphs of one module and its constants for several sizes."""
 
     def __init__(

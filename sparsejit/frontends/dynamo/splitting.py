@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.dynamo.notices import say_once
-from sparsejit.frontends.dynamo.part import Part
+from sparsejit.frontends.dynamo.part import DynamoPart
 from sparsejit.frontends.dynamo.part_graphs import CompilePart
-from sparsejit.frontends.dynamo.sizes import known_sizes, symbols_of
+from sparsejit.frontends.dynamo.sizes import example_numbers, known_sizes, symbols_of
 from sparsejit.frontends.torch_export import missing_in
 from sparsejit.frontends.torch_export.origins import origin_of
 
@@ -84,7 +84,7 @@ def _able(
         missing.setdefault(each.origin.name, reason)
     able: set[Node] = set()
     for node in module.graph.nodes:
-        if node.op != "call_function" or _is_number(node):
+        if node.op != "call_function" or _is_number(node) or _is_empty(node):
             continue
         source = node.args[0] if node.target is operator.getitem else node
         reason = missing.get(node.name) or _unfit(node, known)
@@ -130,6 +130,12 @@ def _is_number(node: Node) -> bool:
     )
 
 
+def _is_empty(node: Node) -> bool:
+    """Whether an operand or a result has no elements, as those of an empty batch."""
+    examples = (x for each in (node, *node.all_input_nodes) for x in _flat(each.meta.get("val")))
+    return any(0 in example_numbers(x.shape) for x in examples if is_tensor(x))
+
+
 _DTYPES = ("torch.float32", "torch.int64", "torch.bool")
 
 
@@ -167,7 +173,7 @@ def _replace_parts(fused: GraphModule, names: Mapping[str, str], compile_part: C
             continue
         inner: Any = fused.get_submodule(str(node.target))
         places = {n: name for n, x in enumerate(node.args) if (name := _constant(x, names))}
-        part = Part(inner, places, [str(s.meta["val"]) for s in symbols], compile_part)
+        part = DynamoPart(inner, places, [str(s.meta["val"]) for s in symbols], compile_part)
         with fused.graph.inserting_before(node):
             call = fused.graph.call_function(part.function(), (*symbols, *node.args))
         call.meta = node.meta
