@@ -26,6 +26,7 @@ from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.ir.spec import Activation, MatVec
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -53,9 +54,10 @@ PANEL_MASK = k(1)
 
 RESERVED = 3  # x, a weight, four weights
 
-# Share of the weights of shared inputs that come by fours: by instruction set, for one panel, for
-# two and so on. The first tiles of one panel stay decoded: loads bind there, code elsewhere.
-SHARED_LOADS = {"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)}
+# Share of the weights of shared inputs that come by fours, for one panel, for two and so on; of
+# AVX-512 the core's row says. The first tiles of one panel stay decoded: loads bind there, code
+# elsewhere.
+_SHARED_LOADS_AVX2 = (0.0, 1.0)
 _SHARED_WHERE_DECODED = 0.4
 # Where the code of one panel lies, up to so many weights: beyond, gaps cost more than they save.
 _PLACEMENT = Placement(32 << 10, 1024)
@@ -81,9 +83,9 @@ class Panels:
     x_padding: StridePadding = DENSE
 
 
-def shared_loads(isa: str, panels: int) -> float:
+def shared_loads(target: Target, panels: int) -> float:
     """The share of weights with a load for four, where so many panels are computed at once."""
-    shares = SHARED_LOADS[isa]
+    shares = target.traits.shared_panel_loads if target.isa == "avx512" else _SHARED_LOADS_AVX2
     return shares[min(panels, len(shares)) - 1]
 
 
@@ -97,7 +99,7 @@ def emit_panels(asm: Assembler, spec: MatVec, tiles: list[Products], panels: Pan
     with asm.placed(_PLACEMENT if stays else None):
         for tile in tiles:
             decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
-            share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target.isa, panels.count)
+            share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target, panels.count)
             _tile(asm, spec, tile, panels, share)
         asm.emit("ret")
 

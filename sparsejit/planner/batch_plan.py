@@ -128,7 +128,7 @@ def _panels(counts: BatchCounts, rates: Rates) -> Cost:
     panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
-    share, code = shared_loads(target.isa, at_once), _PANEL_BYTES[target.isa]
+    share, code = shared_loads(target, at_once), _PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
