@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from system_tools import GCC, needs_gcc, needs_linker, run_tool
 import sparsejit
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.machine.target import Target
-
-ROOT = Path(__file__).parents[2]
 
 PROGRAM = r"""
 #include <pthread.h>
@@ -240,9 +237,3 @@ def test_a_linker_that_fails_is_quoted(
     with pytest.raises(CompileError, match=r"cannot link model\.so: the disk is full; export a"):
         kernel.export(tmp_path / "model.so")
     assert [found.name for found in tmp_path.iterdir()] == ["ld"]
-
-
-@needs_gcc
-def test_the_example_runs(tmp_path: Path) -> None:
-    printed = run_tool(sys.executable, ROOT / "examples" / "deploy_from_c.py", tmp_path)
-    assert printed.startswith("C and Python agree in all bits of 256 outputs; layer.o has ")
