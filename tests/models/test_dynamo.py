@@ -268,6 +268,22 @@ def test_outputs_are_views_where_the_model_gives_views() -> None:
         assert turned.data_ptr() == y.data_ptr()
 
 
+def test_all_results_of_an_operator_stay_in_one_part(tiles: list[int | None]) -> None:
+    layer, norm = nn.Conv2d(3, 6, 3).eval(), nn.BatchNorm2d(6).eval()
+
+    def model(x: Any) -> Any:
+        whole = norm(layer(x))
+        left, right = whole.split(3, 1)
+        return left.tanh(), right, left, whole
+
+    fast, x = compiled(model), torch.randn(2, 3, 6, 7)
+    check_each(fast, model, [torch.randn(batch, 3, 6, 7) for batch in (2, 3, 5)])
+    assert tiles == [None, 1]
+    with torch.no_grad():
+        _, _, left, whole = fast(x)
+    assert left.data_ptr() == whole.data_ptr()
+
+
 def test_outputs_keep_their_strides_and_are_never_reused() -> None:
     layer = nn.Conv2d(3, 5, 3, padding=1).eval()
 

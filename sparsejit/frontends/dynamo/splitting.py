@@ -95,25 +95,41 @@ def _able(
             say_once(reason, f"{origin.source or origin.module} {origin.code}".strip())
         else:
             able.add(node)
-    return able - _left_over(module, able, set(constants))
+    _leave_out(module, able, set(constants))
+    return able - _torn(able)
 
 
-def _left_over(module: GraphModule, able: set[Node], constants: set[Node]) -> set[Node]:
-    """Views and constants that no able node reads.
+def _torn(able: set[Node]) -> set[Node]:
+    """Operators of several results, and these, of which some are left to torch."""
+    torn = {
+        node
+        for node in able
+        if isinstance(node.meta.get("val"), list | tuple) and not able.issuperset(node.users)
+    }
+    return torn | {user for node in torn for user in node.users}
 
-    torch makes such views without a copy, and they may join a batch with other axes, which a part
-    for any batch cannot.
+
+def _leave_out(module: GraphModule, able: set[Node], constants: set[Node]) -> None:
+    """Take views and constants out of what is able, for those who read them outside of it.
+
+    torch makes such views without a copy, so that they share memory as in the model; and they may
+    join a batch with other axes, which a part for any batch cannot.
     """
-    fixed = set(constants)
-    for node in module.graph.nodes:
+    graph, fixed = module.graph, set(constants)
+    for node in graph.nodes:
         if node.op == "get_attr" or (node in able and fixed.issuperset(node.all_input_nodes)):
             fixed.add(node)
-    left: set[Node] = set()
-    for node in reversed(module.graph.nodes):
-        is_free = node in fixed or _is_view(node)
-        if is_free and not any(user in able and user not in left for user in node.users):
-            left.add(node)
-    return left
+    for node in reversed(list(graph.nodes)):
+        if node not in able or not (node in fixed or _is_view(node)):
+            continue
+        outside = [user for user in node.users if user not in able]
+        if len(outside) == len(node.users):
+            able.remove(node)
+        elif outside:
+            with graph.inserting_after(node):
+                twin = graph.node_copy(node)
+            for user in outside:
+                user.replace_input_with(node, twin)
 
 
 def _is_view(node: Node) -> bool:
@@ -131,9 +147,12 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether an operand or a result has no elements, as those of an empty batch."""
-    examples = (x for each in (node, *node.all_input_nodes) for x in _flat(each.meta.get("val")))
-    return any(0 in example_numbers(x.shape) for x in examples if is_tensor(x))
+    """Whether an operand or the result has no elements, as those of an empty batch.
+
+    Of several results some may be: a batch norm in evaluation has statistics that are.
+    """
+    examples = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return any(x is not None and 0 in example_numbers(x.shape) for x in filter(is_tensor, examples))
 
 
 _DTYPES = ("torch.float32", "torch.int64", "torch.bool")
