@@ -254,7 +254,7 @@ def _wrong(value: Any) -> list[Any]:
     return [wrong for wrong in anything + near if json.dumps(wrong) != json.dumps(value)]
 
 
-@pytest.mark.parametrize("name", ["perceptron-int8", "words"])
+@pytest.mark.parametrize("name", ["perceptron", "words"])
 def test_a_forged_file_is_refused_or_is_a_model(name: str) -> None:
     """A digest does not keep anyone from writing nonsense under a digest of its own."""
     header, tensors = model_to_data(CASES[name].compiled()._source())
