@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain import transcendental
-from sparsejit.asm_templates.pointwise.chain.integers import FROM_BOOL, PairFunction
+from sparsejit.asm_templates.pointwise.chain.integers import FROM_BOOL, FROM_FLOAT, PairFunction
 from sparsejit.asm_templates.pointwise.chain.lanes import (
     FIRST_MASK,
     bits,
@@ -157,7 +157,7 @@ def _where(asm: Assembler, d: Register, args: list[Operand], scratch: list[Regis
 
 _LOG_SCRATCH = 4  # that AVX2 needs; AVX-512 gets by with 3
 
-FLOAT_FUNCTIONS: dict[str, VectorFunction] = {
+FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "add": _binary("vaddps"),
     "sub": _binary("vsubps"),
     "mul": _binary("vmulps"),
@@ -193,6 +193,7 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction] = {
     "greater": _compared(30),
     "greater_equal": _compared(29),
     "where": VectorFunction(_where, memory=1),
+    "to_int64": FROM_FLOAT,
 }
 BOOL_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "logical_and": _binary("vandps"),

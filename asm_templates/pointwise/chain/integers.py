@@ -18,6 +18,8 @@ from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
+_TRUNCATE, _FLOOR = 11, 9  # of vroundpd, without exception flags
+
 Pair = list[Register]
 # Writes a pair (or, of truths and floats, one register) from pairs; may not write over them.
 Emit = Callable[[Assembler, list[Register], list[list[Register]], list[Register]], None]
@@ -157,6 +159,38 @@ def _from_bool(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register
     asm.emit("vpmovsxdq", d[1], low(d[1]))
 
 
+def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
+    """Towards zero; the smallest int64 where there is none, NaN too, as x86 and torch have it."""
+    source = args[0][0]
+    for register, is_upper in zip(d, (False, True), strict=True):
+        if is_upper:
+            high_half(asm, register, source)
+        half = low(register if is_upper else source)
+        if is_wide(asm):
+            asm.emit("vcvttps2qq", register, half)
+            continue
+        # x = 2^32 upper + rest with upper whole and 0 <= rest < 2^32, all of them exact doubles.
+        upper, whole = scratch
+        asm.emit("vcvtps2pd", register, half)
+        asm.emit("vroundpd", register, register, _TRUNCATE)
+        asm.emit("vmulpd", upper, register, _doubles(asm, 2.0**-32))
+        asm.emit("vroundpd", upper, upper, _FLOOR)
+        asm.emit("vcvttpd2dq", low(whole), upper)
+        asm.emit("vmulpd", upper, upper, _doubles(asm, 2.0**32))
+        asm.emit("vsubpd", register, register, upper)
+        zero(asm, upper)
+        asm.emit("vmaxpd", register, register, upper)  # 0 for what is NaN
+        asm.emit("vaddpd", register, register, _doubles(asm, 2.0**52))
+        asm.emit("vxorps", register, register, _doubles(asm, 2.0**52))
+        asm.emit("vpmovsxdq", upper, low(whole))
+        asm.emit("vpsllq", upper, upper, 32)
+        asm.emit("vpaddq", register, register, upper)
+
+
+def _doubles(asm: Assembler, number: float) -> Literal:
+    return Literal(asm.literal(np.full(4, number)))
+
+
 INT_FUNCTIONS: dict[str, PairFunction] = {
     "add": _both("vpaddq"),
     "sub": _both("vpsubq"),
@@ -176,3 +210,4 @@ INT_FUNCTIONS: dict[str, PairFunction] = {
     "to_float32": PairFunction(_to_float, 2),
 }
 FROM_BOOL = PairFunction(_from_bool, 1)
+FROM_FLOAT = PairFunction(_from_float, 2)
