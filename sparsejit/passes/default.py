@@ -41,6 +41,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 )
 FUSING: tuple[Pass, ...] = (
     fuse_chains,
+    remove_dead_code,
     merge_common_subexpressions,
     move_views,
     merge_views,
