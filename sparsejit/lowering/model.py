@@ -23,6 +23,7 @@ from sparsejit.asm_templates.shared.location import (
 )
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Locations, StatusWord, Step
@@ -102,8 +103,11 @@ def lower_model(
     low = Lowering(graph, options)
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
-        LOWERINGS[type(node.op)](low, node)
+        if not is_empty(low, node):
+            LOWERINGS[type(node.op)](low, node)
     for number, value in enumerate(graph.outputs):
+        if not value.type.size:
+            continue
         wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
         if not _is_there(low.view(value), wanted):
             low.copy(low.view(value), wanted, value.origin)

@@ -1,0 +1,24 @@
+"""Tensors without elements: nothing computes them, and a concat alone takes them."""
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.views import Concat
+from sparsejit.lowering.context import Lowering
+
+
+def is_empty(low: Lowering, node: Node) -> bool:
+    """Whether a node makes no elements at all; then its results have their places.
+
+    Raises InvalidInput for one that makes elements out of an empty operand.
+    """
+    if not any(value.type.size for value in node.outputs):
+        for value in node.outputs:
+            low.bind(value, low.temporary(value.type))
+        return True
+    for value in node.inputs:
+        if not value.type.size and not isinstance(node.op, Concat):
+            raise InvalidInput(
+                f"{node.outputs[0].origin.name} reads {value.origin.name}, which has shape "
+                f"{value.shape}; give it elements, or leave it out"
+            )
+    return False
