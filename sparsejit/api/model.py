@@ -100,7 +100,7 @@ class CompiledModel:
         leaves = args if plain else flatten(self._input_nest, (args, kwargs), "inputs")
         arrays = _as_arrays(leaves)
         results = self._variant_for(arrays).call.run(*arrays)
-        if any(type(leaf) is not np.ndarray for leaf in leaves):
+        if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
             from_numpy = sys.modules["torch"].from_numpy
             results = [from_numpy(result) for result in results]
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
@@ -216,7 +216,7 @@ def _as_arrays(leaves: Sequence[Any]) -> list[Array]:
     """Tensors as the numpy arrays that share their memory; `ModelCall` checks dtypes and shapes."""
     arrays = []
     for number, leaf in enumerate(leaves):
-        array = leaf if type(leaf) is np.ndarray else _as_array(leaf, number)
+        array = leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)
         arrays.append(array.astype(np.int64) if array.dtype is _INT32 else array)
     return arrays
 

@@ -141,7 +141,9 @@ class _ModelCode:
     def emit(self, asm: Assembler) -> None:
         """The whole function but for its `vzeroupper` and return."""
         self._enter(asm)
-        again, end = asm.label("next tile"), asm.label("end of tile")
+        again, end, done = (asm.label(name) for name in ("next tile", "end of tile", "done"))
+        asm.emit("cmp", rcx, 0)  # how many tiles there are
+        asm.jump("jle", done)
         asm.bind(again)
         self._probe(asm, 0, end)
         for number, step in enumerate(self.lowered.steps):
@@ -153,6 +155,7 @@ class _ModelCode:
         asm.emit("sub", rax, 1)
         asm.emit("mov", self.tiles, rax)
         asm.jump("jnz", again)
+        asm.bind(done)
         asm.emit("mov", rax, self.status)
         for register in reversed(_SAVED):
             asm.emit("pop", register)

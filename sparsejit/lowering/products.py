@@ -66,7 +66,7 @@ def product_step(
 def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Plan:
     """The planner's choice, or where asked the fastest as measured."""
     if isinstance(layer, MatMul):
-        choice = plan_batch(layer, matrix, options.target, exact=options.exact)
+        choice = plan_batch(layer, matrix, options.target, exact=options.exact, alike=True)
     else:
         choice = plan(layer, matrix, options.target, exact=options.exact)
     return tuned(choice, layer, matrix, options.target) if options.tune else choice

@@ -123,7 +123,9 @@ class AlternativePrices:
     def _price(self, layer: Layer, matrix: SparseMatrix) -> Candidate | None:
         try:
             if isinstance(layer, MatMul):
-                return plan_batch(layer, matrix, self._target, exact=self._exact).chosen
+                return plan_batch(
+                    layer, matrix, self._target, exact=self._exact, alike=True
+                ).chosen
             return plan(layer, matrix, self._target, exact=self._exact).chosen
         except InvalidInput:
             return None

@@ -57,12 +57,20 @@ def plan_batch(
     target: Target,
     strategy: str = AUTO,
     exact: bool = False,
+    alike: bool = False,
 ) -> Plan:
     """Choose a template for a batch; if `exact`, one that changes no weight.
 
+    If `alike`, one that sums every column in the same order, so that where a column lies in the
+    batch changes no bit of it; `mixed` does not.
+
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    possible = (row for row in MATMUL_TEMPLATES if _is_possible(row, spec, target))
+    possible = (
+        row
+        for row in MATMUL_TEMPLATES
+        if _is_possible(row, spec, target) and not (alike and row.family == "mixed")
+    )
     job = Job(spec, matrix, target, price_batch)
     return choose(job, possible, strategy, batch_strategies(), exact)
 

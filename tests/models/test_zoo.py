@@ -112,7 +112,7 @@ def test_stored_weights(name: str, dtype: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("tile", [1, 16])
+@pytest.mark.parametrize("tile", [1, 3, 16])
 @pytest.mark.parametrize("name", ["mlp", "gru-tagger", "recommendation"])
 def test_bits_do_not_depend_on_the_batch(name: str, tile: int, isa: str) -> None:
     """Of one compiled model: rows of a batch are those of single calls, and of other batches."""
