@@ -19,7 +19,8 @@ _RECORDED = "perf/results/kernels.jsonl"
 class Claim:
     """`subject` is at least `least` times as good as `against`, where it applies.
 
-    subject: a problem's name, whose kernel strategy="auto" picks, or one of `contests.CONTESTS`.
+    subject: a problem's name, whose kernel strategy="auto" picks, or one of `contests.CONTESTS`,
+        or of `model_contests.MODEL_SUBJECTS`.
     against: a peer's name, or what a contest compares with.
     microarchitecture, isa: where it is claimed; None is everywhere.
     source: what the least ratio was taken from.
@@ -128,10 +129,30 @@ _OF_THE_REST = (
     Claim("speech", "torch eager", 5.0, _TESTS, isa="avx512"),
 )
 
+# Of whole models on golden_cove: three quarters of what was measured from Python.
+_OF_MODELS = tuple(
+    Claim(subject, peer, least, _MEASURED_HERE, microarchitecture="golden_cove", isa="avx512")
+    for subject, peer, least in (
+        ("mlp at 90 %", "torch", 10.0),
+        ("mlp at 90 %", "onnxruntime", 8.0),
+        ("mlp at 90 %", "deepsparse", 5.5),
+        ("mlp at 90 %, batch 64", "onnxruntime", 3.7),
+        ("mlp at 90 %, batch 64", "deepsparse", 1.1),
+        ("gru-tagger at 90 %", "torch", 13.0),
+        ("gru-tagger at 90 %", "onnxruntime", 5.5),
+        ("transformer-encoder at 90 %", "torch", 4.5),
+        ("transformer-encoder at 90 %", "openvino", 2.7),
+        ("transformer-encoder at 90 %", "deepsparse", 4.5),
+        ("deep-and-wide, bound", "static-runtime", 80.0),
+        ("deep-and-wide, bound", "tvm", 30.0),
+    )
+)
+
 CLAIMS = (
     *_over_mkl_csr("zen5", "avx512", _RECORDED, _ZEN5),
     *_over_mkl_csr("golden_cove", "avx512", _MEASURED_HERE, _GOLDEN_COVE),
     *_OF_THE_REST,
+    *_OF_MODELS,
 )
 
 

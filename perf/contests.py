@@ -20,6 +20,7 @@ from sparsejit.perf import core_contests
 from sparsejit.perf.batch_peers import make_batch_peer
 from sparsejit.perf.claims import ONE_THREAD, PREDICTED, Claim
 from sparsejit.perf.kernels import checked_error, exact_product, time_at_places
+from sparsejit.perf.model_contests import MODEL_SUBJECTS, model_against_peer
 from sparsejit.perf.peers import Peer, make_peer
 from sparsejit.perf.problems import ALL_PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
@@ -43,6 +44,8 @@ def contest_of(claim: Claim) -> Round:
         return _kernel_against_peer(claim)
     if claim.subject in ALL_PROBLEMS:
         return _OF_PROBLEMS[claim.against](ALL_PROBLEMS[claim.subject])
+    if claim.subject in MODEL_SUBJECTS:
+        return model_against_peer(claim.subject, claim.against)
     return CONTESTS[claim.subject, claim.against]()
 
 

@@ -17,8 +17,11 @@ from sparsejit.perf import check, contests
 from sparsejit.perf.check import FAILS, HOLDS, NO_PEER, NOT_HERE, ROUNDS, ClaimResult, judge
 from sparsejit.perf.claims import CLAIMS, MKL_CSR, ONE_THREAD, PREDICTED, Claim, claims_of
 from sparsejit.perf.contests import contest_of
+from sparsejit.perf.model_contests import MODEL_SUBJECTS
+from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers import make_peer
 from sparsejit.perf.problems import ALL_PROBLEMS
+from sparsejit.perf.zoo import ZOO
 
 CLAIM = Claim("B", "numpy (OpenBLAS)", 2.0, "a test")
 CALM = [2.0, 2.1, 2.05, 2.0, 9.0]
@@ -117,6 +120,8 @@ def test_every_claim_can_be_measured_and_makes_sense() -> None:
     for claim in CLAIMS:
         if claim.subject in ALL_PROBLEMS:
             assert claim.against in peers
+        elif claim.subject in MODEL_SUBJECTS:
+            assert claim.against in MODEL_PEERS and MODEL_SUBJECTS[claim.subject].model in ZOO
         else:
             assert (claim.subject, claim.against) in contests.CONTESTS
         assert claim.least > 0 and claim.source
@@ -126,6 +131,15 @@ def test_every_claim_can_be_measured_and_makes_sense() -> None:
     assert len(set(keys)) == len(keys)
     claimed = {(claim.subject, claim.against) for claim in CLAIMS}
     assert claimed >= contests.CONTESTS.keys()
+
+
+def test_a_model_is_not_compiled_where_its_peer_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent = ModelPeer("absent", "", ("no-such-package",))
+    monkeypatch.setitem(MODEL_PEERS, "absent", absent)
+    with pytest.raises(MissingDependency, match="bench peers --install absent"):
+        contest_of(Claim("mlp at 90 %", "absent", 1.0, "a test"))
 
 
 def test_unknown_subjects_are_refused() -> None:
