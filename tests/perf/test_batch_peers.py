@@ -49,7 +49,7 @@ def test_batch_problems_are_a_with_more_columns() -> None:
 
 
 def test_strategies_of_a_batch_are_its_own() -> None:
-    assert available_strategies(Target.detect(), batch=16) == ["panels", "rows", "mixed"]
+    assert available_strategies(Target.detect(), batch=16) == ["panels", "dense", "rows", "mixed"]
 
 
 def test_aligned_copies_begin_with_a_cache_line() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.torch_export.recurrent_shapes import known_recurrent_shapes
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -43,7 +44,7 @@ def traced(
             "the model is in training mode; what model.eval() computes is compiled", stacklevel=4
         )
     why_not = _no_common_batch(args, kwargs) if free_batch else "it was not asked for"
-    with _evaluating(model):
+    with _evaluating(model), known_recurrent_shapes():
         if not why_not:
             try:
                 return _exported(model, args, kwargs, True), ""
