@@ -101,11 +101,31 @@ def compile_model(
             )
         return compile_estimator(model, example_inputs, options, dtype, progress)
     compiler = _Compiler(model, free_batch, dtype, options)
-    if example_inputs is None and not example_kwargs:
-        raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
-    exported, variant = compiler.make(tuple(example_inputs or ()), example_kwargs or {}, progress)
+    args, kwargs = _arguments(example_inputs, example_kwargs)
+    exported, variant = compiler.make(args, kwargs, progress)
     again = compiler.for_leaves(exported) if free_shapes else None
     return CompiledModel((variant,), exported.input_tree, exported.output_tree, settings, again)
+
+
+def _arguments(
+    inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the model is called with. Raises InvalidInput for what is no tuple, and no mapping."""
+    if inputs is None and not kwargs:
+        raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
+    if inputs is not None and not isinstance(inputs, tuple | list):
+        raise InvalidInput(
+            f"example_inputs is a {type(inputs).__name__}; give a tuple of the model's arguments, "
+            "such as (x,)"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidInput(f"example_kwargs is a {type(kwargs).__name__}; give a dict")
+    for leaf in (*(inputs or ()), *(kwargs or {}).values()):
+        if 0 in getattr(leaf, "shape", ()):
+            raise InvalidInput(
+                f"an example input has shape {tuple(leaf.shape)}; give one with elements"
+            )
+    return tuple(inputs or ()), dict(kwargs or {})
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,8 @@ class CompiledModel:
         Both are flat lists of contiguous numpy arrays, which it holds. It adds some 20 ns to the
         native time and keeps the interpreter lock; one thread may call it at a time.
         """
-        arrays = _as_arrays(inputs)
-        return self._variant_for(arrays).call.bind(arrays, outputs)
+        arrays, results = _bound_arrays(inputs), _bound_arrays(outputs)
+        return self._variant_for(arrays).call.bind(arrays, results)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write graphs, weights and options, for `sparsejit.load` to compile anew where it runs.
@@ -217,8 +217,22 @@ def _as_arrays(leaves: Sequence[Any]) -> list[Array]:
     arrays = []
     for number, leaf in enumerate(leaves):
         array = leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)
-        arrays.append(array.astype(np.int64) if array.dtype is _INT32 else array)
+        arrays.append(array.astype(np.int64) if array.dtype == _INT32 else array)
     return arrays
+
+
+def _bound_arrays(leaves: Sequence[Any]) -> list[Array]:
+    """Arrays in place of leaves; raises InvalidInput where one could only be a copy."""
+    if not isinstance(leaves, Sequence):
+        raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
+    for number, leaf in enumerate(leaves):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype == _INT32:
+            found = getattr(leaf, "dtype", None) or type(leaf).__name__
+            raise InvalidInput(
+                f"input {number} is {found}, which is not used in place; bind a numpy array of "
+                "float32, int64 or bool"
+            )
+    return list(leaves)
 
 
 def _as_array(leaf: Any, number: int) -> Array:
@@ -232,5 +246,11 @@ def _as_array(leaf: Any, number: int) -> Array:
     except (TypeError, RuntimeError):  # it is elsewhere, or wants a gradient
         if not leaf.is_cpu:
             raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()") from None
-        array = leaf.detach().resolve_conj().resolve_neg().numpy()
+        try:
+            array = leaf.detach().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError):
+            raise InvalidInput(
+                f"input {number} is {leaf.dtype}, {leaf.layout}; give a dense tensor of float32, "
+                "int64 or bool"
+            ) from None
     return array

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -171,7 +172,8 @@ class Lowering:
                 emit,
                 chain_facts(lowered, self.target),
                 lowered.scratch_bytes,
-                in_place=True,
+                # What broadcasts over rows is read again after the first row is written.
+                in_place=bool(reads) and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]),
             )
         )
 

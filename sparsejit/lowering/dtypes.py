@@ -18,6 +18,8 @@ def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
     A mapping has shell patterns of layers' names ("encoder.*"); the last that matches counts, and
     layers that none matches stay float32. Raises InvalidInput for a pattern that matches no layer.
     """
+    if not isinstance(dtypes, str | Mapping) or not all(isinstance(key, str) for key in dtypes):
+        raise InvalidInput(f"dtype={dtypes!r}; give a name, or a dict from patterns to names")
     rules = {"*": dtypes} if isinstance(dtypes, str) else dict(dtypes)
     kinds = {pattern: DType.parse(name) for pattern, name in rules.items()}
     names = [layer_name(node) for node in graph.nodes if _stores_weights(node)]

@@ -25,8 +25,6 @@ NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}
 # outer(inner(x)) is the third.
 UNARY_PAIRS = {
     ("neg", "neg"): "",
-    ("logical_not", "logical_not"): "",
-    ("reciprocal", "reciprocal"): "",
     ("relu", "relu"): "relu",
     ("abs", "neg"): "abs",
     ("abs", "abs"): "abs",

@@ -105,7 +105,7 @@ def _concat(site: Site) -> Found:
             joined.append(part)
         else:
             joined[-1] = whole
-    if tuple(joined) == site.inputs:
+    if tuple(joined) == site.inputs or not joined:
         return None
     return (joined[0] if len(joined) == 1 else site.one(Concat(axis), *joined),)
 

@@ -120,3 +120,20 @@ def test_scalars(isa: str) -> None:
         found = run_graph(each, arrays, Target.named(isa))
         for got, wanted in zip(found, graph.evaluate(arrays), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_repeats_over_rows_is_not_overwritten_by_the_first(isa: str) -> None:
+    builder = GraphBuilder()
+    x = builder.input(TensorType((40,)), Origin("x"))
+    y = builder.input(TensorType((6, 40)), Origin("y"))
+    (row,) = builder.add(Chain((40,), 1, (ChainStep("neg", (0,)),), (1,)), x, origin=Origin("row"))
+    steps = (ChainStep("add", (0, 0)), ChainStep("mul", (0, 1)))
+    results = builder.add(Chain((6, 40), 2, steps, (2, 3)), row, y, origin=Origin("both"))
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(value.shape, np.float32) for value in (x, y)]
+    graph = builder.finish([builder.one(Pointwise("neg"), v, origin=Origin("o")) for v in results])
+    for found, wanted in zip(
+        run_graph(graph, inputs, Target.named(isa)), graph.evaluate(inputs), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
