@@ -12,10 +12,12 @@ import numpy as np
 from sparsejit.frontends.batch_places import BatchPlace, Follower, SamplesMixed, follow_node
 from sparsejit.ir.graph import Graph, Node, Op, Value
 from sparsejit.ir.ops.pointwise import Chain
-from sparsejit.ir.ops.views import Expand, Reshape, Slice
+from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
 # Two primes, so that no other size is taken for the batch's.
 PROBES = (101, 103)
+# Where an axis has one element, one view may do for another, or none.
+_VIEWS = (Reshape, Permute, Expand, Slice)
 
 
 def why_not_free(few: Graph, many: Graph) -> str:
@@ -26,6 +28,30 @@ def why_not_free(few: Graph, many: Graph) -> str:
         _check_same(few, many, places)
     except SamplesMixed as reason:
         return str(reason)
+    return ""
+
+
+def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
+    """How a graph differs from one of the same model, but for its views; or nothing.
+
+    With a batch, that is the length of axis 0 that `found` should have in place of the other's.
+    """
+    for role in ("inputs", "outputs"):
+        pairs = zip(getattr(wanted, role), getattr(found, role), strict=True)
+        for number, (value, twin) in enumerate(pairs):
+            shape = value.shape if batch is None else (batch, *value.shape[1:])
+            if twin.shape != shape:
+                return f"{role[:-1]} {number} is {list(twin.shape)} and not {list(shape)}"
+    nodes, twins = ([n for n in g.nodes if not isinstance(n.op, _VIEWS)] for g in (wanted, found))
+    if [_without_sizes(n.op) for n in nodes] != [_without_sizes(n.op) for n in twins]:
+        return "it has other operators"
+    for node, other in zip(nodes, twins, strict=True):
+        for value, twin in zip(node.inputs, other.inputs, strict=True):
+            known = value in wanted.constants
+            if known != (twin in found.constants):
+                return f"{_words(node)} has other operands"
+            if known and not _same_numbers(wanted, value, found, twin):
+                return f"{_words(node)} has other numbers"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch_models import Written, checked
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.torch_export import export
+from sparsejit.ir.graph import TensorType
 
 MIXING: dict[str, tuple[Callable[..., Any], str]] = {
     "mean": (lambda m, x: x - x.mean(0), "computes mean over the batch"),
@@ -50,3 +52,34 @@ def test_a_fixed_batch_refuses_another() -> None:
     with pytest.raises(InvalidInput, match="batch=4, but the batch of this model is fixed"):
         exported.graph(4)
     assert exported.graph(3).inputs[0].shape == (3, 4)
+
+
+# Of squeezes that torch.export sees with a batch of two or more: none takes that away.
+SQUEEZES: dict[str, Callable[..., Any]] = {
+    "all": lambda m, x: (x * 2.0).squeeze(),
+    "one": lambda m, x: (x * 2.0).squeeze(0),
+    "several": lambda m, x: torch.squeeze(x * 2.0, (0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZES)
+def test_a_squeeze_keeps_the_batch_of_every_tile(name: str) -> None:
+    exported = export(Written(SQUEEZES[name]).eval(), (torch.randn(3, 4, 1),))
+    assert exported.batch_is_free
+    wanted = exported.graph(101).outputs[0].shape[1:]
+    for batch in (1, 4):
+        assert exported.graph(batch).outputs[0].shape == (batch, *wanted)
+
+
+def test_a_graph_unlike_the_probe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = export(nn.Linear(4, 2).eval(), (torch.randn(3, 4),))
+    of_size = exported._graph
+
+    def without_batch(size: int) -> Any:
+        graph = of_size(size)
+        (result,) = graph.outputs
+        return replace(graph, outputs=(replace(result, type=TensorType((2,))),))
+
+    monkeypatch.setattr(exported, "_graph", without_batch)
+    with pytest.raises(InvalidInput, match=r"batch of 1: output 0 is \[2\] and not \[1, 2\]"):
+        exported.graph(1)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends import batch_axis, nesting
+from sparsejit.frontends import nesting
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.batch_axis import PROBES, why_not_alike, why_not_free
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
@@ -48,7 +49,7 @@ class Exported:
     """
 
     def __init__(
-        self, program: ExportedProgram, why_not_free: str = "", example_batch: int | None = None
+        self, program: ExportedProgram, why_fixed: str = "", example_batch: int | None = None
     ) -> None:
         self._program = functionalised(program)
         self._constants = _constants(self._program)
@@ -61,8 +62,9 @@ class Exported:
         # One sample is traced as two.
         free = self._symbol is not None and example_batch is not None
         self.example_batch = example_batch if free else traced_batch
+        self._probe: Graph | None = None  # what every batch's graph must be like
         self.graph()  # so that what is missing is said now
-        self.why_not_free = why_not_free or found or self._mixing()
+        self.why_not_free = why_fixed or found or self._mixing()
 
     @property
     def batch_is_free(self) -> bool:
@@ -72,7 +74,8 @@ class Exported:
     def graph(self, batch: int | None = None) -> Graph:
         """With that batch, by default the example's.
 
-        Raises InvalidInput where only the example's batch is possible.
+        Raises InvalidInput where only the example's batch is possible, and where the model
+        computes otherwise for this one.
         """
         if self._symbol is None and batch not in (None, self.example_batch):
             raise InvalidInput(
@@ -80,6 +83,15 @@ class Exported:
                 "compile it with example inputs of that batch"
             )
         size = self.example_batch if batch is None else batch
+        graph = self._graph(size)
+        if self._probe is not None and (why := why_not_alike(self._probe, graph, size)):
+            raise InvalidInput(
+                f"the model computes otherwise for a batch of {size}: {why}; "
+                "compile it with free_batch=False"
+            )
+        return graph
+
+    def _graph(self, size: int | None) -> Graph:
         sizes = {} if self._symbol is None or size is None else {self._symbol: size}
         module = self._program.graph_module
         return graph_of(module, self._constants, sizes, self._arrays, self._names)
@@ -96,8 +108,14 @@ class Exported:
         """Why the batch is not free, from the graphs of two batches."""
         if self._symbol is None:
             return "it was exported for one batch"
-        few, many = (self.graph(batch) for batch in batch_axis.PROBES)
-        return batch_axis.why_not_free(few, many)
+        few, many = (self._graph(batch) for batch in PROBES)
+        if why := why_not_free(few, many):
+            return why
+        for size in (1, self.example_batch):
+            if size and (why := why_not_alike(few, self._graph(size), size)):
+                return f"the model computes otherwise for a batch of {size}: {why}"
+        self._probe = few
+        return ""
 
 
 class _Tensor:

@@ -190,6 +190,8 @@ class Interpreter:
         target = functional(target)
         if any(leaf is _ABSENT for leaf in leaves([*args, *kwargs.values()])):
             return self.stand_in(node.meta.get("val"))
+        if target._schema.name == "aten::squeeze" and isinstance(args[0], Value):
+            args = [args[0], _always_one(node, len(args[0].shape))]
         try:
             return self._mapped(target, args, kwargs)
         except Unmapped as reason:
@@ -294,6 +296,15 @@ def functional(target: Any) -> Any:
         return target
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
     return getattr(packet, target._overloadname, target)
+
+
+def _always_one(squeeze: Node, rank: int) -> list[int]:
+    """The axes that an exported squeeze takes away: a batch stays, also where it is one sample."""
+    source: Any = squeeze.args[0]
+    named = squeeze.args[1] if len(squeeze.args) > 1 else range(rank)
+    axes: Any = [named] if isinstance(named, int) else named
+    sizes = source.meta["val"].shape if "val" in source.meta else ()
+    return [axis for axis in axes if not sizes or isinstance(sizes[axis], int)]
 
 
 def _attribute(module: Any, path: str) -> Any:
