@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class CompiledModel:
         self._settings = settings
         self._input_nest, self._output_nest = input_nest, output_nest
         self._compile_for = compile_for
+        self._compiling = threading.Lock()
         # Most models take a few tensors and return one: then nothing need be unpacked.
         self._plain_arguments = _plain_arguments(input_nest)
         self._is_plain_result = output_nest == TENSOR
@@ -175,7 +177,9 @@ class CompiledModel:
         if self.batch_is_free:
             shapes = tuple(shape[1:] for shape in shapes)
         if shapes not in self._variants and self._compile_for is not None:
-            self._variants[shapes] = self._compile_for(arrays)
+            with self._compiling:
+                if shapes not in self._variants:  # another thread may have been first
+                    self._variants[shapes] = self._compile_for(arrays)
         return self._variants.get(shapes, self._first)
 
 

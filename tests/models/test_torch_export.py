@@ -173,3 +173,15 @@ def test_nests_of_inputs_and_outputs() -> None:
         assert nesting.from_json(described, "model.sjit") == tree
     with pytest.raises(InvalidInput, match=r"inputs\[0\]\[1\] is 3, but .* compiled for 2"):
         exported.flatten_inputs((given_inputs, 3), {})
+
+
+def test_one_tensor_given_as_two_inputs() -> None:
+    x = torch.randn(3, 4)
+    for given in (x, x.numpy()):
+        exported = export(Written(lambda m, a, b: a - 2.0 * b), (given, given))
+        a, b = np.ones((3, 4), np.float32), np.full((3, 4), 5.0, np.float32)
+        (result,) = exported.graph().evaluate([a, b])
+        assert np.array_equal(result, a - 2.0 * b)
+        named = export(Written(lambda m, pair: pair["a"] - pair["b"]), ({"a": x, "b": x[:]},))
+        (result,) = named.graph().evaluate([a, b])
+        assert np.array_equal(result, a - b)

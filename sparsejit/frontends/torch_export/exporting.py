@@ -12,7 +12,7 @@ from sparsejit.frontends.batch_axis import PROBES, why_not_alike, why_not_free
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
-from sparsejit.frontends.torch_export.tracing import as_tensors, common_batch, traced
+from sparsejit.frontends.torch_export.tracing import ONE_AT_A_TIME, as_tensors, common_batch, traced
 from sparsejit.ir.graph import Array, Graph
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def export(
     that have no mapping.
     """
     args, kwargs = as_tensors(tuple(example_inputs), dict(example_kwargs or {}))
-    program, why_not = traced(model, args, kwargs, free_batch)
-    return Exported(program, why_not, common_batch(args, kwargs))
+    with ONE_AT_A_TIME:
+        program, why_not = traced(model, args, kwargs, free_batch)
+        return Exported(program, why_not, common_batch(args, kwargs))
 
 
 class Exported:
@@ -94,7 +95,8 @@ class Exported:
     def _graph(self, size: int | None) -> Graph:
         sizes = {} if self._symbol is None or size is None else {self._symbol: size}
         module = self._program.graph_module
-        return graph_of(module, self._constants, sizes, self._arrays, self._names)
+        with ONE_AT_A_TIME:
+            return graph_of(module, self._constants, sizes, self._arrays, self._names)
 
     def flatten_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs out of a call's arguments. Raises InvalidInput for another form."""

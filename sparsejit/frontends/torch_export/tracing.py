@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
+# torch.export changes the model and switches of the whole process while it runs.
+ONE_AT_A_TIME = threading.RLock()
 _FIXED_SIZE = re.compile(r"specialized it to be a constant \((\d+)\)")
 
 
@@ -78,12 +81,24 @@ def _tensors(args: Any, kwargs: Any) -> list[Any]:
 
 
 def as_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """(args, kwargs) with tensors in place of numpy arrays."""
+    """(args, kwargs) with tensors in place of numpy arrays, no two in the same memory.
+
+    torch.export takes inputs that share memory for one.
+    """
     import torch
     from torch.utils._pytree import tree_map
 
+    met: set[int] = set()
+
     def as_tensor(leaf: Any) -> Any:
-        return torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        tensor = torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        if not is_tensor(tensor) or tensor.layout is not torch.strided:
+            return tensor
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in met:
+            return tensor.detach().clone()
+        met.add(memory)
+        return tensor
 
     return tree_map(as_tensor, (args, kwargs))
 
