@@ -32,17 +32,25 @@ def why_not_free(few: Graph, many: Graph) -> str:
 
 
 def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
-    """How a graph differs from one of the same model, but for its views; or nothing.
+    """How a graph differs from one of the same model, or nothing.
 
-    With a batch, that is the length of axis 0 that `found` should have in place of the other's.
+    A batch is the length of axis 0 that `found` should have in place of the other's; then views
+    are not compared.
     """
     for role in ("inputs", "outputs"):
-        pairs = zip(getattr(wanted, role), getattr(found, role), strict=True)
+        values, twins = getattr(wanted, role), getattr(found, role)
+        if len(values) != len(twins):
+            return f"it has {len(twins)} {role} and not {len(values)}"
+        pairs = zip(values, twins, strict=True)
         for number, (value, twin) in enumerate(pairs):
             shape = value.shape if batch is None else (batch, *value.shape[1:])
             if twin.shape != shape:
                 return f"{role[:-1]} {number} is {list(twin.shape)} and not {list(shape)}"
-    nodes, twins = ([n for n in g.nodes if not isinstance(n.op, _VIEWS)] for g in (wanted, found))
+    passed_over = () if batch is None else _VIEWS
+    nodes, twins = (
+        [node for node in graph.nodes if not isinstance(node.op, passed_over)]
+        for graph in (wanted, found)
+    )
     if [_without_sizes(n.op) for n in nodes] != [_without_sizes(n.op) for n in twins]:
         return "it has other operators"
     for node, other in zip(nodes, twins, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_models import Written, checked
+from torch_models import Written, checked, encoder
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.torch_export import export
@@ -83,3 +83,29 @@ def test_a_graph_unlike_the_probe_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(exported, "_graph", without_batch)
     with pytest.raises(InvalidInput, match=r"batch of 1: output 0 is \[2\] and not \[1, 2\]"):
         exported.graph(1)
+
+
+# Of models that look at the batch while they run.
+BRANCHING: dict[str, Callable[..., Any]] = {
+    "operators": lambda m, x: x.relu() if x.shape[0] == 1 else x.tanh(),
+    "numbers": lambda m, x: x * (2.0 if x.shape[0] == 1 else 3.0),
+    "shapes": lambda m, x: (x * 2.0).squeeze(),
+    "order": lambda m, x: x.reshape(len(x), 2, 2).mT.reshape(-1, 4) if x.shape[0] == 1 else x * 1.5,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+def test_an_example_of_one_sample_is_as_torch_computes_it(name: str) -> None:
+    exported = checked(Written(BRANCHING[name]), torch.randn(1, 4))
+    assert exported.why_not_free == "the model computes otherwise for one sample"
+    assert exported.graph().inputs[0].shape == (1, 4)
+
+
+def test_one_sample_of_a_usual_model_leaves_the_batch_free() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 2))
+    assert checked(model, x).batch_is_free
+    assert checked(encoder(), torch.randn(1, 5, 16)).batch_is_free
+    recurrent = Written(lambda m, x: m.of(x)[0], of=nn.GRU(4, 8, batch_first=True))
+    assert checked(recurrent, torch.randn(1, 5, 4)).batch_is_free

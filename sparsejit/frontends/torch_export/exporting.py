@@ -12,7 +12,13 @@ from sparsejit.frontends.batch_axis import PROBES, why_not_alike, why_not_free
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
-from sparsejit.frontends.torch_export.tracing import ONE_AT_A_TIME, as_tensors, common_batch, traced
+from sparsejit.frontends.torch_export.tracing import (
+    ONE_AT_A_TIME,
+    as_tensors,
+    common_batch,
+    traced,
+    traced_again,
+)
 from sparsejit.ir.graph import Array, Graph
 
 if TYPE_CHECKING:
@@ -39,7 +45,15 @@ def export(
     args, kwargs = as_tensors(tuple(example_inputs), dict(example_kwargs or {}))
     with ONE_AT_A_TIME:
         program, why_not = traced(model, args, kwargs, free_batch)
-        return Exported(program, why_not, common_batch(args, kwargs))
+        exported = Exported(program, why_not, common_batch(args, kwargs))
+        if exported.example_batch != 1 or why_not or program is model:
+            return exported
+        # It was exported as two samples: a model may do otherwise for one, in Python.
+        single = traced_again(model, args, kwargs)
+        if not exported.batch_is_free:
+            return Exported(single, exported.why_not_free, 1)
+        alone = Exported(single, "the model computes otherwise for one sample", 1)
+        return alone if why_not_alike(alone.graph(), exported.graph(1)) else exported
 
 
 class Exported:

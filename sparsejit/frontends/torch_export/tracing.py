@@ -58,13 +58,23 @@ def traced(
                     if fixed
                     else f"torch.export fixes it: {_first_line(error)}"
                 )
-        try:
-            return _exported(model, args, kwargs, False), why_not
-        except Exception as error:
-            raise InvalidInput(
-                f"torch.export cannot export this {type(model).__name__}: {_first_line(error)}; "
-                'try torch.compile(model, backend="sparsejit")'
-            ) from error
+        return _of_one_batch(model, args, kwargs), why_not
+
+
+def traced_again(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    """As `traced` of the same model, for the example's batch alone."""
+    with _evaluating(model), known_recurrent_shapes():
+        return _of_one_batch(model, args, kwargs)
+
+
+def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
+    try:
+        return _exported(model, args, kwargs, False)
+    except Exception as error:
+        raise InvalidInput(
+            f"torch.export cannot export this {type(model).__name__}: {_first_line(error)}; "
+            'try torch.compile(model, backend="sparsejit")'
+        ) from error
 
 
 def _first_line(error: Exception) -> str:
