@@ -208,6 +208,21 @@ def test_functions_over_their_ranges(kind: str, isa: str) -> None:
     assert not len(bad), [(single[n], found[n], wanted[n]) for n in bad[:5]]
 
 
+def of_one(kind: str, x: Array, isa: str) -> Array:
+    return run(Chain(x.shape, 1, (step(kind, 0),), (1,)), [Operand(x)], isa)[0]
+
+
+@isas
+def test_erf_is_one_where_it_rounds_to_one(isa: str) -> None:
+    """Exactly, as gelu multiplies what is left by x; and nowhere more."""
+    magnitudes = np.linspace(0, 8, 4001)
+    x = np.array([*magnitudes, *np.logspace(1, 38, 200), 3e38, np.inf], np.float32)
+    found = of_one("erf", np.concatenate([x, -x]), isa)
+    np.testing.assert_array_equal(found[: len(x)], -found[len(x) :])
+    assert (found[: len(x)][x > 4] == 1).all()
+    assert (found[: len(x)] <= 1).all()
+
+
 @isas
 @pytest.mark.parametrize("rows", [1, 9])
 def test_rows_of_models(rows: int, isa: str) -> None:

@@ -209,21 +209,30 @@ def log1p(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """x P(x^2) / Q(x^2), which reaches 1 where x is clamped."""
+    """x P(x^2) / Q(x^2) within [-1, 1].
+
+    Where x^2 is clamped the quotient grows with x, so that erf is exactly 1 beyond ERF_LIMIT and
+    gelu vanishes for large negative x.
+    """
     (square, top, bottom), spare = _parts(scratch, len(x), 3), scratch[-1]
-    _clamp(asm, x, -ERF_LIMIT, ERF_LIMIT, spare)
     _each(asm, "vmulps", square, x, x)
+    load_constant(asm, spare, ERF_LIMIT**2)
+    for register in square:
+        asm.emit("vminps", register, spare, register)
     emit_polynomial(asm, bottom, square, ERF_DENOMINATOR, spare)
     emit_polynomial(asm, top, square, ERF_NUMERATOR, spare)
-    _each(asm, "vmulps", x, x, top)
-    if not is_wide(asm):
-        _each(asm, "vdivps", x, x, bottom)
-        return
-    # An estimate of 14 bits and one Newton step on the quotient, as in shared/activation.py.
-    _each(asm, "vrcp14ps", square, bottom)
-    _each(asm, "vmulps", top, x, square)
-    _each(asm, "vfmsub231ps", x, top, bottom)
-    _each(asm, "vfnmadd213ps", x, square, top)
+    if is_wide(asm):
+        # An estimate of 14 bits and one Newton step on the quotient, as in shared/activation.py.
+        _each(asm, "vrcp14ps", square, bottom)
+        # The factor x comes last: it may be infinite, P / Q is not.
+        for inverse, above, below in zip(square, top, bottom, strict=True):
+            asm.emit("vmulps", spare, above, inverse)
+            asm.emit("vfnmadd213ps", below, spare, above)
+            asm.emit("vfmadd213ps", below, inverse, spare)
+    else:
+        _each(asm, "vdivps", bottom, top, bottom)
+    _each(asm, "vmulps", x, x, bottom)
+    _clamp(asm, x, -1.0, 1.0, spare)
 
 
 def sin(asm: Assembler, x: Registers, scratch: Registers) -> None:
