@@ -21,6 +21,8 @@ ERF_LIMIT = 4.0
 # sin x = x P(x^2) and cos x = P(x^2) on [-pi / 4, pi / 4].
 SIN = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
 COS = (1.0, -0.5, 4.166664568298827e-02, -1.388731625493765e-03, 2.443315711809948e-05)
+# Further than what is left of any |x| < 1e7; the polynomials stay within [-1, 1] up to here.
+SINE_LIMIT = 1.6
 
 LOG2_E = float(np.log2(np.e))
 # Below -104 exp rounds to zero, from 88.8 on to infinity.

@@ -18,6 +18,7 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     LOG,
     LOG2_E,
     SIN,
+    SINE_LIMIT,
 )
 from sparsejit.asm_templates.pointwise.chain.lanes import bits, is_wide, move, select
 from sparsejit.asm_templates.shared.constants import load_constant
@@ -244,7 +245,11 @@ def cos(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def _sine(asm: Assembler, x: Registers, scratch: Registers, quarter: int) -> None:
-    """sin(x + quarter pi / 2): x less a whole number of quarters, which chooses sine or cosine."""
+    """sin(x + quarter pi / 2): x less a whole number of quarters, which chooses sine or cosine.
+
+    Within 2e-7 for |x| up to 1e6, and 1e-4 up to 1e7 (the number of quarters errs by as much as
+    one half); beyond, what is left of x is clamped so that results stay in [-1, 1].
+    """
     (n, square, p), spare = _parts(scratch, len(x), 3), scratch[-1]
     _with(asm, "vmulps", n, x, 2 / 3.141592653589793, spare)
     _round(asm, n, n)
@@ -252,6 +257,7 @@ def _sine(asm: Assembler, x: Registers, scratch: Registers, quarter: int) -> Non
         load_constant(asm, spare, part)
         for number, register in zip(n, x, strict=True):
             asm.emit("vfnmadd231ps", register, number, spare)
+    _clamp(asm, x, -SINE_LIMIT, SINE_LIMIT, spare)
     _each(asm, "vcvtps2dq", n, n)
     if quarter:
         move(asm, spare, asm.constant(quarter))
