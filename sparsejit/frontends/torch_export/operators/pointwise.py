@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.torch_export.operators.arranging import expanded
+from sparsejit.frontends.torch_export.operators.remainders import fmod, remainder
 from sparsejit.frontends.torch_export.writing import Unmapped, element_of
 from sparsejit.ir.graph import Element
 
@@ -115,24 +116,6 @@ def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None 
 def floor_divide(write: Writer, x: Operand, other: Operand) -> Value:
     """The quotient, floored."""
     return divide(write, x, other, "floor")
-
-
-def remainder(write: Writer, x: Operand, other: Operand) -> Value:
-    """x - floor(x / other) other: with the divisor's sign."""
-    return _rest(write, x, other, "floor")
-
-
-def fmod(write: Writer, x: Operand, other: Operand) -> Value:
-    """x - trunc(x / other) other: with the dividend's sign."""
-    return _rest(write, x, other, "trunc")
-
-
-def _rest(write: Writer, x: Operand, other: Operand, rounding: str) -> Value:
-    if not _is_float(write, x) and not _is_float(write, other):
-        raise Unmapped("of whole numbers")
-    x, other = write.floats(x), write.floats(other)
-    f = write.formula("remainder")
-    return f.finish(f("sub", x, f("mul", f(rounding, f("div", x, other)), other)))
 
 
 def power(write: Writer, x: Operand, exponent: Operand) -> Value:

@@ -1,0 +1,48 @@
+"""What division leaves, as C's fmod and as Python's %."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.ir.graph import Element
+
+if TYPE_CHECKING:
+    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.ir.graph import Value
+
+
+def remainder(write: Writer, x: Operand, other: Operand) -> Value:
+    """x - floor(x / other) other: with the divisor's sign."""
+    return _rest(write, x, other, signed_as_divisor=True)
+
+
+def fmod(write: Writer, x: Operand, other: Operand) -> Value:
+    """x - trunc(x / other) other: with the dividend's sign."""
+    return _rest(write, x, other, signed_as_divisor=False)
+
+
+def _rest(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) -> Value:
+    """Exact, as C's fmod, for quotients below 2^46; a zero has the dividend's sign.
+
+    What fma leaves of x less the rounded quotient of divisors is exact, so a quotient of 46 bits
+    takes two rounds. The last quotient may be rounded up to a whole number, which leaves a rest of
+    the wrong sign, one divisor off.
+    """
+    if Element.FLOAT32 not in (write.element(x), write.element(other)):
+        raise Unmapped("of whole numbers")
+    x, other = write.floats(x), write.floats(other)
+    f = write.formula("remainder")
+    rest: Any = x
+    for _ in range(2):
+        quotient = f("trunc", f("div", rest, other))
+        less = f("fma", f("neg", quotient), other, rest)
+        # An infinite divisor leaves x.
+        rest = f("where", f("equal", quotient, 0.0), rest, less)
+    like = other if signed_as_divisor else x
+    negative = f("less", like, 0.0)
+    size = f("abs", other)
+    divisor = f("where", negative, f("neg", size), size)
+    wrong = f("where", negative, f("greater", rest, 0.0), f("less", rest, 0.0))
+    signed = f("where", wrong, f("add", rest, divisor), rest)
+    return f.finish(f("where", f("equal", rest, 0.0), f("mul", x, 0.0), signed))
