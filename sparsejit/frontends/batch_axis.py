@@ -12,6 +12,7 @@ import numpy as np
 from sparsejit.frontends.batch_places import BatchPlace, Follower, SamplesMixed, follow_node
 from sparsejit.ir.graph import Graph, Node, Op, Value
 from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
 # Two primes, so that no other size is taken for the batch's.
@@ -100,7 +101,7 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> Non
     if [type(n.op) for n in few.nodes] != [type(n.op) for n in many.nodes]:
         raise SamplesMixed("the model computes differently for another batch")
     for node, other in zip(few.nodes, many.nodes, strict=True):
-        if _without_sizes(node.op) != _without_sizes(other.op):
+        if _without_sizes(node.op) != _without_sizes(other.op) or _moves(node, other, places):
             raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
         for value, twin in zip(node.outputs, other.outputs, strict=True):
             place = places.get(value)
@@ -109,6 +110,14 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> Non
         for value, twin in zip(node.inputs, other.inputs, strict=True):
             if value in few.constants and not _same_numbers(few, value, many, twin):
                 raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
+
+
+def _moves(node: Node, other: Node, places: dict[Value, BatchPlace]) -> bool:
+    """Whether a slice of another axis than the batch's lies elsewhere for another batch."""
+    if not isinstance(node.op, Slice) or node.op == other.op:
+        return False
+    place, axes = places.get(node.inputs[0]), len(node.inputs[0].shape)
+    return place is None or place.axis != axis_of(node.op.axis, axes)
 
 
 def _without_sizes(op: Op) -> Op:

@@ -27,6 +27,10 @@ MIXING: dict[str, tuple[Callable[..., Any], str]] = {
     "moved": (lambda m, x: x.t() + 1.0, "axis 0 of output 0, [4, 101], is not the batch alone"),
     "flat": (lambda m, x: x.reshape(-1, 2) + 1.0, "is not the batch alone"),
     "joined": (lambda m, x: torch.cat([x, x]), "adds samples to the batch"),
+    "column by size": (
+        lambda m, x: x.narrow(1, x.shape[0] % 3, 2) + 1.0,
+        "computes with the size of the batch",
+    ),
     "crossed": (lambda m, x: x.t().reshape(-1, 4) * 2.0, "torch.export fixes it: Not all"),
     "fixed": (lambda m, x: x.view(3, 2, 2) + 1.0, "works for axis 0 of 3 only"),
 }
