@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,3 +100,10 @@ def test_the_mappings_are_used_and_not_decompositions(monkeypatch: pytest.Monkey
         except UnsupportedOperator:
             failed.add(row)
     assert not failed
+
+
+def test_the_documentation_lists_every_operator() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    names = {str(operator).split(".")[1] for operator in OPERATORS}
+    listed = set(re.findall(r"`(\w+)`", page))
+    assert {name for name in names if not name.startswith("_")} <= listed
