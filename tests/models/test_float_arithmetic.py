@@ -61,3 +61,34 @@ def test_remainders_of_a_number() -> None:
     for divisor in (0.1, -0.1, 1.5):
         assert_same(*pairs(lambda x, d=divisor: x % d, x))
     assert_same(*pairs(lambda x: x % 1.5, column(1e10, -1e10, 1e13)))
+
+
+def test_gelu_vanishes_for_large_negative_numbers() -> None:
+    x = column(-1e38, -1e6, -100.0, -6.0, 6.0, 1e6, 1e38)
+    assert_same(*pairs(torch.nn.functional.gelu, x))
+
+
+def test_signs() -> None:
+    assert_same(*pairs(torch.sign, column(nan, -nan, 0.0, -0.0, inf, -inf, 1e-45, -2.0)))
+
+
+def test_log_sum_exp_of_infinities() -> None:
+    x = torch.tensor([[inf, 0.0], [-inf, -inf], [inf, -inf], [-inf, 1.0], [nan, inf], [89.0, 90.0]])
+    found, wanted = pairs(lambda x: torch.logsumexp(x, 1), x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [torch.sinh, torch.cosh])
+def test_hyperbolic_functions_reach_as_far_as_float32(function: Function) -> None:
+    x = torch.cat([torch.linspace(-89.4, 89.4, 4001), torch.logspace(-20, 0, 400)])
+    found, _ = pairs(function, x.reshape(1, -1))
+    wanted = function(x.double()).numpy()
+    np.testing.assert_allclose(found[0], wanted, rtol=2e-6)
+    assert_same(*pairs(function, column(inf, -inf, nan, 0.0, 90.0, -90.0)))
+
+
+@pytest.mark.parametrize("power", [2.5, 1 / 3, -0.3, 0.5, -0.5, 3, -2, 65.0, 100, 0])
+def test_powers_of_extremes(power: float) -> None:
+    x = column(inf, -inf, nan, 0.0, 1.0, 2.0, -1.0, -2.0)
+    found, wanted = pairs(lambda x: x**power, x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)

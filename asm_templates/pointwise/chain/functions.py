@@ -132,21 +132,19 @@ def _rsqrt(asm: Assembler, d: Register, args: list[Operand], scratch: list[Regis
 
 
 def _sign(asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]) -> None:
+    """1 with the sign of x; 0 of zero, and of NaN as in torch."""
     x, truth = args[0], scratch[0]
     assert isinstance(x, Register)
     zero(asm, truth)
     if is_wide(asm):
         asm.emit("vcmpps", FIRST_MASK, x, truth, 12)  # not equal, neither NaN
-        move(asm, d, x)
-        masked = d.masked(FIRST_MASK)
-        asm.emit("vandps", masked, d, bits(asm, 0x80000000))
-        asm.emit("vorps", masked, d, asm.constant(1.0))
+        asm.emit("vandps", d.masked(FIRST_MASK, zeroing=True), x, bits(asm, 0x80000000))
+        asm.emit("vorps", d.masked(FIRST_MASK), d, asm.constant(1.0))
         return
-    signed = scratch[1]
     asm.emit("vcmpps", truth, x, truth, 12)
-    asm.emit("vandps", signed, x, bits(asm, 0x80000000))
-    asm.emit("vorps", signed, signed, asm.constant(1.0))
-    select(asm, d, truth, signed, x)
+    asm.emit("vandps", d, x, bits(asm, 0x80000000))
+    asm.emit("vorps", d, d, asm.constant(1.0))
+    asm.emit("vandps", d, d, truth)
 
 
 def _where(asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]) -> None:
@@ -185,7 +183,7 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "ceil": _rounded(10),
     "round": _rounded(8),
     "trunc": _rounded(11),
-    "sign": VectorFunction(_sign, scratch=2),
+    "sign": VectorFunction(_sign, scratch=1),
     "equal": _compared(0),
     "not_equal": _compared(4),
     "less": _compared(17),

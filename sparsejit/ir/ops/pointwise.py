@@ -27,7 +27,7 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1, power) / (1 + power)
 
 
-# NaN spreads through all of them, as in torch. `round` is to even. `fma` is a * b + c.
+# NaN spreads through all of them but `sign`, as in torch. `round` is to even. `fma` is a * b + c.
 FUNCTIONS: dict[str, Function] = {
     "add": Function(2, np.add),
     "sub": Function(2, np.subtract),
@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, Function] = {
     "ceil": Function(1, np.ceil),
     "round": Function(1, np.rint),
     "trunc": Function(1, np.trunc),
-    "sign": Function(1, np.sign),
+    "sign": Function(1, lambda x: np.sign(np.where(x == x, x, 0))),
     "equal": Function(2, np.equal, to_bool=True),
     "not_equal": Function(2, np.not_equal, to_bool=True),
     "less": Function(2, np.less, to_bool=True),

@@ -151,15 +151,21 @@ def tan(write: Writer, x: Operand) -> Value:
     return f.finish(f("div", f("sin", x), f("cos", x)))
 
 
-def hyperbolic(kind: str) -> Callable[[Writer, Operand], Value]:
-    """(exp(x) - exp(-x)) / 2, or their sum's half; sinh by expm1, exact near zero."""
+def sinh(write: Writer, x: Operand) -> Value:
+    """2 sinh(x / 2) cosh(x / 2), which overflow late, by expm1, which is exact near zero."""
+    f = write.formula("sinh")
+    half = f("mul", x, 0.5)
+    up, down = f("expm1", half), f("expm1", f("neg", half))
+    twice_cosh = f("add", f("add", up, down), 2.0)
+    return f.finish(f("mul", f("mul", f("sub", up, down), 0.5), twice_cosh))
 
-    def mapping(write: Writer, x: Operand) -> Value:
-        f = write.formula("sinh" if kind == "sub" else "cosh")
-        powers = "expm1" if kind == "sub" else "exp"
-        return f.finish(f("mul", f(kind, f(powers, x), f(powers, f("neg", x))), 0.5))
 
-    return mapping
+def cosh(write: Writer, x: Operand) -> Value:
+    """(exp(x / 2)^2 + exp(-x / 2)^2) / 2, halved before it can overflow."""
+    f = write.formula("cosh")
+    half = f("mul", x, 0.5)
+    up, down = f("exp", half), f("exp", f("neg", half))
+    return f.finish(f("fma", f("mul", up, 0.5), up, f("mul", f("mul", down, 0.5), down)))
 
 
 def erfc(write: Writer, x: Operand) -> Value:
@@ -221,8 +227,8 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "softshrink": softshrink,
     "threshold": threshold,
     "tan": tan,
-    "sinh": hyperbolic("sub"),
-    "cosh": hyperbolic("add"),
+    "sinh": sinh,
+    "cosh": cosh,
     "erfc": erfc,
     "glu": glu,
     "exp2": exp2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ def floor_divide(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def power(write: Writer, x: Operand, exponent: Operand) -> Value:
-    """x to a known power that is whole or a half, or exp(exponent log(x)) for positive x."""
+    """x to a known power: by products, or as exp(exponent log(x)) and NaN for x < 0 as in torch."""
     known = write.known(exponent)
     if known is None or known.size != 1:
         raise Unmapped("the exponent is not one known number")
@@ -129,10 +130,22 @@ def power(write: Writer, x: Operand, exponent: Operand) -> Value:
     special = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 2.0: "square"}
     if power in special:
         return write.pointwise(special[power], x)
-    if power != int(power) or not 0 < abs(power) <= 64:
-        f = write.formula("pow")
-        return f.finish(f("exp", f("mul", f("log", x), power)))
-    return _whole_power(write, x, int(power))
+    if power == 0:
+        return expanded(write, write.number(1.0, Element.FLOAT32), write.shape(x))
+    if abs(power) <= 64 and power == int(power):
+        return _whole_power(write, x, int(power))
+    return _power_by_logarithm(write, x, power)
+
+
+def _power_by_logarithm(write: Writer, x: Operand, power: float) -> Value:
+    """Only whole powers of negative numbers are numbers, but all of -inf are."""
+    f = write.formula("pow")
+    whole = power % 1 == 0
+    positive = f("abs", x) if whole else f("where", f("equal", x, -math.inf), math.inf, x)
+    result = f("exp", f("mul", f("log", positive), power))
+    if whole and power % 2:
+        result = f("where", f("less", x, 0.0), f("neg", result), result)
+    return f.finish(result)
 
 
 def _whole_power(write: Writer, x: Operand, power: int) -> Value:
@@ -154,8 +167,6 @@ def _whole_power(write: Writer, x: Operand, power: int) -> Value:
 
 def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
     """A known positive base to the power of each element: exp(exponent log(base))."""
-    import math
-
     known = write.known(base)
     if known is None or known.size != 1 or float(known.reshape(())) <= 0:
         raise Unmapped("the base is not one known positive number")

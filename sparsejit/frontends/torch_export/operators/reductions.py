@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -208,11 +209,13 @@ def norm(
 
 
 def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> Value:
-    """max + log(sum(exp(x - max)))."""
+    """max + log(sum(exp(x - max))); an infinite max is not subtracted."""
 
     def steps(f: Formula, rows: Any, length: int) -> FormulaStep:
         largest = f("row_max", rows)
-        return f("add", largest, f("log", f("row_sum", f("exp", f("sub", rows, largest)))))
+        infinite = f("equal", f("abs", largest), math.inf)
+        shift = f("where", infinite, 0.0, largest)
+        return f("add", shift, f("log", f("row_sum", f("exp", f("sub", rows, shift)))))
 
     return reduced(write, write.floats(x), dim, keepdim, "logsumexp", steps)
 
