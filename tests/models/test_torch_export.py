@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import prune
 from torch_models import MODELS, Written, checked, encoder, in_float64
 
+import sparsejit
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends import nesting
 from sparsejit.frontends.torch_export import export, graph_of
@@ -185,3 +186,21 @@ def test_one_tensor_given_as_two_inputs() -> None:
         named = export(Written(lambda m, pair: pair["a"] - pair["b"]), ({"a": x, "b": x[:]},))
         (result,) = named.graph().evaluate([a, b])
         assert np.array_equal(result, a - b)
+
+
+def test_inputs_that_a_model_changes_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2)).eval()
+    x = torch.randn(3, 4)
+    with pytest.warns(UserWarning, match=r"changes its input 'input' in place.*inplace=False") as w:
+        compiled = sparsejit.compile(model, (x,))
+    assert len(w) == 1 and w[0].filename == __file__
+    given = x.clone()
+    result = compiled(given)
+    assert torch.equal(given, x) and compiled.batch_is_free
+    np.testing.assert_allclose(result, model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_warning_names_the_line_that_compiles() -> None:
+    with pytest.warns(UserWarning, match="training mode") as warned:
+        sparsejit.compile(nn.Linear(4, 2), (torch.randn(1, 4),))
+    assert [each.filename for each in warned] == [__file__]

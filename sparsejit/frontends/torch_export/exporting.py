@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ def export(
     `free_batch` axis 0 of every input is one size that may change; where the model does not allow
     that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is computed in
     float32, models of other floats as well: their weights and inputs become float32.
-    Warns where the model is in training mode; its state does not change. Raises InvalidInput for
+    Warns where the model is in training mode; its state does not change; and where the model
+    writes into its inputs, which its graph does not. Raises InvalidInput for
     what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
     that have no mapping.
     """
@@ -46,6 +48,12 @@ def export(
     with ONE_AT_A_TIME:
         program, why_not = traced(model, args, kwargs, free_batch)
         exported = Exported(program, why_not, common_batch(args, kwargs))
+        if exported.changed_inputs:
+            warnings.warn(
+                f"the model changes its input {exported.changed_inputs[0]!r} in place; compiled, "
+                "it leaves the caller's tensor as it is (inplace=False does so in torch)",
+                stacklevel=4,
+            )
         if exported.example_batch != 1 or why_not or program is model:
             return exported
         # It was exported as two samples: a model may do otherwise for one, in Python.
@@ -71,6 +79,10 @@ class Exported:
         self._arrays: dict[str, Array] = {}
         signature = self._program.graph_signature
         self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
+        # torch.export returns them as outputs, before all others.
+        self.changed_inputs = [
+            str(s.target) for s in signature.output_specs if s.kind.name == "USER_INPUT_MUTATION"
+        ]
         self.input_tree = _form(program.call_spec.in_spec, _arguments(signature), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(signature), "outputs")
         self._symbol, traced_batch, found = _batch_of(self._program)
@@ -110,7 +122,8 @@ class Exported:
         sizes = {} if self._symbol is None or size is None else {self._symbol: size}
         module = self._program.graph_module
         with ONE_AT_A_TIME:
-            return graph_of(module, self._constants, sizes, self._arrays, self._names)
+            known = self._constants, sizes, self._arrays, self._names
+            return graph_of(module, *known, len(self.changed_inputs))
 
     def flatten_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs out of a call's arguments. Raises InvalidInput for another form."""
@@ -152,12 +165,14 @@ def _arguments(signature: Any) -> list[Any]:
 
 
 def _results(signature: Any) -> list[Any]:
-    changed = [s for s in signature.output_specs if s.kind.name != "USER_OUTPUT"]
-    for spec in changed:
-        raise InvalidInput(
-            f"the model changes {spec.target!r} while it runs; return it as an output instead"
-        )
-    return [_leaf(spec.arg) for spec in signature.output_specs]
+    kinds = [spec.kind.name for spec in signature.output_specs]
+    for spec, kind in zip(signature.output_specs, kinds, strict=True):
+        if kind not in ("USER_OUTPUT", "USER_INPUT_MUTATION"):
+            raise InvalidInput(
+                f"the model changes {spec.target!r} while it runs; return it as an output instead"
+            )
+    specs = zip(signature.output_specs, kinds, strict=True)
+    return [_leaf(spec.arg) for spec, kind in specs if kind == "USER_OUTPUT"]
 
 
 def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:

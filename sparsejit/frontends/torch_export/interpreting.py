@@ -32,19 +32,21 @@ def graph_of(
     sizes: Mapping[str, int] | None = None,
     arrays: dict[str, Array] | None = None,
     names: Mapping[str, str] | None = None,
+    first: int = 0,
 ) -> Graph:
     """The graph of a module of ATen operators whose nodes carry fake tensors (`meta["val"]`).
 
     Placeholders named in `constants` are known; the other tensors are inputs, in their order.
     `sizes` gives symbols of the shapes their number, else torch's example counts. `arrays` keeps
     constants as arrays for further graphs and `names` has their names, by placeholder. The
-    outputs are the tensors that the module returns. Raises UnsupportedOperator, which lists every
-    operator that has no mapping, and InvalidInput for an input of a dtype that no graph holds.
+    outputs are the tensors that the module returns, from number `first` on. Raises
+    UnsupportedOperator, which lists every operator that has no mapping, and InvalidInput for an
+    input of a dtype that no graph holds.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():  # in a compiler that torch calls, one is at work
-        return _graph_of(module, constants, sizes or {}, arrays, names or {})
+        return _graph_of(module, constants, sizes or {}, arrays, names or {}, first)
 
 
 def missing_in(
@@ -69,6 +71,7 @@ def _graph_of(
     sizes: Mapping[str, int],
     arrays: dict[str, Array] | None,
     names: Mapping[str, str],
+    first: int,
 ) -> Graph:
     builder = GraphBuilder()
     write = Writer(builder, {} if arrays is None else arrays)
@@ -84,7 +87,8 @@ def _graph_of(
     outputs = interpreter.run(module, given)
     if interpreter.missing:
         refuse(interpreter.missing)
-    return _pruned(builder.finish([write.value(x) for x in leaves(outputs) if is_value(x)]))
+    results = [write.value(x) for x in leaves(outputs)[first:] if is_value(x)]
+    return _pruned(builder.finish(results))
 
 
 def _pruned(graph: Graph) -> Graph:
