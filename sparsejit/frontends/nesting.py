@@ -96,7 +96,7 @@ def _tensors(form: Nest, nest: Any, where: str) -> Iterator[Any]:
             raise InvalidInput(f"{where} is a {type(nest).__name__}; give a tensor")
         yield nest
     elif form.kind is NestKind.CONSTANT:
-        if type(nest) is not type(form.value) or nest != form.value:
+        if not _is_same(nest, form.value):
             raise InvalidInput(
                 f"{where} is {nest!r}, but the model was compiled for {form.value!r}; give that"
             )
@@ -112,6 +112,13 @@ def _tensors(form: Nest, nest: Any, where: str) -> Iterator[Any]:
             raise InvalidInput(f"{where} is {found}; give a {form.kind.value} of {len(form.items)}")
         for place, (item, inner) in enumerate(zip(form.items, nest, strict=True)):
             yield from _tensors(item, inner, f"{where}[{place}]")
+
+
+def _is_same(found: Any, wanted: Any) -> bool:
+    """Whether a constant is the one compiled for; nan is itself here."""
+    if type(found) is not type(wanted):
+        return False
+    return bool(found == wanted or (found != found and wanted != wanted))
 
 
 def unflatten(form: Nest, tensors: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -101,3 +102,11 @@ def test_the_number_of_tensors_must_fit(count: int) -> None:
 def test_a_damaged_description_gives_one_error(described: Any) -> None:
     with pytest.raises(DamagedFile, match=r"model\.sjit describes no nest"):
         nesting.from_json(described, "model.sjit")
+
+
+def test_nan_is_a_constant_like_others() -> None:
+    form = nesting.describe((Leaf(), math.nan), is_leaf, "inputs")
+    assert len(nesting.flatten(form, (Leaf(), float("nan")), "inputs")) == 1
+    for other in (1.0, None, Leaf()):
+        with pytest.raises(InvalidInput, match="compiled for nan"):
+            nesting.flatten(form, (Leaf(), other), "inputs")
