@@ -8,7 +8,7 @@ from sparsejit.artefact.exported import ExportedFunction, Macro
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
-from sparsejit.runtime.model_call import WORKSPACE_ALIGNMENT
+from sparsejit.runtime.call_arrays import WORKSPACE_ALIGNMENT
 from sparsejit.x86.operands import rcx
 
 

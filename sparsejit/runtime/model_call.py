@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.runtime.call_arrays import address_table, new_workspace
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.model_stub import model_stub
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
@@ -20,7 +21,6 @@ from sparsejit.x86.operands import rcx, rdi, rdx, rsi
 
 Array = npt.NDArray[Any]
 
-WORKSPACE_ALIGNMENT = 64
 
 
 class ModelCall:
@@ -85,8 +85,8 @@ def bind_model(
     It has a workspace of its own, so that it must not be called by two threads at once; it keeps
     the interpreter lock, which a thread would need to try. It does not look at the status.
     """
-    sources, destinations = _table(inputs), _table(outputs)
-    workspace = _workspace(workspace_bytes)
+    sources, destinations = address_table(inputs), address_table(outputs)
+    workspace = new_workspace(workspace_bytes)
     arguments = (
         (rdi, ctypes.addressof(sources)),
         (rsi, ctypes.addressof(destinations)),
@@ -176,9 +176,10 @@ class _CheckedModelCall:
         try:
             workspace = self.workspaces.pop()
         except IndexError:
-            workspace = _workspace(self.workspace_bytes)
+            workspace = new_workspace(self.workspace_bytes)
         try:
-            status = self._native(_table(inputs), _table(outputs), workspace.ctypes.data, tiles)
+            tables = address_table(inputs), address_table(outputs)
+            status = self._native(*tables, workspace.ctypes.data, tiles)
         finally:
             self.workspaces.append(workspace)
         if status:
@@ -249,14 +250,3 @@ def _padded(rows: Array, tile: int) -> Array:
     whole[: len(rows)] = rows
     whole[len(rows) :] = rows[-1]
     return whole
-
-
-def _table(arrays: Sequence[Array]) -> Any:
-    """The arrays' addresses, one after the other."""
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-
-
-def _workspace(size: int) -> Array:
-    """At least `size` bytes, not initialised, that begin at a multiple of 64."""
-    room = np.empty(max(size, 1) + WORKSPACE_ALIGNMENT, np.uint8)
-    return room[-room.ctypes.data % WORKSPACE_ALIGNMENT :]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.runtime import native_timing
+from sparsejit.runtime.call_arrays import address_table, new_workspace
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import calls_a_sample, duration_ns, native_loop, pinned
 
@@ -65,8 +66,8 @@ class ModelTimer:
         self, memory: ExecutableMemory, workspace_bytes: int, arrays: tuple[list[Array], ...]
     ) -> None:
         self._arrays = arrays
-        self._tables = [_table(each) for each in arrays]
-        self._loop = self._looped(memory, _workspace(workspace_bytes))
+        self._tables = [address_table(each) for each in arrays]
+        self._loop = self._looped(memory, new_workspace(workspace_bytes))
 
     def whole_ns(self) -> float:
         """What the function takes."""
@@ -75,7 +76,7 @@ class ModelTimer:
 
     def by_stamps(self, function: ProbedFunction) -> StepTimes:
         """The function's time, and those of the steps of its stamped twin."""
-        workspace = _workspace(function.workspace_bytes)
+        workspace = new_workspace(function.workspace_bytes)
         slots = _slots(workspace, function)
         loop = self._looped(function.memory, workspace)
         wholes, ticks = [], []
@@ -96,7 +97,7 @@ class ModelTimer:
 
     def by_prefixes(self, function: ProbedFunction) -> StepTimes:
         """The function's time, and what it takes longer for each step."""
-        workspace = _workspace(function.workspace_bytes)
+        workspace = new_workspace(function.workspace_bytes)
         slots = _slots(workspace, function)
         loop = self._looped(function.memory, workspace)
         prefixes = range(function.steps + 1)
@@ -144,12 +145,3 @@ def _rounds(counts: Sequence[int], loops: Sequence[Callable[[int], None]]) -> It
 def _slots(workspace: Array, function: ProbedFunction) -> Array:
     room = workspace[function.first_slot :][: 8 * (function.steps + 2)]
     return room.view(np.int64)
-
-
-def _workspace(size: int) -> Array:
-    raw = np.zeros(size + 64, np.uint8)
-    return raw[-raw.ctypes.data % 64 :]
-
-
-def _table(arrays: Sequence[Array]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))

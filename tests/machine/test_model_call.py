@@ -17,7 +17,8 @@ from test_trampoline import Subclass, spin_until_told
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.runtime import model_call, model_stub
+from sparsejit.runtime import model_stub
+from sparsejit.runtime.call_arrays import new_workspace
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.model_call import ModelCall, bind_model
 from sparsejit.runtime.python_objects import ArrayType
@@ -152,7 +153,7 @@ def test_what_is_no_plain_array_is_copied(name: str) -> None:
 
 
 def test_plain_arrays_never_reach_the_fallback() -> None:
-    spy, free = Spy(), [model_call._workspace(96)]
+    spy, free = Spy(), [new_workspace(96)]
     before = sys.getrefcount(free[0])
     run = model_stub.model_stub(copier([96]), [FIXED], [FIXED], None, free, spy)
     np.testing.assert_array_equal(run(X)[0], X)
@@ -162,7 +163,7 @@ def test_plain_arrays_never_reach_the_fallback() -> None:
 
 @pytest.mark.parametrize("name", [name for name in COPIED if name != "a subclass"])
 def test_the_fallback_gets_the_arguments_as_they_were(name: str) -> None:
-    spy, free = Spy(), [model_call._workspace(96)]
+    spy, free = Spy(), [new_workspace(96)]
     run = model_stub.model_stub(copier([96]), [FIXED], [FIXED], None, free, spy)
     assert run(COPIED[name]) == "from the fallback"
     assert spy.seen[0][0] is COPIED[name]
@@ -384,5 +385,5 @@ def test_bind_refuses(inputs: list[Any], outputs: list[Any], message: str) -> No
 
 def test_workspaces_begin_at_a_multiple_of_64_bytes() -> None:
     for size in (0, 1, 63, 64, 65, 4096):
-        workspace = model_call._workspace(size)
+        workspace = new_workspace(size)
         assert workspace.ctypes.data % 64 == 0 and workspace.nbytes >= size
