@@ -142,7 +142,7 @@ _OF_MODELS = tuple(
         ("gru-tagger at 90 %", "onnxruntime", 5.5),
         ("transformer-encoder at 90 %", "torch", 4.5),
         ("transformer-encoder at 90 %", "openvino", 2.7),
-        ("transformer-encoder at 90 %", "deepsparse", 4.5),
+        ("transformer-encoder at 90 %", "deepsparse", 3.4),
         ("deep-and-wide, bound", "static-runtime", 80.0),
         ("deep-and-wide, bound", "tvm", 30.0),
     )
