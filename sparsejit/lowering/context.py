@@ -75,29 +75,19 @@ class Lowering:
         """A new row-major tensor in the workspace."""
         return View.whole(Buffer(kind.bytes), kind)
 
-    def result(self, value: Value) -> View:
-        """Where a kernel that writes any strides puts a value."""
-        view = self.wanted.get(value) or self.temporary(value.type)
+    def result(self, value: Value, fits: Callable[[View], bool] = lambda view: True) -> View:
+        """Where a kernel puts a value: where it is wanted if that fits, else in the workspace.
+
+        `fits` says whether the kernel can write to a view; it must take every row-major one.
+        """
+        wanted = self.wanted.get(value)
+        view = wanted if wanted and fits(wanted) else self.temporary(value.type)
         self.bind(value, view)
         return view
 
     def dense_result(self, value: Value) -> View:
         """Where a kernel that writes row-major results only puts a value."""
-        wanted = self.wanted.get(value)
-        view = wanted if wanted and wanted.is_contiguous else self.temporary(value.type)
-        self.bind(value, view)
-        return view
-
-    def into(self, value: Value, make: Callable[[View], Step]) -> None:
-        """Append the kernel that `make` has for a row-major result."""
-        wanted = self.wanted.get(value)
-        if wanted is None or wanted.is_contiguous:
-            self.add(make(self.result(value)))
-            return
-        dense = self.temporary(value.type)
-        self.add(make(dense))
-        self.copy(dense, wanted, value.origin)
-        self.bind(value, wanted)
+        return self.result(value, lambda view: view.is_contiguous)
 
     def add(self, step: Step) -> None:
         """Append a kernel."""
