@@ -37,27 +37,32 @@ class Lowering:
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self._views: dict[Value, View] = {}
+        self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
         for value, array in graph.constants.items():
             self._views[value] = View.whole(ConstantBuffer(array.nbytes, array), value.type)
 
     def view(self, value: Value) -> View:
-        """Where a value lies, with any strides."""
-        return self._views[value]
+        """Where to read a value, with any strides: its copy in order if it has one."""
+        return self._copies.get(value) or self._views[value]
+
+    def is_in(self, value: Value, place: View) -> bool:
+        """Whether a value was written there."""
+        return self._views[value] == place
 
     def bind(self, value: Value, view: View) -> None:
         """Say where a value lies from here on."""
         self._views[value] = view
 
     def contiguous(self, value: Value) -> View:
-        """Where a value lies in row-major order; it is copied there if need be."""
+        """Where to read a value in row-major order; it is copied there if need be."""
         view = self.view(value)
         if view.is_contiguous:
             return view
         copied = self.temporary(value.type)
         self.copy(view, copied, value.origin)
-        self.bind(value, copied)
+        self._copies[value] = copied
         return copied
 
     def constant(self, value: Value) -> Array:
