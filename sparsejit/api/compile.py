@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
+from sparsejit.lowering.context import Progress
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.calibration import calibrated
@@ -20,8 +20,6 @@ from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Split, available_cores, parse_threads, split, undivided
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import build, debug_level
-
-Progress = Callable[[str, float], None]
 
 
 def compile_matrix(
