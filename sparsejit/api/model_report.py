@@ -151,7 +151,7 @@ def _layer(
     )
     time = ns if ns is not None else predicted_ns
     return LayerReport(
-        steps[0].origin.module or steps[0].origin.name,
+        steps[0].origin.layer,
         ", ".join(f"{n} x {kernel}" if n > 1 else kernel for kernel, n in kernels.items()),
         steps[0].origin.source,
         steps[0].origin.code,
