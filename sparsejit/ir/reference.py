@@ -29,7 +29,8 @@ Float64 = npt.NDArray[np.float64]
 
 def sigmoid(x: Float64) -> Float64:
     """1 / (1 + exp(-x)) without overflow."""
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+    power = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, power) / (1 + power)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
