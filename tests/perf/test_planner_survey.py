@@ -16,6 +16,7 @@ from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.target import Target
 from sparsejit.perf import planner_survey
+from sparsejit.perf.kernels import exact_output
 from sparsejit.perf.planner_survey import ContenderTime, SurveyRow, kernel_name, survey_layer
 from sparsejit.perf.problems import Problem
 from sparsejit.perf.survey_layers import PATTERNS, SHAPES, SPARSITIES, SurveyLayer, survey_layers
@@ -105,7 +106,7 @@ def test_what_is_exact_is_the_reference(dtype: DType) -> None:
     weights, x = asked.problem.weights(), asked.problem.input()
     spec = compile_matrix(weights, dtype=dtype, batch=3, layout="feature-major").spec
     exact = reference.product(spec, SparseMatrix(weights), x)
-    np.testing.assert_allclose(planner_survey._exact(spec, SparseMatrix(weights), x), exact)
+    np.testing.assert_allclose(exact_output(spec, SparseMatrix(weights), x), exact)
 
 
 def test_long_code_and_hopeless_kernels_are_left_out(
