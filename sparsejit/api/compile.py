@@ -36,6 +36,7 @@ def compile_matrix(
     exact: bool = False,
     layout: str | Layout = Layout.BATCH_MAJOR,
     input_scale: float | None = None,
+    pitch: int | None = None,
     progress: Progress = lambda stage, share: None,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
@@ -60,15 +61,15 @@ def compile_matrix(
     tune: time the most promising kernels here, or recall earlier times, and take the fastest.
     exact: only kernels that keep every weight as `dtype` holds it; others may keep an index in a
         weight's lowest bits, which changes it by at most 2^-17 of itself (`explain` says so).
+    pitch: the length of the rows of a feature-major x and y, padding included (see `MatMul`). An
+        odd multiple of 16, not less than the batch, is fastest: no copies, no masks.
     progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
 
     Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
     machine cannot run.
     """
-    options = Options(
-        activation, batch, dtype, strategy, target, threads, tune, exact, layout, input_scale
-    )
-    return _compiled(weights, bias, options, progress)
+    how = strategy, target, threads, tune, exact, layout, input_scale, pitch
+    return _compiled(weights, bias, Options(activation, batch, dtype, *how), progress)
 
 
 def compile_source(source: KernelSource) -> Kernel:

@@ -131,7 +131,7 @@ def _panels(counts: BatchCounts) -> Cost:
     adding = nnz / prices.products + spec.out_features * prices.store_cycles
     later = max(loading, adding)
     first = max(fetching, later)
-    is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
