@@ -114,7 +114,8 @@ def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
     matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
     scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
     options = Options(
-        *(None, problem.batch, dtype, "auto", target, 1, False, False, problem.layout, scale)
+        *(None, problem.batch, dtype, "auto", target, 1, False, False, problem.layout, scale),
+        pitch=None,
     )
     spec = options.layer(matrix, None)
     if isinstance(spec, MatMul):
