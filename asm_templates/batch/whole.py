@@ -219,7 +219,7 @@ class _BatchCode:
             asm.bind(again)
         body()
         x_step = 1 if self.feature_major else each.in_features
-        y_step = 1 if self.feature_major else each.out_features
+        y_step = 1 if self.feature_major else self.spec.y_features
         asm.emit("add", _X, 4 * chunk.columns * x_step)
         asm.emit("add", _Y, 4 * chunk.columns * y_step)
         if chunk.times > 1:
@@ -234,7 +234,7 @@ class _BatchCode:
 
     def _transposed_panels(self, columns: int) -> None:
         asm, each = self.asm, self.spec.each
-        x, y = MatrixPlace(_X, 4 * each.in_features), MatrixPlace(_Y, 4 * each.out_features)
+        x, y = MatrixPlace(_X, 4 * each.in_features), MatrixPlace(_Y, 4 * self.spec.y_features)
         panels = [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
         for number, (first, width) in enumerate(panels):
             transpose(asm, x.row(first), self._x_work(number), width, each.in_features)
@@ -304,9 +304,10 @@ class _BatchCode:
     @property
     def _row_pitches(self) -> tuple[int, int]:
         """Bytes from one column of x, and of y, to the next: whole cache lines in the workspace."""
-        x_bytes, y_bytes = 4 * self.spec.each.in_features, 4 * self.spec.each.out_features
+        spec = self.spec
         if not self.feature_major:
-            return x_bytes, y_bytes
+            return 4 * spec.in_features, 4 * spec.y_features
+        x_bytes, y_bytes = 4 * spec.in_features, 4 * spec.out_features
         return -(-x_bytes // 64) * 64, -(-y_bytes // 64) * 64
 
     def _rows(self, columns: int) -> None:
