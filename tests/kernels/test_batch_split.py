@@ -1,11 +1,13 @@
 """A batch shared among threads: the same numbers, by columns or rows as prices say."""
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights
@@ -154,3 +156,58 @@ def test_parts_begin_at_whole_panels() -> None:
         weights, batch=70, layout=FEATURE_MAJOR, strategy="panels", threads=2
     )
     assert columns_of(kernel) == [48, 22]
+
+
+def make_batch(
+    layout: Layout, by_columns: bool, threads: int = 3
+) -> tuple[sparsejit.Kernel, np.ndarray, np.ndarray]:
+    """A kernel in parts, an input, and what it gives for it."""
+    shape, batch = ((16, 50), 60) if by_columns else ((80, 50), 16)
+    weights, pitch = block_weights(shape, 0.3, 1), 80 if layout is Layout.FEATURE_MAJOR else None
+    kernel = sparsejit.compile_matrix(
+        weights, batch=batch, layout=layout, pitch=pitch, threads=threads, strategy="panels"
+    )
+    assert any(part.first_column for part in kernel.split.parts) is by_columns
+    x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
+    return kernel, x, kernel(x, out=np.zeros(kernel.spec.y_shape, np.float32))
+
+
+@pytest.mark.parametrize("by_columns", [True, False])
+@pytest.mark.parametrize("layout", Layout)
+def test_two_python_threads_may_call_kernels_of_batches(layout: Layout, by_columns: bool) -> None:
+    kernels = [make_batch(layout, by_columns, threads) for threads in (2, 3)]
+    wrong = []
+
+    def call(kernel: sparsejit.Kernel, x: np.ndarray, expected: np.ndarray) -> None:
+        y = np.zeros_like(expected)
+        for _ in range(500):
+            y[:] = 0
+            if not np.array_equal(kernel(x, out=y), expected):
+                wrong.append(kernel)
+
+    callers = [threading.Thread(target=call, args=made) for made in kernels]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("by_columns", [True, False])
+@pytest.mark.parametrize("layout", Layout)
+def test_parts_of_a_batch_stay_inside_the_arrays(
+    layout: Layout, by_columns: bool, edge: Edge
+) -> None:
+    kernel, x, expected = make_batch(layout, by_columns)
+    source = GuardedArray(x.ravel(), edge)
+    destination = GuardedArray(np.zeros_like(expected).ravel(), edge)
+    native = kernel._program.memory.function(2)
+
+    def check() -> None:
+        native(source.address, destination.address)
+        np.testing.assert_array_equal(destination.values, expected.ravel())
+        assert source.surroundings_intact() and destination.surroundings_intact()
+
+    check()  # with workers
+    run_in_child([("in a fork", check)]).assert_clean()

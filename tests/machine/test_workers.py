@@ -18,9 +18,8 @@ from test_calling_convention import PATTERNS, STATUS_FLAGS, UNUSUAL_MXCSR, call_
 
 import sparsejit
 from sparsejit.errors import CompileError
-from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
-from sparsejit.planner import batch_split, split
+from sparsejit.planner import split
 from sparsejit.runtime import worker_code
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.worker_code import PARKED, SLEEP, mailbox_at
@@ -36,8 +35,7 @@ Eventually = Callable[[Callable[[], bool]], bool]
 def barriers_are_free() -> Iterator[None]:
     """Small layers are split too."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (split, batch_split):
-            patch.setattr(module, "barrier_ns", lambda target: 0.0)
+        patch.setattr(split, "barrier_ns", lambda target: 0.0)
         yield
 
 
@@ -48,61 +46,6 @@ def make(
     kernel = sparsejit.compile_matrix(block_weights(shape, 0.3, 1, seed), threads=threads)
     x = np.random.default_rng(seed).standard_normal(shape[1]).astype(np.float32)
     return kernel, x, kernel(x)
-
-
-def make_batch(
-    layout: Layout, by_columns: bool, threads: int = 3
-) -> tuple[sparsejit.Kernel, np.ndarray, np.ndarray]:
-    """The same for a batch, in parts of its columns or of its rows."""
-    shape, batch = ((16, 50), 60) if by_columns else ((80, 50), 16)
-    weights, pitch = block_weights(shape, 0.3, 1), 80 if layout is Layout.FEATURE_MAJOR else None
-    kernel = sparsejit.compile_matrix(
-        weights, batch=batch, layout=layout, pitch=pitch, threads=threads, strategy="panels"
-    )
-    assert any(part.first_column for part in kernel.split.parts) is by_columns
-    x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
-    return kernel, x, kernel(x, out=np.zeros(kernel.spec.y_shape, np.float32))
-
-
-@pytest.mark.parametrize("by_columns", [True, False])
-@pytest.mark.parametrize("layout", Layout)
-def test_two_python_threads_may_call_kernels_of_batches(layout: Layout, by_columns: bool) -> None:
-    kernels = [make_batch(layout, by_columns, threads) for threads in (2, 3)]
-    wrong = []
-
-    def call(kernel: sparsejit.Kernel, x: np.ndarray, expected: np.ndarray) -> None:
-        y = np.zeros_like(expected)
-        for _ in range(500):
-            y[:] = 0
-            if not np.array_equal(kernel(x, out=y), expected):
-                wrong.append(kernel)
-
-    callers = [threading.Thread(target=call, args=made) for made in kernels]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert not wrong
-
-
-@pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("by_columns", [True, False])
-@pytest.mark.parametrize("layout", Layout)
-def test_parts_of_a_batch_stay_inside_the_arrays(
-    layout: Layout, by_columns: bool, edge: Edge
-) -> None:
-    kernel, x, expected = make_batch(layout, by_columns)
-    source = GuardedArray(x.ravel(), edge)
-    destination = GuardedArray(np.zeros_like(expected).ravel(), edge)
-    native = kernel._program.memory.function(2)
-
-    def check() -> None:
-        native(source.address, destination.address)
-        np.testing.assert_array_equal(destination.values, expected.ravel())
-        assert source.surroundings_intact() and destination.surroundings_intact()
-
-    check()  # with workers
-    run_in_child([("in a fork", check)]).assert_clean()
 
 
 def test_thousands_of_calls_give_the_same_bits() -> None:
