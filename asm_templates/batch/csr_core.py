@@ -49,10 +49,10 @@ def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: 
     Adds a block's products to the sums in the workspace, behind the panel. Clobbers rax, rbx,
     r8-r12 and vectors.
     """
-    _ProductCode(asm, shape, vectors, far).emit(entry)
+    _CsrLoop(asm, shape, vectors, far).emit(entry)
 
 
-class _ProductCode:
+class _CsrLoop:
     """Appends the code of one width."""
 
     def __init__(self, asm: Assembler, shape: CsrShape, vectors: int, far: bool) -> None:
