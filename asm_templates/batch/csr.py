@@ -191,7 +191,7 @@ class _CsrCode:
     @property
     def _step(self) -> int:
         """Bytes from one feature to the next, of x and y alike."""
-        return 4 * self.spec.batch if self.feature_major else 4
+        return 4 * self.spec.pitch if self.feature_major else 4
 
     def _rows(self, part: Pass, rows: int) -> None:
         """A block of rows: from the bias to y."""

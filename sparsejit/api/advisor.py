@@ -21,9 +21,13 @@ from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.tiles import MOST_SAMPLES
 from sparsejit.planner.alternatives import PATTERNS, AlternativePrices
-from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.plan import Candidate
-from sparsejit.planner.split import available_cores, parallel_ns, worthwhile_threads
+from sparsejit.planner.split import (
+    available_cores,
+    barrier_ns,
+    parallel_ns,
+    worthwhile_threads,
+)
 from sparsejit.runtime.step_timing import StepTimes
 
 LEAST_LAYER_SHARE = 0.02
@@ -65,8 +69,7 @@ class _Timed:
 
     @property
     def name(self) -> str:
-        origin = self.step.origin
-        return origin.module or origin.name
+        return self.step.origin.layer
 
     @cached_property
     def matrix(self) -> SparseMatrix:
@@ -228,7 +231,7 @@ class _Advisor:
     def _dtype(self, gains: Sequence[_LayerGain], dtype: DType) -> str:
         """The argument of `compile`; what layers are stored as now, it keeps."""
         kinds = {
-            step.origin.module or step.origin.name: step.facts.layer.dtype.value
+            step.origin.layer: step.facts.layer.dtype.value
             for step in self.variant.steps
             if step.facts.layer is not None
         }
@@ -259,13 +262,15 @@ class _Advisor:
         cores = available_cores()
         if self.variant.options.threads > 1 or cores == 1:
             return
+        barrier = barrier_ns(self.variant.options.target)
         gains, most = [], 1
         for timed in self.layers:
             # The products of a recurrence run on one.
             if isinstance(timed.step.facts.layer, MatVec) and timed.products == 1:
-                count = worthwhile_threads(timed.ns, cores)
+                count = worthwhile_threads(timed.ns, cores, barrier)
                 most = max(most, count)
-                gains.append(_LayerGain(timed.name, timed.ns - parallel_ns(timed.ns, count)))
+                saved_ns = timed.ns - parallel_ns(timed.ns, count, barrier)
+                gains.append(_LayerGain(timed.name, saved_ns))
         risk = "none for results but rounding; the cores must be free"
         yield _Idea(f"share layers among {most} threads", gains, lambda _: f"threads={most}", risk)
 
@@ -288,7 +293,7 @@ class _Advisor:
 
     def _activations(self) -> Iterator[_Idea]:
         for name in sorted({step.kernel for step, _ in self.steps} & _UNFUSED):
-            gains = [_LayerGain(_name(s.origin), ns) for s, ns in self.steps if s.kernel == name]
+            gains = [_LayerGain(s.origin.layer, ns) for s, ns in self.steps if s.kernel == name]
             change = f"relu in place of {name}: products apply it as they write"
             yield _Idea(
                 change, gains, lambda _: "torch.nn.ReLU()", "accuracy: train the model anew"
@@ -296,23 +301,19 @@ class _Advisor:
 
     def _far_chains(self) -> _Idea:
         """Elementwise kernels that wait for a far cache; fewer samples would fit a near one."""
-        rates = known_rates(self.variant.options.target).data
+        rates = self.variant.options.target.core.rates.data
         tile, gains = self.variant.tile or 1, []
         for step, ns in self.steps:
             level = step.facts.bound.removeprefix("data from ")
             if tile > 1 and step.facts.moved_bytes and level in rates and level != "L1":
                 share = 1 - rates[level] / rates["L1"]
-                gains.append(_LayerGain(_name(step.origin), ns * share))
+                gains.append(_LayerGain(step.origin.layer, ns * share))
         return _Idea(
             "run fewer samples at a time, so that elementwise work stays in L1",
             gains,
             lambda _: f"example_inputs with a batch of {max(1, tile // 4)}",
             "products of fewer samples may take longer",
         )
-
-
-def _name(origin: Origin) -> str:
-    return origin.module or origin.name
 
 
 def _grouped(graph: Graph) -> set[Origin]:

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +12,14 @@ from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
+from sparsejit.lowering.context import Progress
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Split, available_cores, parse_threads, split, undivided
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import build, debug_level
-
-Progress = Callable[[str, float], None]
 
 
 def compile_matrix(
@@ -37,6 +36,7 @@ def compile_matrix(
     exact: bool = False,
     layout: str | Layout = Layout.BATCH_MAJOR,
     input_scale: float | None = None,
+    pitch: int | None = None,
     progress: Progress = lambda stage, share: None,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
@@ -61,15 +61,15 @@ def compile_matrix(
     tune: time the most promising kernels here, or recall earlier times, and take the fastest.
     exact: only kernels that keep every weight as `dtype` holds it; others may keep an index in a
         weight's lowest bits, which changes it by at most 2^-17 of itself (`explain` says so).
+    pitch: the length of the rows of a feature-major x and y, padding included (see `MatMul`). An
+        odd multiple of 16, not less than the batch, is fastest: no copies, no masks.
     progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
 
     Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
     machine cannot run.
     """
-    options = Options(
-        activation, batch, dtype, strategy, target, threads, tune, exact, layout, input_scale
-    )
-    return _compiled(weights, bias, options, progress)
+    how = strategy, target, threads, tune, exact, layout, input_scale, pitch
+    return _compiled(weights, bias, Options(activation, batch, dtype, *how), progress)
 
 
 def compile_source(source: KernelSource) -> Kernel:
@@ -86,7 +86,8 @@ def _compiled(
     array, own_bias = weights_and_bias(source, bias)
     matrix = SparseMatrix(array)
     spec = options.layer(matrix, own_bias)
-    planner = _Planner(options, Target.resolve(options.target), parse_threads(options.threads))
+    target = calibrated(Target.resolve(options.target))
+    planner = _Planner(options, target, parse_threads(options.threads))
     progress("choosing a kernel", 0.1)
     choice = planner.plan(spec, matrix)
     division = planner.split(spec, matrix, choice)

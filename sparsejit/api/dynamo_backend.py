@@ -11,8 +11,8 @@ from sparsejit.errors import InvalidInput, suggest
 from sparsejit.frontends.dynamo import compiled_by_parts
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.dtypes import layer_name
 from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.split import parse_threads
 
 _DEFAULTS = {"dtype": "float32", "target": "native", "threads": 1, "tune": False, "exact": False}
@@ -39,7 +39,7 @@ def dynamo_backend(
             raise InvalidInput(f"option {name!r} is not known; {suggest(name, _DEFAULTS)}")
     given = {**_DEFAULTS, **(options or {})}
     kept = ModelOptions(
-        Target.resolve(given["target"]),
+        calibrated(Target.resolve(given["target"])),
         parse_threads(given["threads"]),
         given["tune"],
         given["exact"],
@@ -55,7 +55,7 @@ def _of_layers(graph: Graph, dtypes: Dtypes) -> Dtypes:
     """The patterns that match a layer of this graph."""
     if isinstance(dtypes, str):
         return dtypes
-    names = {layer_name(node) for node in graph.nodes}
+    names = {node.outputs[0].origin.layer for node in graph.nodes}
     return {
         pattern: dtype
         for pattern, dtype in dtypes.items()

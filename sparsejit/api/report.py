@@ -42,6 +42,7 @@ def describe(
         "input_scale": None if each.input_scale is None else float(each.input_scale),
         "batch": spec.batch if isinstance(spec, MatMul) else 1,
         "layout": spec.layout.value if isinstance(spec, MatMul) else None,
+        "pitch": spec.padded_to if isinstance(spec, MatMul) else None,
         "case": spec.case,
         "kernel": plan.chosen.template.name,
         "reason": plan.reason,

@@ -34,11 +34,8 @@ def lower_linear(low: Lowering, node: Node) -> None:
     rows = prod(x.shape[:-1])
     source = low.contiguous(x)
     layer = each if rows == 1 else MatMul(each, rows)
-
-    def make(destination: View) -> Step:
-        return product_step(node, layer, matrix, source, destination, low.options)
-
-    low.into(node.output, make)
+    destination = low.dense_result(node.output)
+    low.add(product_step(node, layer, matrix, source, destination, low.options))
 
 
 def product_step(
@@ -105,15 +102,15 @@ def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: s
     chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
     return Facts(
         choice.reason,
-        chosen.cost.ns,
-        matrix.nnz,
-        weights,
-        matrix.nnz * WEIGHT_BYTES[layer.dtype],
-        2 * weights * columns,
-        2 * matrix.nnz * columns,
-        chosen.cost.bound,
-        choice.record(),
-        layer,
-        np.packbits(matrix.dense == 0).tobytes(),
-        parameter,
+        predicted_ns=chosen.cost.ns,
+        nnz=matrix.nnz,
+        weights=weights,
+        weight_bytes=matrix.nnz * WEIGHT_BYTES[layer.dtype],
+        effective_flops=2 * weights * columns,
+        flops=2 * matrix.nnz * columns,
+        bound=chosen.cost.bound,
+        plan=choice.record(),
+        layer=layer,
+        zeros=np.packbits(matrix.dense == 0).tobytes(),
+        parameter=parameter,
     )
