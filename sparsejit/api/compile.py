@@ -54,7 +54,7 @@ def compile_matrix(
         and sums integers.
     strategy: "auto", or a family of kernels. For one x: permute, lane16, lookup, broadcast,
         broadcast-loop, broadcast-mixed, dense, dot, immediate; with int8 int8-permute or
-        int8-pairs. For a batch: panels, dense, rows or mixed. Which exist depends on dtype and
+        int8-pairs. For a batch: panels, csr, dense, rows or mixed. Which exist depends on dtype and
         target.
     target: "native", a level ("avx2", "avx512") or a Target.
     threads: how many may share the rows, or the columns of a batch, where that pays, or "auto" for
