@@ -19,7 +19,7 @@ from sparsejit.commands.console import (
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
-from sparsejit.machine.target import Target
+from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.split import parse_threads
 
 ProblemsOption = Annotated[
@@ -112,6 +112,19 @@ def predictions(
     console.print(table)
     share = sum(one.within for one in found) / len(found)
     console.print(f"{share:.1%} of {len(found)} layers within {WITHIN} times; the others above")
+
+
+@bench.command()
+def recorded(
+    isa: Annotated[str, typer.Option(help="avx512 or avx2.")] = ISA_LEVELS[-1],
+) -> None:
+    """Print the latest recordings in perf/results of all processors, side by side in Markdown."""
+    require("torch", "scipy", "threadpoolctl")
+    from sparsejit.perf.recorded import recorded_kernels
+
+    if isa not in ISA_LEVELS:
+        raise InvalidInput(f"level {isa!r} is unknown; use one of {', '.join(ISA_LEVELS)}")
+    typer.echo("\n".join(recorded_kernels(isa)))
 
 
 @bench.command()
