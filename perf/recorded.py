@@ -7,6 +7,7 @@ some problems only.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sparsejit.errors import InvalidInput
 from sparsejit.perf.claims import MKL_CSR
 from sparsejit.perf.history import RESULTS, read_rows
 from sparsejit.perf.problems import PROBLEMS
@@ -19,8 +20,14 @@ Rows = Sequence[dict[str, Any]]
 
 
 def recorded_kernels(isa: str = "avx512") -> list[str]:
-    """Lines of a table: nanoseconds of what was chosen, of MKL's CSR product, and their ratio."""
-    return kernels_table(read_rows(RESULTS / "kernels.jsonl"), isa)
+    """Lines of a table: nanoseconds of what was chosen, of MKL's CSR product, and their ratio.
+
+    Raises InvalidInput where there are no recordings.
+    """
+    rows = read_rows(RESULTS / "kernels.jsonl")
+    if not rows:
+        raise InvalidInput(f"{RESULTS} holds no recordings; run from a clone")
+    return kernels_table(rows, isa)
 
 
 def kernels_table(rows: Rows, isa: str) -> list[str]:

@@ -73,7 +73,7 @@ def test_a_file_beside_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["kernels", "batch", "sweep", "predictions", "padding", "threads", "check"]
+    "command", ["kernels", "batch", "sweep", "padding", "threads", "check"]
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
     command: str, tmp_path: Path, steady_clock: FakeClock

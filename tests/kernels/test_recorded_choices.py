@@ -187,7 +187,8 @@ def test_prices_of_another_processor_choose_what_is_slower_there() -> None:
     """What was chosen with the first processor's prices lost 1.5 to 1.8 times in these layers."""
     for_target = sapphire_rapids(core_named("zen5"))
     families = [(one, chosen(one.problem, one.dtype, for_target)) for one in ON_SAPPHIRE_RAPIDS]
-    assert sum(family in one.ns and one.loss(family) > NOISE for one, family in families) >= 3
+    lost = [one for one, family in families if family in one.ns and one.loss(family) > NOISE]
+    assert len(lost) >= 3
 
 
 def batches_on_zen5(layout: Layout) -> dict[int, tuple[str, float]]:
@@ -199,6 +200,7 @@ def batches_on_zen5(layout: Layout) -> dict[int, tuple[str, float]]:
     return {row["batch"]: (row["strategy"], row["ns"]) for row in rows if row["time"] == last}
 
 
+@pytest.mark.recordings
 @pytest.mark.parametrize("layout", Layout)
 def test_zen5_prices_choose_batches_as_they_were_recorded(layout: Layout) -> None:
     """Or what took no longer with more columns."""
