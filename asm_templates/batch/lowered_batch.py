@@ -78,6 +78,12 @@ def whole_vectors(spec: MatMul, target: Target) -> int:
     return columns if columns <= spec.room else spec.batch
 
 
+def spread_pitch(batch: int) -> int:
+    """The least pitch of whole cache lines, an odd number, which all sets of L1 share."""
+    line = CACHE_LINE_BYTES // 4
+    return line * (-(-batch // line) | 1)
+
+
 def expect(
     family: str, each: Stages | None, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> BatchCounts:

@@ -8,7 +8,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
-from sparsejit.asm_templates.batch.lowered_batch import BatchCounts
+from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
@@ -62,8 +62,23 @@ def plan_batch(
     return choose(job, possible, strategy, batch_strategies(), exact)
 
 
+def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
+    """Whether panels are expected to be cheapest, from the layer's zeros alone."""
+    job = Job(spec, matrix, target, price_batch)
+    fitting = (row for row in MATMUL_TEMPLATES if job.fits(row, exact) and row.family != "mixed")
+    possible = (job.expected(row) for row in fitting if _is_possible(row, spec, target))
+    best = min(possible, key=lambda candidate: candidate.cost.ns, default=None)
+    return best is not None and best.template.family == "panels"
+
+
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
-    """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
+    """Whether the workspace suffices, and whether `mixed` is neither of the other two.
+
+    Panels alone, if they are full, take one layout to another.
+    """
+    if spec.layout is not spec.y_layout:
+        full = whole_vectors(spec, target) % target.lanes == 0
+        return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
     if needs_no_workspace or template.family in ("csr", "dense"):
         return True
@@ -111,13 +126,17 @@ def _dense(counts: DenseCounts) -> Cost:
 
 def _transposing(counts: BatchCounts) -> float:
     """Cycles to move between layouts what its kernel wants in the other."""
-    target, spec = counts.target, counts.spec
-    columns = counts.repeats if spec.layout is Layout.FEATURE_MAJOR else counts.in_panels
-    whole, rest = divmod(columns, target.lanes)
-    square, column = target.core.batch.square[target.isa]
-    cycles = whole * (square + column * target.lanes) + (square + column * rest if rest else 0.0)
-    sizes = (spec.in_features, spec.out_features)
-    return cycles * sum(-(-size // target.lanes) for size in sizes)
+    spec = counts.spec
+    ends = ((spec.layout, spec.in_features), (spec.y_layout, spec.out_features))
+    return sum(_squares(counts, layout) * -(-size // counts.target.lanes) for layout, size in ends)
+
+
+def _squares(counts: BatchCounts, layout: Layout) -> float:
+    """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
+    lanes, square = counts.target.lanes, counts.target.core.batch.square[counts.target.isa]
+    columns = counts.repeats if layout is Layout.FEATURE_MAJOR else counts.in_panels
+    whole, rest = divmod(columns, lanes)
+    return sum(square[0] + square[1] * width for width in [lanes] * whole + [rest] * (rest > 0))
 
 
 def _panels(counts: BatchCounts) -> Cost:

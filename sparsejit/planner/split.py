@@ -61,7 +61,7 @@ class Part:
         """Where its share of y begins."""
         if not isinstance(self.spec, MatMul):
             return 4 * self.first_row
-        if self.spec.layout is Layout.FEATURE_MAJOR:
+        if self.spec.y_layout is Layout.FEATURE_MAJOR:
             return 4 * (self.first_row * self.spec.pitch + self.first_column)
         return 4 * (self.first_column * self.spec.y_features + self.first_row)
 
