@@ -77,7 +77,9 @@ class CsrPrices(NamedTuple):
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
 
-    Models are those of one vendor and family, by CPUID; none for one that only names itself.
+    `assumed` if they were not measured on it; `measured` says where those are from that were
+    measured on the machine that this is. Models are those of one vendor and family, by CPUID; none
+    for one that only names itself.
 
     What kernels are made by:
     `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
@@ -87,7 +89,8 @@ class Core:
     runs several times, by level and whether weights are short; of rules that hold, the last.
 
     What they cost:
-    `shared_way` is what code adds to data that comes from the same cache, or data to code.
+    `shared_way` is what code adds to data that comes from the same cache, or data to code;
+    `unhidden` what each other resource adds to the one that takes longest.
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
     longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
@@ -108,6 +111,7 @@ class Core:
     redirects: bool
     placement: bool
     shared_way: float
+    unhidden: float
     reduction_cycles: float
     multipliers: float
     barrier_ns: float
@@ -115,6 +119,7 @@ class Core:
     family: int = 0
     models: frozenset[int] = frozenset()
     products: str = "any other"
+    assumed: bool = False
     measured: str = ""
 
     def __hash__(self) -> int:

@@ -1,0 +1,261 @@
+"""What this core does, measured once and kept: rates, step prices, and which tricks gain.
+
+A core's own data is the start; what was measured replaces it. It is measured by `sparsejit
+calibrate`, or at the first compile on a kind of processor and compiler that nothing was kept for;
+SPARSEJIT_CALIBRATE=0 turns the latter off.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.files import check_writable
+from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.rates import Rates
+from sparsejit.machine.target import Target
+from sparsejit.planner import core_loops
+from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
+from sparsejit.planner.step_times import Key, step_prices
+
+CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
+
+_BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
+_MOST_BYTES = 128 << 20
+_LEVELS = {
+    "data": ("L1", "padded L2", "L2", "L3", "memory"),
+    "code": ("L1", "L2", "L3", "memory"),
+}
+TRICKS = ("padding", "redirects", "placement")
+# Cycles a nanosecond, bytes a cycle, and cycles, of any core there is; what lies outside was not
+# measured.
+_PLAUSIBLE = (1e-3, 1e5)
+_LOCK = Lock()
+# Of a trick, or it is left: padding takes memory, jumps and placement code.
+_LEAST_GAIN, _TRIES = 1.05, 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured. `steps` are cycles; `tricks` are fields of `Core`."""
+
+    rates: Rates
+    steps: dict[Key, float]
+    shared_way: float
+    tricks: dict[str, bool]
+    measured_on: str
+
+    def on(self, core: Core) -> Core:
+        """The core's data with these in place of its own.
+
+        Tricks that were measured on whole kernels of that core stay what they are.
+        """
+        steps = {key: StepPrice(cycles, "measured here") for key, cycles in self.steps.items()}
+        tricks = self.tricks if core.assumed else {name: getattr(core, name) for name in TRICKS}
+        return replace(
+            core,
+            rates=self.rates,
+            steps={**core.steps, **steps},
+            shared_way=self.shared_way,
+            measured=f"measured on {self.measured_on}",
+            padding=tricks["padding"],
+            redirects=tricks["redirects"],
+            placement=tricks["placement"],
+        )
+
+
+def rates_origin(target: Target) -> str:
+    """In words, whose prices the planner reckons with."""
+    return target.core.origin
+
+
+def forget_calibration() -> None:
+    """Read what was measured anew when it is asked for next."""
+    _calibrated.cache_clear()
+
+
+def calibrated(target: Target) -> Target:
+    """The target at what was measured on this kind of core and compiler, now or earlier.
+
+    As it is where nothing was and it is not this machine, or SPARSEJIT_CALIBRATE=0. The same
+    throughout a process.
+    """
+    with _LOCK:
+        return _calibrated(target)
+
+
+@cache
+def _calibrated(target: Target) -> Target:
+    file = _file(target)
+    try:
+        stored = recall(file)
+        found = None if stored is None else _checked(stored)
+        damage = ""
+    except DamagedFile as problem:
+        found, damage = None, f"{file} is damaged: {problem}"
+    if found is None and _is_this_machine(target) and _may_measure(file):
+        why = f", for {damage}" if damage else ""
+        remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
+        print(f"sparsejit: measuring this processor once{why}; {remedy}", file=sys.stderr)
+        found = _measured(target)
+        remember(file, _to_json(found))
+    if found is not None:
+        core = found.on(target.core)
+        return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))
+    if damage:
+        origin = f"{target.core.origin}, because {damage}; `sparsejit calibrate` writes it anew"
+        return replace(target, core=replace(target.core, measured=origin))
+    return target
+
+
+def calibrate(target: Target) -> Core:
+    """Measure this core (about a second), keep what was found, and return its data with that.
+
+    Raises InvalidInput before it measures where nothing can be kept.
+    """
+    file = _file(target)
+    try:
+        check_writable(file)
+    except InvalidInput as error:
+        raise InvalidInput(f"rates could not be kept: {error}, with XDG_CACHE_HOME") from error
+    problem = remember(file, _to_json(_measured(target)))
+    if problem is not None:
+        raise InvalidInput(problem)
+    forget_calibration()
+    return calibrated(target).core
+
+
+def _is_this_machine(target: Target) -> bool:
+    """Whatever is taken to be known of its core."""
+    here = Target.detect()
+    return replace(target, core=here.core) == here
+
+
+def _may_measure(file: Path) -> bool:
+    if os.environ.get(CALIBRATE_VARIABLE) == "0":
+        return False
+    try:
+        check_writable(file)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _file(target: Target) -> Path:
+    sets = " ".join(sorted(target.instruction_sets))
+    return cache_file("processor", target.model, target.isa, sets, compiler_digest())
+
+
+def _measured(target: Target) -> Measured:
+    clock = core_loops.cycles_per_ns(target)
+    rates = _rates(target, clock)
+    code, data = (clock * rate["L2"] for rate in (rates.code, rates.data))
+    return Measured(
+        rates,
+        step_prices(target),
+        core_loops.shared_way(target, code, data),
+        _tricks(target),
+        date.today().isoformat(),
+    )
+
+
+def _rates(target: Target, clock: float) -> Rates:
+    sizes = {
+        "L1": target.l1d_bytes // 2,
+        "L2": target.l2_bytes // 2,
+        "L3": _BIG,
+        "memory": 2 * target.l3_bytes,
+    }
+    if sizes["memory"] > _MOST_BYTES:  # it would take seconds: its data stay
+        del sizes["memory"]
+    data = {level: core_loops.load_bandwidth(target, size) for level, size in sizes.items()}
+    data["padded L2"] = core_loops.padded_l2_bandwidth(target, spaced=True)
+    code_sizes = {"L2": target.l2_bytes // 2, "L3": 2 * target.l2_bytes}
+    code = {level: core_loops.code_bandwidth(target, size) for level, size in code_sizes.items()}
+    return Rates(
+        clock,
+        {**target.core.rates.data, **{level: rate / clock for level, rate in data.items()}},
+        # In L1 the execution ports are the limit, and code from memory would take a second to
+        # fault in for a case that no kernel should be in: for these the core's data stay.
+        {**target.core.rates.code, **{level: rate / clock for level, rate in code.items()}},
+    )
+
+
+def _tricks(target: Target) -> dict[str, bool]:
+    """What gains with each, on and off in turn."""
+    size = target.l1i_bytes * 3 // 2
+
+    def data(spaced: bool) -> float:
+        if spaced:
+            return core_loops.padded_l2_bandwidth(target, spaced=True)
+        return core_loops.load_bandwidth(target, target.l2_bytes // 4)
+
+    ways: dict[str, Callable[[bool], float]] = {
+        "padding": data,
+        "redirects": lambda on: core_loops.code_bandwidth(target, size, redirects=on),
+        "placement": lambda on: core_loops.code_bandwidth(target, size, placed=on),
+    }
+    gains = {}
+    for name, way in ways.items():
+        on, off = zip(*((way(True), way(False)) for _ in range(_TRIES)), strict=True)
+        gains[name] = max(on) > _LEAST_GAIN * max(off)
+    return gains
+
+
+def _to_json(measured: Measured) -> dict[str, Any]:
+    return {**asdict(measured), "steps": {" ".join(k): v for k, v in measured.steps.items()}}
+
+
+def _checked(stored: object) -> Measured:
+    """What was kept in a file. Raises DamagedFile, naming the field."""
+    found = _fields("the file", stored, {field.name for field in fields(Measured)})
+    rates = _fields("rates", found["rates"], {field.name for field in fields(Rates)})
+    clock = _number("cycles_per_ns", rates["cycles_per_ns"])
+    data, code = (_numbers(name, rates[name], set(_LEVELS[name])) for name in _LEVELS)
+    steps, tricks = found["steps"], _fields("tricks", found["tricks"], set(TRICKS))
+    if not isinstance(steps, dict) or not all(len(key.split(" ")) == 3 for key in steps):
+        raise DamagedFile("steps has keys that are no kind, level and dtype")
+    if not all(isinstance(gains, bool) for gains in tricks.values()):
+        raise DamagedFile("tricks has what is neither true nor false")
+    if not is_number(found["shared_way"], 0.0, 1.0):
+        raise DamagedFile("shared_way is no number from 0 to 1")
+    try:
+        date.fromisoformat(found["measured_on"])
+    except (TypeError, ValueError) as error:
+        raise DamagedFile("measured_on is no date") from error
+    return Measured(
+        Rates(clock, data, code),
+        {_key(key): _number(f"steps[{key!r}]", cycles) for key, cycles in steps.items()},
+        found["shared_way"],
+        tricks,
+        found["measured_on"],
+    )
+
+
+def _key(text: str) -> Key:
+    kind, isa, stored = text.split(" ")
+    return kind, isa, stored
+
+
+def _numbers(name: str, value: object, keys: set[str]) -> dict[str, float]:
+    numbers = _fields(name, value, keys)
+    return {key: _number(f"{name}[{key!r}]", numbers[key]) for key in sorted(keys)}
+
+
+def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != keys:
+        raise DamagedFile(f"{name} has not the keys {', '.join(sorted(keys))}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if not is_number(value, *_PLAUSIBLE):
+        least, most = _PLAUSIBLE
+        raise DamagedFile(f"{name} is no number from {least:g} to {most:g}")
+    return float(value)
