@@ -39,7 +39,9 @@ class BatchPrices:
     more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed in
     `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
     `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
-    Dense code hides all but `dense_fetch` of fetching weights from beyond L2.
+    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Nothing hides
+    `late_inputs` of what the inputs of several panels that exceed L1 need to come from L2, and
+    `late_stores` cycles a vector of outputs.
     """
 
     loads: float
@@ -52,6 +54,8 @@ class BatchPrices:
     repeated: float
     copy: Mapping[str, float]
     dense_fetch: float
+    late_inputs: float = 0.0
+    late_stores: float = 0.0
 
 
 class CsrPrices(NamedTuple):

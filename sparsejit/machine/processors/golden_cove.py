@@ -4,6 +4,8 @@ Only port 5 permutes, and it is one of two that multiply 512 bits, so that steps
 about twice what they cost on Zen 5. What is not said here is taken to be as on Zen 5.
 """
 
+from dataclasses import replace
+
 from sparsejit.machine.core import Core, CsrPrices, StepPrice, models
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
 from sparsejit.machine.rates import Rates
@@ -80,7 +82,15 @@ GOLDEN_COVE = Core(
     shared_way=0.05,
     unhidden=0.1,
     code_rates=ZEN5.code_rates,
-    batch=ZEN5.batch,
+    # Panels of 64x64 to 1024x1024, 16 and 64 columns, were predicted at 0.2 to 0.85 of their time
+    # with Zen 5's, with these at 0.85 to 1.35. 16 rows 4 KB apart take up to twice as long yet.
+    batch=replace(
+        ZEN5.batch,
+        l2_code=1.0,
+        square={"avx512": (65, 1.4), "avx2": (10, 0.6)},
+        late_inputs=1.0,
+        late_stores=2.0,
+    ),
     # Of 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256.
     csr={
         "avx512": CsrPrices(0.4, 0.7, 0.8, 3.2, 30, (2.4, 3.2), (8.8, 15), 0.3),
