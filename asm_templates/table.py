@@ -30,7 +30,7 @@ def _any_matrix(matrix: SparseMatrix, target: Target) -> bool:
 
 def _beyond_l2(matrix: SparseMatrix, target: Target) -> bool:
     """Whether a float32 look-up kernel keeps indices in its weights, to stream fewer bytes."""
-    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target.l2_bytes).index_in_weight
+    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target).index_in_weight
 
 
 class MatVecTemplate(NamedTuple):

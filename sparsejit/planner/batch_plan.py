@@ -153,13 +153,22 @@ def _panels(counts: BatchCounts) -> Cost:
     fetching = code_bytes / _code_rate(code_bytes, code_level, target)
     loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
     adding = nnz / prices.products + spec.out_features * prices.store_cycles
-    later = max(loading, adding)
+    later = max(loading, adding) + _late(counts, at_once)
     first = max(fetching, later)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
+
+
+def _late(counts: BatchCounts, panels: int) -> float:
+    """Cycles of a panel, of so many computed at once, that nothing hides."""
+    target, spec, prices = counts.target, counts.spec, counts.target.core.batch
+    beyond_l1 = panels * target.vector_bytes * spec.in_features > target.l1d_bytes
+    fetched = counts.inputs * target.vector_bytes if panels > 1 and beyond_l1 else 0
+    from_l2 = fetched / target.core.rates.data["L2"]
+    return prices.late_inputs * from_l2 + prices.late_stores * spec.out_features
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:

@@ -164,19 +164,7 @@ def test_wrong_prices_choose_what_was_slower(kind: str) -> None:
     assert any(f not in one.ns or one.loss(f) > one.noise(f) for one, f in families)
 
 
-# All three broadcasts are predicted to wait for L2 alike (6.6 to 6.8 us); loops do not keep up with
-# it: broadcast-mixed takes 9.3 to 11.2 us on an Emerald Rapids core, broadcast 7.6 to 7.9.
-MISSED = "1024x1024 80% 1x16"
-
-
-@pytest.mark.parametrize(
-    "recorded",
-    [
-        pytest.param(one, marks=[pytest.mark.xfail] if one.problem.name == MISSED else [])
-        for one in ON_SAPPHIRE_RAPIDS
-    ],
-    ids=case,
-)
+@pytest.mark.parametrize("recorded", ON_SAPPHIRE_RAPIDS, ids=case)
 def test_golden_cove_prices_choose_what_was_fastest_there(recorded: Recorded) -> None:
     """Or a kernel that those times know nothing of."""
     family = chosen(recorded.problem, recorded.dtype, sapphire_rapids())

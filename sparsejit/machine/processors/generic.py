@@ -26,7 +26,8 @@ GENERIC = Core(
     redirects=True,
     placement=False,
     shared_panel_loads=GOLDEN_COVE.shared_panel_loads,
-    shared_way=0.2,
+    shared_way=0.15,
+    unhidden=0.1,
     code_rates=ZEN5.code_rates,
     batch=GOLDEN_COVE.batch,
     csr=GOLDEN_COVE.csr,
@@ -34,4 +35,5 @@ GENERIC = Core(
     reduction_cycles=25,
     multipliers=2,
     barrier_ns=300.0,
+    assumed=True,
 )

@@ -37,6 +37,7 @@ ZEN4 = Core(
     placement=False,
     shared_panel_loads=ZEN5.shared_panel_loads,
     shared_way=ZEN5.shared_way,
+    unhidden=ZEN5.unhidden,
     code_rates=ZEN5.code_rates,
     batch=replace(ZEN5.batch, loads=1.0, products=1.0),
     csr={
@@ -50,4 +51,5 @@ ZEN4 = Core(
     reduction_cycles=25,
     multipliers=1,
     barrier_ns=100.0,
+    assumed=True,
 )
