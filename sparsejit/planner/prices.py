@@ -69,6 +69,18 @@ FAMILY_PRICES: dict[str, FamilyPrices] = {
         },
         code_rate=1.25,
     ),
+    # Derived, not timed: the loads and multiplications of a step are those of broadcast's.
+    "broadcast-4x4": FamilyPrices(
+        {
+            ("avx512", F32): StepPrice(0.62, 9.5, "as in broadcast"),
+            ("avx2", F32): StepPrice(0.72, 8.8, "as in broadcast"),
+            ("avx512", BF16): StepPrice(0.62, 16.5, "as in broadcast, 1x16"),
+            ("avx2", BF16): StepPrice(0.66, 14, "as in broadcast"),
+            ("avx512", F16): StepPrice(0.86, 14.3, "as in broadcast, 1x16"),
+            ("avx2", F16): StepPrice(0.61, 12.2, "as in broadcast"),
+        },
+        code_rate=1.25,
+    ),
     "broadcast-loop": FamilyPrices(
         {
             ("avx512", F32): StepPrice(1.12, 1, "64x64; code is that of the block rows' ends"),

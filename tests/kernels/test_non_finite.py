@@ -25,7 +25,7 @@ FLOATS = [one for one in EVERY_ROW if one.values[0].dtype is not DType.INT8]
 INTEGERS = [one for one in EVERY_ROW if one.values[0].dtype is DType.INT8]
 ALONE = {"immediate"}  # an input without a weight is never read for a row
 EVERY_OUTPUT = {"dense", "dot"}  # which multiply zeros too
-BY_BLOCK = {"broadcast", "broadcast-loop", "broadcast-mixed"}
+BY_BLOCK = {"broadcast", "broadcast-4x4", "broadcast-loop", "broadcast-mixed"}
 IN_IDLE_LANES = {"permute", "lane16", "lookup"}
 
 
