@@ -184,7 +184,7 @@ def _multiply(asm: Assembler, storage: Storage, part: _FoursTile, inputs: list[L
     asm.stamp(
         count,
         [
-            fetch_redirects(count),
+            fetch_redirects(count, asm.target),
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
             *inputs,
             *unpack,

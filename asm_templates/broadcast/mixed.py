@@ -98,4 +98,4 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
 def _padding(block_bytes: int, target: Target) -> StridePadding:
     """1024x3072 at 4 % (500 KB) gains 4 % by padding lines, 1536x1536 at 7 % (660 KB) loses 10."""
     near = target.l1d_bytes < block_bytes <= target.l2_bytes // 2
-    return ALTERNATE if target.traits.gains_from_padding and near else DENSE
+    return ALTERNATE if target.core.padding and near else DENSE
