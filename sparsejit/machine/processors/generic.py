@@ -24,6 +24,7 @@ GENERIC = Core(
     folding=ZEN5.folding,
     padding=False,
     redirects=True,
+    halves_share_loads=True,
     placement=False,
     shared_panel_loads=GOLDEN_COVE.shared_panel_loads,
     shared_way=0.2,

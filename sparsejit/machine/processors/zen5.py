@@ -137,6 +137,8 @@ ZEN5 = Core(
     folding=FOLDING,
     padding=True,
     redirects=True,
+    # Not tried there.
+    halves_share_loads=False,
     placement=True,
     # 512x784 at 90 %, 64 columns.
     shared_panel_loads={"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)},
