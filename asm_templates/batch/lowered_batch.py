@@ -7,8 +7,8 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.panels import RESERVED
 from sparsejit.asm_templates.batch.row_tiles import Products, products, tile_rows
-from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.lowered import Counts, Stages
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
