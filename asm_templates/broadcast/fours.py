@@ -25,7 +25,12 @@ from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import finish_rows, vector, zero
-from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS, ByteArray, Storage
+from sparsejit.asm_templates.shared.storage import (
+    UNPACKING_REGISTERS,
+    ByteArray,
+    Storage,
+    stored_dtype,
+)
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import BoolArray, FloatArray, IntArray, Tile, add_chains
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -77,19 +82,21 @@ class Fours:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Blocks that hold a nonzero, and the inputs that each tile brings for them."""
-    used, height = _block_mask(matrix, target), _tile_height(target, spec.dtype)
+    used = _block_mask(matrix, target)
+    weights = int(used.sum()) * target.lanes
+    stored = stored_dtype("broadcast-4x4", spec.dtype, 4 * weights, target)
+    height = _tile_height(target, stored)
     inputs = sum(used[at : at + height].any(axis=0).sum() for at in range(0, len(used), height))
-    blocks = int(used.sum())
-    work = Work("broadcast-4x4", blocks + int(inputs))
-    weights = blocks * target.lanes * WEIGHT_BYTES[spec.dtype]
-    return Counts.of(matrix, target, spec.dtype, work, weights, padded=True)
+    work = Work("broadcast-4x4", int(used.sum() + inputs))
+    return Counts.of(matrix, target, stored, work, weights * WEIGHT_BYTES[stored], padded=True)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Fours:
     """All outputs, in tiles of as many block rows as there are accumulators."""
     counts = expect(spec, matrix, target)
-    storage = Storage(target, spec.dtype, stride_padding(counts.pool_bytes, target))
-    used, height = _block_mask(matrix, target), _tile_height(target, spec.dtype)
+    padding = stride_padding(counts.pool_bytes, target)
+    storage = Storage(target, counts.stored, padding, spec.dtype)
+    used, height = _block_mask(matrix, target), _tile_height(target, counts.stored)
     weights, lowered = _blocks(matrix, target), []
     for first in range(0, len(used), height):
         own = used[first : first + height]

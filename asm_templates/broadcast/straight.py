@@ -7,11 +7,10 @@ The columns of W are visited in turn; accumulators of a tile's outputs stay in r
     vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only: one 1x8 block of two
 
 Two masked steps share the 64 bytes of one pool line, so that no byte is read that is not a weight.
-Where `halves_share_loads` they follow each other, and lines are read in order, each once:
+Where `halves_share_loads` they follow each other:
 
-    vmovups      zmm2, [rcx+64*line]
-    vbroadcastss zmm3, [r9+4*column]          where they are not of the same column
-    vfmadd231ps  zmm31{k1}, zmm3, zmm2        zmm30{k2}, zmm0, zmm2
+    vmovups      zmm2, [rcx+64*line]          each line once, and in order
+    vfmadd231ps  zmm31{k1}, zmm3, zmm2        zmm3: the input, of another column than zmm0
 
 Elsewhere loads bind where weights fit L1, and four inputs share one:
 
@@ -36,7 +35,13 @@ from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS, WEIGHT, ByteArray, Storage
+from sparsejit.asm_templates.shared.storage import (
+    UNPACKING_REGISTERS,
+    WEIGHT,
+    ByteArray,
+    Storage,
+    stored_dtype,
+)
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import (
     INPUTS,
@@ -88,9 +93,10 @@ class Straight:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Steps of all outputs."""
-    work = Work("broadcast", count_steps(matrix, target, spec.dtype, matrix.out_features))
-    weights = block_bytes(matrix, spec.dtype)
-    return Counts.of(matrix, target, spec.dtype, work, weights, padded=True)
+    float32_bytes = block_bytes(matrix, DType.FLOAT32)
+    stored = stored_dtype("broadcast", spec.dtype, float32_bytes, target)
+    work = Work("broadcast", count_steps(matrix, target, stored, matrix.out_features))
+    return Counts.of(matrix, target, stored, work, block_bytes(matrix, stored), padded=True)
 
 
 def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -> int:
@@ -107,13 +113,14 @@ def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
     """All outputs; where weights fit L1, inputs share loads."""
-    weights = block_bytes(matrix, spec.dtype)
-    storage = Storage(target, spec.dtype, stride_padding(weights, target))
+    counts = expect(spec, matrix, target)
+    weights = counts.pool_bytes
+    storage = Storage(target, counts.stored, stride_padding(weights, target), spec.dtype)
     in_l1 = weights <= target.l1d_bytes and spec.dtype is not DType.FLOAT16
     by_fours = in_l1 and not target.core.halves_share_loads
     once = _CODE_A_WEIGHT_BYTE * weights <= target.l1i_bytes
     own = lower_rows(storage, matrix, matrix.out_features, by_fours=by_fours, lines_once=once)
-    return Straight(spec, storage, own, expect(spec, matrix, target))
+    return Straight(spec, storage, own, counts)
 
 
 def block_bytes(matrix: SparseMatrix, dtype: DType, rows: int | None = None) -> int:

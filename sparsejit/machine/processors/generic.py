@@ -25,6 +25,7 @@ GENERIC = Core(
     padding=False,
     redirects=True,
     halves_share_loads=True,
+    widened={},
     placement=False,
     shared_panel_loads=GOLDEN_COVE.shared_panel_loads,
     shared_way=0.2,

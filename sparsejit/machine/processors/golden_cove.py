@@ -60,9 +60,17 @@ GOLDEN_COVE = Core(
     padding=False,
     # A layer of 512x512 in 1x8, bfloat16, takes 1.20, C95 1.26 without; smaller ones 0.92 to 1.15.
     redirects=True,
-    # D16 takes 0.90 to 0.96 without.
     # B takes 0.89 of the time of two loads a line, 1024x1024 at 10 % in 1x8 0.83.
     halves_share_loads=True,
+    # What unpacks weights takes ports from multiplications. 256x256 at 20 % in 4x4 takes 511 ns in
+    # bfloat16, 347 as float32; at 10 % in 1x8 220 and 145; B in float16 600 and 424.
+    widened={
+        ("broadcast", "bfloat16"): "L1",
+        ("broadcast", "float16"): "L2",
+        ("broadcast-4x4", "bfloat16"): "L2",
+        ("broadcast-4x4", "float16"): "L2",
+    },
+    # D16 takes 0.90 to 0.96 without.
     placement=False,
     # Port 5 spreads: 512x784 at 90 %, 64 columns: 52.9 us with 0.2, 54.7 with 0.45.
     shared_panel_loads={"avx512": (0.12, 0.2, 0.2, 0.2), "avx2": (0.0, 1.0)},

@@ -36,6 +36,7 @@ ZEN4 = Core(
     redirects=True,
     # Assumed: it loads one vector of 512 bits a cycle.
     halves_share_loads=True,
+    widened=ZEN5.widened,
     placement=False,
     shared_panel_loads=ZEN5.shared_panel_loads,
     shared_way=ZEN5.shared_way,

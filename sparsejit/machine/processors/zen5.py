@@ -139,6 +139,7 @@ ZEN5 = Core(
     redirects=True,
     # Not tried there.
     halves_share_loads=False,
+    widened={},
     placement=True,
     # 512x784 at 90 %, 64 columns.
     shared_panel_loads={"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)},
