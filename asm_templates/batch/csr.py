@@ -38,9 +38,9 @@ from sparsejit.asm_templates.batch.csr_shape import (
 )
 from sparsejit.asm_templates.batch.csr_stream import CsrStream, csr_stream
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
-from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul
 from sparsejit.machine.target import Target

@@ -8,9 +8,9 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.panels import RESERVED
 from sparsejit.asm_templates.batch.row_tiles import Products, products, tile_rows
-from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target

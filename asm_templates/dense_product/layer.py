@@ -10,7 +10,7 @@ from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
 from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
-from sparsejit.asm_templates.gather.permute_storage import rounded
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DenseProduct, Layout, MatMul
 from sparsejit.machine.target import Target

@@ -88,9 +88,12 @@ class Core:
     What kernels are made by:
     `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
     in it, long code runs faster with jumps in it, and longer code faster at the ends of pages.
-    `shared_panel_loads`: of the weights of panels, by level, how many come four with a load and are
-    spread by permutation, for 1, 2, 3 and more panels. `folding`: when the code of a permute kernel
-    runs several times, by level and whether weights are short; of rules that hold, the last.
+    `halves_share_loads`: whether two blocks of eight outputs that share a line of weights load it
+    once, or each for itself. `widened`: by family and dtype, the farthest cache, "L1" or "L2", from
+    which short weights come best as float32. `shared_panel_loads`: of the weights of panels, by
+    level, how many come four with a load and are spread by permutation, for 1, 2, 3 and more
+    panels. `folding`: when the code of a permute kernel runs several times, by level and whether
+    weights are short; of rules that hold, the last.
 
     What they cost:
     `shared_way` is what code adds to data that comes from the same cache, or data to code;
@@ -114,6 +117,8 @@ class Core:
     padding: bool
     redirects: bool
     placement: bool
+    halves_share_loads: bool
+    widened: Mapping[tuple[str, str], str] = field(repr=False)
     shared_way: float
     unhidden: float
     reduction_cycles: float

@@ -31,6 +31,8 @@ _STEPS = {
     **_floats("broadcast", "avx512", 0.63, 0.97, 1.38),
     **_floats("broadcast-mixed", "avx512", 0.6, 0.93, 1.37),
     **_floats("broadcast-loop", "avx512", 1.2, 1.23, 1.5),
+    **_floats("broadcast-4x4", "avx512", 0.7, 1.15, 1.65),
+    **_floats("broadcast-4x4", "avx2", 0.62, 0.87, 0.95),
     **_floats("dense", "avx512", 0.68, 1.06, 1.62),
     **_floats("dense-narrow", "avx512", 0.028, 0.041, 0.047),
     **_floats("dot", "avx512", 0.44, 0.79, 1.25),
@@ -73,6 +75,16 @@ GOLDEN_COVE = Core(
     padding=False,
     # A layer of 512x512 in 1x8, bfloat16, takes 1.20, C95 1.26 without; smaller ones 0.92 to 1.15.
     redirects=True,
+    # B takes 0.89 of the time of two loads a line, 1024x1024 at 10 % in 1x8 0.83.
+    halves_share_loads=True,
+    # What unpacks weights takes ports from multiplications. 256x256 at 20 % in 4x4 takes 511 ns in
+    # bfloat16, 347 as float32; at 10 % in 1x8 220 and 145; B in float16 600 and 424.
+    widened={
+        ("broadcast", "bfloat16"): "L1",
+        ("broadcast", "float16"): "L2",
+        ("broadcast-4x4", "bfloat16"): "L2",
+        ("broadcast-4x4", "float16"): "L2",
+    },
     # D16 takes 0.90 to 0.96 without.
     placement=False,
     # Port 5 spreads: 512x784 at 90 %, 64 columns: 52.9 us with 0.2, 54.7 with 0.45.

@@ -34,6 +34,9 @@ ZEN4 = Core(
     folding=ZEN5.folding,
     padding=False,
     redirects=True,
+    # Assumed: it loads one vector of 512 bits a cycle.
+    halves_share_loads=True,
+    widened=ZEN5.widened,
     placement=False,
     shared_panel_loads=ZEN5.shared_panel_loads,
     shared_way=ZEN5.shared_way,

@@ -7,6 +7,8 @@ on are those of `sparsejit bench kernels`.
 from sparsejit.machine.core import BatchPrices, Core, CsrPrices, FoldingRule, StepPrice, models
 from sparsejit.machine.rates import Rates
 
+_DERIVED = "not timed: loads and multiplications are those of broadcast in 1x16"
+
 STEPS = {
     ("permute", "avx512", "float32"): StepPrice(0.85, "A in 104 ns"),
     ("permute", "avx2", "float32"): StepPrice(0.78, "A in 520 ns"),
@@ -29,6 +31,12 @@ STEPS = {
     ("broadcast", "avx2", "bfloat16"): StepPrice(0.66, "256x256 at 80 to 95 % zero"),
     ("broadcast", "avx512", "float16"): StepPrice(0.77, "B: 19 KB of code in 266 ns; 1x16 0.86"),
     ("broadcast", "avx2", "float16"): StepPrice(0.61, "256x256 at 80 to 95 % zero"),
+    ("broadcast-4x4", "avx512", "float32"): StepPrice(0.62, _DERIVED),
+    ("broadcast-4x4", "avx2", "float32"): StepPrice(0.72, _DERIVED),
+    ("broadcast-4x4", "avx512", "bfloat16"): StepPrice(0.62, _DERIVED),
+    ("broadcast-4x4", "avx2", "bfloat16"): StepPrice(0.66, _DERIVED),
+    ("broadcast-4x4", "avx512", "float16"): StepPrice(0.86, _DERIVED),
+    ("broadcast-4x4", "avx2", "float16"): StepPrice(0.61, _DERIVED),
     ("broadcast-loop", "avx512", "float32"): StepPrice(
         1.12, "64x64; code is that of the block rows' ends"
     ),
@@ -136,6 +144,9 @@ ZEN5 = Core(
     folding=FOLDING,
     padding=True,
     redirects=True,
+    # Not tried there.
+    halves_share_loads=False,
+    widened={},
     placement=True,
     # 512x784 at 90 %, 64 columns.
     shared_panel_loads={"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)},
@@ -144,7 +155,7 @@ ZEN5 = Core(
     shared_way=0.25,
     unhidden=0.0,
     # `rates` are of instructions of five bytes.
-    code_rates={"permute": 1.4, "broadcast": 1.25},
+    code_rates={"permute": 1.4, "broadcast": 1.25, "broadcast-4x4": 1.25},
     batch=BATCH,
     csr=CSR,
     gate_cycles=GATE_CYCLES,
