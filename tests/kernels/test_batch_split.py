@@ -43,7 +43,7 @@ def x_for(kernel: sparsejit.Kernel) -> np.ndarray:
     batch=st.integers(2, 70),
     layout=st.sampled_from(Layout),
     padding=st.sampled_from([None, 0, 3, 16, 40]),
-    strategy=st.sampled_from(["auto", "panels", "rows", "dense"]),
+    strategy=st.sampled_from(["auto", "panels", "rows", "dense", "csr"]),
     threads=st.integers(2, 6),
     density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
 )
