@@ -54,6 +54,9 @@ _ROWS = (
         "Sapphire and Emerald Rapids, Alder and Raptor Lake",
         # Only port 5 permutes: one vpermi2ps a step, and for lookup 16 of its cycles for 4 steps.
         step_cycles=(
+            ("permute-inline", "avx512", 1.19),
+            ("int8-permute", "avx512", 2.0),
+            ("int8-single", "avx512", 1.1),
             *(("permute", "avx512", 1.47), ("lane16", "avx512", 1.3), ("lookup", "avx512", 4.0)),
         ),
         # The same port spreads: 512x784 at 90 %, 64 columns: 52.9 us with 0.2, 54.7 with 0.45.

@@ -45,6 +45,12 @@ FAMILY_PRICES: dict[str, FamilyPrices] = {
         },
         code_rate=1.4,
     ),
+    "permute-inline": FamilyPrices(
+        {
+            ("avx512", F32): StepPrice(0.95, 25, "permute in 0.87 to 1.06 of its time, by place"),
+        },
+        code_rate=1.4,
+    ),
     "lane16": FamilyPrices(
         {
             ("avx512", F32): StepPrice(0.73, 19, "A-lane in 71 ns"),
@@ -124,6 +130,10 @@ FAMILY_PRICES: dict[str, FamilyPrices] = {
     ),
     "int8-permute": FamilyPrices(
         {("avx512", INT8): StepPrice(1.0, 10, "A in 43 ns; 20 bytes, 5 where folded four times")},
+        weights_a_lane=4,
+    ),
+    "int8-single": FamilyPrices(
+        {("avx512", INT8): StepPrice(1.0, 10, "two loads a step, as int8-permute")},
         weights_a_lane=4,
     ),
     "int8-pairs": FamilyPrices(
