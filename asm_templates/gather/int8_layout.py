@@ -29,7 +29,7 @@ from sparsejit.asm_templates.gather.pieces import (
     padded_rows,
     pieces_of_panel,
 )
-from sparsejit.asm_templates.scheduling.grouping import exchange_indices
+from sparsejit.asm_templates.scheduling.grouping import Step, exchange_indices
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
 from sparsejit.asm_templates.scheduling.row_order import (
@@ -56,7 +56,8 @@ REGISTER_INPUTS = 64  # bytes of a register
 MOST_REGISTERS = 20  # that hold x
 REGISTERS = 32
 FIRST_FREE = ACCUMULATORS + 4  # what x leaves free from here on holds further accumulators
-_SWEEPS = 1  # more gain nothing: docs/kernels/gather.md
+# Of swaps, by sources; more gain nothing: docs/kernels/gather.md
+_SWEEPS = {1: 4, 2: 1}
 # Steps between two that add to one accumulator, rounded up by what they share: a vpdpbusd takes
 # four cycles.
 _APART = 3
@@ -192,8 +193,9 @@ class _Int8Cut:
         groups = self._padded(np.arange(whole)).reshape(whole // sharing_rows, sharing_rows, -1)
         used = np.bitwise_or.reduce(groups, axis=1) != 0
         counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
-        prices = Prices(self.form.least_steps, self.form.exchange)
-        order = row_order(counts, indices, [panel], stages, prices, _SWEEPS)
+        step = Step(self.form.sources, PRODUCTS)
+        prices = Prices(self.form.least_steps, self.form.exchange, step)
+        order = row_order(counts, indices, [panel], stages, prices, _SWEEPS[self.form.sources])
         in_lanes = panel.by_batch(order.rows, indices)
         rows = in_lanes[..., None, :] * sharing_rows + np.arange(sharing_rows)[:, None]
         rows = rows.reshape(*in_lanes.shape[:3], LANES)

@@ -21,7 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.scheduling.grouping import blocks, exchanges, fullest_together, swapped
+from sparsejit.asm_templates.scheduling.grouping import (
+    Step,
+    blocks,
+    exchanges,
+    fullest_together,
+    swapped,
+)
 from sparsejit.asm_templates.scheduling.schedule import Windows
 
 _Numbers = npt.NDArray[np.integer]
@@ -102,6 +108,7 @@ class Prices:
 
     bound: Bound
     exchange: float
+    step: Step
 
     def of(self, order: RowOrder) -> float:
         """In steps."""
@@ -139,7 +146,7 @@ def row_order(
         return RowOrder(rows, stages, pairs, least_steps(rows), ungrouped)
 
     def swept(order: RowOrder, sweeps: int) -> RowOrder:
-        return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps))
+        return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps, prices.step))
 
     ungrouped = least_steps(natural)
     tried = [
