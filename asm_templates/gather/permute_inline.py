@@ -13,22 +13,20 @@ told in `permute`, of which this is a form.
 from dataclasses import replace
 
 from sparsejit.asm_templates.gather.permute import AVX512, LoweredPermute, expect_for, lower_for
-from sparsejit.asm_templates.gather.permute_machine import FoldingRule
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 
 KIND = "permute-inline"
-# Code is long, so that it pays to run it twice; four times costs more lanes than it saves code.
-INLINE = replace(AVX512, index_in_weight=True, folding=(FoldingRule(13_000, 0.045, 2),))
+INLINE = replace(AVX512, index_in_weight=True)
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """As `permute.expect`, without indices."""
-    return expect_for(KIND, INLINE, matrix, target)
+    return expect_for(KIND, INLINE.folding_on(target), matrix, target)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
     """Of any dtype; `permute.emit` emits it."""
-    return lower_for(KIND, INLINE, spec, matrix, target)
+    return lower_for(KIND, INLINE.folding_on(target), spec, matrix, target)

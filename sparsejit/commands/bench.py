@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from sparsejit.commands.bench_models import models, peers
+from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -33,6 +34,7 @@ OutOption = Annotated[
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
 bench.command()(models)
 bench.command()(peers)
+bench.command()(planner)
 
 
 @bench.command()
@@ -74,7 +76,8 @@ def kernels(
             rows += comparison.rows
     if not rows:
         raise InvalidInput("no such kernel for these problems and dtypes: use --strategy auto")
-    values = [row.as_dict() for row in rows]
+    speeds = history.speeds()
+    values = [{**row.as_dict(), **speeds} for row in rows]
     if plot:
         draw_roofline(plot, [row for row in rows if row.auto], limits)
     if record:

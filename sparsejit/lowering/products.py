@@ -34,11 +34,8 @@ def lower_linear(low: Lowering, node: Node) -> None:
     rows = prod(x.shape[:-1])
     source = low.contiguous(x)
     layer = each if rows == 1 else MatMul(each, rows)
-
-    def make(destination: View) -> Step:
-        return product_step(node, layer, matrix, source, destination, low.options)
-
-    low.into(node.output, make)
+    destination = low.dense_result(node.output)
+    low.add(product_step(node, layer, matrix, source, destination, low.options))
 
 
 def product_step(

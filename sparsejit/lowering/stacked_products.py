@@ -17,7 +17,6 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import known_rates
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
 
@@ -51,10 +50,7 @@ def lower_bmm(low: Lowering, node: Node) -> None:
     assert isinstance(op, Bmm)
     a = low.view(left) if _is_matrix(low.view(left)) else low.contiguous(left)
     b, transposed = _right(low, right, op.transposed)
-    c = low.wanted.get(node.output)
-    if c is None or not _is_matrix(c):
-        c = low.temporary(node.output.type)
-    low.bind(node.output, c)
+    c = low.result(node.output, _is_matrix)
     product = stacked(a, b, c, transposed, op.scale)
 
     def emit(asm: Assembler, at: Locations) -> None:
@@ -157,5 +153,5 @@ def _facts(product: StackedProduct, target: Target) -> Facts:
     flops = 2 * count * each.rows * each.columns * each.depth
     cycles = count * tiling(each, target).cycles
     reason = f"{count} dense products {each.rows}x{each.depth} by {each.depth}x{each.columns}"
-    ns = cycles / known_rates(target).cycles_per_ns
+    ns = cycles / target.core.rates.cycles_per_ns
     return Facts(reason, ns, effective_flops=flops, flops=flops, bound="execution")
