@@ -95,15 +95,20 @@ class Step(NamedTuple):
     products: int = 1
 
 
-def swapped(held: _Numbers, counts: _Counts, sweeps: int, step: Step) -> _Numbers:
-    """Rows after so many sweeps of swaps; both arrays as in `fullest_together`."""
+def swapped(
+    held: _Numbers, counts: _Counts, sweeps: int, step: Step, anywhere: bool = False
+) -> _Numbers:
+    """Rows after so many sweeps of swaps; both arrays as in `fullest_together`.
+
+    `anywhere`: sums leave in any order, so that any two rows may change places.
+    """
     _, _, vectors, lanes = held.shape
     if vectors == 1:
         return held
     wants = np.concatenate([counts, np.zeros((1, *counts.shape[1:]), counts.dtype)])
     swaps = vectors // 2 * lanes * lanes * counts.shape[1] * counts.shape[2]
     chunk = max(1, _AT_ONCE // swaps)
-    parts = [_Search.of(held[first : first + chunk], wants, step) for first in range(0, len(held), chunk)]
+    parts = [_Search.of(held[first : first + chunk], wants, step, anywhere) for first in range(0, len(held), chunk)]
     for part in parts:
         part.run(sweeps)
     return np.concatenate([part.held.transpose(3, 1, 0, 2) for part in parts])
@@ -138,14 +143,15 @@ class _Search:
     wants: _Counts
     totals: _Counts
     step: Step
+    anywhere: bool
 
     @classmethod
-    def of(cls, rows: _Numbers, wants: _Counts, step: Step) -> "_Search":
+    def of(cls, rows: _Numbers, wants: _Counts, step: Step, anywhere: bool) -> "_Search":
         """`rows`: (batches, runs, vectors, lanes); `wants`: (rows + 1, windows, registers)."""
         held = np.ascontiguousarray(rows.transpose(2, 1, 3, 0))
         wanted = wants[np.minimum(held, len(wants) - 1)].transpose(0, 1, 2, 5, 4, 3)
         totals = wanted.sum(axis=3, dtype=np.uint16)
-        return cls(held, np.ascontiguousarray(wanted), totals, step)
+        return cls(held, np.ascontiguousarray(wanted), totals, step, anywhere)
 
     def run(self, sweeps: int) -> None:
         """Sweep over all pairs of vectors until nothing is gained, or so often."""
@@ -176,8 +182,9 @@ class _Search:
             np.maximum(left_other[:, None], total_one[:, :, None]),
             np.maximum(rest_other[:, None], want_one[:, :, None]),
         )
-        kind = self.held[:, run] // lanes & bit - 1
-        then[kind[one][:, :, None] != kind[other][:, None]] = np.iinfo(np.int32).max
+        if not self.anywhere:
+            kind = self.held[:, run] // lanes & bit - 1
+            then[kind[one][:, :, None] != kind[other][:, None]] = np.iinfo(np.int32).max
         then = then.reshape(len(one), lanes * lanes, batches)
         best = then.argmin(axis=1)
         pair, batch = np.nonzero(np.take_along_axis(then, best[:, None], axis=1)[:, 0] < now)

@@ -38,6 +38,8 @@ Bound = Callable[[_Counts], _Numbers]
 
 # Swaps times registers looked at in all: 15 million take about 90 ms.
 _MOST_LOOKS = 15_000_000
+# Where any row goes anywhere in a panel of so many vectors: looks, and sweeps, at most.
+_PANEL_VECTORS, _ANYWHERE_LOOKS, _MOST_SWEEPS = 32, 60_000_000, 8
 
 
 @dataclass(frozen=True)
@@ -168,3 +170,27 @@ def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs
     padded[:, :in_features] = used
     shape = (rows, windows.number, windows.width, register_inputs)
     return padded.reshape(shape).sum(axis=3, dtype=np.uint16)
+
+
+def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:
+    """Rows grouped freely within panels: of each panel (vectors, lanes), from out_features on none.
+
+    `used`: a mask (rows, in_features). A step picks from one register of `lanes` inputs. First the
+    fullest rows come together, then swaps lower the steps.
+    """
+    counts = wanted_counts(used, Windows.of(used.shape[1], lanes, used.shape[1]), lanes)
+    vectors = -(-len(used) // lanes)
+    panels = []
+    for begin in range(0, vectors, _PANEL_VECTORS):
+        size = min(_PANEL_VECTORS, vectors - begin)
+        held = np.arange(begin * lanes, (begin + size) * lanes)
+        totals = np.append(counts.sum(axis=(1, 2), dtype=np.int64), 0)
+        order = np.argsort(-totals[np.minimum(held, len(counts))], kind="stable")
+        held = held[order].reshape(size, lanes)
+        for first, part in blocks(size, _PANEL_VECTORS.bit_length() - 1):
+            sweeps = _ANYWHERE_LOOKS // (vectors * part * lanes**2 * counts.shape[2])
+            block = held[None, None, first : first + part]
+            swaps = min(max(sweeps, 1), _MOST_SWEEPS)
+            held[first : first + part] = swapped(block, counts, swaps, Step(1), anywhere=True)[0, 0]
+        panels.append(held)
+    return panels
