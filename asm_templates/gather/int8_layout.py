@@ -29,7 +29,7 @@ from sparsejit.asm_templates.gather.pieces import (
     padded_rows,
     pieces_of_panel,
 )
-from sparsejit.asm_templates.scheduling.grouping import Step, exchange_indices
+from sparsejit.asm_templates.scheduling.grouping import StepShape, exchange_indices
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
 from sparsejit.asm_templates.scheduling.row_order import (
@@ -193,7 +193,7 @@ class _Int8Cut:
         groups = self._padded(np.arange(whole)).reshape(whole // sharing_rows, sharing_rows, -1)
         used = np.bitwise_or.reduce(groups, axis=1) != 0
         counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
-        step = Step(self.form.sources, PRODUCTS)
+        step = StepShape(self.form.sources, PRODUCTS)
         prices = Prices(self.form.least_steps, self.form.exchange, step)
         order = row_order(counts, indices, [panel], stages, prices, _SWEEPS[self.form.sources])
         in_lanes = panel.by_batch(order.rows, indices)

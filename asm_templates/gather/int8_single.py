@@ -4,8 +4,8 @@
     vpermb   zmm4, zmm4, zmm9          64 inputs, out of this register
     vpdpbusd zmm0, zmm4, [rdx+64*8]    lane += its four products
 
-`vpermb` takes half of `vpermi2b`'s time on some processors, so it pays while its longer streams come
-from L1. What else a kernel does is told in `int8_permute`, of which this is a form.
+`vpermb` takes half of `vpermi2b`'s time on some processors, so it pays while its longer streams
+come from L1. What else a kernel does is told in `int8_permute`, of which this is a form.
 """
 
 from sparsejit.asm_templates.gather.int8_layout import Int8Layout

@@ -12,7 +12,6 @@ No windows of x, so thirteen registers hold sums. x and y must not overlap.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,7 @@ _Numbers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class SummedRows:
     """Vectors of outputs that are summed up together, and their steps in order of execution.
 
     `first` is that vector of the panel; `registers` are of x, `vectors` of the batch. `weights`:
@@ -66,14 +65,14 @@ class LoweredAnywhere:
     """A layer: of each panel of vectors the row in every lane, and its batches."""
 
     spec: MatVec
-    panels: list[tuple[_Numbers, list[Batch]]]
+    panels: list[tuple[_Numbers, list[SummedRows]]]
     counts: Counts
 
-    @cached_property
+    @property
     def pool(self) -> npt.NDArray[np.uint32]:
         """Biases and weights in order of reading: (vectors, lanes)."""
-        parts = [part for _, batches in self.panels for b in batches for part in (b.bias, b.weights)]
-        return np.concatenate(parts)
+        parts = (b for _, batches in self.panels for b in batches)
+        return np.concatenate([part for b in parts for part in (b.bias, b.weights)])
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
@@ -103,7 +102,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredAnywhere
     return LoweredAnywhere(spec, panels, _counts(matrix, target, steps))
 
 
-def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> Iterator[Batch]:
+def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> Iterator[SummedRows]:
     """The batches of a panel; `dense`: its rows (vectors * lanes, inputs)."""
     registers = dense.shape[1] // _LANES
     steps = registers_in_turn(Demand.of(dense != 0, _LANES, _LANES, registers), 1)
@@ -121,7 +120,7 @@ def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> It
         if spec.bias is not None:
             bias = by_lane(spec.bias, held[vectors])
         first = int(vectors[0])
-        yield Batch(
+        yield SummedRows(
             *(first, steps.first[own], steps.problem[own] - first, words[own], bias, len(vectors))
         )
 
@@ -143,6 +142,7 @@ def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
     most = max(len(held) for held, _ in lowered.panels)
     asm.emit("sub", rsp, most * _VECTOR_BYTES)
     for held, batches in lowered.panels:
+        asm.count(steps=sum(len(batch.registers) for batch in batches))
         for batch in batches:
             _sum(asm, stream, batch, whole)
         _apply(asm, spec, len(held))
@@ -150,7 +150,7 @@ def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
     asm.emit("add", rsp, most * _VECTOR_BYTES)
 
 
-def _sum(asm: Assembler, stream: Stream, batch: Batch, whole: int) -> None:
+def _sum(asm: Assembler, stream: Stream, batch: SummedRows, whole: int) -> None:
     """The sums of a batch to the stack; x has so many whole vectors."""
     sums = [ymm(number) for number in range(batch.size)]
     for number, register in enumerate(sums):

@@ -88,7 +88,7 @@ def fullest_together(rows: _Numbers, counts: _Counts) -> _Numbers:
     return _halved(rows, totals[np.minimum(rows, len(counts))])
 
 
-class Step(NamedTuple):
+class StepShape(NamedTuple):
     """What a step of a schedule takes: `products` of each lane, out of so many registers."""
 
     sources: int
@@ -96,7 +96,7 @@ class Step(NamedTuple):
 
 
 def swapped(
-    held: _Numbers, counts: _Counts, sweeps: int, step: Step, anywhere: bool = False
+    held: _Numbers, counts: _Counts, sweeps: int, step: StepShape, anywhere: bool = False
 ) -> _Numbers:
     """Rows after so many sweeps of swaps; both arrays as in `fullest_together`.
 
@@ -108,7 +108,10 @@ def swapped(
     wants = np.concatenate([counts, np.zeros((1, *counts.shape[1:]), counts.dtype)])
     swaps = vectors // 2 * lanes * lanes * counts.shape[1] * counts.shape[2]
     chunk = max(1, _AT_ONCE // swaps)
-    parts = [_Search.of(held[first : first + chunk], wants, step, anywhere) for first in range(0, len(held), chunk)]
+    parts = [
+        _Search.of(held[first : first + chunk], wants, step, anywhere)
+        for first in range(0, len(held), chunk)
+    ]
     for part in parts:
         part.run(sweeps)
     return np.concatenate([part.held.transpose(3, 1, 0, 2) for part in parts])
@@ -142,11 +145,11 @@ class _Search:
     held: _Numbers
     wants: _Counts
     totals: _Counts
-    step: Step
+    step: StepShape
     anywhere: bool
 
     @classmethod
-    def of(cls, rows: _Numbers, wants: _Counts, step: Step, anywhere: bool) -> "_Search":
+    def of(cls, rows: _Numbers, wants: _Counts, step: StepShape, anywhere: bool) -> "_Search":
         """`rows`: (batches, runs, vectors, lanes); `wants`: (rows + 1, windows, registers)."""
         held = np.ascontiguousarray(rows.transpose(2, 1, 3, 0))
         wanted = wants[np.minimum(held, len(wants) - 1)].transpose(0, 1, 2, 5, 4, 3)

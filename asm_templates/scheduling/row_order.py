@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.scheduling.grouping import (
-    Step,
+    StepShape,
     blocks,
     exchanges,
     fullest_together,
@@ -110,7 +110,7 @@ class Prices:
 
     bound: Bound
     exchange: float
-    step: Step
+    step: StepShape
 
     def of(self, order: RowOrder) -> float:
         """In steps."""
@@ -180,17 +180,17 @@ def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:
     """
     counts = wanted_counts(used, Windows.of(used.shape[1], lanes, used.shape[1]), lanes)
     vectors = -(-len(used) // lanes)
-    panels = []
+    totals = np.zeros(vectors * lanes, np.int64)
+    totals[: len(used)] = counts.sum(axis=(1, 2))
+    panels: list[_Numbers] = []
     for begin in range(0, vectors, _PANEL_VECTORS):
-        size = min(_PANEL_VECTORS, vectors - begin)
-        held = np.arange(begin * lanes, (begin + size) * lanes)
-        totals = np.append(counts.sum(axis=(1, 2), dtype=np.int64), 0)
-        order = np.argsort(-totals[np.minimum(held, len(counts))], kind="stable")
-        held = held[order].reshape(size, lanes)
-        for first, part in blocks(size, _PANEL_VECTORS.bit_length() - 1):
-            sweeps = _ANYWHERE_LOOKS // (vectors * part * lanes**2 * counts.shape[2])
-            block = held[None, None, first : first + part]
-            swaps = min(max(sweeps, 1), _MOST_SWEEPS)
-            held[first : first + part] = swapped(block, counts, swaps, Step(1), anywhere=True)[0, 0]
+        own = totals[begin * lanes : (begin + _PANEL_VECTORS) * lanes]
+        held = begin * lanes + np.argsort(-own, kind="stable").reshape(-1, lanes)
+        for first, size in blocks(len(held), len(held).bit_length()):
+            block = held[None, None, first : first + size]
+            looks = vectors * size * lanes**2 * counts.shape[2]
+            sweeps = min(max(_ANYWHERE_LOOKS // looks, 1), _MOST_SWEEPS)
+            swaps = swapped(block, counts, sweeps, StepShape(1), anywhere=True)
+            held[first : first + size] = swaps[0, 0]
         panels.append(held)
     return panels
