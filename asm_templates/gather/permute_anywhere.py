@@ -20,7 +20,11 @@ from sparsejit.asm_templates.gather.permute_layout import weights_and_indices
 from sparsejit.asm_templates.gather.permute_storage import rounded, with_index
 from sparsejit.asm_templates.gather.pieces import by_lane, padded_rows
 from sparsejit.asm_templates.lowered import Counts, Work
-from sparsejit.asm_templates.scheduling.row_order import rows_anywhere
+from sparsejit.asm_templates.scheduling.row_order import (
+    PANEL_VECTORS,
+    rows_anywhere,
+    wanted_counts,
+)
 from sparsejit.asm_templates.scheduling.schedule import Demand, Windows, registers_in_turn
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
@@ -38,8 +42,7 @@ _SUMS, _WEIGHTS, _PICKED, _LAST_INPUTS = 13, ymm(13), ymm(14), ymm(15)
 _AT_ONCE = 8  # sums that an activation takes; the other registers are its own
 _POOL, _INPUTS = rdx, r8
 _REACH = 4  # vectors to either side that a one-byte displacement reaches
-# In steps: what it costs to move the outputs of a vector. And of all steps, what swaps leave.
-_MOVE_STEPS, _SWAPPED = 5, 0.83
+_MOVE_STEPS = 5  # what it costs to move the outputs of a vector
 
 _Numbers = npt.NDArray[np.integer]
 
@@ -76,12 +79,23 @@ class LoweredAnywhere:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From rows as they come, and what swaps save."""
-    vectors, registers = (-(-size // _LANES) for size in matrix.dense.shape)
-    used = np.zeros((vectors * _LANES, registers * _LANES), bool)
-    used[: matrix.out_features, : matrix.in_features] = matrix.dense != 0
-    counts = used.reshape(vectors, _LANES, registers, _LANES).sum(axis=3)
-    return _counts(matrix, target, int(_SWAPPED * counts.max(axis=1).sum()) + 1)
+    """From the steps of one panel, or of both where there are two."""
+    starts = range(0, matrix.out_features, PANEL_VECTORS * _LANES)
+    sampled = starts if len(starts) < 3 else starts[1:2]
+    steps = covered = 0
+    for start in sampled:
+        used = matrix.dense[start : start + PANEL_VECTORS * _LANES] != 0
+        (held,) = rows_anywhere(used, _LANES)
+        wants = wanted_counts(used, _windows(matrix.in_features), _LANES)
+        wants = np.concatenate([wants, np.zeros((held.size - len(wants), *wants.shape[1:]), int)])
+        steps += int(wants[held].max(axis=1).sum())
+        covered += len(used)
+    return _counts(matrix, target, steps * matrix.out_features // covered)
+
+
+def _windows(in_features: int) -> Windows:
+    """One, of all inputs."""
+    return Windows.of(in_features, _LANES, in_features)
 
 
 def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
@@ -93,7 +107,7 @@ def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredAnywhere:
     """Of any dtype: group, schedule and put the index into every weight."""
     weights = rounded(matrix.dense, spec.dtype)
-    windows = Windows.of(matrix.in_features, _LANES, matrix.in_features)
+    windows = _windows(matrix.in_features)
     panels = []
     for held in rows_anywhere(weights != 0, _LANES):
         dense = padded_rows(weights, held.ravel(), windows, _LANES)

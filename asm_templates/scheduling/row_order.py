@@ -39,7 +39,7 @@ Bound = Callable[[_Counts], _Numbers]
 # Swaps times registers looked at in all: 15 million take about 90 ms.
 _MOST_LOOKS = 15_000_000
 # Where any row goes anywhere in a panel of so many vectors: looks, and sweeps, at most.
-_PANEL_VECTORS, _ANYWHERE_LOOKS, _MOST_SWEEPS = 32, 60_000_000, 8
+PANEL_VECTORS, _ANYWHERE_LOOKS, _MOST_SWEEPS = 32, 15_000_000, 8
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,9 @@ def row_order(
         return RowOrder(rows, stages, pairs, least_steps(rows), ungrouped)
 
     def swept(order: RowOrder, sweeps: int) -> RowOrder:
-        return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps, prices.step))
+        return changed(
+            order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps, prices.step)
+        )
 
     ungrouped = least_steps(natural)
     tried = [
@@ -183,8 +185,8 @@ def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:
     totals = np.zeros(vectors * lanes, np.int64)
     totals[: len(used)] = counts.sum(axis=(1, 2))
     panels: list[_Numbers] = []
-    for begin in range(0, vectors, _PANEL_VECTORS):
-        own = totals[begin * lanes : (begin + _PANEL_VECTORS) * lanes]
+    for begin in range(0, vectors, PANEL_VECTORS):
+        own = totals[begin * lanes : (begin + PANEL_VECTORS) * lanes]
         held = begin * lanes + np.argsort(-own, kind="stable").reshape(-1, lanes)
         for first, size in blocks(len(held), len(held).bit_length()):
             block = held[None, None, first : first + size]

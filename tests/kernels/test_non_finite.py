@@ -26,7 +26,7 @@ INTEGERS = [one for one in EVERY_ROW if one.values[0].dtype is DType.INT8]
 ALONE = {"immediate"}  # an input without a weight is never read for a row
 EVERY_OUTPUT = {"dense", "dot"}  # which multiply zeros too
 BY_BLOCK = {"broadcast", "broadcast-loop", "broadcast-mixed"}
-IN_IDLE_LANES = {"permute", "lane16", "lookup"}
+IN_IDLE_LANES = {"permute", "permute-inline", "lane16", "lookup"}
 
 
 def product(
