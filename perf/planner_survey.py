@@ -16,9 +16,9 @@ from sparsejit.api.options import Options
 from sparsejit.asm_templates.table import SHORT_NAMES
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, Layout, MatMul
+from sparsejit.ir.spec import LARGEST_INT8, DType, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.perf.kernels import checked_error
+from sparsejit.perf.kernels import checked_error, exact_output
 from sparsejit.perf.problems import FloatArray
 from sparsejit.perf.survey_layers import SurveyLayer
 from sparsejit.planner.batch_plan import plan_batch, price_batch
@@ -114,7 +114,8 @@ def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
     matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
     scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
     options = Options(
-        *(None, problem.batch, dtype, "auto", target, 1, False, False, problem.layout, scale)
+        *(None, problem.batch, dtype, "auto", target, 1, False, False, problem.layout, scale),
+        pitch=None,
     )
     spec = options.layer(matrix, None)
     if isinstance(spec, MatMul):
@@ -209,7 +210,7 @@ class _Contender:
 
 def _made(templates: list[Template], job: Job, choice: Plan, x: FloatArray) -> list[_Contender]:
     """The kernels, the chosen one first, each held to float64."""
-    exact = _exact(job.spec, job.matrix, x)
+    exact = exact_output(job.spec, job.matrix, x)
     runs = []
     for template in sorted(templates, key=lambda one: one is not choice.chosen.template):
         is_chosen = template is choice.chosen.template
@@ -234,19 +235,6 @@ def _time_in_turn(runs: list[_Contender]) -> None:
     for place in range(_PLACES, _PLACES + _MORE_PLACES):
         for run in finalists:
             run.time(place)
-
-
-def _exact(spec: Layer, matrix: SparseMatrix, x: FloatArray) -> reference.Float64:
-    """`reference.product` with weights rounded once, not for every column of a batch."""
-    each = spec.each if isinstance(spec, MatMul) else spec
-    feature_major = isinstance(spec, MatMul) and spec.layout is Layout.FEATURE_MAJOR
-    columns = np.atleast_2d(x.T if feature_major else x)
-    values = columns.astype(np.float64)
-    if spec.dtype is DType.INT8:
-        quantised = (reference.quantised_input(each, column) for column in columns)
-        values = np.stack([integers * np.float64(scale) for integers, scale in quantised])
-    y = values @ reference.stored_weights(matrix, spec.dtype).T
-    return (y.T if feature_major else y).reshape(spec.y_shape)
 
 
 def _duration(loop: Callable[[int], None]) -> int:

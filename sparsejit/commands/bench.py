@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sparsejit.commands.bench_batch import batch, sweep
 from sparsejit.commands.bench_models import models, peers
 from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.console import (
@@ -17,7 +18,7 @@ from sparsejit.commands.console import (
     require,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import DType, Layout
+from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.split import parse_threads
 
@@ -35,6 +36,8 @@ bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same
 bench.command()(models)
 bench.command()(peers)
 bench.command()(planner)
+bench.command()(batch)
+bench.command()(sweep)
 
 
 @bench.command()
@@ -83,44 +86,6 @@ def kernels(
     if record:
         error_console.print(f"recorded in {history.append('kernels', values, limits)}")
     hand_over(values, as_json, out)
-
-
-@bench.command()
-def batch(
-    problem: Annotated[str, typer.Option(help="The layer: A, B, C90, ...")] = "A",
-    size: Annotated[
-        list[int] | None, typer.Option(help="A batch size; repeatable. Default: 1 to 64.")
-    ] = None,
-    layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
-    as_json: JsonOption = False,
-    out: OutOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append the rows to perf/results/batch.jsonl.")
-    ] = False,
-) -> None:
-    """Time one layer at growing batch sizes; growth below 0.9 would be a cliff."""
-    require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf import history
-    from sparsejit.perf.batch_sweep import BATCHES, sweep
-    from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.problems import PROBLEMS, problems_named
-
-    (layer,) = problems_named([problem], PROBLEMS)
-    case = Layout.parse(layout), DType.parse(dtype)
-    check_outputs(out)
-    with error_console.status("") as status:
-        rows = sweep(layer, size or BATCHES, *case, status.update)
-    if record:
-        history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
-    if hand_over([vars(row) for row in rows], as_json, out):
-        return
-    table = Table("batch", "kernel", "ns", "ns a column", "over the longest before")
-    for row in rows:
-        times = (f"{row.ns:.0f}", f"{row.ns / row.batch:.0f}", f"{row.growth:.2f}")
-        table.add_row(str(row.batch), row.strategy, *times)
-    console.print(table)
-    console.print(f"least growth {min(row.growth for row in rows):.2f}")
 
 
 @bench.command()

@@ -1,5 +1,6 @@
 """`sparsejit bench planner`: the planner's choices and predictions held to measurement."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -15,7 +16,9 @@ from sparsejit.commands.console import (
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
+from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 
 
 def planner(
@@ -27,6 +30,10 @@ def planner(
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
     ] = None,
+    generic: Annotated[
+        bool,
+        typer.Option("--generic", help="As on a core without data of its own, but calibrated."),
+    ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
     record: Annotated[
@@ -43,14 +50,15 @@ def planner(
     from sparsejit.perf.planner_survey import survey
     from sparsejit.perf.survey_layers import survey_layers
 
-    target = Target.detect()
+    machine = Target.detect()
+    target = calibrated(replace(machine, core=core_named(UNKNOWN)) if generic else machine)
     dtypes = tuple(DType.parse(name) for name in dtype or DType)
     end = None if count is None else first + count
     chosen = [survey_layers(size, dtypes)[first:end] for size in batch or (1, 16, 64)]
     if not all(chosen):
         raise InvalidInput(f"no layers from {first} to {end}; there are fewer")
     check_outputs(out)
-    values, speeds = [], history.speeds()
+    values, speeds = [], {**history.speeds(), "prices": target.core.origin}
     for layers in chosen:
         with error_console.status("") as status:
             rows = survey(layers, target, status.update)

@@ -17,6 +17,9 @@ from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
+# Told each stage as it begins, and the share of the work done by then, 0 to 1.
+Progress = Callable[[str, float], None]
+
 
 @dataclass(frozen=True)
 class ModelOptions:

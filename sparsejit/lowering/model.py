@@ -11,7 +11,7 @@ found an index out of range; what outputs hold then means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.shared.location import (
@@ -22,7 +22,7 @@ from sparsejit.asm_templates.shared.location import (
     Location,
 )
 from sparsejit.ir.graph import Graph
-from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.context import Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
 from sparsejit.lowering.probes import Probe
@@ -54,7 +54,6 @@ from sparsejit.x86.operands import (
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _POINTER = 8
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)

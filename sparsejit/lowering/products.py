@@ -14,8 +14,9 @@ from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.plan import Plan, plan
-from sparsejit.planner.split import Split, split, undivided
+from sparsejit.planner.split import Split, split
 from sparsejit.planner.tuning import tuned
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rsi
@@ -70,13 +71,13 @@ def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Pla
 
 
 def _divided(layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions) -> Split:
-    if isinstance(layer, MatMul):
-        return undivided(layer, matrix, choice, "a batch runs on one")
     alone = replace(options, threads=1)
 
-    def plan_part(spec: MatVec, rows: SparseMatrix) -> Plan:
+    def plan_part(spec: Layer, rows: SparseMatrix) -> Plan:
         return plan_layer(spec, rows, alone)
 
+    if isinstance(layer, MatMul):
+        return split_batch(layer, matrix, choice, options.target, options.threads, plan_part)
     return split(layer, matrix, choice, options.target, options.threads, plan_part)
 
 
@@ -102,15 +103,15 @@ def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: s
     chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
     return Facts(
         choice.reason,
-        chosen.cost.ns,
-        matrix.nnz,
-        weights,
-        matrix.nnz * WEIGHT_BYTES[layer.dtype],
-        2 * weights * columns,
-        2 * matrix.nnz * columns,
-        chosen.cost.bound,
-        choice.record(),
-        layer,
-        np.packbits(matrix.dense == 0).tobytes(),
-        parameter,
+        predicted_ns=chosen.cost.ns,
+        nnz=matrix.nnz,
+        weights=weights,
+        weight_bytes=matrix.nnz * WEIGHT_BYTES[layer.dtype],
+        effective_flops=2 * weights * columns,
+        flops=2 * matrix.nnz * columns,
+        bound=chosen.cost.bound,
+        plan=choice.record(),
+        layer=layer,
+        zeros=np.packbits(matrix.dense == 0).tobytes(),
+        parameter=parameter,
     )

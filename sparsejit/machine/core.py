@@ -54,6 +54,25 @@ class BatchPrices:
     dense_fetch: float
 
 
+class CsrPrices(NamedTuple):
+    """Cycles of a batch by a loop over compressed rows.
+
+    `weight`: its load and its offset's; `product`: by a vector of x, `far_product` what more that
+    takes from L2; `sums`: to load and store a vector of sums; `group`: to change over to rows with
+    another number of weights; `into_panel`, `to_y`: a vector, feature-major and batch-major.
+    `fetch`: of fetching weights from beyond L2, what is not hidden.
+    """
+
+    weight: float
+    product: float
+    far_product: float
+    sums: float
+    group: float
+    into_panel: tuple[float, float]
+    to_y: tuple[float, float]
+    fetch: float
+
+
 @dataclass(frozen=True)
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
@@ -72,7 +91,7 @@ class Core:
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
     longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
-    a cycle. `barrier_ns`: to hand work to another core and to hear of its end.
+    a cycle. `csr`: by level. `barrier_ns`: to hand work to another core and to hear of its end.
     """
 
     key: str
@@ -83,6 +102,7 @@ class Core:
     shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
     code_rates: Mapping[str, float] = field(repr=False)
     batch: BatchPrices = field(repr=False)
+    csr: Mapping[str, CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
     padding: bool
     redirects: bool

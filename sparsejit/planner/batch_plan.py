@@ -1,4 +1,5 @@
-"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, both, or dense code.
+"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, both, a loop over
+compressed rows, or dense code.
 
 A panel costs the same however few of its columns are used, a repeated kernel by the column, dense
 code by the weight, zeros included. docs/kernels/batch.md and dense.md have where prices come from.
@@ -6,6 +7,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.batch.csr_shape import CsrCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
@@ -15,6 +17,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level, price
+from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
 
 
@@ -62,16 +65,18 @@ def plan_batch(
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
     """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
-    if needs_no_workspace or template.family == "dense":
+    if needs_no_workspace or template.family in ("csr", "dense"):
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
 
 
-def price_batch(counts: BatchCounts | DenseCounts) -> Cost:
-    """The sum of what panels, repeated kernels and transpositions cost, or that of dense code."""
+def price_batch(counts: BatchCounts | CsrCounts | DenseCounts) -> Cost:
+    """The sum of what panels, repeated kernels and transpositions cost, or that of a loop."""
     if isinstance(counts, DenseCounts):
         return _dense(counts)
+    if isinstance(counts, CsrCounts):
+        return price_csr(counts)
     core = counts.target.core
     parts: list[tuple[float, Cost]] = []
     waiting = _transposing(counts)
@@ -131,7 +136,7 @@ def _panels(counts: BatchCounts) -> Cost:
     adding = nnz / prices.products + spec.out_features * prices.store_cycles
     later = max(loading, adding)
     first = max(fetching, later)
-    is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"

@@ -45,8 +45,10 @@ def test_json_rows(tmp_path: Path) -> None:
         ("kernels --problem Z", "'Z' is unknown; use one of A, B"),
         ("kernels --strategy fast", "'fast' is unknown; use one of auto, "),
         ("kernels --dtype float8", "'float8' is unknown; use one of float32, "),
+        ("batch --shape 12", "shape '12'; give outputs and inputs"),
+        ("batch --size 1", "batch 1 is out of range"),
         ("threads --problem D16", "'D16' is unknown; use one of A, B"),
-        ("batch --problem D16", "'D16' is unknown; use one of A, B"),
+        ("sweep --problem D16", "'D16' is unknown; use one of A, B"),
     ],
 )
 def test_an_unknown_name_is_refused_before_anything_is_timed(arguments: str, message: str) -> None:
@@ -59,7 +61,7 @@ def test_an_unknown_name_is_refused_before_anything_is_timed(arguments: str, mes
 def test_a_file_beside_the_tables(tmp_path: Path) -> None:
     """The same rows as on stdout with --json, which has tables without."""
     file = tmp_path / "new folder" / "rows.json"
-    arguments = ["bench", "batch", "--problem", "B", "--size", "2", "--out", str(file)]
+    arguments = ["bench", "sweep", "--problem", "B", "--size", "2", "--out", str(file)]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
     assert "ns a column" in shown.stdout
@@ -70,7 +72,7 @@ def test_a_file_beside_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["kernels", "batch", "predictions", "padding", "threads", "check"]
+    "command", ["kernels", "batch", "sweep", "predictions", "padding", "threads", "check"]
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
     command: str, tmp_path: Path, steady_clock: FakeClock

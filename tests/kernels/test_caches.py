@@ -106,7 +106,9 @@ def test_rates_from_a_file_are_used_and_named() -> None:
 
 def test_without_a_file_the_rates_are_built_in() -> None:
     assert calibration.calibrated(Target.detect()).core.rates == Target.detect().core.rates
-    assert calibration.rates_origin(calibration.calibrated(Target.detect()))== f"data of {Target.detect().core.data_of}"
+    target = Target.detect()
+    origin = calibration.rates_origin(calibration.calibrated(target))
+    assert origin == f"data of {target.core.data_of}"
 
 
 def test_damaged_rates_are_as_good_as_none() -> None:

@@ -14,8 +14,10 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.perf import planner_survey
+from sparsejit.perf.kernels import exact_output
 from sparsejit.perf.planner_survey import ContenderTime, SurveyRow, kernel_name, survey_layer
 from sparsejit.perf.problems import Problem
 from sparsejit.perf.survey_layers import PATTERNS, SHAPES, SPARSITIES, SurveyLayer, survey_layers
@@ -105,7 +107,7 @@ def test_what_is_exact_is_the_reference(dtype: DType) -> None:
     weights, x = asked.problem.weights(), asked.problem.input()
     spec = compile_matrix(weights, dtype=dtype, batch=3, layout="feature-major").spec
     exact = reference.product(spec, SparseMatrix(weights), x)
-    np.testing.assert_allclose(planner_survey._exact(spec, SparseMatrix(weights), x), exact)
+    np.testing.assert_allclose(exact_output(spec, SparseMatrix(weights), x), exact)
 
 
 def test_long_code_and_hopeless_kernels_are_left_out(
@@ -152,6 +154,8 @@ def test_the_command(steady_clock: FakeClock) -> None:
     (found,) = json.loads(as_json.stdout)
     assert found["summary"]["worst"] == 1 and len(found["rows"]) == 2
     assert {"microarchitecture", "clock_ghz", "rates"} <= found.keys()
+    generic = CliRunner().invoke(app, [*arguments, "--json", "--generic"])
+    assert json.loads(generic.stdout)[0]["prices"] == core_named(UNKNOWN).origin
     refused = CliRunner().invoke(app, [*arguments, "--from", "1000"])
     assert isinstance(refused.exception, InvalidInput)
     assert "there are fewer" in str(refused.exception)

@@ -29,6 +29,7 @@ GENERIC = Core(
     shared_way=0.2,
     code_rates=ZEN5.code_rates,
     batch=GOLDEN_COVE.batch,
+    csr=GOLDEN_COVE.csr,
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,

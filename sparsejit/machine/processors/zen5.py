@@ -4,7 +4,7 @@ Figures are of one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the laye
 on are those of `sparsejit bench kernels`.
 """
 
-from sparsejit.machine.core import BatchPrices, Core, FoldingRule, StepPrice, models
+from sparsejit.machine.core import BatchPrices, Core, CsrPrices, FoldingRule, StepPrice, models
 from sparsejit.machine.rates import Rates
 
 STEPS = {
@@ -115,6 +115,13 @@ GATE_CYCLES = {
     ("rnn_relu", "avx2"): 0.42,
 }
 
+# Not measured: from its ports, two loads and two multiplications a cycle of 64 bytes each, and 64
+# bytes a cycle from L2; moving x and y as `BATCH` has it.
+CSR = {
+    "avx512": CsrPrices(0.65, 0.55, 0.5, 2.5, 30, (2.5, 3.2), (5, 6.5), 0.3),
+    "avx2": CsrPrices(0.65, 0.55, 0.2, 2.5, 30, (1.3, 1.5), (2.6, 3), 0.3),
+}
+
 ZEN5 = Core(
     key="zen5",
     data_of="zen5",
@@ -142,6 +149,7 @@ ZEN5 = Core(
     # `rates` are of instructions of five bytes.
     code_rates={"permute": 1.4, "broadcast": 1.25},
     batch=BATCH,
+    csr=CSR,
     gate_cycles=GATE_CYCLES,
     reduction_cycles=25,
     multipliers=2,
