@@ -6,7 +6,7 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, CsrPrices, StepPrice, models
+from sparsejit.machine.core import Core, CsrPrices, FoldingRule, StepPrice, models
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
 from sparsejit.machine.rates import Rates
 
@@ -38,6 +38,7 @@ _STEPS = {
     **_floats("dot", "avx512", 0.44, 0.79, 1.25),
     **_floats("dot-end", "avx512", 1.55, 2.1, 2.45),
     **_floats("permute", "avx512", 1.44, 1.93, 2.33),
+    **_floats("permute-inline", "avx512", 1.19),
     **_floats("lane16", "avx512", 1.18, 1.18),
     **_floats("lookup", "avx512", 4.15, 4.28, 5.1),
     **_floats("broadcast", "avx2", 0.6, 0.8, 1.0),
@@ -47,7 +48,9 @@ _STEPS = {
     **_floats("dot", "avx2", 0.33, 0.6, 0.7),
     **_floats("dot-end", "avx2", 1.15, 1.4, 1.65),
     **_floats("permute", "avx2", 1.03, 1.35, 1.5),
+    **_floats("permute-inline", "avx2", 1.0),
     ("int8-permute", "avx512", "int8"): StepPrice(1.78, _MEASURED),
+    ("int8-single", "avx512", "int8"): StepPrice(1.07, "A in 99 ns at 3.03 GHz"),
     ("int8-pairs", "avx512", "int8"): StepPrice(2.25, _MEASURED),
     ("int8-pairs", "avx2", "int8"): StepPrice(1.6, _MEASURED),
     ("immediate", "avx512", "float32"): StepPrice(0.8, _MEASURED),
@@ -70,7 +73,8 @@ GOLDEN_COVE = Core(
         code={"L1": 37.0, "L2": 12.7, "L3": 3.0, "memory": 2.0},
     ),
     steps=STEPS | _STEPS,
-    folding=ZEN5.folding,
+    # Code beyond L1: 512x512 at 95 % 0.92, C95 level with four runs, whose lanes cost more bytes.
+    folding={**ZEN5.folding, ("avx512", False): (FoldingRule(13_000, 0.045, 2),)},
     # 768x256 at 90 %, permute: 1030 ns with, 890 without.
     padding=False,
     # A layer of 512x512 in 1x8, bfloat16, takes 1.20, C95 1.26 without; smaller ones 0.92 to 1.15.
@@ -93,7 +97,8 @@ GOLDEN_COVE = Core(
     # 0.3 predict better in noisy hours and choose worse.
     shared_way=0.05,
     unhidden=0.1,
-    code_rates=ZEN5.code_rates,
+    # C90 in 4730 ns, C95 in 3120.
+    code_rates={**ZEN5.code_rates, "permute-inline": 1.3},
     # Panels of 64x64 to 1024x1024, 16 and 64 columns, were predicted at 0.2 to 0.85 of their time
     # with Zen 5's, with these at 0.85 to 1.35. 16 rows 4 KB apart take up to twice as long yet.
     batch=replace(
