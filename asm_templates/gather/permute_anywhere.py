@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.permute_layout import weights_and_indices
-from sparsejit.asm_templates.gather.permute_storage import rounded, with_index
+from sparsejit.asm_templates.gather.permute_storage import with_index
 from sparsejit.asm_templates.gather.pieces import by_lane, padded_rows
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.scheduling.row_order import (
@@ -29,6 +29,7 @@ from sparsejit.asm_templates.scheduling.schedule import Demand, Windows, registe
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.asm_templates.shared.stream import Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec

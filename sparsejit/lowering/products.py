@@ -41,15 +41,14 @@ def lower_linear(low: Lowering, node: Node) -> None:
     between = _feature_major(low.view(x), rows)
     source = between or low.contiguous(x)
     layer: Layer = each
+    stays = rows > 1 and _stays_feature_major(low, node, rows)
     if rows > 1:
-        stays = _stays_feature_major(low, node, rows)
         layer = _batch(each, rows, between is not None, stays)
-        if stays:
-            result = _new_feature_major(low, node.output, rows)
-            low.bind(node.output, result)
-            low.add(product_step(node, layer, matrix, source, result, low.options))
-            return
-    destination = low.dense_result(node.output)
+    if stays:
+        destination = _new_feature_major(low, node.output, rows)
+        low.bind(node.output, destination)
+    else:
+        destination = low.dense_result(node.output)
     low.add(product_step(node, layer, matrix, source, destination, low.options))
 
 
