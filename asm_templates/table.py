@@ -1,7 +1,8 @@
 """Every kernel there is. Dispatch, tests and benchmarks walk this table.
 
 Naming law: element type, family, instruction set. Adding a kernel touches its template file, its
-row here, its prices in `sparsejit/planner/prices.py`, its oracle in `sparsejit/ir/reference.py`.
+row here, the bytes of its code in `sparsejit/planner/prices.py`, its cycles in the data of a core
+(`sparsejit/machine/processors/zen5.py`), its oracle in `sparsejit/ir/reference.py`.
 
 A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
 rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
