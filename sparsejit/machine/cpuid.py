@@ -26,6 +26,7 @@ HIGHEST_LEAF = 7
 OSXSAVE = (_1C, 27)
 # XCR0: xmm and ymm; for AVX-512 also k registers, upper halves of zmm0-15, and zmm16-31.
 YMM_STATE, ZMM_STATE = 0x06, 0xE6
+TILE_STATE = 0x60000  # of AMX: the tiles' configuration, and the tiles
 
 CPUID_BITS: dict[str, tuple[CpuidRegister, int]] = {
     "avx": (_1C, 28),
@@ -45,7 +46,10 @@ CPUID_BITS: dict[str, tuple[CpuidRegister, int]] = {
     "avx512_vnni": (_7C, 11),
     "avx512_bitalg": (_7C, 12),
     "avx512_vpopcntdq": (_7C, 14),
+    "amx_bf16": (_7D, 22),
     "avx512_fp16": (_7D, 23),
+    "amx_tile": (_7D, 24),
+    "amx_int8": (_7D, 25),
     "avx_vnni": (_71A, 4),
     "avx512_bf16": (_71A, 5),
 }
@@ -62,4 +66,5 @@ def questions(instruction_sets: frozenset[str]) -> dict[CpuidRegister, int]:
 
 def saved_state(instruction_sets: frozenset[str]) -> int:
     """The bits of XCR0 that must be set."""
-    return ZMM_STATE if any(name.startswith("avx512") for name in instruction_sets) else YMM_STATE
+    state = ZMM_STATE if any(name.startswith("avx512") for name in instruction_sets) else YMM_STATE
+    return state | (TILE_STATE if "amx_tile" in instruction_sets else 0)

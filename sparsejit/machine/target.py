@@ -21,6 +21,9 @@ _AVX512_SETS = _AVX2_SETS | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
 # Names are those of the flags line in Linux's /proc/cpuinfo.
 INSTRUCTION_SETS = _AVX512_SETS | {
+    "amx_bf16",
+    "amx_int8",
+    "amx_tile",
     "avx_vnni",
     "bmi1",
     "bmi2",
@@ -63,7 +66,7 @@ class Target:
     """A processor as the code generators see it.
 
     `isa` is "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides). Below the avx512
-    level `instruction_sets` holds no AVX-512 name at all. Cache sizes are in bytes; L1 and
+    level `instruction_sets` holds no name of AVX-512 or AMX at all. Cache sizes are in bytes; L1 and
     L2 are those of one core. `core` is the key of its microarchitecture.
     """
 
@@ -192,7 +195,7 @@ def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = 
         )
     isa = reached[-1]
     if isa == "avx2":
-        found = frozenset(name for name in found if not name.startswith("avx512"))
+        found = frozenset(name for name in found if not name.startswith(("avx512", "amx")))
     sizes = {**_CACHE_DEFAULTS, **caches}
     return Target(
         isa=isa,

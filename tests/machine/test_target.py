@@ -11,6 +11,7 @@ from sparsejit.machine.target import Target, parse_target
 HASWELL = "fpu sse2 avx f16c fma bmi1 bmi2 avx2"
 KNIGHTS_LANDING = f"{HASWELL} avx512f avx512cd"
 ZEN5 = f"{HASWELL} avx512f avx512dq avx512bw avx512vl avx512vbmi avx512_vnni avx512_bf16 avx_vnni"
+SAPPHIRE_RAPIDS = f"{ZEN5} avx512_vbmi2 amx_bf16 amx_tile amx_int8"
 CACHES = {"l1d": 48 << 10, "l1i": 32 << 10, "l2": 1 << 20, "l3": 32 << 20}
 
 
@@ -46,6 +47,14 @@ def test_no_avx512_name_survives_the_avx2_level() -> None:
     assert not any(name.startswith("avx512") for name in limited.instruction_sets)
     assert limited.has("avx_vnni") and limited.has("f16c")
     assert not parse_target(cpuinfo(KNIGHTS_LANDING), CACHES).has("avx512f")
+
+
+def test_amx_is_known_by_its_flags_and_hidden_by_the_avx2_level() -> None:
+    names = {"amx_bf16", "amx_tile", "amx_int8"}
+    assert names < parse_target(cpuinfo(SAPPHIRE_RAPIDS), CACHES).instruction_sets
+    assert not names & parse_target(cpuinfo(SAPPHIRE_RAPIDS), CACHES, "avx2").instruction_sets
+    assert not names & parse_target(cpuinfo(ZEN5), CACHES).instruction_sets
+    assert not names & Target.named("avx512").instruction_sets
 
 
 def test_has_refuses_a_misspelt_name() -> None:
