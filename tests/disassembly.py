@@ -12,7 +12,7 @@ _gnu_syntax = Formatter(FormatterSyntax.GAS)
 _SYNONYMS = {"jnz": "jne", "jz": "je", "jnc": "jae", "jc": "jb"}
 _FIRST_OF_KIND = {
     "xmm": Iced.XMM0, "ymm": Iced.YMM0, "zmm": Iced.ZMM0,
-    "r16": Iced.AX, "r32": Iced.EAX, "r64": Iced.RAX, "k": Iced.K0,
+    "r16": Iced.AX, "r32": Iced.EAX, "r64": Iced.RAX, "k": Iced.K0, "tmm": Iced.TMM0,
 }  # fmt: skip
 
 

@@ -10,18 +10,20 @@ PeachPy on a number that it did not learn from. Other registers are part of the 
 PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.py:
   * an embedded broadcast gets the disp8 scale of the full vector: the scale is set to the element;
   * `VCMPPS(k2, ...)` encodes a write mask k2: a k destination is always written `k2(k0)`;
-  * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper.
+  * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper;
+    so is AMX: table TILE_EXTENSIONS, through its VEX helper.
 """
 
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import CompileError, MissingDependency
+from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS, Extension
 from sparsejit.x86.forms import Form, Hole
 from sparsejit.x86.operands import VECTOR_BYTES, Literal, Memory, Operand, Register, Relative
 
@@ -36,28 +38,6 @@ except (ImportError, SyntaxError) as problem:  # a SyntaxError from the release 
 else:
     _import_error = None
 
-
-class Extension(NamedTuple):
-    """An EVEX instruction PeachPy lacks: `name destination, [source1,] source2/memory`."""
-
-    prefix: int  # 0: none, 1: 66, 2: F3, 3: F2
-    opcode_map: int  # 2: 0F38
-    wide: int  # EVEX.W
-    opcode: int
-    sources: int
-    needs: str  # its instruction set, named as in /proc/cpuinfo
-    source: str  # section of Intel's Software Developer's Manual, volume 2
-
-
-EXTENSIONS: dict[str, Extension] = {
-    "vpdpbusd": Extension(1, 2, 0, 0x50, 2, "avx512_vnni", "SDM 2C VPDPBUSD"),
-    "vpdpwssd": Extension(1, 2, 0, 0x52, 2, "avx512_vnni", "SDM 2C VPDPWSSD"),
-    "vdpbf16ps": Extension(2, 2, 0, 0x52, 2, "avx512_bf16", "SDM 2C VDPBF16PS"),
-    "vcvtneps2bf16": Extension(2, 2, 0, 0x72, 1, "avx512_bf16", "SDM 2C VCVTNEPS2BF16"),
-    "vpshrdvd": Extension(1, 2, 0, 0x73, 2, "avx512_vbmi2", "SDM 2C VPSHRDV"),
-    "vpshldvd": Extension(1, 2, 0, 0x71, 2, "avx512_vbmi2", "SDM 2C VPSHLDV"),
-    "vpexpandb": Extension(1, 2, 0, 0x62, 1, "avx512_vbmi2", "SDM 2C VPEXPAND"),
-}
 
 # PeachPy's names of instruction sets; those of every x86-64 processor with AVX are left out.
 _SETS = {
@@ -107,6 +87,8 @@ def instruction_sets(mnemonic: str, operands: Sequence[Operand]) -> frozenset[st
 def _sets(key: Key) -> frozenset[str]:
     if key[0] in EXTENSIONS:
         return frozenset({EXTENSIONS[key[0]].needs})
+    if key[0] in TILE_EXTENSIONS:
+        return frozenset({TILE_EXTENSIONS[key[0]].needs})
     values = _peachpy_operands(key, {}, _immediate_bytes(key))
     names = map(str, getattr(x86_64, key[0].upper())(*values).isa_extensions)
     return frozenset(_SETS[name] for name in names if name in _SETS)
@@ -243,6 +225,8 @@ def _encode(
     displacement: int = 0,
 ) -> npt.NDArray[np.uint8]:
     """PeachPy's bytes for a key, with vector registers, immediate and displacement filled in."""
+    if key[0] in TILE_EXTENSIONS:
+        return _encode_tile(key, displacement)
     values = _peachpy_operands(key, numbers, immediate, which, displacement)
     if key[0] in EXTENSIONS:
         return _encode_extension(EXTENSIONS[key[0]], values, key[2])
@@ -313,6 +297,40 @@ def _encode_extension(
         )
     else:
         code.append(0xC0 | destination.lcode << 3 | last.lcode)
+    return np.frombuffer(bytes(code), np.uint8)
+
+
+# Kinds of operands that each form of a TileExtension takes.
+_TILE_FORMS = {
+    "memory": ("memory",),
+    "none": (),
+    "tile": ("tmm",),
+    "load": ("tmm", "memory"),
+    "store": ("memory", "tmm"),
+    "product": ("tmm", "tmm", "tmm"),
+}
+
+
+def _encode_tile(key: Key, displacement: int) -> npt.NDArray[np.uint8]:
+    """The bytes of an instruction of AMX, whose tile numbers are part of the key."""
+    _require_peachpy()
+    mnemonic, signatures, displacement_bytes = key
+    row = TILE_EXTENSIONS[mnemonic]
+    if tuple(signature[0] for signature in signatures) != _TILE_FORMS[row.form]:
+        raise CompileError(f"{mnemonic} does not exist with {signatures}")
+    tiles = [signature[1] for signature in signatures if signature[0] == "tmm"]
+    memory = next((s for s in signatures if s[0] == "memory"), None)
+    if memory is None:
+        first, second, third = (*tiles, 0, 0, 0)[:3]
+        prefix = encoding.vex3(0xC4, 2, row.prefix, 0, RIPRelativeOffset(0), third)
+        code = prefix + bytearray([row.opcode, 0xC0 | first << 3 | second])
+    else:
+        if row.form != "memory" and memory[2] is None:
+            raise CompileError(f"{mnemonic} needs an index register: the distance of rows")
+        address = _peachpy_operand(memory, None, displacement).address
+        prefix = encoding.vex3(0xC4, 2, row.prefix, 0, address)
+        place = encoding.modrm_sib_disp((*tiles, 0)[0], address, min_disp=displacement_bytes)
+        code = prefix + bytearray([row.opcode]) + place
     return np.frombuffer(bytes(code), np.uint8)
 
 

@@ -29,7 +29,7 @@ _GPR32 = (
 class Register:
     """One register, or an array of vector registers of the same kind.
 
-    `kind` is r16, r32, r64, k, xmm, ymm or zmm. `mask` is the number of the k register that
+    `kind` is r16, r32, r64, k, tmm, xmm, ymm or zmm. `mask` is the number of the k register that
     predicates a destination (0: none), `zeroing` clears the lanes it leaves out.
     """
 
@@ -137,6 +137,11 @@ def zmm(number: Number) -> Register:
 
 def k(number: int) -> Register:
     return Register("k", number)
+
+
+def tmm(number: int) -> Register:
+    """A tile of AMX: up to 16 rows of 64 bytes."""
+    return Register("tmm", number)
 
 
 def word(register: Register) -> Register:

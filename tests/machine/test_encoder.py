@@ -25,7 +25,8 @@ from sparsejit.ir.spec import Activation, CategoricalDraw, GruUpdate, Layout, Ma
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.x86 import assembler, encoder
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.encoder import EXTENSIONS, form_for, is_vector
+from sparsejit.x86.encoder import form_for, is_vector
+from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS
 from sparsejit.x86.forms import Form
 from sparsejit.x86.operands import (
     Literal,
@@ -46,6 +47,7 @@ from sparsejit.x86.operands import (
     rdi,
     rsi,
     rsp,
+    tmm,
     word,
     xmm,
     ymm,
@@ -115,6 +117,17 @@ KNOWN: list[tuple[str, tuple[Operand, ...], str]] = [
     ("vpshrdvd", (zmm(25), zmm(14), zmm(7)), "62620d4873cf"),
     ("vpshldvd", (zmm(25), zmm(14), zmm(7)), "62620d4871cf"),
     ("vpexpandb", (zmm(25).masked(k(1), zeroing=True), zmm(14)), "62427dc962ce"),
+    ("ldtilecfg", (Memory(rsp, 64),), "c4e27849442440"),
+    ("ldtilecfg", (Memory(r13, 1000),), "c4c2784985e8030000"),
+    ("sttilecfg", (Memory(rsi, 64),), "c4e279494640"),
+    ("tilerelease", (), "c4e27849c0"),
+    ("tilezero", (tmm(5),), "c4e27b49e8"),
+    ("tileloadd", (tmm(3), Memory(rdi, 64, index=rax)), "c4e27b4b5c0740"),
+    ("tileloadd", (tmm(7), Memory(r9, 1000, index=r12, scale=8)), "c4827b4bbce1e8030000"),
+    ("tilestored", (Memory(rsp, 64, index=rcx), tmm(2)), "c4e27a4b540c40"),
+    ("tdpbssd", (tmm(1), tmm(2), tmm(3)), "c4e2635eca"),
+    ("tdpbsud", (tmm(1), tmm(2), tmm(3)), "c4e2625eca"),
+    ("tdpbusd", (tmm(4), tmm(6), tmm(7)), "c4e2415ee6"),
     ("kmovw", (k(7), dword(rax)), "c4e17892f8"),
     ("kmovw", (dword(rcx), k(1)), "c4e17893c9"),
     ("add", (rax, 0x1000), "480500100000"),
@@ -136,7 +149,7 @@ def test_known_bytes(mnemonic: str, operands: tuple[Operand, ...], expected: str
     assert encode(mnemonic, *operands).hex() == expected
 
 
-@pytest.mark.parametrize("name", EXTENSIONS)
+@pytest.mark.parametrize("name", [*EXTENSIONS, *TILE_EXTENSIONS])
 def test_every_extension_has_known_bytes(name: str) -> None:
     assert name in {mnemonic for mnemonic, _, _ in KNOWN}
 
@@ -315,6 +328,13 @@ def test_unknown_mnemonic_is_refused_with_the_remedy() -> None:
 def test_operands_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(CompileError, match="vaddps does not exist"):
         encode("vaddps", zmm(1), ymm(2), zmm(3))
+
+
+def test_a_tile_needs_the_distance_of_its_rows() -> None:
+    with pytest.raises(CompileError, match=r"tileloadd needs an index register"):
+        encode("tileloadd", tmm(1), Memory(rdi))
+    with pytest.raises(CompileError, match="tdpbssd does not exist"):
+        encode("tdpbssd", tmm(1), tmm(2))
 
 
 def test_mixed_register_halves_are_refused() -> None:
