@@ -13,7 +13,7 @@ from sparsejit.files import atomic_path
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target
 from sparsejit.perf.machine import MachineLimits
-from sparsejit.planner.calibration import cycles_per_ns, known_rates
+from sparsejit.planner.calibration import calibrated, cycles_per_ns
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -31,7 +31,7 @@ def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> 
     shared = {
         "limits": limits.as_dict(),
         "clock_ghz": cycles_per_ns(target),
-        "rates": asdict(known_rates(target)),
+        "rates": asdict(calibrated(target).core.rates),
         **circumstances(),
     }
     RESULTS.mkdir(exist_ok=True)

@@ -6,15 +6,15 @@ from typing import Any
 from sparsejit.errors import DamagedFile
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache
-from sparsejit.planner.calibration import known_rates
+from sparsejit.planner.calibration import calibrated
 from sparsejit.prune import in_model
 
 
 def measurement_file(kind: str, *parts: str) -> Path:
     """Named by `parts` and all else that decides a time: processor, compiler, way of measuring."""
-    target = Target.detect()
+    target = calibrated(Target.detect())
     sets = " ".join(sorted(target.instruction_sets))
-    rates = repr(known_rates(target))
+    rates = repr((target.core.rates, target.core.steps))
     method = Path(in_model.__file__).read_text()
     digest = cache.compiler_digest()
     return cache.cache_file(kind, target.model, sets, rates, digest, method, *parts)

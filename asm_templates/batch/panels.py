@@ -54,10 +54,8 @@ PANEL_MASK = k(1)
 
 RESERVED = 3  # x, a weight, four weights
 
-# Share of the weights of shared inputs that come by fours, for one panel, for two and so on; of
-# AVX-512 the core's row says. The first tiles of one panel stay decoded: loads bind there, code
-# elsewhere.
-_SHARED_LOADS_AVX2 = (0.0, 1.0)
+# Share of the weights of shared inputs that come by fours in the first tiles of one panel, where
+# they stay decoded: loads bind there, code elsewhere.
 _SHARED_WHERE_DECODED = 0.4
 # Where the code of one panel lies, up to so many weights: beyond, gaps cost more than they save.
 _PLACEMENT = Placement(32 << 10, 1024)
@@ -85,7 +83,7 @@ class Panels:
 
 def shared_loads(target: Target, panels: int) -> float:
     """The share of weights with a load for four, where so many panels are computed at once."""
-    shares = target.traits.shared_panel_loads if target.isa == "avx512" else _SHARED_LOADS_AVX2
+    shares = target.core.shared_panel_loads[target.isa]
     return shares[min(panels, len(shares)) - 1]
 
 
@@ -95,7 +93,8 @@ def emit_panels(asm: Assembler, spec: MatVec, tiles: list[Products], panels: Pan
     Clobbers what templates may, rdi and rsi.
     """
     few = sum(len(tile) for tile in tiles) <= _PLACED_WEIGHTS
-    stays = asm.target.isa == "avx512" and panels.count == 1 and few
+    can_stay = asm.target.core.placement and asm.target.isa == "avx512"
+    stays = can_stay and panels.count == 1 and few
     with asm.placed(_PLACEMENT if stays else None):
         for tile in tiles:
             decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
@@ -175,7 +174,7 @@ def _multiply(
     asm.stamp(
         len(tile),
         [
-            fetch_redirects(len(tile), _REDIRECT_EVERY),
+            fetch_redirects(len(tile), asm.target, _REDIRECT_EVERY),
             *move_x,
             line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,

@@ -229,7 +229,7 @@ def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -
     asm.stamp(
         len(steps.column),
         [
-            fetch_redirects(len(steps.column)),
+            fetch_redirects(len(steps.column), asm.target),
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
             *_inputs(asm, x, steps.column, part.fours),
             *(_only(each, new_line) for each in unpack),

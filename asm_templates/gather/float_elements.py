@@ -91,7 +91,7 @@ class FloatElements:
         begun = np.arange(piece.count) % machine.steps_a_vector != 0
         unpack, weight = self._unpacked(weights, begun)
         return [
-            fetch_redirects(piece.count),
+            fetch_redirects(piece.count, self.asm.target),
             self.stream.move(indices, field == 0),
             line("vmovups", index, self.stream.at(indices), when=field == 0),
             line("vpsrld", shifted, index, machine.shifts[field], when=~last),
@@ -105,7 +105,7 @@ class FloatElements:
         places, source = piece.reads.weight_places, self._input(piece.steps.first)
         sums = vector(self.asm, piece.accumulator_of_step)
         return [
-            fetch_redirects(piece.count),
+            fetch_redirects(piece.count, self.asm.target),
             self.stream.move(places),
             line("vmovups", self.index, self.stream.at(places)),
             line("vpermps", self.picked, self.index, source),

@@ -120,7 +120,7 @@ class Int8Elements:
         index, weight = indices.at(step), self.weights.at(vector)
         first, second = (zmm(self.first_input + part) for part in (steps.first, steps.second))
         return [
-            fetch_redirects(piece.count),
+            fetch_redirects(piece.count, self.asm.target),
             indices.move(step),
             line(_INDEX_LOADS[piece.reads.indices_a_step], _PICKED, index),
             line("vpermi2b", _PICKED, first, second),

@@ -24,7 +24,7 @@ from typing import TypeAlias
 from sparsejit.asm_templates.gather.float_elements import FloatElements
 from sparsejit.asm_templates.gather.kernel import GatherKernel
 from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, layout_of
-from sparsejit.asm_templates.gather.permute_machine import FoldingRule, Machine
+from sparsejit.asm_templates.gather.permute_machine import Machine
 from sparsejit.asm_templates.gather.pieces import LoweredGather
 from sparsejit.asm_templates.gather.row_plan import EXCHANGE_STEPS, RowPlan
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
@@ -35,21 +35,14 @@ from sparsejit.x86.assembler import Assembler
 
 LoweredPermute: TypeAlias = LoweredGather[PermuteLayout]
 
-# Where folding pays was measured on the recording machine, docs/kernels/gather.md.
 AVX512 = Machine(
     lanes=16, sources=2, index_bits=5, inputs=22, accumulators=8, reach=128, most_stages=3,
-    folding=(FoldingRule(21_000, 0.045, 2), FoldingRule(50_000, 0.045, 4)),
 )  # fmt: skip
-AVX512_SHORT = replace(
-    AVX512, folding=(FoldingRule(17_000, 0.025, 2), FoldingRule(50_000, 0.025, 4))
-)
 AVX2 = Machine(
     lanes=8, sources=1, index_bits=3, inputs=6, accumulators=8, reach=4,
-    folding=(FoldingRule(6_000, 0.09, 4), FoldingRule(50_000, 0.04, 2)), index_in_weight=True,
+    index_in_weight=True,
 )  # fmt: skip
-AVX2_SHORT = replace(
-    AVX2, inputs=10, accumulators=4, folding=(FoldingRule(50_000, 0.09, 4),), index_in_weight=False
-)
+AVX2_SHORT = replace(AVX2, inputs=10, accumulators=4, index_in_weight=False)
 
 
 # What a float32 weight takes in the pool, idle lanes and indices included, at 90 % zero.
@@ -62,11 +55,11 @@ def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
     Within L1 there are no bytes to save: short weights lie there as float32.
     """
     if target.isa == "avx2":
-        return AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT.storing(spec.dtype)
-    near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
-    if near or spec.dtype is DType.FLOAT32:
-        return AVX512
-    return AVX512_SHORT.storing(spec.dtype)
+        machine = AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT.storing(spec.dtype)
+    else:
+        near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
+        machine = AVX512 if near else AVX512.storing(spec.dtype)
+    return machine.folding_on(target)
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +16,8 @@ from sparsejit.asm_templates.scheduling.schedule import (
 from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
-
-
-class FoldingRule(NamedTuple):
-    """Matrices of at least so many nonzeros and such a density run their code so often."""
-
-    nnz: int
-    density: float
-    times: int
+from sparsejit.machine.core import FoldingRule
+from sparsejit.machine.target import Target
 
 
 @dataclass(frozen=True)
@@ -45,10 +38,10 @@ class Machine:
     inputs: int
     accumulators: int
     reach: int
-    folding: tuple[FoldingRule, ...]
     most_stages: int = 0
     dtype: DType = DType.FLOAT32
     index_in_weight: bool = False
+    folding: tuple[FoldingRule, ...] = ()
 
     def storing(self, dtype: DType) -> "Machine":
         """The same machine with weights of another dtype."""
@@ -56,6 +49,11 @@ class Machine:
         # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
         return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
+
+    def folding_on(self, target: Target) -> "Machine":
+        """The same machine with the rules of the target's core."""
+        rules = target.core.folding[target.isa, self.steps_a_vector > 1]
+        return replace(self, folding=rules)
 
     def accumulators_beside(self, windows: Windows) -> int:
         """Registers for sums: those that windows leave over are some, too."""

@@ -68,5 +68,5 @@ def stride_padding(stream_bytes: int, target: Target) -> StridePadding:
     beyond_l1 = stream_bytes > target.l1d_bytes * 17 // 16
     fits = PADDED.room(stream_bytes) <= target.l2_bytes // 2
     whole_lines = target.vector_bytes == CACHE_LINE_BYTES
-    gains = target.traits.gains_from_padding and whole_lines and beyond_l1 and fits
+    gains = target.core.padding and whole_lines and beyond_l1 and fits
     return PADDED if gains else DENSE

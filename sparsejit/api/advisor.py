@@ -21,9 +21,13 @@ from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.tiles import MOST_SAMPLES
 from sparsejit.planner.alternatives import PATTERNS, AlternativePrices
-from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.plan import Candidate
-from sparsejit.planner.split import available_cores, parallel_ns, worthwhile_threads
+from sparsejit.planner.split import (
+    available_cores,
+    barrier_ns,
+    parallel_ns,
+    worthwhile_threads,
+)
 from sparsejit.runtime.step_timing import StepTimes
 
 LEAST_LAYER_SHARE = 0.02
@@ -259,13 +263,15 @@ class _Advisor:
         cores = available_cores()
         if self.variant.options.threads > 1 or cores == 1:
             return
+        barrier = barrier_ns(self.variant.options.target)
         gains, most = [], 1
         for timed in self.layers:
             # The products of a recurrence run on one.
             if isinstance(timed.step.facts.layer, MatVec) and timed.products == 1:
-                count = worthwhile_threads(timed.ns, cores)
+                count = worthwhile_threads(timed.ns, cores, barrier)
                 most = max(most, count)
-                gains.append(_LayerGain(timed.name, timed.ns - parallel_ns(timed.ns, count)))
+                saved_ns = timed.ns - parallel_ns(timed.ns, count, barrier)
+                gains.append(_LayerGain(timed.name, saved_ns))
         risk = "none for results but rounding; the cores must be free"
         yield _Idea(f"share layers among {most} threads", gains, lambda _: f"threads={most}", risk)
 
@@ -296,7 +302,7 @@ class _Advisor:
 
     def _far_chains(self) -> _Idea:
         """Elementwise kernels that wait for a far cache; fewer samples would fit a near one."""
-        rates = known_rates(self.variant.options.target).data
+        rates = self.variant.options.target.core.rates.data
         tile, gains = self.variant.tile or 1, []
         for step, ns in self.steps:
             level = step.facts.bound.removeprefix("data from ")

@@ -15,6 +15,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Split, available_cores, parse_threads, split, undivided
 from sparsejit.planner.tuning import tuned
@@ -86,7 +87,8 @@ def _compiled(
     array, own_bias = weights_and_bias(source, bias)
     matrix = SparseMatrix(array)
     spec = options.layer(matrix, own_bias)
-    planner = _Planner(options, Target.resolve(options.target), parse_threads(options.threads))
+    target = calibrated(Target.resolve(options.target))
+    planner = _Planner(options, target, parse_threads(options.threads))
     progress("choosing a kernel", 0.1)
     choice = planner.plan(spec, matrix)
     division = planner.split(spec, matrix, choice)

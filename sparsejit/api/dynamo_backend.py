@@ -13,6 +13,7 @@ from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import layer_name
 from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.split import parse_threads
 
 _DEFAULTS = {"dtype": "float32", "target": "native", "threads": 1, "tune": False, "exact": False}
@@ -39,7 +40,7 @@ def dynamo_backend(
             raise InvalidInput(f"option {name!r} is not known; {suggest(name, _DEFAULTS)}")
     given = {**_DEFAULTS, **(options or {})}
     kept = ModelOptions(
-        Target.resolve(given["target"]),
+        calibrated(Target.resolve(given["target"])),
         parse_threads(given["threads"]),
         given["tune"],
         given["exact"],

@@ -22,7 +22,7 @@ from sparsejit.ir.spec import Layer
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan
-from sparsejit.planner.prices import FAMILY_PRICES
+from sparsejit.planner.prices import FAMILY_STEPS
 from sparsejit.planner.split import Split
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.trampoline import bind, call_trampoline
@@ -195,7 +195,7 @@ def _steps(
 ) -> dict[str, float]:
     """What a kernel on one thread counted, and its share of lanes in use; {} if it counts none."""
     template, counts = choice.chosen.template, program.image.counts
-    if len(division.parts) > 1 or template.family not in FAMILY_PRICES or not counts.get("steps"):
+    if len(division.parts) > 1 or template.family not in FAMILY_STEPS or not counts.get("steps"):
         return {}
     use = lane_use(template.family, matrix, counts["steps"], Target.named(template.isa))
     return {**counts, "lane_use": use}

@@ -16,7 +16,7 @@ from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import known_rates, rates_origin
+from sparsejit.planner.calibration import rates_origin
 from sparsejit.planner.limits import least_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
@@ -140,14 +140,12 @@ def _layer(
     predicted_ns = sum(predicted) if len(predicted) == len(facts) else None
     flops = sum(each.flops for each in facts)
     effective_flops = sum(each.effective_flops for each in facts)
-    rates = known_rates(target)
     limit = sum(
         least_ns(
             each.flops,
             each.weight_bytes + each.moved_bytes,
             all_bytes - each.weight_bytes,
             target,
-            rates,
         )
         for each in facts
     )

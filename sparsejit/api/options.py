@@ -13,6 +13,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.split import parse_threads
 
 FloatArray = npt.NDArray[np.float32]
@@ -71,7 +72,7 @@ class ModelSettings:
 
         Raises InvalidInput for what makes no sense, UnsupportedTarget for what cannot run here.
         """
-        target, threads = Target.resolve(self.target), parse_threads(self.threads)
+        target, threads = calibrated(Target.resolve(self.target)), parse_threads(self.threads)
         return ModelOptions(target, threads, self.tune, self.exact)
 
 

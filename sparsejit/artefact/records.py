@@ -1,8 +1,9 @@
 """Frozen records as plain JSON data and back: {"record": name of the class, field: value, ...}.
 
 Fields are numbers, strings, choices, other records, tuples and sets of these, or None where their
-type says so. Reading takes only what writing makes: classes that are known, every field there and
-of its type, and it makes each record through its constructor, which checks ranges. Nothing is run.
+type says so; of a microarchitecture its key. Reading takes only what writing makes: classes that
+are known, every field there and of its type, and it makes each record through its constructor,
+which checks ranges. Nothing is run.
 """
 
 import math
@@ -14,6 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.ops import casts, convolution, pointwise, products, recurrent, selection, views
 from sparsejit.ir.spec import Choice
+from sparsejit.machine.core import Core
+from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
 
 # Infinity is no JSON number; a float field may hold these.
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
@@ -66,6 +69,8 @@ class RecordCodec:
         if get_origin(hint) in (tuple, frozenset):
             items = sorted(value) if get_origin(hint) is frozenset else list(value)
             return [self._to_data(item, kind) for item, kind in _paired(items, hint)]
+        if hint is Core:
+            return _exactly(value, Core).key
         if is_dataclass(hint):
             return self.encode(value)
         if _is_choice(hint):
@@ -83,6 +88,8 @@ class RecordCodec:
         if origin in (tuple, frozenset):
             paired = _paired(_exactly(data, list), hint)
             return origin(self._from_data(item, kind) for item, kind in paired)
+        if hint is Core:
+            return _core(data)
         if is_dataclass(hint):
             return _exactly(self.decode(data), hint)
         if _is_choice(hint):
@@ -102,6 +109,12 @@ def fields_of(data: Any, **wanted: type) -> list[Any]:
     if {name: type(value) for name, value in fields_found.items()} != wanted:
         raise DamagedFile(f"has {_shown(data)} where only {', '.join(wanted)} belong")
     return [data[name] for name in wanted]
+
+
+def _core(key: Any) -> Core:
+    if key not in MICROARCHITECTURES:
+        raise ValueError(f"{_shown(key)} is no microarchitecture")
+    return core_named(key)
 
 
 def _hints(record: type[Any]) -> dict[str, Any]:

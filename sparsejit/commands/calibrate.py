@@ -11,7 +11,7 @@ from sparsejit.commands.console import (
 )
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrate as measure_rates
-from sparsejit.planner.calibration import rates_origin
+from sparsejit.planner.calibration import calibrated, rates_origin
 
 
 def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
@@ -19,7 +19,7 @@ def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     check_outputs(out)
     target = Target.detect()
     rates = measure_rates(target)
-    report = {**asdict(rates), "origin": rates_origin(target)}
+    report = {**asdict(rates), "origin": rates_origin(calibrated(target))}
     if hand_over(report, as_json, out):
         return
     console.print(f"{rates.cycles_per_ns:.2f} GHz")

@@ -15,7 +15,11 @@ from sparsejit.files import check_writable
 from sparsejit.install_peachpy import RouteFailed, find_working
 from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file
-from sparsejit.planner.calibration import rates_origin
+from sparsejit.planner.calibration import calibrated, rates_origin
+
+_TARGET_FIELDS = (
+    *("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "model"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,9 @@ class Diagnosis:
         """The diagnosis as plain JSON types."""
         target = None
         if self.target is not None:
-            target = asdict(self.target)
+            target = {name: getattr(self.target, name) for name in _TARGET_FIELDS}
             target["instruction_sets"] = sorted(self.target.instruction_sets)
+            target["core"] = self.target.core.key
         findings = [asdict(finding) for finding in self.findings]
         return {
             "can_run": self.can_run,
@@ -73,7 +78,7 @@ def examine() -> Diagnosis:
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
     findings = (processor, python, _peachpy(), _kernel(), *_packages())
-    rates = "none" if target is None else rates_origin(target)
+    rates = "none" if target is None else rates_origin(calibrated(target))
     return Diagnosis(target, findings, rates, _cache())
 
 

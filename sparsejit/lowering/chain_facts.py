@@ -9,12 +9,9 @@ from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
 from sparsejit.lowering.step import Facts
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.cost import cache_level
 
-# Vector instructions a cycle, and cycles to add up a vector's lanes at the end of a row.
-_INSTRUCTIONS_A_CYCLE = 2
-_REDUCTION_CYCLES = 25
+_INSTRUCTIONS_A_CYCLE = 2  # vectors
 _TRANSPOSING = 6  # instructions a vector: a load, four exchanges of lanes, a store
 
 
@@ -25,7 +22,7 @@ def chain_facts(lowered: LoweredChain, target: Target) -> Facts:
     what = f"{fused}{chain.title.replace('+', ', ')} of {list(chain.shape)}"
     if plan is None:
         return Facts(what)
-    rates = known_rates(target)
+    rates = target.core.rates
     moved = lowered.counts["bytes_read"] + lowered.counts["bytes_written"]
     level = cache_level(moved, 0, target, target.l1d_bytes)
     cycles = {
@@ -59,4 +56,4 @@ def _execution_cycles(
     reductions = sum(value.kind in ROW_REDUCTIONS for value in kinds)
     arrays = len(lowered.operands) + len(lowered.results)
     instructions = rows * plan.vectors * (sum(costs) + arrays)
-    return instructions / _INSTRUCTIONS_A_CYCLE + rows * reductions * _REDUCTION_CYCLES
+    return instructions / _INSTRUCTIONS_A_CYCLE + rows * reductions * target.core.reduction_cycles

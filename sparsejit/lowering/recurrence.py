@@ -21,6 +21,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.products import plan_layer, product_facts
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
+from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -41,13 +42,6 @@ from sparsejit.x86.operands import (
 
 _SAVED = (rbx, r12, r13, r14, r15)
 _FLOAT = 4
-# Nanoseconds of the gates of one hidden unit, of 256, on the recording machine.
-_GATE_NS = {
-    RecurrentCell.GRU: {"avx512": 0.69, "avx2": 0.96},
-    RecurrentCell.LSTM: {"avx512": 1.20, "avx2": 1.82},
-    RecurrentCell.RNN_TANH: {"avx512": 0.23, "avx2": 0.32},
-    RecurrentCell.RNN_RELU: {"avx512": 0.05, "avx2": 0.1},
-}
 _Results = tuple[Register, ...]
 _UPDATES: dict[RecurrentCell, Callable[[Assembler, int, _Results], None]] = {
     RecurrentCell.GRU: lambda asm, n, to: emit_gru_update(asm, GruUpdate(n), to),
@@ -82,7 +76,7 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     choice = plan_layer(layer, matrix, low.options)
     loop = _TimeLoop(op.cell, choice, reads[0], writes[0])
     product = product_facts(layer, matrix, choice, weights.origin.name)
-    facts = _facts(product, loop, low.target.isa)
+    facts = _facts(product, loop, low.target)
     kernel = f"{op.cell.value} {choice.chosen.template.name}"
     origin = every.origin
     low.add(Step(kernel, origin, reads, tuple(writes), loop.emit, facts, loop.scratch_bytes))
@@ -113,11 +107,13 @@ def _last(view: View) -> View:
     return step
 
 
-def _facts(product: Facts, loop: "_TimeLoop", isa: str) -> Facts:
+def _facts(product: Facts, loop: "_TimeLoop", target: Target) -> Facts:
     """Those of the product in every step, and of the gates."""
     time, batch, hidden = loop.into.shape
     assert product.predicted_ns is not None
-    gates_ns = _GATE_NS[loop.cell][isa] * batch * hidden
+    core = target.core
+    cycles = core.gate_cycles[loop.cell.value, target.isa] * batch * hidden
+    gates_ns = cycles / core.rates.cycles_per_ns
     return replace(
         product,
         reason=f"{time} steps of: {product.reason}",

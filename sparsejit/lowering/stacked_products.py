@@ -17,7 +17,6 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import known_rates
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
 
@@ -157,5 +156,5 @@ def _facts(product: StackedProduct, target: Target) -> Facts:
     flops = 2 * count * each.rows * each.columns * each.depth
     cycles = count * tiling(each, target).cycles
     reason = f"{count} dense products {each.rows}x{each.depth} by {each.depth}x{each.columns}"
-    ns = cycles / known_rates(target).cycles_per_ns
+    ns = cycles / target.core.rates.cycles_per_ns
     return Facts(reason, ns, effective_flops=flops, flops=flops, bound="execution")

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsejit.errors import InvalidInput, UnsupportedTarget
+from sparsejit.machine.core import Core
 from sparsejit.machine.cpuinfo import first_processor, numbers_of, read_machine
-from sparsejit.machine.microarchitecture import Core, core_of, microarchitecture_of
+from sparsejit.machine.microarchitecture import core_of
+from sparsejit.machine.processors.zen5 import ZEN5
 
 MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
 
@@ -66,8 +68,8 @@ class Target:
     """A processor as the code generators see it.
 
     `isa` is "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides). Below the avx512
-    level `instruction_sets` holds no name of AVX-512 or AMX at all. Cache sizes are in bytes; L1 and
-    L2 are those of one core. `core` is the key of its microarchitecture.
+    level `instruction_sets` holds no name of AVX-512 or AMX at all. Cache sizes are in bytes; L1
+    and L2 are those of one core. `core` is what is known of its microarchitecture.
     """
 
     isa: str
@@ -77,12 +79,7 @@ class Target:
     l2_bytes: int
     l3_bytes: int
     model: str
-    core: str
-
-    @property
-    def traits(self) -> Core:
-        """What its microarchitecture gains from."""
-        return core_of(self.core)
+    core: Core
 
     @property
     def vector_registers(self) -> int:
@@ -134,8 +131,8 @@ class Target:
     def named(cls, name: str) -> "Target":
         """The target called "native" (this machine), "avx2" or "avx512".
 
-        The last two are the same everywhere: a level's required instruction sets and the
-        caches of a Zen 5 core, so that choices made for them can be tested on any machine.
+        The last two are the same everywhere: a level's required instruction sets, and
+        caches and prices of a Zen 5 core, so that choices can be tested on any machine.
         """
         if name == "native":
             return cls.detect()
@@ -151,7 +148,7 @@ class Target:
             l2_bytes=1 << 20,
             l3_bytes=32 << 20,
             model=f"generic {name}",
-            core="zen5",
+            core=ZEN5,
         )
 
     @classmethod
@@ -205,7 +202,7 @@ def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = 
         l2_bytes=sizes["l2"],
         l3_bytes=sizes["l3"],
         model=model,
-        core=microarchitecture_of(*numbers_of(fields)),
+        core=core_of(*numbers_of(fields)),
     )
 
 

@@ -1,8 +1,7 @@
 """Picks the kernel for a batch: panels, a matrix-vector kernel repeated, both, or dense code.
 
 A panel costs the same however few of its columns are used, a repeated kernel by the column, dense
-code by the weight, zeros included. Prices in cycles are those of the recording machine;
-docs/kernels/batch.md and dense.md have where they come from.
+code by the weight, zeros included. docs/kernels/batch.md and dense.md have where prices come from.
 """
 
 from dataclasses import dataclass
@@ -15,23 +14,8 @@ from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.cost import Cost, Rates, cache_level, price
+from sparsejit.planner.cost import Cost, cache_level, price
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
-
-LOADS_A_CYCLE = 2.0
-PRODUCTS_A_CYCLE = 2.0
-STORE_CYCLES = 1.0  # both multipliers lend it a register port
-# Panels' long instructions arrive from L2 at 16 bytes a cycle, faster than `Rates` says of code in
-# general. From L3 they arrive as it says, as long as they are a small share of it.
-L2_CODE_FACTOR = 1.35
-FAR_CODE_RATE = 0.25
-NEAR_SHARE_OF_L3 = 1 / 3
-# To transpose lanes by n elements, and more for each n.
-SQUARE_CYCLES = {"avx512": (35, 1.0), "avx2": (8, 0.5)}
-REPEATED_SHARE = 1.15  # a kernel on one column after the other, over the same column again
-COPY_CYCLES = {"avx512": 2.5, "avx2": 1.3}  # to bring a vector of x into line
-# Of fetching weights from beyond L2, what the multiplications of dense code do not hide.
-DENSE_FETCH_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -84,39 +68,40 @@ def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
 
 
-def price_batch(counts: BatchCounts | DenseCounts, rates: Rates) -> Cost:
+def price_batch(counts: BatchCounts | DenseCounts) -> Cost:
     """The sum of what panels, repeated kernels and transpositions cost, or that of dense code."""
     if isinstance(counts, DenseCounts):
-        return _dense(counts, rates)
+        return _dense(counts)
+    core = counts.target.core
     parts: list[tuple[float, Cost]] = []
     waiting = _transposing(counts)
     if counts.in_panels:
-        parts.append((1, _panels(counts, rates)))
+        parts.append((1, _panels(counts)))
     if counts.each is not None and counts.repeats:
-        each = price(counts.each, rates)
-        parts.append((REPEATED_SHARE * counts.repeats, each))
+        each = price(counts.each)
+        parts.append((core.batch.repeated * counts.repeats, each))
         if counts.in_panels:  # which have left nothing of its code where it is fetched from
-            waiting += each.code_bytes / (rates.code["L2"] * L2_CODE_FACTOR)
+            waiting += each.code_bytes / (core.rates.code["L2"] * core.batch.l2_code)
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
     return Cost(
         sum(int(times * cost.steps) for times, cost in parts),
         sum(cost.code_bytes for _, cost in parts),
         sum(cost.data_bytes for _, cost in parts),
-        sum(times * cost.ns for times, cost in parts) + waiting / rates.cycles_per_ns,
+        sum(times * cost.ns for times, cost in parts) + waiting / core.rates.cycles_per_ns,
         dearest.bound,
     )
 
 
-def _dense(counts: DenseCounts, rates: Rates) -> Cost:
+def _dense(counts: DenseCounts) -> Cost:
     """Weights come once; L2 hides behind the multiplications, what lies beyond does in part."""
-    spec = counts.spec
+    spec, core = counts.spec, counts.target.core
     data_bytes = counts.pool_bytes + 4 * spec.batch * (spec.in_features + spec.out_features)
     level = cache_level(counts.pool_bytes, data_bytes - counts.pool_bytes, counts.target, 0)
-    fetching = counts.pool_bytes / rates.data[level]
-    exposed = 0.0 if level == "L2" else DENSE_FETCH_SHARE * fetching
+    fetching = counts.pool_bytes / core.rates.data[level]
+    exposed = 0.0 if level == "L2" else core.batch.dense_fetch * fetching
     cycles = max(fetching, counts.cycles + exposed)
     bound = "execution" if counts.cycles > fetching else f"data from {level}"
-    return Cost(counts.products, 0, data_bytes, cycles / rates.cycles_per_ns, bound)
+    return Cost(counts.products, 0, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
 
 def _transposing(counts: BatchCounts) -> float:
@@ -124,15 +109,16 @@ def _transposing(counts: BatchCounts) -> float:
     target, spec = counts.target, counts.spec
     columns = counts.repeats if spec.layout is Layout.FEATURE_MAJOR else counts.in_panels
     whole, rest = divmod(columns, target.lanes)
-    square, column = SQUARE_CYCLES[target.isa]
+    square, column = target.core.batch.square[target.isa]
     cycles = whole * (square + column * target.lanes) + (square + column * rest if rest else 0.0)
     sizes = (spec.in_features, spec.out_features)
     return cycles * sum(-(-size // target.lanes) for size in sizes)
 
 
-def _panels(counts: BatchCounts, rates: Rates) -> Cost:
+def _panels(counts: BatchCounts) -> Cost:
     """The first panel of a chunk waits for its code, the others for loads or multiplications."""
     target, spec, nnz = counts.target, counts.spec, counts.nnz
+    core, prices = target.core, target.core.batch
     panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
@@ -140,20 +126,21 @@ def _panels(counts: BatchCounts, rates: Rates) -> Cost:
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
-    fetching = code_bytes / _code_rate(code_bytes, code_level, target, rates)
-    loading = (nnz * (1 - 0.75 * share) + counts.inputs) / LOADS_A_CYCLE
-    adding = nnz / PRODUCTS_A_CYCLE + spec.out_features * STORE_CYCLES
+    fetching = code_bytes / _code_rate(code_bytes, code_level, target)
+    loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
+    adding = nnz / prices.products + spec.out_features * prices.store_cycles
     later = max(loading, adding)
     first = max(fetching, later)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and spec.batch % target.lanes != 0
-    copying = spec.in_features * panels * COPY_CYCLES[target.isa] if is_copied else 0.0
+    copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
-    return Cost(panels * nnz, code_bytes, data_bytes, cycles / rates.cycles_per_ns, bound)
+    return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
 
-def _code_rate(code_bytes: int, level: str, target: Target, rates: Rates) -> float:
+def _code_rate(code_bytes: int, level: str, target: Target) -> float:
     """Bytes a cycle."""
-    if code_bytes > NEAR_SHARE_OF_L3 * target.l3_bytes:
-        return FAR_CODE_RATE
-    return rates.code[level] * (L2_CODE_FACTOR if level == "L2" else 1)
+    prices = target.core.batch
+    if code_bytes > prices.near_l3 * target.l3_bytes:
+        return prices.far_code
+    return target.core.rates.code[level] * (prices.l2_code if level == "L2" else 1)

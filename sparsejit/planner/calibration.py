@@ -1,11 +1,11 @@
 """This core's rates, measured once by short machine-code loops and kept in a file.
 
-Until `sparsejit calibrate` has been run, or where the file is damaged, the planner reckons with
-`machine.rates.BUILT_IN_RATES`.
+Until `sparsejit calibrate` has been run, or where the file is damaged, the planner reckons with the
+core's own data.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from sparsejit.asm_templates.shared.padding import (
 )
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import check_writable
-from sparsejit.machine.rates import BUILT_IN_CORE, BUILT_IN_RATES, Rates
+from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file, is_number, recall, remember
 from sparsejit.runtime.executable_memory import ExecutableMemory
@@ -33,56 +33,56 @@ _CHAIN = 4096
 _LOADS = 16
 _BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
 
-_BUILT_IN = f"built in: {BUILT_IN_CORE}"
-_BY_LEVEL = ("data", "code")
+_REMEDY = "`sparsejit calibrate` writes it anew"
+_LEVELS = {
+    "data": ("L1", "padded L2", "L2", "L3", "memory"),
+    "code": ("L1", "L2", "L3", "memory"),
+}
 # Cycles a nanosecond and bytes a cycle of any core there is; what lies outside was not measured.
 _PLAUSIBLE = (1e-3, 1e5)
 
 
-def known_rates(target: Target) -> Rates:
-    """The rates measured on this kind of core earlier, or those built in."""
-    return _rates_in_use(target)[0]
-
-
 def rates_origin(target: Target) -> str:
-    """In words, which rates `known_rates` gives and where they come from."""
-    return _rates_in_use(target)[1]
+    """In words, whose prices the planner reckons with."""
+    return target.core.origin
 
 
 def forget_rates() -> None:
-    """Read the rates anew when they are asked for next."""
-    _rates_in_use.cache_clear()
+    """Read what was measured anew when it is asked for next."""
+    calibrated.cache_clear()
 
 
 @cache
-def _rates_in_use(target: Target) -> tuple[Rates, str]:
-    file = _file(target)
+def calibrated(target: Target) -> Target:
+    """The target at the rates measured on this kind of core earlier; as it is where none were."""
+    file, core = _file(target), target.core
     try:
         stored = recall(file)
         if stored is None:
-            return BUILT_IN_RATES, f"{_BUILT_IN}; `sparsejit calibrate` measures this machine's"
+            return target
         rates = _checked(stored)
     except DamagedFile as damage:
-        remedy = "`sparsejit calibrate` writes it anew"
-        return BUILT_IN_RATES, f"{_BUILT_IN}, because {file} is damaged: {damage}; {remedy}"
-    return rates, f"measured on {stored['measured_on']} by `sparsejit calibrate`, {file}"
+        why = f"{core.origin}, because {file} is damaged: {damage}; {_REMEDY}"
+        return replace(target, core=replace(core, measured=why))
+    origin = f"measured on {stored['measured_on']} by `sparsejit calibrate`, {file}"
+    return replace(target, core=replace(core, rates=rates, measured=origin))
 
 
 def _checked(stored: object) -> Rates:
     """The rates in what was read from a file. Raises DamagedFile, naming the field."""
-    fields = _fields("the file", stored, {*asdict(BUILT_IN_RATES), "measured_on"})
-    clock = _rate("cycles_per_ns", fields["cycles_per_ns"])
-    data, code = (_levels(name, fields[name], getattr(BUILT_IN_RATES, name)) for name in _BY_LEVEL)
+    found = _fields("the file", stored, {*(field.name for field in fields(Rates)), "measured_on"})
+    clock = _rate("cycles_per_ns", found["cycles_per_ns"])
+    data, code = (_levels(name, found[name]) for name in _LEVELS)
     try:
-        date.fromisoformat(fields["measured_on"])
+        date.fromisoformat(found["measured_on"])
     except (TypeError, ValueError) as error:
         raise DamagedFile("measured_on is no date") from error
     return Rates(clock, data, code)
 
 
-def _levels(name: str, value: object, known: Mapping[str, float]) -> dict[str, float]:
-    rates = _fields(name, value, set(known))
-    return {level: _rate(f"{name}[{level!r}]", rates[level]) for level in known}
+def _levels(name: str, value: object) -> dict[str, float]:
+    rates = _fields(name, value, set(_LEVELS[name]))
+    return {level: _rate(f"{name}[{level!r}]", rates[level]) for level in _LEVELS[name]}
 
 
 def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def calibrate(target: Target) -> Rates:
     # In L1 the execution ports are the limit, and code from memory would take a second to fault
     # in for a case that no kernel should be in: for these the table's figures stay.
     code = {
-        **BUILT_IN_RATES.code,
+        **target.core.rates.code,
         "L2": _executed_bytes_per_ns(target, sizes["L2"]) / clock,
         "L3": _executed_bytes_per_ns(target, sizes["L3"]) / clock,
     }

@@ -1,23 +1,17 @@
 """What a kernel should cost, from counts alone: micro-operations and bytes.
 
-A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data (`prices`). Time is
-the largest of what the execution ports need for them and what their code and data need to arrive,
-which overlap. Rates per cache level are built in until this machine has been calibrated
-(`calibration.py`).
+A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data of the target's
+core. Time is the largest of what the execution ports need for them and what their code and data
+need to arrive, which overlap.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sparsejit.asm_templates.lowered import Counts
+from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
-from sparsejit.planner.prices import FAMILY_PRICES
-
-# What code adds to data that comes from the same cache, or data to code: predictions for 45 layers
-# of 768 to 3072 outputs, permute and broadcast, were 0.84 of the measured times without, 0.99 with.
-SHARED_WAY = 0.25
+from sparsejit.planner.prices import FAMILY_STEPS
 
 
 @dataclass(frozen=True)
@@ -35,35 +29,41 @@ class Cost:
     bound: str
 
 
-def price(counts: Counts, rates: Rates) -> Cost:
+def price(counts: Counts) -> Cost:
     """The cost of a kernel of which so much was counted."""
-    target = counts.target
-    key = target.isa, counts.stored
-    steps = [(FAMILY_PRICES[work.kind].steps[key], work) for work in counts.work]
-    code_bytes = int(sum(work.steps * each.code_bytes / work.runs for each, work in steps))
+    target, core = counts.target, counts.target.core
+    steps = [(work, _cycles(counts, work)) for work in counts.work]
+    code_bytes = int(sum(_code_bytes(counts, work) for work in counts.work))
     data_bytes = counts.pool_bytes + counts.vector_bytes
-    cycles = {(kind, isa): number for kind, isa, number in target.traits.step_cycles}
-    steps = [
-        (replace(each, cycles=cycles.get((work.kind, target.isa), each.cycles)), work)
-        for each, work in steps
-    ]
-    execution = sum(work.steps * each.cycles for each, work in steps)
+    execution = sum(cycles for _, cycles in steps)
     # Code that runs several times arrives during the first.
-    later = sum(work.steps * each.cycles * (1 - 1 / work.runs) for each, work in steps)
+    later = sum(cycles * (1 - 1 / work.runs) for work, cycles in steps)
     code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
     data_level = cache_level(data_bytes, code_bytes, target, target.l1d_bytes)
-    code_rate = FAMILY_PRICES[counts.work[0].kind].code_rate * rates.code[code_level]
+    code_rate = core.code_rates.get(counts.work[0].kind, 1.0) * core.rates.code[code_level]
     transfers = {
         f"code from {code_level}": code_bytes / code_rate,
-        f"data from {data_level}": data_bytes / rates.data[_data_rate(counts, data_level)],
+        f"data from {data_level}": data_bytes / core.rates.data[_data_rate(counts, data_level)],
     }
     if code_level == data_level != "L1":
-        lesser = min(transfers.values())
-        transfers = {name: cycles + SHARED_WAY * lesser for name, cycles in transfers.items()}
+        lesser = core.shared_way * min(transfers.values())
+        transfers = {name: cycles + lesser for name, cycles in transfers.items()}
     transfers[f"code from {code_level}"] += later
     resources = {"execution": execution, **transfers}
     bound = max(resources, key=lambda name: resources[name])
-    return Cost(counts.steps, code_bytes, data_bytes, resources[bound] / rates.cycles_per_ns, bound)
+    ns = resources[bound] / core.rates.cycles_per_ns
+    return Cost(counts.steps, code_bytes, data_bytes, ns, bound)
+
+
+def _cycles(counts: Counts, work: Work) -> float:
+    target = counts.target
+    return work.steps * target.core.step_cycles(work.kind, target.isa, counts.stored.value)
+
+
+def _code_bytes(counts: Counts, work: Work) -> float:
+    """Of steps that stand in the code."""
+    each = FAMILY_STEPS[work.kind].code_bytes[counts.target.isa, counts.stored]
+    return work.steps * each / work.runs
 
 
 def _data_rate(counts: Counts, level: str) -> str:
@@ -74,7 +74,7 @@ def _data_rate(counts: Counts, level: str) -> str:
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
     """Nonzeros over the weights that so many steps could take; 1 where no lane ever idles."""
-    places = max(steps, 1) * target.lanes * FAMILY_PRICES[family].weights_a_lane
+    places = max(steps, 1) * target.lanes * FAMILY_STEPS[family].weights_a_lane
     return matrix.nnz / places
 
 

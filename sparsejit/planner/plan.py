@@ -15,9 +15,7 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, MatMul, MatVec
-from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import known_rates
 from sparsejit.planner.cost import Cost, price
 from sparsejit.x86.assembler import Assembler
 
@@ -113,22 +111,22 @@ def plan(
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A layer for a target, and what makes a cost of its counts and the target's rates."""
+    """A layer for a target, and what makes a cost of its counts."""
 
     spec: Layer
     matrix: SparseMatrix
     target: Target
-    price: Callable[[Any, Rates], Cost]
+    price: Callable[[Any], Cost]
 
     def expected(self, template: Template) -> Candidate:
         """The template at the cost that the layer's zeros let expect."""
         counts = template.expect(self.spec, self.matrix, self.target)
-        return Candidate(template, self.price(counts, known_rates(self.target)))
+        return Candidate(template, self.price(counts))
 
     def lowered(self, template: Template) -> tuple[Candidate, Any]:
         """The template at the cost of what it makes of the layer, and what it makes."""
         lowered = template.lower(self.spec, self.matrix, self.target)
-        cost = self.price(lowered.counts, known_rates(self.target))
+        cost = self.price(lowered.counts)
         return Candidate(template, cost, is_lowered=True), lowered
 
     def case(self, exact: bool) -> str:

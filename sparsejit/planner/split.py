@@ -24,10 +24,6 @@ from sparsejit.x86.assembler import Assembler
 # Parts begin where a vector of outputs begins.
 ROW_STEP = 16
 
-# What a call costs beyond its longest part: handing one part to a worker and hearing of its end.
-# `sparsejit bench threads` measures it; see docs/threads.md.
-BARRIER_NS = 100.0
-
 # A second core is taken only for so much: the prediction may be half as wrong.
 LEAST_GAIN = 1.25
 
@@ -100,6 +96,11 @@ class Split:
         return lines
 
 
+def barrier_ns(target: Target) -> float:
+    """What a call costs beyond its longest part: to hand one to a worker and hear of its end."""
+    return target.core.barrier_ns
+
+
 def available_cores() -> int:
     """How many cores this process may run on."""
     return len(os.sched_getaffinity(0))
@@ -135,36 +136,37 @@ def split(
     """
     steps = -(-spec.out_features // ROW_STEP)
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
-    count = worthwhile_threads(ns, min(threads, steps))
+    barrier = barrier_ns(target)
+    count = worthwhile_threads(ns, min(threads, steps), barrier)
     if count == 1:
-        return undivided(spec, matrix, whole, _why_alone(ns, threads))
-    bounds = _balanced_bounds(spec, matrix, whole, target, count, BARRIER_NS / ns)
+        return undivided(spec, matrix, whole, _why_alone(ns, threads, barrier))
+    bounds = _balanced_bounds(spec, matrix, whole, target, count, barrier / ns)
     parts = []
     for first, end in pairwise(bounds):
         bias = None if spec.bias is None else spec.bias[first:end]
         part_spec = replace(spec, out_features=end - first, bias=bias)
         rows = matrix.rows(first, end)
         parts.append(Part(first, part_spec, rows, plan_part(part_spec, rows)))
-    expected = parallel_ns(ns, count)
+    expected = parallel_ns(ns, count, barrier)
     reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
     return Split(tuple(parts), reason, ns - expected)
 
 
-def parallel_ns(ns: float, threads: int) -> float:
+def parallel_ns(ns: float, threads: int, barrier: float) -> float:
     """Expected time of a layer that takes `ns` alone: equal parts, and a barrier a worker."""
-    return ns / threads + BARRIER_NS * (threads - 1)
+    return ns / threads + barrier * (threads - 1)
 
 
-def worthwhile_threads(ns: float, most: int) -> int:
+def worthwhile_threads(ns: float, most: int, barrier: float) -> int:
     """How many of at most `most` threads make a layer of `ns` fastest; 1 if they gain little."""
-    best = min(range(1, most + 1), key=lambda threads: parallel_ns(ns, threads))
-    return best if ns >= LEAST_GAIN * parallel_ns(ns, best) else 1
+    best = min(range(1, most + 1), key=lambda threads: parallel_ns(ns, threads, barrier))
+    return best if ns >= LEAST_GAIN * parallel_ns(ns, best, barrier) else 1
 
 
-def _why_alone(ns: float, threads: int) -> str:
+def _why_alone(ns: float, threads: int, barrier: float) -> str:
     if threads == 1:
         return "one thread was asked for"
-    return f"{ns:.0f} ns is too little to share: a worker costs {BARRIER_NS:.0f} ns"
+    return f"{ns:.0f} ns is too little to share: a worker costs {barrier:.0f} ns"
 
 
 def _balanced_bounds(

@@ -12,6 +12,7 @@ from rich.table import Table
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.conditioning import CONTEXT_FRAMES, checked_mel
@@ -35,7 +36,7 @@ class WaveRNN:
 
     def __init__(self, weights: VoiceWeights, target: str | Target = "native") -> None:
         self.weights = weights
-        self.loop: SampleLoop = compile_sample_loop(weights, Target.resolve(target))
+        self.loop: SampleLoop = compile_sample_loop(weights, calibrated(Target.resolve(target)))
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import sparsejit
 from sparsejit.commands import calibrate, cli, console, doctor, machine_report
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import rates_origin
 
@@ -52,14 +51,14 @@ def test_doctor_json_is_json() -> None:
 def test_doctor_names_the_rates_and_where_measurements_are_kept(tmp_path: Path) -> None:
     done = run("doctor", "--json", XDG_CACHE_HOME=str(tmp_path))
     report = json.loads(done.stdout)
-    assert report["rates"].startswith("built in: Zen 5; `sparsejit calibrate` measures")
+    assert report["rates"] == f"data of {Target.detect().core.data_of}"
     assert report["cache"] == str(tmp_path / "sparsejit")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "sparsejit").write_text("a file in its place")
     done = run("doctor", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0
     assert "\ncache: nothing is kept: " in done.stdout
-    assert "\nrates: built in: Zen 5, because " in done.stdout
+    assert f"\nrates: data of {Target.detect().core.data_of}, because " in done.stdout
 
 
 def test_doctor_below_avx2_fails_with_the_remedy() -> None:
@@ -119,7 +118,7 @@ def test_an_expected_error_is_one_line(
 @pytest.fixture
 def rates_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `calibrate` would measure, at once."""
-    monkeypatch.setattr(calibrate, "measure_rates", lambda target: BUILT_IN_RATES)
+    monkeypatch.setattr(calibrate, "measure_rates", lambda target: target.core.rates)
 
 
 @pytest.mark.usefixtures("rates_given")

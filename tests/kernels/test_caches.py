@@ -13,7 +13,6 @@ from matvec_checks import block_weights
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache, calibration, tuning
 from sparsejit.planner.plan import Candidate
@@ -100,14 +99,14 @@ def test_rates_from_a_file_are_used_and_named() -> None:
     target = Target.detect()
     file = rates_file(target)
     file.write_bytes(_text(RATES))
-    assert calibration.known_rates(target).data == RATES["data"]
-    origin = calibration.rates_origin(target)
+    assert calibration.calibrated(target).core.rates.data == RATES["data"]
+    origin = calibration.rates_origin(calibration.calibrated(target))
     assert origin == f"measured on 2026-01-31 by `sparsejit calibrate`, {file}"
 
 
 def test_without_a_file_the_rates_are_built_in() -> None:
-    assert calibration.known_rates(Target.detect()) == BUILT_IN_RATES
-    assert calibration.rates_origin(Target.detect()).startswith("built in: Zen 5; ")
+    assert calibration.calibrated(Target.detect()).core.rates == Target.detect().core.rates
+    assert calibration.rates_origin(calibration.calibrated(Target.detect()))== f"data of {Target.detect().core.data_of}"
 
 
 def test_damaged_rates_are_as_good_as_none() -> None:
@@ -116,9 +115,10 @@ def test_damaged_rates_are_as_good_as_none() -> None:
     for name, content in mutants(RATES):
         file.write_bytes(content)
         calibration.forget_rates()
-        assert calibration.known_rates(target) == BUILT_IN_RATES, name
-        origin = calibration.rates_origin(target)
-        assert origin.startswith(f"built in: Zen 5, because {file} is damaged: "), name
+        assert calibration.calibrated(target).core.rates == Target.detect().core.rates, name
+        origin = calibration.rates_origin(calibration.calibrated(target))
+        known = f"data of {target.core.data_of}"
+        assert origin.startswith(f"{known}, because {file} is damaged: "), name
         assert "\n" not in origin and len(origin) < 500, name
         assert origin.endswith("; `sparsejit calibrate` writes it anew"), name
 
@@ -126,8 +126,8 @@ def test_damaged_rates_are_as_good_as_none() -> None:
 def test_a_folder_in_place_of_the_rates() -> None:
     target = Target.detect()
     rates_file(target).mkdir()
-    assert calibration.known_rates(target) == BUILT_IN_RATES
-    assert "is damaged: Is a directory" in calibration.rates_origin(target)
+    assert calibration.calibrated(target).core.rates == Target.detect().core.rates
+    assert "is damaged: Is a directory" in calibration.rates_origin(calibration.calibrated(target))
 
 
 def test_damaged_rates_do_not_keep_a_kernel_from_compiling() -> None:

@@ -10,7 +10,6 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
-from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.cost import price
 from sparsejit.planner.plan import plan, strategies
@@ -81,7 +80,7 @@ def test_an_empty_matrix_costs_next_to_nothing_but_in_dense_code(row: MatVecTemp
     expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
     for counts in (expected, lowered.counts):
-        cost = price(counts, BUILT_IN_RATES)
+        cost = price(counts)
         assert (cost.ns < 25) == (row.family not in ("dense", "dot"))
 
 
@@ -98,7 +97,7 @@ def test_the_bound_names_the_cache_the_bytes_come_from() -> None:
     bounds = []
     for size in (16, 400):
         matrix = SparseMatrix(np.ones((size, size)))
-        bounds.append(price(dense.expect(spec_of(matrix), matrix, target), BUILT_IN_RATES).bound)
+        bounds.append(price(dense.expect(spec_of(matrix), matrix, target)).bound)
     assert bounds == ["execution", "data from L2"]
 
 
@@ -111,9 +110,7 @@ def test_expected_counts_are_near_those_of_what_is_lowered(row: MatVecTemplate) 
     counts = row.lower(spec_of(matrix, row.dtype), matrix, target).counts
     assert counts.steps == pytest.approx(expected.steps, rel=0.1)
     assert counts.pool_bytes == pytest.approx(expected.pool_bytes, rel=0.15)
-    assert price(counts, BUILT_IN_RATES).ns == pytest.approx(
-        price(expected, BUILT_IN_RATES).ns, rel=0.1
-    )
+    assert price(counts).ns == pytest.approx(price(expected).ns, rel=0.1)
 
 
 def test_only_what_may_win_is_lowered() -> None:

@@ -22,7 +22,7 @@ from sparsejit.runtime.workers import MAX_THREADS
 def barriers_are_free() -> Iterator[None]:
     """Small layers are split too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "BARRIER_NS", 0.0)
+        patch.setattr(split, "barrier_ns", lambda target: 0.0)
         yield
 
 
@@ -99,7 +99,7 @@ def test_parts_begin_at_whole_vectors_and_weigh_alike() -> None:
 
 
 def test_a_layer_too_small_to_gain_stays_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "BARRIER_NS", 200.0)
+    monkeypatch.setattr(split, "barrier_ns", lambda target: 200.0)
     small = sparsejit.compile_matrix(block_weights((64, 64), 0.1, 1), threads=2)
     assert len(small.split.parts) == 1
     assert "too little to share" in small.explain()
@@ -109,13 +109,11 @@ def test_a_layer_too_small_to_gain_stays_on_one_thread(monkeypatch: pytest.Monke
 
 @given(ns=st.floats(1, 1e6), most=st.integers(1, 64))
 def test_more_work_never_takes_fewer_threads(ns: float, most: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "BARRIER_NS", 200.0)
-        threads = split.worthwhile_threads(ns, most)
-        assert 1 <= threads <= most
-        assert split.worthwhile_threads(2 * ns, most) >= threads
-        if threads > 1:
-            assert split.parallel_ns(ns, threads) * split.LEAST_GAIN <= ns
+    threads = split.worthwhile_threads(ns, most, 200.0)
+    assert 1 <= threads <= most
+    assert split.worthwhile_threads(2 * ns, most, 200.0) >= threads
+    if threads > 1:
+        assert split.parallel_ns(ns, threads, 200.0) * split.LEAST_GAIN <= ns
 
 
 def test_what_every_group_of_rows_costs_does_not_hide_where_the_weights_are() -> None:

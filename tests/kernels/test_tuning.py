@@ -9,7 +9,6 @@ from fake_clock import TICK_NS, FakeClock
 from matvec_checks import block_weights
 
 import sparsejit
-from sparsejit.machine.rates import BUILT_IN_RATES
 from sparsejit.machine.target import Target
 from sparsejit.planner import calibration, tuning
 from sparsejit.planner.plan import Candidate
@@ -89,7 +88,7 @@ def test_kernels_are_really_run_and_of_equals_the_predicted_is_taken(
 
 
 def test_without_calibration_the_rates_are_the_table_s() -> None:
-    assert calibration.known_rates(Target.detect()) == BUILT_IN_RATES
+    assert calibration.calibrated(Target.detect()).core.rates == Target.detect().core.rates
 
 
 def test_calibration_is_kept_and_counts_what_was_read(
@@ -98,7 +97,7 @@ def test_calibration_is_kept_and_counts_what_was_read(
     """Every loop takes a tick, so a rate in bytes a cycle is bytes over the cycles in a tick."""
     target = replace(Target.detect(), l3_bytes=16 << 20)  # of any size, rates stay plausible
     rates = calibration.calibrate(target)
-    assert calibration.known_rates(target) == rates
+    assert calibration.calibrated(target).core.rates == rates
     cycles = rates.cycles_per_ns * TICK_NS
     assert rates.data["L1"] == pytest.approx(target.l1d_bytes / 2 / cycles, rel=0.05)
     assert rates.data["memory"] == pytest.approx(2 * target.l3_bytes / cycles, rel=0.05)
@@ -111,7 +110,7 @@ def test_a_damaged_calibration_is_ignored(cache_folder: Path, steady_clock: Fake
     (file,) = cache_folder.glob("rates-*.json")
     file.write_text("[]")
     calibration.forget_rates()
-    assert calibration.known_rates(target) == BUILT_IN_RATES
+    assert calibration.calibrated(target).core.rates == Target.detect().core.rates
 
 
 def test_the_winner_is_priced_from_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:

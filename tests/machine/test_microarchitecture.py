@@ -5,10 +5,10 @@ import pytest
 from sparsejit.machine import cpuinfo, microarchitecture
 from sparsejit.machine.cpuinfo import processor_numbers
 from sparsejit.machine.microarchitecture import (
-    _ROWS,
     MICROARCHITECTURES,
     UNKNOWN,
-    microarchitecture_of,
+    core_named,
+    core_of,
 )
 
 
@@ -30,19 +30,20 @@ from sparsejit.machine.microarchitecture import (
     ],
 )
 def test_known_numbers(vendor: str, family: int, model: int, key: str) -> None:
-    assert microarchitecture_of(vendor, family, model) == key
+    assert core_of(vendor, family, model).key == key
     assert key in MICROARCHITECTURES
 
 
 def test_no_processor_is_two() -> None:
-    seen = [(row.vendor, row.family, model) for row in _ROWS for model in row.models]
+    cores = map(core_named, MICROARCHITECTURES)
+    seen = [(core.vendor, core.family, model) for core in cores for model in core.models]
     assert len(set(seen)) == len(seen)
 
 
 def test_this_machine_has_one() -> None:
     vendor, family, model = processor_numbers()
     assert vendor and family > 0 and model >= 0
-    assert microarchitecture.detect() == microarchitecture_of(vendor, family, model)
+    assert microarchitecture.detect() == core_of(vendor, family, model).key
 
 
 def test_a_processor_that_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ Eventually = Callable[[Callable[[], bool]], bool]
 def barriers_are_free() -> Iterator[None]:
     """Small layers are split too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "BARRIER_NS", 0.0)
+        patch.setattr(split, "barrier_ns", lambda target: 0.0)
         yield
 
 
@@ -307,7 +307,7 @@ SCRIPT = """
     import numpy as np
     import sparsejit
     from sparsejit.planner import split
-    split.BARRIER_NS = 0.0
+    split.barrier_ns = lambda target: 0.0
     random = np.random.default_rng(0)
     kernel = sparsejit.compile_matrix(random.standard_normal((64, 64)), threads=4)
     x, y = np.ones(64, np.float32), np.zeros(64, np.float32)

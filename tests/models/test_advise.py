@@ -190,10 +190,11 @@ def test_threads_where_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advisor, "available_cores", lambda: 4)
     _, variant = compiled(layers_graph(sparse(512, 512)))
     ns = SLOWER * variant.steps[0].facts.predicted_ns
-    count = worthwhile_threads(ns, 4)
+    barrier = variant.options.target.core.barrier_ns
+    count = worthwhile_threads(ns, 4, barrier)
     suggestion = found(advice(variant), "threads")
     assert suggestion.how == f"threads={count}"
-    assert suggestion.saved_ns == pytest.approx(ns - parallel_ns(ns, count))
+    assert suggestion.saved_ns == pytest.approx(ns - parallel_ns(ns, count, barrier))
     shared = replace(variant, options=replace(variant.options, threads=4))
     assert not [each for each in advice(shared).suggestions if "threads" in each.change]
 

@@ -1,0 +1,115 @@
+"""What is known of a design of core, as data: what it gains from, and what work costs on it.
+
+Every number here was measured on such a core, or is marked as assumed, in the data module that
+holds it (`processors`). Nothing else in the compiler knows a processor's name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sparsejit.machine.rates import Rates
+
+
+class StepPrice(NamedTuple):
+    """Cycles that one step of a kernel takes in L1, and where the figure comes from."""
+
+    cycles: float
+    source: str
+
+
+# By kind of step, level and the dtype in which weights are stored, such as "avx512", "float32".
+StepPrices = Mapping[tuple[str, str, str], StepPrice]
+
+
+class FoldingRule(NamedTuple):
+    """Matrices of at least so many nonzeros and such a density run their code so often."""
+
+    nnz: int
+    density: float
+    times: int
+
+
+@dataclass(frozen=True)
+class BatchPrices:
+    """What the parts of a batch cost.
+
+    `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Long
+    instructions come from L2 at `l2_code` of the rate that `Rates` has for code; code that takes
+    more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed in
+    `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
+    `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
+    Dense code hides all but `dense_fetch` of fetching weights from beyond L2.
+    """
+
+    loads: float
+    products: float
+    store_cycles: float
+    l2_code: float
+    far_code: float
+    near_l3: float
+    square: Mapping[str, tuple[float, float]]
+    repeated: float
+    copy: Mapping[str, float]
+    dense_fetch: float
+
+
+@dataclass(frozen=True)
+class Core:
+    """A design of core. `products` names what has it; `data_of` is whose numbers these are.
+
+    Models are those of one vendor and family, by CPUID; none for one that only names itself.
+
+    What kernels are made by:
+    `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
+    in it, long code runs faster with jumps in it, and longer code faster at the ends of pages.
+    `shared_panel_loads`: of the weights of panels, by level, how many come four with a load and are
+    spread by permutation, for 1, 2, 3 and more panels. `folding`: when the code of a permute kernel
+    runs several times, by level and whether weights are short; of rules that hold, the last.
+
+    What they cost:
+    `shared_way` is what code adds to data that comes from the same cache, or data to code.
+    `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
+    longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
+    `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
+    a cycle. `barrier_ns`: to hand work to another core and to hear of its end.
+    """
+
+    key: str
+    data_of: str
+    rates: Rates = field(repr=False)
+    steps: StepPrices = field(repr=False)
+    folding: Mapping[tuple[str, bool], tuple[FoldingRule, ...]] = field(repr=False)
+    shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
+    code_rates: Mapping[str, float] = field(repr=False)
+    batch: BatchPrices = field(repr=False)
+    gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
+    padding: bool
+    redirects: bool
+    placement: bool
+    shared_way: float
+    reduction_cycles: float
+    multipliers: float
+    barrier_ns: float
+    vendor: str = ""
+    family: int = 0
+    models: frozenset[int] = frozenset()
+    products: str = "any other"
+    measured: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.data_of, self.measured))
+
+    def step_cycles(self, kind: str, isa: str, stored: str) -> float:
+        """Cycles of a step of that kind."""
+        return self.steps[kind, isa, stored].cycles
+
+    @property
+    def origin(self) -> str:
+        """Whose prices these are, in words."""
+        return self.measured or f"data of {self.data_of}"
+
+
+def models(*parts: int | range) -> frozenset[int]:
+    """Model numbers, and ranges of them."""
+    return frozenset(one for part in parts for one in ([part] if isinstance(part, int) else part))

@@ -1,0 +1,1 @@
+"""A module of data for each design of core that was measured, and one for any other."""

@@ -1,0 +1,36 @@
+"""Any core that has no data of its own, at both levels; calibration makes better ones of these.
+
+No number is of one core: rates and prices lie between those of Zen 5 and Golden Cove, and nothing
+is done that gains on one of them and harms on the other.
+"""
+
+from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
+from sparsejit.machine.processors.zen5 import ZEN5
+from sparsejit.machine.rates import Rates
+
+GENERIC = Core(
+    key="generic",
+    data_of="generic",
+    rates=Rates(
+        cycles_per_ns=3.0,
+        data={"L1": 64.0, "padded L2": 40.0, "L2": 40.0, "L3": 14.0, "memory": 5.0},
+        code={"L1": 32.0, "L2": 12.0, "L3": 5.0, "memory": 3.0},
+    ),
+    steps={
+        key: StepPrice((price.cycles * GOLDEN_COVE.steps[key].cycles) ** 0.5, "between two cores")
+        for key, price in ZEN5.steps.items()
+    },
+    folding=ZEN5.folding,
+    padding=False,
+    redirects=True,
+    placement=False,
+    shared_panel_loads=GOLDEN_COVE.shared_panel_loads,
+    shared_way=0.2,
+    code_rates=ZEN5.code_rates,
+    batch=GOLDEN_COVE.batch,
+    gate_cycles=ZEN5.gate_cycles,
+    reduction_cycles=25,
+    multipliers=2,
+    barrier_ns=300.0,
+)

@@ -1,0 +1,49 @@
+"""Zen 4: as Zen 5, with 256 bits where that has 512.
+
+Nothing here was measured. It multiplies and loads one vector of 512 bits a cycle, or two of 256, so
+AVX-512 steps, which loads and multiplications bind on Zen 5, are assumed to cost twice as much, and
+AVX2 steps the same. Caches are assumed to deliver half: 64, 32 and 16 bytes a cycle.
+"""
+
+from dataclasses import replace
+
+from sparsejit.machine.core import Core, StepPrice, models
+from sparsejit.machine.processors.zen5 import STEPS, ZEN5
+from sparsejit.machine.rates import Rates
+
+_WIDE_FACTOR = 2.0
+
+ZEN4 = Core(
+    key="zen4",
+    data_of="zen4",
+    vendor="AuthenticAMD",
+    family=25,
+    models=models(range(0x10, 0x20), range(0x60, 0xB0)),
+    products="EPYC 9004, Ryzen 7000",
+    rates=Rates(
+        cycles_per_ns=3.7,
+        data={"L1": 64.0, "padded L2": 32.0, "L2": 32.0, "L3": 16.0, "memory": 6.0},
+        code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
+    ),
+    steps={
+        (kind, isa, stored): StepPrice(_WIDE_FACTOR * price.cycles, "assumed, from Zen 5's")
+        if isa == "avx512"
+        else price
+        for (kind, isa, stored), price in STEPS.items()
+    },
+    folding=ZEN5.folding,
+    padding=False,
+    redirects=True,
+    placement=False,
+    shared_panel_loads=ZEN5.shared_panel_loads,
+    shared_way=ZEN5.shared_way,
+    code_rates=ZEN5.code_rates,
+    batch=replace(ZEN5.batch, loads=1.0, products=1.0),
+    gate_cycles={
+        (cell, isa): _WIDE_FACTOR * cycles if isa == "avx512" else cycles
+        for (cell, isa), cycles in ZEN5.gate_cycles.items()
+    },
+    reduction_cycles=25,
+    multipliers=1,
+    barrier_ns=100.0,
+)
