@@ -54,8 +54,8 @@ def compile_matrix(
         and sums integers.
     strategy: "auto", or a family of kernels. For one x: permute, lane16, lookup, broadcast,
         broadcast-loop, broadcast-mixed, dense, dot, immediate; with int8 int8-permute or
-        int8-pairs. For a batch: panels, dense, rows or mixed. Which exist depends on dtype and
-        target.
+        int8-pairs. For a batch: panels, dense, rows, mixed or int8-tiles. Which exist depends on
+        dtype and target.
     target: "native", a level ("avx2", "avx512") or a Target.
     threads: how many may share the rows where that pays, or "auto" for one a core. A batch runs
         on one.

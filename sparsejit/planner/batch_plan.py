@@ -6,6 +6,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
@@ -16,6 +17,7 @@ from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level, price
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
+from sparsejit.planner.tile_price import price_tiles
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,16 @@ def plan_batch(
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
     """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
-    if needs_no_workspace or template.family == "dense":
+    if needs_no_workspace or template.family in ("dense", "int8-tiles"):
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
 
 
-def price_batch(counts: BatchCounts | DenseCounts) -> Cost:
+def price_batch(counts: BatchCounts | DenseCounts | TileCounts) -> Cost:
     """The sum of what panels, repeated kernels and transpositions cost, or that of dense code."""
+    if isinstance(counts, TileCounts):
+        return price_tiles(counts)
     if isinstance(counts, DenseCounts):
         return _dense(counts)
     core = counts.target.core

@@ -7,7 +7,7 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, StepPrice, models
-from sparsejit.machine.processors.zen5 import STEPS, ZEN5
+from sparsejit.machine.processors.zen5 import ZEN5
 from sparsejit.machine.rates import Rates
 
 _LOOPS = "a loop of 24 steps in L1, a Sapphire Rapids core"
@@ -47,7 +47,7 @@ GOLDEN_COVE = Core(
         data={"L1": 115.0, "padded L2": 39.5, "L2": 43.8, "L3": 9.5, "memory": 5.0},
         code={"L1": 37.0, "L2": 12.7, "L3": 3.0, "memory": 2.0},
     ),
-    steps=STEPS | _STEPS,
+    steps={**ZEN5.steps, **_STEPS},
     folding=ZEN5.folding,
     # 768x256 at 90 %, permute: 1030 ns with, 890 without.
     padding=False,

@@ -5,6 +5,7 @@ on are those of `sparsejit bench kernels`.
 """
 
 from sparsejit.machine.core import BatchPrices, Core, FoldingRule, StepPrice, models
+from sparsejit.machine.processors.tiles import TILE_STEPS
 from sparsejit.machine.rates import Rates
 
 STEPS = {
@@ -125,7 +126,7 @@ ZEN5 = Core(
         data={"L1": 128.0, "padded L2": 64.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
         code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
     ),
-    steps=STEPS,
+    steps=STEPS | TILE_STEPS,  # it has none, but a target of these numbers may
     folding=FOLDING,
     padding=True,
     redirects=True,
