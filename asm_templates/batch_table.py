@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from sparsejit.asm_templates.batch import amx, amx_layout, lowered_batch, whole
+from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
 from sparsejit.asm_templates.dense_product import layer
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -88,6 +88,10 @@ _BY_ITSELF = (
     (
         *("panels", _whole_batch("panels")),
         "weights as code over dense columns, as in LIBXSMM's sparse kernels",
+    ),
+    (
+        *("csr", BatchStages(csr.expect, csr.lower, csr.emit)),
+        "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001",
     ),
     (
         *("dense", BatchStages(layer.expect, layer.lower, layer.emit)),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sparsejit.asm_templates.broadcast import dense, immediate, loop, mixed, straight
+from sparsejit.asm_templates.broadcast import dense, fours, immediate, loop, mixed, straight
 from sparsejit.asm_templates.dense_product import dot
 from sparsejit.asm_templates.gather import int8_pairs, int8_permute, lane16, lookup, permute
 from sparsejit.asm_templates.gather.lookup_layout import chunk_count
@@ -30,7 +30,7 @@ def _any_matrix(matrix: SparseMatrix, target: Target) -> bool:
 
 def _beyond_l2(matrix: SparseMatrix, target: Target) -> bool:
     """Whether a float32 look-up kernel keeps indices in its weights, to stream fewer bytes."""
-    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target.l2_bytes).index_in_weight
+    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target).index_in_weight
 
 
 class MatVecTemplate(NamedTuple):
@@ -79,6 +79,7 @@ _STAGES = {
     "broadcast": Stages(straight.expect, straight.lower, straight.emit),
     "broadcast-loop": Stages(loop.expect, loop.lower, loop.emit),
     "broadcast-mixed": Stages(mixed.expect, mixed.lower, mixed.emit),
+    "broadcast-4x4": Stages(fours.expect, fours.lower, fours.emit),
     "dense": Stages(dense.expect, dense.lower, dense.emit),
     "dot": Stages(dot.expect, dot.lower, dot.emit),
     "permute": Stages(permute.expect, permute.lower, permute.emit),
@@ -102,6 +103,7 @@ _ROWS = (
     ("broadcast", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-loop", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-mixed", _AVX512, _FLOATS, _NONE, _BLOCKS),
+    ("broadcast-4x4", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("dense", _BOTH, _FLOATS, _NONE, "outer products in registers: Goto and van de Geijn 2008"),
     ("dot", _BOTH, _FLOATS, _NONE, "inner products, lanes over inputs, as in BLAS's gemv"),
     ("permute", _BOTH, _FLOATS, _NONE, _OWN),

@@ -4,6 +4,7 @@ x and y are (features, batch) or (batch, features), as the problem says. Each pe
 in the layout it likes best, where it has a choice, so no rival pays for a transposition.
 """
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -67,6 +68,16 @@ def _scipy_csr(name: str, weights: FloatArray, x: FloatArray, layout: Layout) ->
     return peer if layout is Layout.FEATURE_MAJOR else _transposing(peer)
 
 
+def _torch_csr(name: str, weights: FloatArray, x: FloatArray, layout: Layout) -> Peer:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        matrix = torch.from_numpy(weights).to_sparse_csr()
+    feature_major = layout is Layout.FEATURE_MAJOR
+    columns = torch.from_numpy(x if feature_major else np.ascontiguousarray(x.T))
+    peer = torch_peer(name, lambda: matrix @ columns)
+    return peer if feature_major else _transposing(peer)
+
+
 def _openblas(name: str, weights: FloatArray, x: FloatArray, layout: Layout) -> Peer:
     return _sgemm_peer(name, openblas("sgemm"), weights, x, layout)
 
@@ -94,6 +105,7 @@ _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray, Layout], Peer]] = {
     "MKL sgemm": _mkl_dense,
     "torch F.linear": _torch_linear,
     "scipy CSR": _scipy_csr,
+    "torch CSR": _torch_csr,
     "MKL CSR": _mkl_csr,
 }
 

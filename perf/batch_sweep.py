@@ -1,6 +1,6 @@
 """How the time of a layer grows with its batch: it should rise evenly, without cliffs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,19 @@ from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import PROBLEMS, MatVecProblem
 from sparsejit.runtime.native_timing import median_of_least
 
-BATCHES = tuple(range(1, 65))
+# All up to four vectors of sixteen, then the neighbours of whole vectors and what lies between.
+BATCHES = (
+    *range(1, 65),
+    *(16 * whole + rest for whole in range(4, 16) for rest in (1, 8, 15, 16)),
+)
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One batch size: nanoseconds a call, and that over the most that a smaller batch took."""
+    """One batch size: nanoseconds a call, and that over the most that a smaller batch took.
+
+    `column_step` is nanoseconds a column over those of the next smaller batch; 1 for the first.
+    """
 
     problem: str
     dtype: str
@@ -25,6 +32,7 @@ class SweepRow:
     strategy: str
     ns: float
     growth: float
+    column_step: float
 
 
 def sweep(
@@ -46,6 +54,17 @@ def sweep(
         ns = median_of_least(time_at_places(kernel, x))
         growth = ns / longest if longest else 1.0
         case = problem.name, dtype.value, batch, layout.value
-        rows.append(SweepRow(*case, kernel.strategy, ns, growth))
+        before = rows[-1].ns / rows[-1].batch if rows else ns / batch
+        rows.append(SweepRow(*case, kernel.strategy, ns, growth, ns / batch / before))
         longest = max(longest, ns)
     return rows
+
+
+def cliffs(rows: Sequence[SweepRow]) -> list[str]:
+    """The least growth and the worst step a column, in words; of at least one row."""
+    least = min(rows, key=lambda row: row.growth)
+    worst = max(rows, key=lambda row: row.column_step)
+    return [
+        f"least time over the longest before: {least.growth:.2f}, at batch {least.batch}",
+        f"worst step a column: {worst.column_step:.2f}, at batch {worst.batch}",
+    ]

@@ -13,7 +13,8 @@ from sparsejit.files import atomic_path
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target
 from sparsejit.perf.machine import MachineLimits
-from sparsejit.planner.calibration import calibrated, cycles_per_ns
+from sparsejit.planner.calibration import calibrated
+from sparsejit.planner.core_loops import cycles_per_ns
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -27,17 +28,21 @@ def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> 
 
     Raises InvalidInput outside a git checkout: a result without its commit means nothing.
     """
-    target = Target.detect()
-    shared = {
-        "limits": limits.as_dict(),
-        "clock_ghz": cycles_per_ns(target),
-        "rates": asdict(calibrated(target).core.rates),
-        **circumstances(),
-    }
+    shared = {"limits": limits.as_dict(), **speeds(), **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
     append_rows(path, ({**row, **shared} for row in rows))
     return path
+
+
+def speeds() -> dict[str, Any]:
+    """The core: its design, its clock now, and the rates that the planner reckons with."""
+    target = Target.detect()
+    return {
+        "microarchitecture": target.core.key,
+        "clock_ghz": cycles_per_ns(target),
+        "rates": asdict(calibrated(target).core.rates),
+    }
 
 
 def append_rows(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -22,7 +22,7 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType, Layout
+from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
@@ -201,7 +201,7 @@ def _measure(
     target: Target,
     peers: tuple[PeerTime, ...],
 ) -> Row:
-    exact = reference.product(kernel.spec, matrix, x)
+    exact = exact_output(kernel.spec, matrix, x)
     y = aligned(np.empty_like(exact, np.float32))
     error = checked_error(kernel.strategy, kernel(x, out=y), exact)
     places = time_at_places(kernel, x)
@@ -263,6 +263,19 @@ def exact_product(weights: FloatArray, x: FloatArray, layout: Layout) -> npt.NDA
     if x.ndim == 1 or layout is Layout.FEATURE_MAJOR:
         return np.asarray(matrix @ values)
     return np.asarray(values @ matrix.T)
+
+
+def exact_output(spec: Layer, matrix: SparseMatrix, x: FloatArray) -> reference.Float64:
+    """`reference.product` with weights rounded once, not for every column of a batch."""
+    each = spec.each if isinstance(spec, MatMul) else spec
+    feature_major = isinstance(spec, MatMul) and spec.layout is Layout.FEATURE_MAJOR
+    columns = np.atleast_2d(x.T if feature_major else x)
+    values = columns.astype(np.float64)
+    if spec.dtype is DType.INT8:
+        quantised = (reference.quantised_input(each, column) for column in columns)
+        values = np.stack([integers * np.float64(scale) for integers, scale in quantised])
+    y = values @ reference.stored_weights(matrix, spec.dtype).T
+    return (y.T if feature_major else y).reshape(spec.y_shape)
 
 
 def checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:

@@ -98,7 +98,7 @@ class _TileCode:
         self.pairs_left, self.outputs_left, self.columns_left = slots[4:]
         self.finish = asm.label("finish")
         # Bytes of y from one tile of outputs, and of columns, to the next.
-        pitch = 4 * ROWS * (spec.batch if self.feature_major else spec.out_features)
+        pitch = 4 * ROWS * (spec.pitch if self.feature_major else spec.y_features)
         self.y_steps = (pitch, 4 * ROWS) if self.feature_major else (4 * ROWS, pitch)
         pool = lowered.scales if lowered.bias is None else np.append(lowered.scales, lowered.bias)
         self.scales = Literal(asm.literal(pool))
@@ -146,7 +146,7 @@ class _TileCode:
         if rest:
             self._strip(rest, columns)
         x_bytes, y_bytes = (4, 4) if self.feature_major else (
-            4 * spec.in_features, 4 * spec.out_features
+            4 * spec.in_features, 4 * spec.y_features
         )  # fmt: skip
         self.frame.add(self.chunk_x, columns * x_bytes)
         self.frame.add(self.chunk_y, columns * y_bytes)

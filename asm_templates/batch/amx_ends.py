@@ -105,7 +105,7 @@ def _scales_of_columns(asm: Assembler, spec: MatMul) -> None:
         for part, largest in zip(_PARTS[:count], _LARGEST, strict=False):
             masked = part.masked(LANE_MASK, zeroing=True)
             asm.emit("vandps", masked, _MAGNITUDE, Memory(r8))
-            asm.emit("add", r8, 4 * spec.batch)
+            asm.emit("add", r8, 4 * spec.pitch)
             asm.emit("vpmaxud", largest, largest, part)
 
     fours, rest = divmod(spec.in_features, len(_PARTS))
@@ -125,7 +125,7 @@ def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
     for part in _PARTS[:count]:
         masked = part.masked(LANE_MASK, zeroing=True)
         asm.emit("vmulps", masked, _RECIPROCAL, Memory(r8))
-        asm.emit("add", r8, 4 * spec.batch)
+        asm.emit("add", r8, 4 * spec.pitch)
         if spec.each.input_scale is not None:
             asm.emit("vminps", part, part, asm.constant(float(LARGEST_INT8)))
         asm.emit("vcvtps2dq", part, part)
@@ -195,7 +195,7 @@ def _finish_rows(asm: Assembler, spec: MatMul, bias_distance: int | None, count:
         asm.emit("vcvtdq2ps", register, Memory(SUMS, ROW_BYTES * number))
         scale(asm, spec, register, Memory(ROW_SCALES, 4 * number, broadcast=ROWS), bias_distance)
     apply_activation(asm, spec.each.activation, registers, _SCRATCH)
-    pitch = 4 * (spec.batch if feature_major else spec.out_features)
+    pitch = 4 * (spec.pitch if feature_major else spec.y_features)
     for register in registers:
         asm.emit("vmovups", Memory(Y).masked(LANE_MASK), register)
         asm.emit("add", Y, pitch)

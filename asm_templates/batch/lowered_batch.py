@@ -1,5 +1,6 @@
 """What lowering makes of a batch: tiles of rows for panels, and the kernel of a column."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,20 +8,24 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.panels import RESERVED
 from sparsejit.asm_templates.batch.row_tiles import Products, products, tile_rows
-from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.lowered import Counts, Stages
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import MatMul
+from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
+
+_WAY_BYTES = 4096  # of L1, whose sets repeat after so many bytes
+LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
 
 
 @dataclass(frozen=True)
 class BatchCounts:
     """What one call of a batch kernel does, for its price.
 
-    `in_panels` columns are computed in panels, each of which loads `inputs` vectors of x for `nnz`
-    weights; the others one by one, by what `each` counts.
+    `in_panels` columns, padding included, are computed in panels, each of which loads `inputs`
+    vectors of x for `nnz` weights; the others one by one, by what `each` counts.
     """
 
     target: Target
@@ -33,7 +38,22 @@ class BatchCounts:
     @property
     def repeats(self) -> int:
         """Columns that are computed one by one."""
-        return self.spec.batch - self.in_panels
+        return max(0, self.spec.batch - self.in_panels)
+
+    @property
+    def x_stays(self) -> bool:
+        """Whether panels take a feature-major x where it lies, if that is aligned.
+
+        Each of its rows has whole vectors, a copy of its pitch would fit the workspace, and the
+        lines of a panel are less than twice what those sets of L1 hold that they fall into.
+        """
+        lanes, row_bytes = self.target.lanes, 4 * self.spec.pitch
+        whole = self.in_panels > 0 and (self.in_panels | self.spec.pitch) % lanes == 0
+        fits = row_bytes * self.spec.in_features <= LARGEST_WORKSPACE
+        lines_to_next_set = max(1, math.gcd(row_bytes, _WAY_BYTES) // CACHE_LINE_BYTES)
+        spread_bytes = self.spec.in_features * lines_to_next_set * CACHE_LINE_BYTES
+        is_spread = spread_bytes < 2 * self.target.l1d_bytes
+        return self.spec.layout is Layout.FEATURE_MAJOR and whole and fits and is_spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +67,21 @@ class LoweredBatch:
 
 
 def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
-    """Of the batch: all, none, or as many as fill panels."""
+    """Of the batch: all, with the padding that fills the last panel; none; or what fills panels."""
     whole = spec.batch - spec.batch % target.lanes
-    return {"panels": spec.batch, "rows": 0, "mixed": whole}[family]
+    return {"panels": whole_vectors(spec, target), "rows": 0, "mixed": whole}[family]
+
+
+def whole_vectors(spec: MatMul, target: Target) -> int:
+    """The batch, and as much padding as fills its last vector, if there is so much."""
+    columns = -(-spec.batch // target.lanes) * target.lanes
+    return columns if columns <= spec.room else spec.batch
+
+
+def spread_pitch(batch: int) -> int:
+    """The least pitch of whole cache lines, an odd number, which all sets of L1 share."""
+    line = CACHE_LINE_BYTES // 4
+    return line * (-(-batch // line) | 1)
 
 
 def expect(

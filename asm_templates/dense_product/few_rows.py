@@ -8,14 +8,13 @@ A row of a strip ends as one vector of C (`lane_sums`). Beyond a few rows of A t
 to transpose B once.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from sparsejit.asm_templates.dense_product.lane_sums import InnerProducts
 from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import (
     TAIL_MASK,
     lane_mask,
@@ -29,7 +28,6 @@ from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Memory,
     Register,
-    dword,
     r8,
     r9,
     r10,
@@ -79,23 +77,11 @@ class _FewRows:
             asm.emit("push", register)
         asm.emit("mov", _STRIP_B, rdx)
         strips, rest = divmod(self.spec.columns, self.lanes)
-        self._repeat(strips, _STRIPS_LEFT, lambda: self._strip(self.lanes))
+        repeat(asm, strips, _STRIPS_LEFT, lambda: self._strip(self.lanes))
         if rest:
             self._strip(rest)
         for register in (rsi, rbp, rbx):
             asm.emit("pop", register)
-
-    def _repeat(self, times: int, counter: Register, body: Callable[[], None]) -> None:
-        if times == 0:
-            return
-        again = self.asm.label("again")
-        if times > 1:
-            self.asm.emit("mov", dword(counter), times)
-            self.asm.bind(again)
-        body()
-        if times > 1:
-            self.asm.emit("sub", dword(counter), 1)
-            self.asm.jump("jnz", again)
 
     def _strip(self, columns: int) -> None:
         """All rows of A by so many rows of B."""
@@ -108,7 +94,7 @@ class _FewRows:
             asm.emit("add", _ROW_A, spec.a_pitch)
             asm.emit("add", _ROW_C, spec.c_pitch)
 
-        self._repeat(spec.rows, _ROWS_LEFT, row)
+        repeat(asm, spec.rows, _ROWS_LEFT, row)
         asm.emit("add", _STRIP_B, columns * spec.b_pitch)
         asm.emit("add", rsi, self.vector_bytes)
 
@@ -120,7 +106,7 @@ class _FewRows:
         sums.start()
         vectors, partial = divmod(spec.depth, self.lanes)
         turns, rest = divmod(vectors, sums.vectors)
-        self._repeat(turns, _TURNS_LEFT, lambda: self._steps(sums, sums.vectors))
+        repeat(asm, turns, _TURNS_LEFT, lambda: self._steps(sums, sums.vectors))
         self._steps(sums, rest)
         if partial:
             self._partial_step(sums, partial)

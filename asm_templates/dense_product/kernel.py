@@ -13,8 +13,6 @@ strip is first transposed to the stack (`few_rows` has the exception). docs/kern
 what bounds it.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
@@ -23,6 +21,7 @@ from sparsejit.asm_templates.dense_product.packing import Packed
 from sparsejit.asm_templates.dense_product.tiling import UNROLL, RowTiles, Tiling, chains, tiling
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, set_tail_mask, vector, zero
 from sparsejit.ir.spec import DenseProduct
@@ -110,7 +109,7 @@ class _ProductCode:
             asm.emit("lea", _STRIP_B, self.b_literal)
         asm.emit("mov", _STRIP_C, rsi)
         strips, rest = divmod(self.spec.columns, self.tiles.vectors * self.lanes)
-        self._repeat(strips, _STRIPS_LEFT, lambda: self._strip(self.tiles.vectors, 0))
+        repeat(asm, strips, _STRIPS_LEFT, lambda: self._strip(self.tiles.vectors, 0))
         if rest:
             vectors = -(-rest // self.lanes)
             self._strip(vectors, rest % self.lanes)
@@ -132,19 +131,6 @@ class _ProductCode:
         asm.emit("sub", dword(rax), 1)
         asm.jump("jnz", again)
         asm.emit("and", rsp, -64)
-
-    def _repeat(self, times: int, counter: Register, body: Callable[[], None]) -> None:
-        """Run `body` so many times."""
-        if times == 0:
-            return
-        again = self.asm.label("again")
-        if times > 1:
-            self.asm.emit("mov", dword(counter), times)
-            self.asm.bind(again)
-        body()
-        if times > 1:
-            self.asm.emit("sub", dword(counter), 1)
-            self.asm.jump("jnz", again)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
         """All rows by so many vectors of columns, the last of `lanes_of_last` unless that is 0."""
@@ -196,7 +182,7 @@ class _ProductCode:
                 self.asm.emit("add", _TILE_A, height * self.spec.a_pitch)
             self.asm.emit("add", _TILE_C, height * self.spec.c_pitch)
 
-        self._repeat(each.count, _TILES_LEFT, body)
+        repeat(self.asm, each.count, _TILES_LEFT, body)
 
 
 class _ProductTile:
@@ -225,7 +211,7 @@ class _ProductTile:
         asm.emit("mov", _B, rsp if self.spec.transposed else _STRIP_B)
         self._start()
         turns, rest = divmod(self.spec.depth, UNROLL)
-        self.product._repeat(turns, _STEPS_LEFT, lambda: self._steps(UNROLL))
+        repeat(asm, turns, _STEPS_LEFT, lambda: self._steps(UNROLL))
         self._steps(rest)
         if self.product.packed_a is not None and self.a_start:
             asm.emit("add", _A, self.a_start)

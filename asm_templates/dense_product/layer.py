@@ -6,10 +6,11 @@
 
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
 from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
-from sparsejit.asm_templates.gather.permute_storage import rounded
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DenseProduct, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -55,7 +56,7 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
         rows = pack_rows(weights, spec.bias, tiles)
     else:
         columns = pack_columns(weights.T, spec.bias, tiles, target)
-    return DenseLayer(_product(spec), tiles, rows, columns, _counts(spec, target, tiles))
+    return DenseLayer(_product(spec, target), tiles, rows, columns, _counts(spec, target, tiles))
 
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
@@ -64,19 +65,27 @@ def emit(asm: Assembler, lowered: DenseLayer) -> None:
     emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
 
 
-def _product(spec: MatMul) -> DenseProduct:
-    sizes = spec.batch, spec.out_features
-    if spec.layout is Layout.FEATURE_MAJOR:
-        sizes = sizes[::-1]
-    return DenseProduct.contiguous(*sizes, spec.in_features, activation=spec.each.activation)
+def _product(spec: MatMul, target: Target) -> DenseProduct:
+    """Of the padding, as many columns as spare masks."""
+    depth, activation = spec.in_features, spec.each.activation
+    if spec.layout is Layout.BATCH_MAJOR:
+        sizes, pitches = (spec.batch, spec.out_features), (4 * depth, 4 * spec.out_features)
+        y_pitch = 4 * spec.y_features
+        return DenseProduct(*sizes, depth, *pitches, y_pitch, activation=activation)
+    pitch = 4 * spec.pitch
+    return DenseProduct(
+        *(spec.out_features, whole_vectors(spec, target), depth),
+        *(4 * depth, pitch, pitch),
+        activation=activation,
+    )
 
 
 def _tiling(spec: MatMul, target: Target) -> Tiling:
-    return tiling(_product(spec), target, spec.layout is Layout.FEATURE_MAJOR)
+    return tiling(_product(spec, target), target, spec.layout is Layout.FEATURE_MAJOR)
 
 
 def _counts(spec: MatMul, target: Target, tiles: Tiling) -> DenseCounts:
-    product = _product(spec)
+    product = _product(spec, target)
     vectors = -(-product.columns // target.lanes)
     stored = product.rows if spec.layout is Layout.FEATURE_MAJOR else vectors * target.lanes
     products = product.rows * vectors * product.depth

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.permute_machine import Machine
-from sparsejit.asm_templates.gather.permute_storage import rounded, stored, with_index
+from sparsejit.asm_templates.gather.permute_storage import stored, with_index
 from sparsejit.asm_templates.gather.pieces import (
     GatherLayout,
     HeldPanel,
@@ -27,6 +27,7 @@ from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_
 from sparsejit.asm_templates.scheduling.row_order import RowOrder
 from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
 from sparsejit.asm_templates.shared.padding import StridePadding
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 

@@ -69,8 +69,7 @@ class _Timed:
 
     @property
     def name(self) -> str:
-        origin = self.step.origin
-        return origin.module or origin.name
+        return self.step.origin.layer
 
     @cached_property
     def matrix(self) -> SparseMatrix:
@@ -232,7 +231,7 @@ class _Advisor:
     def _dtype(self, gains: Sequence[_LayerGain], dtype: DType) -> str:
         """The argument of `compile`; what layers are stored as now, it keeps."""
         kinds = {
-            step.origin.module or step.origin.name: step.facts.layer.dtype.value
+            step.origin.layer: step.facts.layer.dtype.value
             for step in self.variant.steps
             if step.facts.layer is not None
         }
@@ -294,7 +293,7 @@ class _Advisor:
 
     def _activations(self) -> Iterator[_Idea]:
         for name in sorted({step.kernel for step, _ in self.steps} & _UNFUSED):
-            gains = [_LayerGain(_name(s.origin), ns) for s, ns in self.steps if s.kernel == name]
+            gains = [_LayerGain(s.origin.layer, ns) for s, ns in self.steps if s.kernel == name]
             change = f"relu in place of {name}: products apply it as they write"
             yield _Idea(
                 change, gains, lambda _: "torch.nn.ReLU()", "accuracy: train the model anew"
@@ -308,17 +307,13 @@ class _Advisor:
             level = step.facts.bound.removeprefix("data from ")
             if tile > 1 and step.facts.moved_bytes and level in rates and level != "L1":
                 share = 1 - rates[level] / rates["L1"]
-                gains.append(_LayerGain(_name(step.origin), ns * share))
+                gains.append(_LayerGain(step.origin.layer, ns * share))
         return _Idea(
             "run fewer samples at a time, so that elementwise work stays in L1",
             gains,
             lambda _: f"example_inputs with a batch of {max(1, tile // 4)}",
             "products of fewer samples may take longer",
         )
-
-
-def _name(origin: Origin) -> str:
-    return origin.module or origin.name
 
 
 def _grouped(graph: Graph) -> set[Origin]:

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +12,15 @@ from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
+from sparsejit.lowering.context import Progress
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.plan import AUTO, Plan, plan
-from sparsejit.planner.split import Split, available_cores, parse_threads, split, undivided
+from sparsejit.planner.split import Split, available_cores, parse_threads, split
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import build, debug_level
-
-Progress = Callable[[str, float], None]
 
 
 def compile_matrix(
@@ -38,6 +37,7 @@ def compile_matrix(
     exact: bool = False,
     layout: str | Layout = Layout.BATCH_MAJOR,
     input_scale: float | None = None,
+    pitch: int | None = None,
     progress: Progress = lambda stage, share: None,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
@@ -53,24 +53,24 @@ def compile_matrix(
         or "int8", which also quantises x, by `input_scale` or else by its largest magnitude / 127,
         and sums integers.
     strategy: "auto", or a family of kernels. For one x: permute, lane16, lookup, broadcast,
-        broadcast-loop, broadcast-mixed, dense, dot, immediate; with int8 int8-permute or
-        int8-pairs. For a batch: panels, dense, rows, mixed or int8-tiles. Which exist depends on
-        dtype and target.
+        broadcast-4x4, broadcast-loop, broadcast-mixed, dense, dot, immediate; with int8
+        int8-permute or int8-pairs. For a batch: panels, csr, dense, rows, mixed or
+        int8-tiles. Which exist depends on dtype and target.
     target: "native", a level ("avx2", "avx512") or a Target.
-    threads: how many may share the rows where that pays, or "auto" for one a core. A batch runs
-        on one.
+    threads: how many may share the rows, or the columns of a batch, where that pays, or "auto" for
+        one a core.
     tune: time the most promising kernels here, or recall earlier times, and take the fastest.
     exact: only kernels that keep every weight as `dtype` holds it; others may keep an index in a
         weight's lowest bits, which changes it by at most 2^-17 of itself (`explain` says so).
+    pitch: the length of the rows of a feature-major x and y, padding included (see `MatMul`). An
+        odd multiple of 16, not less than the batch, is fastest: no copies, no masks.
     progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
 
     Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
     machine cannot run.
     """
-    options = Options(
-        activation, batch, dtype, strategy, target, threads, tune, exact, layout, input_scale
-    )
-    return _compiled(weights, bias, options, progress)
+    how = strategy, target, threads, tune, exact, layout, input_scale, pitch
+    return _compiled(weights, bias, Options(activation, batch, dtype, *how), progress)
 
 
 def compile_source(source: KernelSource) -> Kernel:
@@ -126,8 +126,9 @@ class _Planner:
 
     def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan) -> Split:
         if isinstance(layer, MatMul):
-            return undivided(layer, matrix, whole, "a batch runs on one")
-        division = split(layer, matrix, whole, self.target, self.most_threads, self.plan)
+            division = split_batch(layer, matrix, whole, self.target, self.most_threads, self.plan)
+        else:
+            division = split(layer, matrix, whole, self.target, self.most_threads, self.plan)
         if self.options.threads == AUTO and available_cores() == 1:
             return replace(division, reason="'auto' is one a core; this process may use one core")
         return division

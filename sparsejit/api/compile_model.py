@@ -20,11 +20,9 @@ from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
 from sparsejit.frontends.torch_export import Exported, export
-from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import samples_a_tile
 from sparsejit.machine.target import Target
-
-Progress = Callable[[str, float], None]
 
 
 @overload

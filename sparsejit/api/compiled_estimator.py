@@ -13,11 +13,11 @@ from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.model_report import ModelReport, measured_times, report_of
 from sparsejit.api.statistics import statistics_of
-from sparsejit.api.variant import Dtypes, Progress, Variant, make_variant
+from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.sklearn import graph_of_estimator
 from sparsejit.ir.graph import Array, Element, Graph
-from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import samples_a_tile
 
 

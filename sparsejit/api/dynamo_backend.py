@@ -11,7 +11,6 @@ from sparsejit.errors import InvalidInput, suggest
 from sparsejit.frontends.dynamo import compiled_by_parts
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.dtypes import layer_name
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.split import parse_threads
@@ -56,7 +55,7 @@ def _of_layers(graph: Graph, dtypes: Dtypes) -> Dtypes:
     """The patterns that match a layer of this graph."""
     if isinstance(dtypes, str):
         return dtypes
-    names = {layer_name(node) for node in graph.nodes}
+    names = {node.outputs[0].origin.layer for node in graph.nodes}
     return {
         pattern: dtype
         for pattern, dtype in dtypes.items()

@@ -35,19 +35,19 @@ class LayerReport:
     """
 
     layer: str
-    kernel: str
-    source: str
-    code: str
-    nnz: int
-    weights: int
-    weight_bytes: int
-    predicted_ns: float | None
-    measured_ns: float | None
-    share: float | None
-    effective_gflops: float | None
-    real_gflops: float | None
-    share_of_limit: float | None
-    reason: str
+    kernel: str = ""
+    source: str = ""
+    code: str = ""
+    nnz: int = 0
+    weights: int = 0
+    weight_bytes: int = 0
+    predicted_ns: float | None = None
+    measured_ns: float | None = None
+    share: float | None = None
+    effective_gflops: float | None = None
+    real_gflops: float | None = None
+    share_of_limit: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _layers(variant: Variant, times: StepTimes | None) -> list[LayerReport]:
 def _layer(
     steps: list[Step], ns: float | None, total: float, all_bytes: int, target: Target
 ) -> LayerReport:
-    facts = [step.facts for step in steps]
+    origin, facts = steps[0].origin, [step.facts for step in steps]
     main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
     kernels = Counter(step.kernel for step in steps)
     predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
@@ -151,28 +151,31 @@ def _layer(
     )
     time = ns if ns is not None else predicted_ns
     return LayerReport(
-        steps[0].origin.module or steps[0].origin.name,
-        ", ".join(f"{n} x {kernel}" if n > 1 else kernel for kernel, n in kernels.items()),
-        steps[0].origin.source,
-        steps[0].origin.code,
-        main.nnz,
-        main.weights,
-        main.weight_bytes,
-        predicted_ns,
-        ns,
-        ns / total if ns is not None and total else None,
-        effective_flops / time if time and effective_flops else None,
-        flops / time if time and flops else None,
-        limit / ns if ns and flops else None,
-        main.reason,
+        layer=origin.layer,
+        kernel=", ".join(f"{n} x {kernel}" if n > 1 else kernel for kernel, n in kernels.items()),
+        source=origin.source,
+        code=origin.code,
+        nnz=main.nnz,
+        weights=main.weights,
+        weight_bytes=main.weight_bytes,
+        predicted_ns=predicted_ns,
+        measured_ns=ns,
+        share=ns / total if ns is not None and total else None,
+        effective_gflops=effective_flops / time if time and effective_flops else None,
+        real_gflops=flops / time if time and flops else None,
+        share_of_limit=limit / ns if ns and flops else None,
+        reason=main.reason,
     )
 
 
 def _call(ns: float, total: float) -> LayerReport:
     """What is no operator's: registers saved and restored, arguments fetched."""
-    reason = "entering and leaving the function"
-    share = ns / total if total else None
-    return LayerReport("(call)", "", "", "", 0, 0, 0, None, ns, share, None, None, None, reason)
+    return LayerReport(
+        layer="(call)",
+        reason="entering and leaving the function",
+        measured_ns=ns,
+        share=ns / total if total else None,
+    )
 
 
 def measured_times(variant: Variant) -> StepTimes:
@@ -213,7 +216,7 @@ def _is_offsets(value: Value, graph: Graph) -> bool:
 
 def _rows_of_tables(value: Value, graph: Graph) -> int:
     """How many rows the smallest table has that a value may index, through views too."""
-    reached, rows = {value}, [2] if not graph.nodes else []
+    reached, rows = {value}, []
     for node in graph.nodes:
         if not reached.intersection(node.inputs):
             continue

@@ -33,6 +33,7 @@ class Options:
     exact: bool
     layout: str | Layout
     input_scale: float | None
+    pitch: int | None
 
     def layer(self, matrix: SparseMatrix, bias: npt.NDArray[Any] | None) -> Layer:
         """What is to be computed. Raises InvalidInput where the dtype cannot hold the weights."""
@@ -46,7 +47,8 @@ class Options:
         )
         each.check_weights(matrix.dense)
         columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
-        return each if columns == 1 else MatMul(each, columns, order)
+        pitch = _checked_pitch(self.pitch, columns)
+        return each if columns == 1 else MatMul(each, columns, order, pitch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,16 @@ def _checked_batch(batch: int) -> int:
     if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
         raise InvalidInput(f"batch={batch!r}; give a whole number of at least 1")
     return int(batch)
+
+
+def _checked_pitch(pitch: int | None, batch: int) -> int | None:
+    if pitch is None:
+        return None
+    if isinstance(pitch, bool) or not isinstance(pitch, int | np.integer):
+        raise InvalidInput(f"pitch={pitch!r}; give a whole number of elements, at least the batch")
+    if batch == 1:
+        raise InvalidInput(f"pitch={pitch} with batch=1; a single x has no rows, leave it out")
+    return int(pitch)
 
 
 def _checked_bias(bias: npt.NDArray[Any] | None, out_features: int) -> FloatArray | None:

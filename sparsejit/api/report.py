@@ -42,6 +42,7 @@ def describe(
         "input_scale": None if each.input_scale is None else float(each.input_scale),
         "batch": spec.batch if isinstance(spec, MatMul) else 1,
         "layout": spec.layout.value if isinstance(spec, MatMul) else None,
+        "pitch": spec.padded_to if isinstance(spec, MatMul) else None,
         "case": spec.case,
         "kernel": plan.chosen.template.name,
         "reason": plan.reason,
@@ -49,6 +50,8 @@ def describe(
         "threads_reason": division.reason,
         "parts": [
             {
+                "first_column": part.first_column,
+                "columns": part.columns,
                 "first_row": part.first_row,
                 "end_row": part.end_row,
                 "kernel": part.plan.chosen.template.name,

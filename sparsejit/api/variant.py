@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparsejit.ir.graph import Graph, Value
-from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.memory_plan import MemoryPlan
 from sparsejit.lowering.model import LoweredModel, build_model, lower_model, without_code
@@ -17,7 +17,6 @@ from sparsejit.runtime.model_call import ModelCall
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
 
-Progress = Callable[[str, float], None]
 Dtypes = str | Mapping[str, str]
 
 

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sparsejit.commands.bench_batch import batch, sweep
 from sparsejit.commands.bench_models import models, peers
+from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -16,8 +18,8 @@ from sparsejit.commands.console import (
     require,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import DType, Layout
-from sparsejit.machine.target import Target
+from sparsejit.ir.spec import DType
+from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.split import parse_threads
 
 ProblemsOption = Annotated[
@@ -33,6 +35,9 @@ OutOption = Annotated[
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
 bench.command()(models)
 bench.command()(peers)
+bench.command()(planner)
+bench.command()(batch)
+bench.command()(sweep)
 
 
 @bench.command()
@@ -74,7 +79,8 @@ def kernels(
             rows += comparison.rows
     if not rows:
         raise InvalidInput("no such kernel for these problems and dtypes: use --strategy auto")
-    values = [row.as_dict() for row in rows]
+    speeds = history.speeds()
+    values = [{**row.as_dict(), **speeds} for row in rows]
     if plot:
         draw_roofline(plot, [row for row in rows if row.auto], limits)
     if record:
@@ -83,67 +89,16 @@ def kernels(
 
 
 @bench.command()
-def batch(
-    problem: Annotated[str, typer.Option(help="The layer: A, B, C90, ...")] = "A",
-    size: Annotated[
-        list[int] | None, typer.Option(help="A batch size; repeatable. Default: 1 to 64.")
-    ] = None,
-    layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
-    as_json: JsonOption = False,
-    out: OutOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append the rows to perf/results/batch.jsonl.")
-    ] = False,
+def recorded(
+    isa: Annotated[str, typer.Option(help="avx512 or avx2.")] = ISA_LEVELS[-1],
 ) -> None:
-    """Time one layer at growing batch sizes; growth below 0.9 would be a cliff."""
+    """Print the latest recordings in perf/results of all processors, side by side in Markdown."""
     require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf import history
-    from sparsejit.perf.batch_sweep import BATCHES, sweep
-    from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.problems import PROBLEMS, problems_named
+    from sparsejit.perf.recorded import recorded_kernels
 
-    (layer,) = problems_named([problem], PROBLEMS)
-    case = Layout.parse(layout), DType.parse(dtype)
-    check_outputs(out)
-    with error_console.status("") as status:
-        rows = sweep(layer, size or BATCHES, *case, status.update)
-    if record:
-        history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
-    if hand_over([vars(row) for row in rows], as_json, out):
-        return
-    table = Table("batch", "kernel", "ns", "ns a column", "over the longest before")
-    for row in rows:
-        times = (f"{row.ns:.0f}", f"{row.ns / row.batch:.0f}", f"{row.growth:.2f}")
-        table.add_row(str(row.batch), row.strategy, *times)
-    console.print(table)
-    console.print(f"least growth {min(row.growth for row in rows):.2f}")
-
-
-@bench.command()
-def predictions(
-    dtype: DtypesOption = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> None:
-    """Compare the planner's predicted times with measured ones over a grid of layers."""
-    require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf.prediction import WITHIN, compare
-
-    check_outputs(out)
-    with error_console.status("") as status:
-        found = compare(_dtypes(dtype), status.update)
-    if hand_over([vars(one) for one in found], as_json, out):
-        return
-    table = Table("layer", "kernel", "predicted ns", "measured ns", "ratio")
-    for one in sorted(found, key=lambda one: one.ratio):
-        if not one.within:
-            layer = f"{one.shape[0]} x {one.shape[1]}, {one.sparsity:.0%} zero, {one.pattern}"
-            times = (f"{one.predicted_ns:.0f}", f"{one.measured_ns:.0f}", f"{one.ratio:.2f}")
-            table.add_row(layer, one.template, *times)
-    console.print(table)
-    share = sum(one.within for one in found) / len(found)
-    console.print(f"{share:.1%} of {len(found)} layers within {WITHIN} times; the others above")
+    if isa not in ISA_LEVELS:
+        raise InvalidInput(f"level {isa!r} is unknown; use one of {', '.join(ISA_LEVELS)}")
+    typer.echo("\n".join(recorded_kernels(isa)))
 
 
 @bench.command()

@@ -1,6 +1,5 @@
 """The `sparsejit` command."""
 
-import os
 from typing import Annotated
 
 import typer
@@ -18,7 +17,7 @@ from sparsejit.commands.selftest import selftest
 from sparsejit.commands.synth import synth
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
-from sparsejit.runtime.program import dump_folder
+from sparsejit.runtime.program import debug_level, dump_folder
 
 app = typer.Typer(
     add_completion=False,
@@ -58,7 +57,7 @@ def main() -> None:
     try:
         app()
     except SparseJitError as error:
-        if os.environ.get("SPARSEJIT_DEBUG", "0") not in ("", "0"):
+        if debug_level():
             raise
         error_console.print(f"error: {error}", style="red", markup=False)
         raise SystemExit(1) from None

@@ -1,6 +1,6 @@
 """`sparsejit compile` and `sparsejit run`: whole models from the command line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +24,8 @@ from sparsejit.files import atomic_path
 from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_npy
 from sparsejit.frontends.torch_export import read_program
+from sparsejit.lowering.context import Progress
 
-Progress = Callable[[str, float], None]
 ModelArgument = Annotated[
     str,
     typer.Argument(

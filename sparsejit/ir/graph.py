@@ -63,6 +63,11 @@ class Origin:
     source: str = ""
     code: str = ""
 
+    @property
+    def layer(self) -> str:
+        """The path of the module, or where the value has none its own name."""
+        return self.module or self.name
+
 
 @dataclass(frozen=True, eq=False)
 class Value:

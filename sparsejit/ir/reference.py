@@ -29,7 +29,8 @@ Float64 = npt.NDArray[np.float64]
 
 def sigmoid(x: Float64) -> Float64:
     """1 / (1 + exp(-x)) without overflow."""
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+    power = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, power) / (1 + power)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
@@ -107,7 +108,10 @@ def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
 
 
 def matmul(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
-    """`matvec` for every column of the batch; x and the result in the layout of the spec."""
+    """`matvec` for every column of the batch; x and the result in the layout of the spec.
+
+    Padding columns of x are passed over; those of the result are NaN.
+    """
     return _for_each(matvec, spec, matrix, x)
 
 
@@ -122,10 +126,13 @@ def _for_each(
     matrix: SparseMatrix,
     x: npt.NDArray[Any],
 ) -> Float64:
-    feature_major = spec.layout is Layout.FEATURE_MAJOR
-    batch = x.T if feature_major else x
+    batch = x.T[: spec.batch] if spec.layout is Layout.FEATURE_MAJOR else x
     y = np.stack([function(spec.each, matrix, one) for one in batch])
-    return y.T if feature_major else y
+    if spec.y_layout is Layout.BATCH_MAJOR:
+        return y
+    padded = np.full(spec.y_shape, np.nan)
+    padded[:, : spec.batch] = y.T
+    return padded
 
 
 def batch_error_scale(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:

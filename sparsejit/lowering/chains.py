@@ -1,23 +1,16 @@
 """Chains of elementwise functions and row reductions."""
 
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
+from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.context import Lowering
+from sparsejit.passes.chain_steps import as_chain
 
 
 def lower_chain_node(low: Lowering, node: Node) -> None:
-    """One kernel from strided operands to strided results."""
-    assert isinstance(node.op, Chain)
-    _lower(low, node, node.op)
-
-
-def lower_pointwise(low: Lowering, node: Node) -> None:
-    """A chain of one function."""
-    assert isinstance(node.op, Pointwise)
-    count = len(node.inputs)
-    step = ChainStep(node.op.kind, tuple(range(count)))
-    shape = node.output.shape
-    _lower(low, node, Chain(shape, count, (step,), (count,), node.op.kind))
+    """One kernel from strided operands to strided results; a function is a chain of one step."""
+    chain = as_chain(node).op
+    assert isinstance(chain, Chain)
+    _lower(low, node, chain)
 
 
 def lower_cast(low: Lowering, node: Node) -> None:

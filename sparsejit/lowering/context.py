@@ -17,6 +17,9 @@ from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
+# Told each stage as it begins, and the share of the work done by then, 0 to 1.
+Progress = Callable[[str, float], None]
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -37,27 +40,32 @@ class Lowering:
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self._views: dict[Value, View] = {}
+        self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
         for value, array in graph.constants.items():
             self._views[value] = View.whole(ConstantBuffer(array.nbytes, array), value.type)
 
     def view(self, value: Value) -> View:
-        """Where a value lies, with any strides."""
-        return self._views[value]
+        """Where to read a value, with any strides: its copy in order if it has one."""
+        return self._copies.get(value) or self._views[value]
+
+    def is_in(self, value: Value, place: View) -> bool:
+        """Whether a value was written there."""
+        return self._views[value] == place
 
     def bind(self, value: Value, view: View) -> None:
         """Say where a value lies from here on."""
         self._views[value] = view
 
     def contiguous(self, value: Value) -> View:
-        """Where a value lies in row-major order; it is copied there if need be."""
+        """Where to read a value in row-major order; it is copied there if need be."""
         view = self.view(value)
         if view.is_contiguous:
             return view
         copied = self.temporary(value.type)
         self.copy(view, copied, value.origin)
-        self.bind(value, copied)
+        self._copies[value] = copied
         return copied
 
     def constant(self, value: Value) -> Array:
@@ -75,29 +83,19 @@ class Lowering:
         """A new row-major tensor in the workspace."""
         return View.whole(Buffer(kind.bytes), kind)
 
-    def result(self, value: Value) -> View:
-        """Where a kernel that writes any strides puts a value."""
-        view = self.wanted.get(value) or self.temporary(value.type)
+    def result(self, value: Value, fits: Callable[[View], bool] = lambda view: True) -> View:
+        """Where a kernel puts a value: where it is wanted if that fits, else in the workspace.
+
+        `fits` says whether the kernel can write to a view; it must take every row-major one.
+        """
+        wanted = self.wanted.get(value)
+        view = wanted if wanted and fits(wanted) else self.temporary(value.type)
         self.bind(value, view)
         return view
 
     def dense_result(self, value: Value) -> View:
         """Where a kernel that writes row-major results only puts a value."""
-        wanted = self.wanted.get(value)
-        view = wanted if wanted and wanted.is_contiguous else self.temporary(value.type)
-        self.bind(value, view)
-        return view
-
-    def into(self, value: Value, make: Callable[[View], Step]) -> None:
-        """Append the kernel that `make` has for a row-major result."""
-        wanted = self.wanted.get(value)
-        if wanted is None or wanted.is_contiguous:
-            self.add(make(self.result(value)))
-            return
-        dense = self.temporary(value.type)
-        self.add(make(dense))
-        self.copy(dense, wanted, value.origin)
-        self.bind(value, wanted)
+        return self.result(value, lambda view: view.is_contiguous)
 
     def add(self, step: Step) -> None:
         """Append a kernel."""

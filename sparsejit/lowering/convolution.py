@@ -19,7 +19,6 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.products import product_step
-from sparsejit.lowering.step import Step
 from sparsejit.lowering.storage import View
 
 
@@ -35,15 +34,9 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
     each.check_weights(matrix.dense)
-
-    def make(destination: View) -> Step:
-        *before, last = _samples(low, node, filters.shape[2:], destination)
-        for source, result in before:
-            low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
-        source, result = last
-        return product_step(node, _layer(each, result), matrix, source, result, low.options)
-
-    low.into(node.output, make)
+    destination = low.dense_result(node.output)
+    for source, result in _samples(low, node, filters.shape[2:], destination):
+        low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
 
 
 def _layer(each: MatVec, result: View) -> MatVec | MatMul:

@@ -22,7 +22,7 @@ def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
         raise InvalidInput(f"dtype={dtypes!r}; give a name, or a dict from patterns to names")
     rules = {"*": dtypes} if isinstance(dtypes, str) else dict(dtypes)
     kinds = {pattern: DType.parse(name) for pattern, name in rules.items()}
-    names = [layer_name(node) for node in graph.nodes if _stores_weights(node)]
+    names = [node.outputs[0].origin.layer for node in graph.nodes if _stores_weights(node)]
     for pattern in kinds:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
             known = ", ".join(dict.fromkeys(names)) or "none"
@@ -31,18 +31,12 @@ def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def layer_name(node: Node) -> str:
-    """The path of the module that a node belongs to, or its own name."""
-    origin = node.outputs[0].origin
-    return origin.module or origin.name
-
-
 def _stores_weights(node: Node) -> bool:
     return isinstance(node.op, Linear | Convolution | Recurrence)
 
 
 def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
-    name, dtype = layer_name(node), DType.FLOAT32
+    name, dtype = node.outputs[0].origin.layer, DType.FLOAT32
     for pattern, kind in kinds.items():
         if fnmatchcase(name, pattern):
             dtype = kind

@@ -11,7 +11,7 @@ found an index out of range; what outputs hold then means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.shared.location import (
@@ -22,7 +22,7 @@ from sparsejit.asm_templates.shared.location import (
     Location,
 )
 from sparsejit.ir.graph import Graph
-from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.context import Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
 from sparsejit.lowering.probes import Probe
@@ -54,7 +54,6 @@ from sparsejit.x86.operands import (
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _POINTER = 8
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -108,16 +107,17 @@ def lower_model(
     for number, value in enumerate(graph.outputs):
         if not value.type.size:
             continue
-        wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
-        if not _is_there(low.view(value), wanted):
-            low.copy(low.view(value), wanted, value.origin)
+        view = low.view(value)
+        if not _is_there(view, number):
+            wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
+            low.copy(view, wanted, value.origin)
     return LoweredModel(graph, options, tuple(low.steps), plan_memory(low.steps))
 
 
-def _is_there(view: View, wanted: View) -> bool:
-    """Whether a value already lies in the caller's array, as the caller wants it."""
-    same = isinstance(view.buffer, OutputBuffer) and isinstance(wanted.buffer, OutputBuffer)
-    return same and view.buffer.number == wanted.buffer.number and view.is_whole  # type: ignore[attr-defined]
+def _is_there(view: View, number: int) -> bool:
+    """Whether a value lies in the caller's array for that output already, all of it in order."""
+    buffer = view.buffer
+    return isinstance(buffer, OutputBuffer) and buffer.number == number and view.is_whole
 
 
 def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) -> Program:

@@ -64,10 +64,7 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     layer, matrix = _layer(low, op, weights, bias, gates.shape[1])
     given = low.view(gates)
     given = given if given.strides[2] == _FLOAT else low.contiguous(gates)
-    into = low.wanted.get(every)
-    if into is None or into.strides[2] != _FLOAT:
-        into = low.temporary(every.type)
-    low.bind(every, into)
+    into = low.result(every, lambda view: view.strides[2] == _FLOAT)
     reads = (_in_order(given, op.reverse), *map(low.contiguous, initial))
     writes = [_in_order(into, op.reverse)]
     low.bind(last[0], _last(writes[0]))

@@ -115,13 +115,13 @@ def _table_shape(table: Value) -> tuple[int, int]:
 def _row_result(low: Lowering, value: Value, count: int) -> View:
     """Where a kernel puts `count` rows at any pitch, as a view (count, features)."""
     shape = (count, value.shape[-1])
-    wanted = low.wanted.get(value)
-    rows = None if wanted is None else wanted.reshaped(shape)
-    if wanted is None or rows is None or rows.strides[1] != _FLOAT:
-        wanted = low.temporary(value.type)
-        rows = wanted.reshaped(shape)
-        assert rows is not None
-    low.bind(value, wanted)
+
+    def fits(view: View) -> bool:
+        rows = view.reshaped(shape)
+        return rows is not None and rows.strides[1] == _FLOAT
+
+    rows = low.result(value, fits).reshaped(shape)
+    assert rows is not None
     return rows
 
 

@@ -50,10 +50,7 @@ def lower_bmm(low: Lowering, node: Node) -> None:
     assert isinstance(op, Bmm)
     a = low.view(left) if _is_matrix(low.view(left)) else low.contiguous(left)
     b, transposed = _right(low, right, op.transposed)
-    c = low.wanted.get(node.output)
-    if c is None or not _is_matrix(c):
-        c = low.temporary(node.output.type)
-    low.bind(node.output, c)
+    c = low.result(node.output, _is_matrix)
     product = stacked(a, b, c, transposed, op.scale)
 
     def emit(asm: Assembler, at: Locations) -> None:

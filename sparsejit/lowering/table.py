@@ -11,7 +11,7 @@ from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.lowering.chains import lower_cast, lower_chain_node, lower_pointwise
+from sparsejit.lowering.chains import lower_cast, lower_chain_node
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.pooling import lower_pooling
@@ -37,7 +37,7 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Linear: lower_linear,
     Bmm: lower_bmm,
     Chain: lower_chain_node,
-    Pointwise: lower_pointwise,
+    Pointwise: lower_chain_node,
     Cast: lower_cast,
     Reshape: lower_reshape,
     Permute: lower_permute,

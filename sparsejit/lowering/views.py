@@ -40,7 +40,7 @@ def lower_concat(low: Lowering, node: Node) -> None:
     assert isinstance(node.op, Concat)
     view = low.result(node.output)
     for part, operand in zip(concat_parts(node, view), node.inputs, strict=True):
-        if operand.type.size and low.view(operand) != part:
+        if operand.type.size and not low.is_in(operand, part):
             low.copy(low.view(operand), part, node.output.origin)
 
 

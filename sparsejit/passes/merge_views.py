@@ -17,9 +17,7 @@ from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.passes.rewriter import Site, rewrite
-
-# Larger tensors are not traced; their views stay.
-MOST_TRACED = 2**24
+from sparsejit.passes.traced_views import traced
 
 
 def merge_views(graph: Graph) -> Graph:
@@ -62,13 +60,9 @@ def _merge(site: Site) -> Sequence[Value] | None:
     if permutes == 0 or (permutes == 1 and len(nodes) < 3):
         return None
     (source,) = nodes[0].inputs
-    if not 0 < source.type.size <= MOST_TRACED:
-        return None
-    numbers = np.arange(source.type.size).reshape(source.shape)
-    for view in nodes:
-        (numbers,) = view.op.reference(numbers)
-    strides = _strides(numbers)
-    if strides is None:
+    numbers = traced(nodes, source.shape)
+    strides = None if numbers is None else _strides(numbers)
+    if numbers is None or strides is None:
         return None
     by_stride = sorted(range(numbers.ndim), key=lambda axis: (-strides[axis], axis))
     whole = site.one(Reshape(tuple(numbers.shape[axis] for axis in by_stride)), source)

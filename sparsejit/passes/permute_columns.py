@@ -8,8 +8,6 @@
 
     c = concat(x, constant)           y = linear(x, W[:, :n], b + W[:, n:] constant)
     y = linear(c, W, b)
-
-What a row of views does is found by sending the numbers of the elements through it.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
 from sparsejit.passes.rewriter import Site, rewrite
-
-# Larger tensors are not traced; their views stay.
-MOST_TRACED = 2**24
+from sparsejit.passes.traced_views import traced
 
 
 def permute_columns(graph: Graph) -> Graph:
@@ -145,13 +141,8 @@ def _order(
 ) -> list[int] | None:
     """Which features views of a tensor yield, in order; None if they mix rows or inner places."""
     rows, features, inner = rows_features_inner
-    size = prod(shape)
-    if not 0 < size <= MOST_TRACED or size != rows * features * inner:
-        return None
-    numbers = np.arange(size).reshape(shape)
-    for view in views:
-        (numbers,) = view.op.reference(numbers)
-    if numbers.size == 0 or numbers.size % (rows * inner):
+    numbers = traced(views, shape) if prod(shape) == rows * features * inner else None
+    if numbers is None or numbers.size == 0 or numbers.size % (rows * inner):
         return None
     numbers = numbers.reshape(rows, -1, inner)
     order = numbers[0, :, 0] // inner

@@ -1,6 +1,7 @@
 """int8 batches by the tiles of AMX, native or by `tile_emulator`, against the exact oracle."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -147,6 +148,23 @@ def test_many_columns_and_strips(layout: Layout, l2_bytes: int) -> None:
         spec = int8_batch((out_features, 300), batch, layout)
         checks += checks_at_edges(spec, matrix, l2_bytes)
     run_in_child(checks).assert_clean()
+
+
+@pytest.mark.parametrize("l2_bytes", L2_BYTES)
+def test_rows_may_be_padded_and_outputs_part_of_more(l2_bytes: int) -> None:
+    matrix = SparseMatrix(block_weights((50, 140), 0.2, 1))
+    plain = int8_batch((50, 140), 45, Layout.FEATURE_MAJOR)
+    x = np.random.default_rng(6).standard_normal((140, 45)).astype(np.float32)
+    room = np.full((140, 61), np.nan, np.float32)
+    room[:, :45] = x
+    padded = replace(plain, padded_to=61)
+    y = outputs(compiled(padded, matrix, l2_bytes), padded, room)
+    expected = oracle(plain, matrix, x)
+    np.testing.assert_allclose(y[:, :45], expected, atol=1e-5)
+    part = replace(plain, layout=Layout.BATCH_MAJOR, part_of=int8_batch((73, 140), 45))
+    y = outputs(compiled(part, matrix, l2_bytes), part, np.ascontiguousarray(x.T))
+    np.testing.assert_allclose(y[:, :50], expected.T, atol=1e-5)
+    assert np.isnan(y[:-1, 50:]).all()
 
 
 def test_weights_are_compressed_where_tiles_exceed_l2() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from native import ISAS, run_graph
+from sketch import Sketch
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType
@@ -13,6 +14,8 @@ from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.selection import BagKind, EmbeddingBag
 from sparsejit.ir.ops.views import Concat, Pad, Reshape, Slice
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 
@@ -120,6 +123,24 @@ def test_scalars(isa: str) -> None:
         found = run_graph(each, arrays, Target.named(isa))
         for got, wanted in zip(found, graph.evaluate(arrays), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_a_concat_and_products_read_is_copied_once(isa: str) -> None:
+    """It is written to its part of the concat, and from there put in order for the products."""
+    s = Sketch()
+    x, z = s.input(3, 8), s.input(3, 5)
+    y = s("neg", x)
+    products = [s(Linear(), y, s.weight(4, 8)) for _ in range(2)]
+    graph = s.finish(s(Concat(1), y, z), *products, s("abs", y))
+    target, arrays = Target.named(isa), [floats(3, 8), floats(3, 5)]
+    for found, wanted in zip(
+        run_graph(graph, arrays, target), graph.evaluate(arrays), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    steps = lower_model(graph, ModelOptions(target)).steps
+    copies = [step for step in steps if step.kernel == "copy"]
+    assert [copy.reads[0].shape for copy in copies] == [(3, 8), (3, 5)]
 
 
 @pytest.mark.parametrize("isa", ISAS)

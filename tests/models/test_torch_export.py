@@ -166,7 +166,8 @@ def test_nests_of_inputs_and_outputs() -> None:
     first, second = torch.randn(3, 4), torch.randn(3, 4)
     given_inputs = {"a": first, "b": [second]}
     exported = checked(Written(forward), given_inputs, 2)
-    results = exported.unflatten_outputs(exported.graph().evaluate([first.numpy(), second.numpy()]))
+    outputs = exported.graph().evaluate([first.numpy(), second.numpy()])
+    results = nesting.unflatten(exported.output_tree, outputs)
     assert type(results["pair"]) is Pair and results["pair"].second is None
     np.testing.assert_allclose(results["sum"], (first + 2 * second).numpy(), rtol=1e-6)
     for tree in (exported.input_tree, exported.output_tree):

@@ -8,7 +8,7 @@ from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
 from sparsejit.perf import batch_sweep
 from sparsejit.perf.batch_peers import batch_peers_for
-from sparsejit.perf.batch_sweep import sweep
+from sparsejit.perf.batch_sweep import cliffs, sweep
 from sparsejit.perf.kernels import available_strategies, exact_product
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import BATCH_PROBLEMS, PROBLEMS
@@ -69,3 +69,6 @@ def test_a_sweep_relates_each_batch_to_the_longest_before(
     assert [row.batch for row in rows] == [1, 2, 40]
     assert [row.ns for row in rows] == [100.0, 400.0, 200.0]
     assert [row.growth for row in rows] == [1.0, 4.0, 0.5]
+    assert [row.column_step for row in rows] == [1.0, 2.0, 0.025]
+    least, worst = cliffs(rows)
+    assert "0.50, at batch 40" in least and "2.00, at batch 2" in worst

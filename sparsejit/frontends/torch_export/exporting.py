@@ -129,10 +129,6 @@ class Exported:
         """The graph's inputs out of a call's arguments. Raises InvalidInput for another form."""
         return nesting.flatten(self.input_tree, (tuple(args), dict(kwargs)), "inputs")
 
-    def unflatten_outputs(self, outputs: Sequence[Any]) -> Any:
-        """What the model returns, with the graph's outputs in it."""
-        return nesting.unflatten(self.output_tree, outputs)
-
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""
         if self._symbol is None:

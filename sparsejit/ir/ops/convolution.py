@@ -9,8 +9,8 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.products import activated
 from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.reference import ACTIVATIONS
 from sparsejit.ir.spec import Activation, Choice, DType
 
 Sizes = tuple[int, ...]
@@ -89,7 +89,7 @@ class Convolution:
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         if bias:
             y = y + bias[0].reshape(-1, *(1,) * len(self.stride))
-        return (activated(self.activation, y),)
+        return (ACTIVATIONS[self.activation](y),)
 
     def _direct(self, x: Array, weights: Array) -> Array:
         rank, groups = len(self.stride), self.groups

@@ -12,6 +12,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import broadcast_shape, require
+from sparsejit.ir.reference import sigmoid
 
 
 class Function(NamedTuple):
@@ -20,11 +21,6 @@ class Function(NamedTuple):
     arity: int
     evaluate: Callable[..., Any]
     to_bool: bool = False
-
-
-def _sigmoid(x: Array) -> Array:
-    power = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, power) / (1 + power)
 
 
 # NaN spreads through all of them but `sign`, as in torch. `round` is to even. `fma` is a * b + c.
@@ -48,7 +44,7 @@ FUNCTIONS: dict[str, Function] = {
     "log": Function(1, np.log),
     "log1p": Function(1, np.log1p),
     "tanh": Function(1, np.tanh),
-    "sigmoid": Function(1, _sigmoid),
+    "sigmoid": Function(1, sigmoid),
     "erf": Function(1, np.vectorize(erf, otypes=[np.float64])),
     "sin": Function(1, np.sin),
     "cos": Function(1, np.cos),

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.types import broadcast_shape, float_type, require
+from sparsejit.ir.reference import ACTIVATIONS
 from sparsejit.ir.spec import Activation, DType
 
 
@@ -36,18 +35,7 @@ class Linear:
         """In full precision, whatever the dtype: what the model means."""
         x, weights, *bias = operands
         y = x @ weights.T + (bias[0] if bias else 0)
-        return (activated(self.activation, y),)
-
-
-def activated(activation: Activation, x: Array) -> Array:
-    """activation(x) in float64."""
-    if activation is Activation.RELU:
-        return np.maximum(x, 0)
-    if activation is Activation.TANH:
-        return np.tanh(x)
-    if activation is Activation.SIGMOID:
-        return 0.5 * (1 + np.tanh(0.5 * x))
-    return x
+        return (ACTIVATIONS[self.activation](y),)
 
 
 @dataclass(frozen=True)

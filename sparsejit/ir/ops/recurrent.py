@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.products import activated
 from sparsejit.ir.ops.types import float_type, require
-from sparsejit.ir.spec import Activation, Choice, DType
+from sparsejit.ir.reference import sigmoid
+from sparsejit.ir.spec import Choice, DType
 
 
 class RecurrentCell(Choice):
@@ -77,14 +77,14 @@ class Recurrence:
 def _gru(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
     r_x, z_x, n_x = np.split(given, 3, axis=-1)
     r_h, z_h, n_h = np.split(recurrent, 3, axis=-1)
-    reset, update = (activated(Activation.SIGMOID, x) for x in (r_x + r_h, z_x + z_h))
+    reset, update = (sigmoid(x) for x in (r_x + r_h, z_x + z_h))
     new = np.tanh(n_x + reset * n_h)
     return [new + update * (states[0] - new)]
 
 
 def _lstm(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
     keep_in, forget, cell, out = np.split(given + recurrent, 4, axis=-1)
-    keep_in, forget, out = (activated(Activation.SIGMOID, x) for x in (keep_in, forget, out))
+    keep_in, forget, out = (sigmoid(x) for x in (keep_in, forget, out))
     memory = forget * states[1] + keep_in * np.tanh(cell)
     return [out * np.tanh(memory), memory]
 

@@ -7,8 +7,8 @@ AVX2 steps the same. Caches are assumed to deliver half: 64, 32 and 16 bytes a c
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, StepPrice, models
-from sparsejit.machine.processors.zen5 import STEPS, ZEN5
+from sparsejit.machine.core import Core, CsrPrices, StepPrice, models
+from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5
 from sparsejit.machine.rates import Rates
 
 _WIDE_FACTOR = 2.0
@@ -34,11 +34,19 @@ ZEN4 = Core(
     folding=ZEN5.folding,
     padding=False,
     redirects=True,
+    # Assumed: it loads one vector of 512 bits a cycle.
+    halves_share_loads=True,
+    widened=ZEN5.widened,
     placement=False,
     shared_panel_loads=ZEN5.shared_panel_loads,
     shared_way=ZEN5.shared_way,
+    unhidden=ZEN5.unhidden,
     code_rates=ZEN5.code_rates,
     batch=replace(ZEN5.batch, loads=1.0, products=1.0),
+    csr={
+        "avx512": CsrPrices(1.3, 1.1, 1.0, 5, 30, (2.5, 3.2), (5, 6.5), 0.3),
+        "avx2": CSR["avx2"],
+    },
     gate_cycles={
         (cell, isa): _WIDE_FACTOR * cycles if isa == "avx512" else cycles
         for (cell, isa), cycles in ZEN5.gate_cycles.items()
@@ -46,4 +54,5 @@ ZEN4 = Core(
     reduction_cycles=25,
     multipliers=1,
     barrier_ns=100.0,
+    assumed=True,
 )

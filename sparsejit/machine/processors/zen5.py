@@ -4,11 +4,14 @@ Figures are of one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the laye
 on are those of `sparsejit bench kernels`.
 """
 
-from sparsejit.machine.core import BatchPrices, Core, FoldingRule, StepPrice, models
+from sparsejit.machine.core import BatchPrices, Core, CsrPrices, FoldingRule, StepPrice, models
 from sparsejit.machine.processors.tiles import TILE_STEPS
 from sparsejit.machine.rates import Rates
 
+_DERIVED = "not timed: loads and multiplications are those of broadcast in 1x16"
+
 STEPS = {
+    **TILE_STEPS,  # it has none, but targets of these prices may
     ("permute", "avx512", "float32"): StepPrice(0.85, "A in 104 ns"),
     ("permute", "avx2", "float32"): StepPrice(0.78, "A in 520 ns"),
     ("permute", "avx512", "bfloat16"): StepPrice(
@@ -30,6 +33,12 @@ STEPS = {
     ("broadcast", "avx2", "bfloat16"): StepPrice(0.66, "256x256 at 80 to 95 % zero"),
     ("broadcast", "avx512", "float16"): StepPrice(0.77, "B: 19 KB of code in 266 ns; 1x16 0.86"),
     ("broadcast", "avx2", "float16"): StepPrice(0.61, "256x256 at 80 to 95 % zero"),
+    ("broadcast-4x4", "avx512", "float32"): StepPrice(0.62, _DERIVED),
+    ("broadcast-4x4", "avx2", "float32"): StepPrice(0.72, _DERIVED),
+    ("broadcast-4x4", "avx512", "bfloat16"): StepPrice(0.62, _DERIVED),
+    ("broadcast-4x4", "avx2", "bfloat16"): StepPrice(0.66, _DERIVED),
+    ("broadcast-4x4", "avx512", "float16"): StepPrice(0.86, _DERIVED),
+    ("broadcast-4x4", "avx2", "float16"): StepPrice(0.61, _DERIVED),
     ("broadcast-loop", "avx512", "float32"): StepPrice(
         1.12, "64x64; code is that of the block rows' ends"
     ),
@@ -112,6 +121,13 @@ GATE_CYCLES = {
     ("rnn_relu", "avx2"): 0.42,
 }
 
+# Not measured: from its ports, two loads and two multiplications a cycle of 64 bytes each, and 64
+# bytes a cycle from L2; moving x and y as `BATCH` has it.
+CSR = {
+    "avx512": CsrPrices(0.65, 0.55, 0.5, 2.5, 30, (2.5, 3.2), (5, 6.5), 0.3),
+    "avx2": CsrPrices(0.65, 0.55, 0.2, 2.5, 30, (1.3, 1.5), (2.6, 3), 0.3),
+}
+
 ZEN5 = Core(
     key="zen5",
     data_of="zen5",
@@ -126,19 +142,24 @@ ZEN5 = Core(
         data={"L1": 128.0, "padded L2": 64.0, "L2": 54.0, "L3": 28.0, "memory": 8.0},
         code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
     ),
-    steps=STEPS | TILE_STEPS,  # it has none, but a target of these numbers may
+    steps=STEPS,
     folding=FOLDING,
     padding=True,
     redirects=True,
+    # Not tried there.
+    halves_share_loads=False,
+    widened={},
     placement=True,
     # 512x784 at 90 %, 64 columns.
     shared_panel_loads={"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)},
     # Predictions for 45 layers of 768 to 3072 outputs, permute and broadcast, were 0.84 of the
     # measured times without, 0.99 with.
     shared_way=0.25,
+    unhidden=0.0,
     # `rates` are of instructions of five bytes.
-    code_rates={"permute": 1.4, "broadcast": 1.25},
+    code_rates={"permute": 1.4, "broadcast": 1.25, "broadcast-4x4": 1.25},
     batch=BATCH,
+    csr=CSR,
     gate_cycles=GATE_CYCLES,
     reduction_cycles=25,
     multipliers=2,

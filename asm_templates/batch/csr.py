@@ -1,0 +1,289 @@
+"""A whole batch by a loop over compressed rows: `csr_stream` has the data, `csr_core` its loop.
+
+Straight-line code is the wrong form once it exceeds L2. Here the weights are data, six bytes each,
+and the code stays small:
+
+    for each pass (columns of the batch, some vectors at once):
+        for each block of rows:
+            sums = bias                                     in a workspace on the stack
+            for each block of inputs:
+                panel = x of these inputs and columns       feature-major, in L1
+                sums += weights * panel                     csr_core
+            y = activation(sums)
+
+The workspace is on the stack, so that threads may run one kernel at a time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.csr_core import (
+    GROUPS,
+    QUADS,
+    ROWS,
+    WORKSPACE,
+    emit_core,
+    input_offsets,
+    row_offsets,
+)
+from sparsejit.asm_templates.batch.csr_shape import (
+    CsrCounts,
+    CsrShape,
+    Pass,
+    csr_counts,
+    csr_shape,
+)
+from sparsejit.asm_templates.batch.csr_stream import CsrStream, csr_stream
+from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, Layout, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    dword,
+    r8,
+    r9,
+    r10,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rdi,
+    rsi,
+    rsp,
+)
+
+_X, _Y, _INPUT_BLOCKS_LEFT = r14, r15, r13
+_SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
+_PASSES_LEFT, _ROW_BLOCKS_LEFT, _BIAS = (Memory(rbp, -8 * number) for number in (1, 2, 3))
+_SLOT_BYTES = 64
+_PAGE = 4096
+_FAR_SHARE_OF_L2 = 0.5  # beyond it weights are prefetched
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredCsr:
+    """The weights as they are read, and how the layer is cut."""
+
+    spec: MatMul
+    shape: CsrShape
+    stream: CsrStream
+    counts: CsrCounts
+
+
+def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> CsrCounts:
+    """What the layer's zeros let expect: exactly what is made of it."""
+    return csr_counts(spec, matrix, target)
+
+
+def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredCsr:
+    """Short weights are stored as the float32 that they stand for."""
+    shape = csr_shape(spec, matrix, target)
+    stored = SparseMatrix(rounded(matrix.dense, spec.dtype))
+    counts = csr_counts(spec, stored, target)
+    return LoweredCsr(spec, shape, csr_stream(stored, shape.blocks), counts)
+
+
+def emit(asm: Assembler, lowered: LoweredCsr) -> None:
+    """Append the kernel. x and y must not overlap; see `batch_table` for the contract."""
+    _CsrCode(asm, lowered).emit()
+
+
+class _CsrCode:
+    """Appends the code."""
+
+    def __init__(self, asm: Assembler, lowered: LoweredCsr) -> None:
+        self.asm, self.spec, self.shape = asm, lowered.spec, lowered.shape
+        self.feature_major = self.spec.layout is Layout.FEATURE_MAJOR
+        self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
+        self.few = self.spec.batch if self.spec.batch < self.lanes else None
+        self.stream = lowered.stream
+        self.cores = {width: asm.label(f"{width} vectors") for width in self.shape.widths}
+
+    def emit(self) -> None:
+        self._place_stream()
+        self._enter()
+        for part in self.shape.passes:
+            self._repeat(part.times, _PASSES_LEFT, partial(self._pass, part))
+        self._leave()
+        end = self.asm.label("end")
+        self.asm.jump("jmp", end)
+        far = self.stream.quads.nbytes > _FAR_SHARE_OF_L2 * self.asm.target.l2_bytes
+        for width, entry in self.cores.items():
+            emit_core(self.asm, entry, self.shape, width, far)
+        self.asm.bind(end)
+
+    def _place_stream(self) -> None:
+        asm, spec = self.asm, self.spec
+        quads = self.stream.quads.copy()
+        quads["offset"] = input_offsets(quads["offset"], self.shape)
+        self.quads = Literal(asm.literal(quads.view(np.uint8)))
+        self.groups = Literal(asm.literal(self.stream.groups))
+        self.rows = Literal(asm.literal(row_offsets(self.stream.rows, self.shape)))
+        self.bias = None if spec.bias is None else Literal(asm.literal(spec.bias))
+
+    def _enter(self) -> None:
+        """Save registers, and make room page by page: the stack grows on demand only."""
+        asm = self.asm
+        again = asm.label("again")
+        for register in _SAVED:
+            asm.emit("push", register)
+        asm.emit("mov", rbp, rsp)
+        asm.emit("mov", _X, rdi)
+        asm.emit("mov", _Y, rsi)
+        room = self.shape.workspace_bytes + _SLOT_BYTES + _PAGE
+        asm.emit("mov", dword(rax), -(-room // _PAGE))
+        asm.bind(again)
+        asm.emit("sub", rsp, _PAGE)
+        asm.emit("mov", Memory(rsp), rax)
+        asm.emit("sub", dword(rax), 1)
+        asm.jump("jnz", again)
+        asm.emit("and", rsp, -_PAGE)
+
+    def _leave(self) -> None:
+        self.asm.emit("mov", rsp, rbp)
+        for register in reversed(_SAVED):
+            self.asm.emit("pop", register)
+
+    def _repeat(self, times: int, counter: Memory, body: Callable[[], None]) -> None:
+        """Run `body` so many times, counting in memory."""
+        asm, again = self.asm, self.asm.label("again")
+        if times > 1:
+            asm.emit("mov", dword(rax), times)
+            asm.emit("mov", counter, rax)
+            asm.bind(again)
+        body()
+        if times > 1:
+            asm.emit("mov", rax, counter)
+            asm.emit("sub", rax, 1)
+            asm.emit("mov", counter, rax)
+            asm.jump("jnz", again)
+
+    def _pass(self, part: Pass) -> None:
+        asm, spec, blocks = self.asm, self.spec, self.shape.blocks
+        for register, place in ((GROUPS, self.groups), (QUADS, self.quads), (ROWS, self.rows)):
+            asm.emit("lea", register, place)
+        if self.bias is not None:
+            asm.emit("lea", rax, self.bias)
+            asm.emit("mov", _BIAS, rax)
+        whole, rest = divmod(spec.out_features, blocks.rows)
+        if whole:
+            self._repeat(whole, _ROW_BLOCKS_LEFT, partial(self._rows, part, blocks.rows))
+        if rest:
+            self._rows(part, rest)
+        columns = part.vectors * self.lanes
+        x_step = 4 * columns * (1 if self.feature_major else spec.in_features)
+        y_step = 4 * columns * (1 if self.feature_major else spec.y_features)
+        asm.emit("add", _X, x_step)
+        asm.emit("add", _Y, y_step - spec.out_features * self._step)
+
+    @property
+    def _step(self) -> int:
+        """Bytes from one feature to the next, of x and y alike."""
+        return 4 * self.spec.pitch if self.feature_major else 4
+
+    def _rows(self, part: Pass, rows: int) -> None:
+        """A block of rows: from the bias to y."""
+        asm, spec, blocks = self.asm, self.spec, self.shape.blocks
+        self._start(part, rows)
+        whole, rest = divmod(spec.in_features, blocks.inputs)
+        if whole:
+            again = asm.label("again")
+            asm.emit("mov", dword(_INPUT_BLOCKS_LEFT), whole)
+            asm.bind(again)
+            self._inputs(part, blocks.inputs)
+            asm.emit("sub", dword(_INPUT_BLOCKS_LEFT), 1)
+            asm.jump("jnz", again)
+        if rest:
+            self._inputs(part, rest)
+        asm.emit("sub", _X, spec.in_features * self._step)
+        self._finish(part, rows)
+        asm.emit("add", _Y, rows * self._step)
+
+    def _start(self, part: Pass, rows: int) -> None:
+        """sums = bias."""
+        asm, again, value = self.asm, self.asm.label("again"), vector(self.asm, 0)
+        asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
+        if self.bias is None:
+            zero(asm, value)
+        else:
+            asm.emit("mov", r9, _BIAS)
+        asm.emit("mov", dword(r10), rows)
+        asm.bind(again)
+        if self.bias is not None:
+            asm.emit("vbroadcastss", value, Memory(r9))
+            asm.emit("add", r9, 4)
+        for number in range(part.vectors):
+            asm.emit("vmovups", Memory(r8, number * self.vector_bytes), value)
+        asm.emit("add", r8, self.shape.pitch)
+        asm.emit("sub", dword(r10), 1)
+        asm.jump("jnz", again)
+        if self.bias is not None:
+            asm.emit("mov", _BIAS, r9)
+
+    def _columns(self, part: Pass) -> list[int]:
+        """The first column of each vector of a pass."""
+        *before, last = range(0, part.vectors * self.lanes, self.lanes)
+        return [*before, last - part.shift]
+
+    def _inputs(self, part: Pass, inputs: int) -> None:
+        """A block of inputs: into the panel, and multiplied."""
+        asm, spec, pitch = self.asm, self.spec, self.shape.pitch
+        columns = self._columns(part)
+        if self.feature_major:
+            source = MatrixPlace(_X, self._step)
+            panel = MatrixPlace(rsp, pitch, padded=True)
+            vectors = [(4 * first, n * self.vector_bytes) for n, first in enumerate(columns)]
+            copy(asm, source, panel, inputs, vectors, self.few)
+        else:
+            for number, first in enumerate(columns):
+                source = MatrixPlace(_X, 4 * spec.in_features).row(first)
+                panel = MatrixPlace(rsp, pitch, number * self.vector_bytes, padded=True)
+                transpose(asm, source, panel, self.few or self.lanes, inputs)
+        asm.emit("add", _X, inputs * self._step)
+        asm.emit("mov", WORKSPACE, rsp)
+        asm.jump("call", self.cores[part.vectors])
+
+    def _finish(self, part: Pass, rows: int) -> None:
+        """y = activation(sums)."""
+        asm, spec = self.asm, self.spec
+        if spec.each.activation is not Activation.NONE:
+            self._activate(part, rows)
+        columns = self._columns(part)
+        sums = MatrixPlace(rsp, self.shape.pitch, self.shape.panel_bytes)
+        if self.feature_major:
+            vectors = [(n * self.vector_bytes, 4 * first) for n, first in enumerate(columns)]
+            copy(asm, sums, MatrixPlace(_Y, self._step), rows, vectors, self.few)
+            return
+        for number, first in enumerate(columns):
+            target = MatrixPlace(_Y, 4 * spec.y_features).row(first)
+            source = sums.column(number * self.lanes)
+            transpose(asm, source, target, rows, self.few or self.lanes)
+
+    def _activate(self, part: Pass, rows: int) -> None:
+        asm, again = self.asm, self.asm.label("again")
+        values = [vector(asm, number) for number in range(part.vectors)]
+        scratch = [vector(asm, n) for n in range(part.vectors, asm.target.vector_registers)]
+        asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
+        asm.emit("mov", dword(r10), rows)
+        asm.bind(again)
+        places = [Memory(r8, number * self.vector_bytes) for number in range(part.vectors)]
+        for value, place in zip(values, places, strict=True):
+            asm.emit("vmovups", value, place)
+        apply_activation(asm, self.spec.each.activation, values, scratch)
+        for value, place in zip(values, places, strict=True):
+            asm.emit("vmovups", place, value)
+        asm.emit("add", r8, self.shape.pitch)
+        asm.emit("sub", dword(r10), 1)
+        asm.jump("jnz", again)

@@ -1,0 +1,166 @@
+"""The multiplication of one block: a row's sums, then its weights one after the other.
+
+    mov          rax, [rsi-24*q]             four offsets by one load
+    movzx        ebx, ax                     the first; `shr rax, 16` before each other
+    lea          rbx, [rcx+8*rbx]            where this input's columns lie
+    vbroadcastss zmm31, [rsi-24*q+8]         its weight
+    vfmadd231ps  zmm0, zmm31, [rbx]          16 columns, and so many vectors of them
+
+There is code for `MOST` weights, and it is entered where as many are left as a segment has. All
+segments of a group enter at the same place, so that the processor predicts it. An address with two
+registers in it would take an operation of its own in every multiplication on some processors, hence
+`lea`.
+"""
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.csr_shape import CsrShape
+from sparsejit.asm_templates.batch.csr_stream import GROUP_BYTES, MOST, OFFSET_UNIT, QUAD
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import (
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    word,
+)
+
+# What the subroutine is called with; it leaves the first three behind what it read.
+GROUPS, QUADS, ROWS, WORKSPACE = rdi, rsi, rdx, rcx
+_ENTRY_BYTES = 16  # from one entry to the next: a load, a shift and a jump
+_PREFETCH_AHEAD = 3072  # bytes, where the weights come from beyond L2
+_BY_LOAD = 4  # offsets
+
+
+def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: bool) -> None:
+    """Append the subroutine for passes so wide; `far` where weights come from beyond L2.
+
+    Adds a block's products to the sums in the workspace, behind the panel. Clobbers rax, rbx,
+    r8-r12 and vectors.
+    """
+    _CsrLoop(asm, shape, vectors, far).emit(entry)
+
+
+class _CsrLoop:
+    """Appends the code of one width."""
+
+    def __init__(self, asm: Assembler, shape: CsrShape, vectors: int, far: bool) -> None:
+        self.asm, self.shape, self.vectors, self.far = asm, shape, vectors, far
+        self.weight = vector(asm, asm.target.vector_registers - 1)
+        # Places in the code, by how many weights are left.
+        self.left = [asm.label(f"{count} left") for count in range(MOST + 1)]
+
+    def emit(self, entry: Label) -> None:
+        asm = self.asm
+        entries, group, row, done = (asm.label(n) for n in ("entries", "group", "row", "done"))
+        asm.bind(entry)
+        asm.address(r9, entries)
+        asm.bind(group)
+        asm.emit("mov", dword(r11), Memory(GROUPS))
+        asm.emit("mov", dword(r10), Memory(GROUPS, 4))
+        asm.emit("mov", dword(r12), Memory(GROUPS, 8))
+        asm.emit("add", GROUPS, GROUP_BYTES)
+        asm.emit("sub", dword(r10), 0)
+        asm.jump("jz", done)
+        asm.emit("shl", r11, _ENTRY_BYTES.bit_length() - 1)
+        asm.emit("add", r11, r9)
+        asm.align(16)
+        asm.bind(row)
+        self._start()
+        asm.emit("jmp", r11)
+        self._products()
+        self._finish()
+        asm.emit("sub", dword(r10), 1)
+        asm.jump("jnz", row)
+        asm.jump("jmp", group)
+        self._entries(entries)
+        asm.bind(done)
+        asm.emit("ret")
+
+    def _sum(self, chain: int, number: int) -> Register:
+        return vector(self.asm, chain * self.vectors + number)
+
+    def _sums_place(self, number: int) -> Memory:
+        return Memory(r8, self.shape.panel_bytes + number * self.asm.target.vector_bytes)
+
+    def _start(self) -> None:
+        asm = self.asm
+        asm.emit("mov", dword(r8), Memory(ROWS))
+        asm.emit("add", ROWS, 4)
+        asm.emit("add", QUADS, r12)
+        asm.emit("add", r8, WORKSPACE)
+        for number in range(self.vectors):
+            asm.emit("vmovups", self._sum(0, number), self._sums_place(number))
+            for chain in range(1, self.shape.chains):
+                zero(asm, self._sum(chain, number))
+        if self.far:
+            asm.emit("prefetcht0", Memory(QUADS, _PREFETCH_AHEAD))
+
+    def _products(self) -> None:
+        asm = self.asm
+        for left in range(MOST, 0, -1):
+            slot = -left % _BY_LOAD
+            first = -QUAD.itemsize * -(-left // _BY_LOAD)
+            if slot == 0:
+                asm.bind(self.left[left])
+                asm.emit("mov", rax, Memory(QUADS, first))
+                if self.far and left // _BY_LOAD % 2 == 0:
+                    asm.emit("prefetcht0", Memory(QUADS, first + _PREFETCH_AHEAD))
+            else:
+                asm.emit("shr", rax, 16)
+                asm.bind(self.left[left])
+            asm.emit("movzx", dword(rbx), word(rax))
+            asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, OFFSET_UNIT))
+            asm.emit("vbroadcastss", self.weight, Memory(QUADS, first + 8 + 4 * slot))
+            chain = slot % self.shape.chains
+            for number in range(self.vectors):
+                place = Memory(rbx, number * asm.target.vector_bytes)
+                asm.emit("vfmadd231ps", self._sum(chain, number), self.weight, place)
+        asm.bind(self.left[0])
+
+    def _finish(self) -> None:
+        """Add the chains up, in pairs, and store the sums."""
+        chains = self.shape.chains
+        while chains > 1:
+            chains //= 2
+            for chain in range(chains):
+                for number in range(self.vectors):
+                    total, other = self._sum(chain, number), self._sum(chain + chains, number)
+                    self.asm.emit("vaddps", total, total, other)
+        for number in range(self.vectors):
+            self.asm.emit("vmovups", self._sums_place(number), self._sum(0, number))
+
+    def _entries(self, entries: Label) -> None:
+        """By how many weights a segment has: bring its first offset into place, and go there."""
+        asm = self.asm
+        asm.align(_ENTRY_BYTES)
+        asm.bind(entries)
+        for count in range(MOST + 1):
+            asm.align(_ENTRY_BYTES)
+            slot = -count % _BY_LOAD
+            if slot:
+                asm.emit("mov", rax, Memory(QUADS, -QUAD.itemsize * -(-count // _BY_LOAD)))
+                asm.emit("shr", rax, 16 * slot)
+            asm.jump("jmp", self.left[count])
+        asm.align(_ENTRY_BYTES)
+
+
+def row_offsets(rows: np.ndarray, shape: CsrShape) -> np.ndarray:
+    """Where the sums of rows lie, in bytes from those of the first, int32."""
+    return (rows * shape.pitch).astype(np.int32)
+
+
+def input_offsets(inputs: np.ndarray, shape: CsrShape) -> np.ndarray:
+    """Where inputs lie in the panel, in units of `OFFSET_UNIT` bytes, 16 bits."""
+    return (inputs.astype(np.int64) * shape.pitch // OFFSET_UNIT).astype(np.uint16)

@@ -1,0 +1,214 @@
+"""Batches of one pruned layer against the best library for pruned weights.
+
+All that is called from Python takes turns with ours called from Python, checks included: torch's
+sparse product, which is MKL's, and DeepSparse, in a process of its own. MKL's product called
+natively takes turns with our kernel called natively. Outputs are compared with float64 first; all
+run on one core.
+"""
+
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsejit.api import compile_matrix
+from sparsejit.errors import MissingDependency
+from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, DType, Layout
+from sparsejit.perf.batch_peers import make_batch_peer
+from sparsejit.perf.claims import MKL_CSR
+from sparsejit.perf.kernels import checked_error, exact_output, exact_product
+from sparsejit.perf.model_peers import MODEL_PEERS
+from sparsejit.perf.models import export_onnx
+from sparsejit.perf.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.problems import FloatArray, Problem
+from sparsejit.perf.timing import time_python
+from sparsejit.runtime.native_timing import aligned, pinned, time_native
+
+DTYPES = (DType.FLOAT32, DType.INT8)
+SPARSITY = 0.9
+ROUNDS = 5
+TORCH_CSR, DEEPSPARSE = "torch CSR", "deepsparse"
+_SAMPLES, _BUDGET_NS = 60, 40_000_000
+
+# Nanoseconds a call: the least of one round.
+_Turn = Callable[[], float]
+_Times = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class BatchContest:
+    """One layer (out_features, in_features) at one batch.
+
+    Of each contestant the least nanoseconds a call of every round. Ours are named by `name_of`, as
+    are the `strategies` of their kernels; `native` holds ours and MKL's called natively.
+    """
+
+    shape: tuple[int, int]
+    batch: int
+    ours: dict[str, list[float]]
+    peers: dict[str, list[float]]
+    native: dict[str, list[float]]
+    strategies: dict[str, str]
+    skipped: dict[str, str]
+
+    def ratio(self, ours: str) -> float:
+        """How many times faster than the best peer, both called from Python."""
+        return _ratio(self.peers.values(), self.ours[ours])
+
+    def native_ratio(self, ours: str) -> float:
+        """How many times faster than MKL, both called natively."""
+        return _ratio([self.native[MKL_CSR]], self.native[ours])
+
+    @property
+    def best_peer(self) -> str:
+        """Which of those called from Python took least."""
+        return min(self.peers, key=lambda name: min(self.peers[name]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        ratios = {name: self.ratio(name) for name in self.ours}
+        return {**asdict(self), "best_peer": self.best_peer, "ratios": ratios}
+
+
+def _ratio(peers: Iterable[list[float]], ours: list[float]) -> float:
+    """The median over rounds of the least of the peers over ours."""
+    best = (min(times) for times in zip(*peers, strict=True))
+    return statistics.median(theirs / mine for theirs, mine in zip(best, ours, strict=True))
+
+
+def name_of(dtype: DType, layout: Layout) -> str:
+    """How one of ours is called among the others."""
+    return f"{dtype.value} {layout.value}"
+
+
+def geometric_mean(contests: Iterable[BatchContest], ours: str) -> float:
+    """Of the ratios of one of ours."""
+    return math.exp(statistics.fmean(math.log(contest.ratio(ours)) for contest in contests))
+
+
+def run_contest(
+    shape: tuple[int, int],
+    batch: int,
+    dtypes: Iterable[DType] = DTYPES,
+    progress: Callable[[str], None] = lambda step: None,
+    rounds: int = ROUNDS,
+) -> BatchContest:
+    """Compare the outputs, then time all in turn, `rounds` times.
+
+    DeepSparse is skipped where it is absent, and `skipped` says why. Raises CompileError for a
+    wrong output, MissingDependency without MKL.
+    """
+    where = f"{shape[0]}x{shape[1]}, batch {batch}"
+    skipped: dict[str, str] = {}
+    with ExitStack() as stack:
+        stack.enter_context(single_threaded())
+        core = stack.enter_context(pinned())
+        progress(f"{where}: compiling")
+        kernels = {name: one for dtype in dtypes for name, one in _kernels(shape, batch, dtype)}
+        ours = {name: kernel.python_turn() for name, kernel in kernels.items()}
+        native = {name: kernel.native_turn() for name, kernel in kernels.items()}
+        native[MKL_CSR] = _peer_turn(MKL_CSR, shape, batch)
+        peers = {TORCH_CSR: _peer_turn(TORCH_CSR, shape, batch)}
+        try:
+            peers[DEEPSPARSE] = _deepsparse_turn(shape, batch, core, stack)
+        except (MissingDependency, PeerFailed) as absence:
+            skipped[DEEPSPARSE] = str(absence)
+        sides = ours, peers, native
+        times: list[_Times] = [{name: [] for name in side} for side in sides]
+        for number in range(rounds):
+            progress(f"{where}: round {number + 1} of {rounds}")
+            for side, found in zip(sides, times, strict=True):
+                for name, turn in side.items():
+                    found[name].append(turn())
+    strategies = {name: kernel.strategy for name, kernel in kernels.items()}
+    return BatchContest(shape, batch, times[0], times[1], times[2], strategies, skipped)
+
+
+def _problem(shape: tuple[int, int], batch: int, layout: Layout) -> Problem:
+    return Problem(f"{shape[0]}x{shape[1]}", *shape, SPARSITY, UNSTRUCTURED, 1, batch, layout)
+
+
+class _OurKernel:
+    """A kernel with an x and a y of its own, checked."""
+
+    def __init__(self, problem: Problem, dtype: DType) -> None:
+        weights, self._x = problem.weights(), aligned(problem.input())
+        scale = float(np.abs(self._x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
+        self._kernel = compile_matrix(
+            weights,
+            batch=problem.batch,
+            dtype=dtype.value,
+            layout=problem.layout,
+            input_scale=scale,
+        )
+        self.strategy = self._kernel.plan.chosen.template.name
+        self._y = aligned(np.zeros(self._kernel.spec.y_shape, np.float32))
+        exact = exact_output(self._kernel.spec, SparseMatrix(weights), self._x)
+        checked_error(self.strategy, self._kernel(self._x, out=self._y), exact)
+
+    def python_turn(self) -> _Turn:
+        def call() -> object:
+            return self._kernel(self._x, out=self._y)
+
+        return lambda: time_python(call, samples=_SAMPLES, budget_ns=_BUDGET_NS).min_ns
+
+    def native_turn(self) -> _Turn:
+        arguments = self._x.ctypes.data, self._y.ctypes.data
+        limits = {"samples": _SAMPLES, "budget_ns": _BUDGET_NS}
+        return lambda: time_native(self._kernel.pointer, arguments, **limits).min_ns
+
+
+def _kernels(
+    shape: tuple[int, int], batch: int, dtype: DType
+) -> Iterator[tuple[str, _OurKernel]]:
+    for layout in Layout:
+        yield name_of(dtype, layout), _OurKernel(_problem(shape, batch, layout), dtype)
+
+
+def _peer_turn(name: str, shape: tuple[int, int], batch: int) -> _Turn:
+    """Feature-major, which takes MKL a tenth; raises MissingDependency where the peer is absent."""
+    layout = Layout.FEATURE_MAJOR
+    problem = _problem(shape, batch, layout)
+    weights, x = problem.weights(), aligned(problem.input())
+    peer = make_batch_peer(name, weights, x, layout)
+    checked_error(name, peer.output(), exact_product(weights, x, layout))
+    return lambda: peer.time().min_ns
+
+
+def _deepsparse_turn(shape: tuple[int, int], batch: int, core: int, stack: ExitStack) -> _Turn:
+    """A linear layer as a model, loaded by a worker that lives as long as `stack`."""
+    peer = MODEL_PEERS[DEEPSPARSE]
+    command = peer.command(core)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsejit-batch-")))
+    problem = _problem(shape, batch, Layout.BATCH_MAJOR)
+    weights, x = problem.weights(), problem.input()
+    onnx, inputs, outputs = (folder / name for name in ("layer.onnx", "x.npz", "y.npz"))
+    np.savez(inputs, x)
+    export_onnx(_linear(weights), (torch.from_numpy(x),), onnx, peer.opset or 14)
+    process = stack.enter_context(PeerProcess(command, peer.environment()))
+    process.ask(do="load", inputs=str(inputs), onnx=str(onnx), zoo={})
+    process.ask(do="run", outputs=str(outputs))
+    with np.load(outputs) as found:
+        checked_error(DEEPSPARSE, found[found.files[0]], exact_product(weights, x, problem.layout))
+
+    def turn() -> float:
+        return float(min(process.ask(do="time", samples=_SAMPLES, budget_ns=_BUDGET_NS)["ns"]))
+
+    return turn
+
+
+def _linear(weights: FloatArray) -> torch.nn.Linear:
+    rows, columns = weights.shape
+    layer = torch.nn.Linear(columns, rows, bias=False).eval()
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weights))
+    return layer

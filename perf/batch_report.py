@@ -1,0 +1,50 @@
+"""What came of batches against the libraries, as tables and in words."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from sparsejit.perf.batch_contest import MKL_CSR, BatchContest, geometric_mean
+
+
+def contest_table(contest: BatchContest) -> Table:
+    """Ours beside the best peer, called from Python, and beside MKL, called natively."""
+    rows, columns = contest.shape
+    table = Table(
+        title=f"{rows}x{columns} at 90 % zeros, batch {contest.batch}; microseconds",
+        title_justify="left",
+    )
+    table.add_column("who")
+    for title in ("from Python", "times faster", "native", "times faster"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, times in contest.ours.items():
+        table.add_row(
+            *(f"{name} ({contest.strategies[name]})", _us(times), f"{contest.ratio(name):.2f}"),
+            *(_us(contest.native[name]), f"{contest.native_ratio(name):.2f}"),
+        )
+    table.add_section()
+    for name, times in contest.peers.items():
+        table.add_row(name, _us(times))
+    table.add_row(MKL_CSR, "", "", _us(contest.native[MKL_CSR]))
+    if contest.skipped:
+        reasons = (f"{name} skipped: {why}" for name, why in contest.skipped.items())
+        table.caption, table.caption_justify = "\n".join(reasons), "left"
+    return table
+
+
+def lines(contests: Sequence[BatchContest]) -> list[str]:
+    """The geometric mean over all, and the least, for each of ours; of at least one contest."""
+    words = []
+    for name in contests[0].ours:
+        worst = min(contests, key=lambda contest: contest.ratio(name))
+        rows, columns = worst.shape
+        words.append(
+            f"{name}: {geometric_mean(contests, name):.2f} times faster in the geometric mean, "
+            f"least {worst.ratio(name):.2f} ({rows}x{columns}, batch {worst.batch}, "
+            f"against {worst.best_peer})"
+        )
+    return words
+
+
+def _us(times: list[float]) -> str:
+    return f"{min(times) / 1000:,.1f}"

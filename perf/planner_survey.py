@@ -1,0 +1,244 @@
+"""What the planner chooses against the best of all kernels, and what it predicts against the clock.
+
+Every kernel that exists for a layer is made, held to float64 and timed, all in turn in one process.
+Those that come near the fastest are timed at more places in memory than the others.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api.options import Options
+from sparsejit.asm_templates.table import SHORT_NAMES
+from sparsejit.ir import reference
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, DType, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.perf.kernels import checked_error, exact_output
+from sparsejit.perf.problems import FloatArray
+from sparsejit.perf.survey_layers import SurveyLayer
+from sparsejit.planner.batch_plan import plan_batch, price_batch
+from sparsejit.planner.calibration import calibrated
+from sparsejit.planner.cost import price
+from sparsejit.planner.plan import Candidate, Job, Plan, Template, plan
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.native_timing import aligned, clock, native_loop, time_native
+from sparsejit.runtime.program import build
+
+WITHIN = 1.5
+# Straight-line code of more takes seconds to write; left out unless the planner chooses it.
+MOST_CODE_BYTES = 20 << 20
+# What is predicted so many times slower than the best is left out: of a batch, and where its code
+# and data alone would take longer than the best at `_FASTEST_BYTES` a cycle.
+_HOPELESS, _FASTEST_BYTES = 4.0, 64.0
+# What a first call shows to be so many times slower is not timed further, where a call can tell.
+_FAR_BEHIND, _TOLD_BY_ONE_CALL_NS = 3.0, 20_000.0
+_PLACES, _MORE_PLACES, _NEAR = 2, 3, 1.25
+_SAMPLES, _BUDGET_NS = 25, 12_000_000
+_COPIED_BYTES = 8 << 20  # beyond it, where a kernel's pages lie makes no difference
+
+
+@dataclass(frozen=True)
+class ContenderTime:
+    """One kernel for one layer: what was predicted of what was made, and measured; ns a call."""
+
+    name: str
+    predicted_ns: float
+    ns: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.predicted_ns / self.ns
+
+
+@dataclass(frozen=True)
+class SurveyRow:
+    """One layer: all its kernels, fastest first, and why others are not among them.
+
+    `chosen` is the name of the planner's; `shape` is (out_features, in_features).
+    """
+
+    layer: str
+    shape: tuple[int, int]
+    sparsity: float
+    pattern: str
+    dtype: str
+    batch: int
+    layout: str
+    isa: str
+    chosen: str
+    kernels: tuple[ContenderTime, ...]
+    skipped: dict[str, str]
+
+    @property
+    def choice(self) -> ContenderTime:
+        """The kernel that the planner chose."""
+        return next(one for one in self.kernels if one.name == self.chosen)
+
+    @property
+    def loss(self) -> float:
+        """The time of what was chosen over that of the fastest; at least 1."""
+        return self.choice.ns / self.kernels[0].ns
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the choice's prediction and time differ by less than a factor of `WITHIN`."""
+        return 1 / WITHIN < self.choice.ratio < WITHIN
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "loss": self.loss, "ratio": self.choice.ratio}
+
+
+def survey(
+    layers: Iterable[SurveyLayer],
+    target: Target,
+    progress: Callable[[str], None] = lambda step: None,
+) -> list[SurveyRow]:
+    """Plan each layer, and time what was chosen beside all else; raises CompileError if wrong."""
+    rows = []
+    for layer in layers:
+        progress(f"{layer.problem.name} {layer.dtype.value}, batch {layer.problem.batch}")
+        rows.append(survey_layer(layer, target))
+    return rows
+
+
+def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
+    """One row of `survey`."""
+    problem, dtype = layer.problem, layer.dtype
+    matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
+    scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
+    options = Options(
+        *(None, problem.batch, dtype, "auto", target, 1, False, False, problem.layout, scale),
+        pitch=None,
+    )
+    spec = options.layer(matrix, None)
+    if isinstance(spec, MatMul):
+        job, choice = Job(spec, matrix, target, price_batch), plan_batch(spec, matrix, target)
+    else:
+        job, choice = Job(spec, matrix, target, price), plan(spec, matrix, target)
+    wanted, skipped = _worth_timing(choice, job)
+    runs = _made(wanted, job, choice, x)
+    _time_in_turn(runs)
+    return SurveyRow(
+        layer=problem.name,
+        shape=(problem.out_features, problem.in_features),
+        sparsity=problem.sparsity,
+        pattern=problem.pattern.name,
+        dtype=dtype.value,
+        batch=problem.batch,
+        layout=problem.layout.value,
+        isa=target.isa,
+        chosen=kernel_name(choice.chosen.template),
+        kernels=tuple(sorted((run.result() for run in runs), key=lambda one: one.ns)),
+        skipped=skipped,
+    )
+
+
+def kernel_name(template: Template) -> str:
+    """A template's name without element type and level: "permute", "rows-permute", "panels"."""
+    return template.name.removeprefix(SHORT_NAMES[template.dtype]).removesuffix(f"-{template.isa}")
+
+
+def _worth_timing(choice: Plan, job: Job) -> tuple[list[Template], dict[str, str]]:
+    """Which kernels to time, the chosen one among them, and why not the others."""
+    best_ns = min(candidate.cost.ns for candidate in choice.candidates)
+    wanted, skipped = [], {}
+    for candidate in choice.candidates:
+        template, cost = candidate.template, candidate.cost
+        if template is not choice.chosen.template:
+            if cost.code_bytes > MOST_CODE_BYTES:
+                skipped[kernel_name(template)] = f"{cost.code_bytes >> 20} MB of code"
+                continue
+            is_hopeless = isinstance(job.spec, MatMul) or _floor_ns(candidate, job) > best_ns
+            if cost.ns > _HOPELESS * best_ns and is_hopeless:
+                skipped[kernel_name(template)] = f"predicted {cost.ns / best_ns:.0f} times slower"
+                continue
+        wanted.append(template)
+    return wanted, skipped
+
+
+def _floor_ns(candidate: Candidate, job: Job) -> float:
+    """What its code and data would take at `_FASTEST_BYTES` a cycle, whichever takes longer."""
+    longer = max(candidate.cost.code_bytes, candidate.cost.data_bytes)
+    return longer / _FASTEST_BYTES / calibrated(job.target).core.rates.cycles_per_ns
+
+
+class _Contender:
+    """One kernel at several places in memory, and its times."""
+
+    def __init__(self, candidate: Candidate, code: bytes, x: FloatArray, y: FloatArray) -> None:
+        self.candidate, self._code, self._x, self._y = candidate, code, x, y
+        self.first_ns = 0.0
+        self._places: list[tuple[ExecutableMemory, FloatArray, FloatArray]] = []
+        self._ns: list[float] = []
+
+    def check(self, exact: reference.Float64) -> None:
+        """Hold its output to `exact`, and note how long a second call takes."""
+        memory, x, y = self._at(0)
+        loop = native_loop([(memory.address, (x.ctypes.data, y.ctypes.data))])
+        loop(1)
+        checked_error(self.candidate.template.name, y, exact)
+        self.first_ns = float(min(_duration(loop) for _ in range(2)))
+
+    def time(self, place: int) -> None:
+        memory, x, y = self._at(place)
+        arguments = (x.ctypes.data, y.ctypes.data)
+        timing = time_native(memory.address, arguments, samples=_SAMPLES, budget_ns=_BUDGET_NS)
+        self._ns.append(timing.min_ns)
+
+    @property
+    def ns(self) -> float:
+        """The median over places of the least at each, or what the first calls took."""
+        return statistics.median(self._ns) if self._ns else self.first_ns
+
+    def result(self) -> ContenderTime:
+        cost = self.candidate.cost
+        return ContenderTime(kernel_name(self.candidate.template), cost.ns, self.ns)
+
+    def _at(self, place: int) -> tuple[ExecutableMemory, FloatArray, FloatArray]:
+        number = 0 if len(self._code) > _COPIED_BYTES else place
+        while len(self._places) <= number:  # all are held, or the next would get the same pages
+            x, y = aligned(self._x), aligned(self._y)
+            self._places.append((ExecutableMemory(self._code), x, y))
+        return self._places[number]
+
+
+def _made(templates: list[Template], job: Job, choice: Plan, x: FloatArray) -> list[_Contender]:
+    """The kernels, the chosen one first, each held to float64."""
+    exact = exact_output(job.spec, job.matrix, x)
+    runs = []
+    for template in sorted(templates, key=lambda one: one is not choice.chosen.template):
+        is_chosen = template is choice.chosen.template
+        made, lowered = (choice.chosen, choice.lowered) if is_chosen else job.lowered(template)
+        program = build(template.name, job.target, partial(template.emit, lowered=lowered))
+        run = _Contender(made, program.image.data, x, np.full(job.spec.y_shape, np.nan, np.float32))
+        run.check(exact)
+        runs.append(run)
+    return runs
+
+
+def _time_in_turn(runs: list[_Contender]) -> None:
+    """Time the first run and all that may be fastest; those that nearly are at more places."""
+    told = max(_TOLD_BY_ONE_CALL_NS, _FAR_BEHIND * min(run.first_ns for run in runs))
+    chosen = runs[0]
+    near = [run for run in runs if run is chosen or run.first_ns <= told]
+    for place in range(_PLACES):
+        for run in near:
+            run.time(place)
+    least = min(run.ns for run in near)
+    finalists = [run for run in near if run is chosen or run.ns <= _NEAR * least]
+    for place in range(_PLACES, _PLACES + _MORE_PLACES):
+        for run in finalists:
+            run.time(place)
+
+
+def _duration(loop: Callable[[int], None]) -> int:
+    start = clock()
+    loop(1)
+    return clock() - start

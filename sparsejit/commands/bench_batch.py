@@ -1,0 +1,113 @@
+"""`sparsejit bench batch` and `sparsejit bench sweep`: batches beside rivals, and as they grow."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sparsejit.commands.console import (
+    JsonOption,
+    check_outputs,
+    console,
+    error_console,
+    hand_over,
+    require,
+)
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.target import Target
+
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Also write the JSON that --json prints to this file.")
+]
+
+
+def batch(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Outputs and inputs as 1024x512; repeatable. Default: four."),
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help="A batch size; repeatable. Default: 16, 64, 256.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Of ours; repeatable. Default: float32 and int8.")
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append to perf/results/batch_contest.jsonl.")
+    ] = False,
+) -> None:
+    """Time batches of layers at 90 % zeros against the best library for pruned weights."""
+    require("torch", "scipy", "threadpoolctl", "onnx")
+    from sparsejit.perf import batch_contest, batch_report, history
+    from sparsejit.perf.claims import CONTESTED_BATCHES, CONTESTED_SHAPES
+    from sparsejit.perf.machine import machine_limits
+
+    dtypes = tuple(map(DType.parse, dtype)) if dtype else batch_contest.DTYPES
+    shapes = [_shape(text) for text in shape] if shape else CONTESTED_SHAPES
+    sizes = size or CONTESTED_BATCHES
+    if min(sizes) < 2:
+        raise InvalidInput(f"batch {min(sizes)} is out of range; use 2 or more")
+    check_outputs(out)
+    found = []
+    for one in shapes:
+        for columns in sizes:
+            with error_console.status("") as status:
+                found.append(batch_contest.run_contest(one, columns, dtypes, status.update))
+            if not as_json:
+                console.print(batch_report.contest_table(found[-1]))
+    if not as_json:
+        console.print("\n".join(batch_report.lines(found)))
+    values = [{**one.as_dict(), **history.speeds()} for one in found]
+    if record:
+        where = history.append("batch_contest", values, machine_limits(Target.detect()))
+        error_console.print(f"recorded in {where}")
+    hand_over(values, as_json, out)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, _, columns = text.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise InvalidInput(f"shape {text!r}; give outputs and inputs, such as 1024x512")
+    return int(rows), int(columns)
+
+
+def sweep(
+    problem: Annotated[str, typer.Option(help="The layer: A, B, C90, ...")] = "A",
+    size: Annotated[
+        list[int] | None,
+        typer.Option(help="A batch size; repeatable. Default: 1 to 64, then around sixteens."),
+    ] = None,
+    layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
+    as_json: JsonOption = False,
+    out: OutOption = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append the rows to perf/results/batch.jsonl.")
+    ] = False,
+) -> None:
+    """Time one layer at growing batch sizes, which should cost no larger batch's time."""
+    require("torch", "scipy", "threadpoolctl")
+    from sparsejit.perf import batch_sweep, history
+    from sparsejit.perf.machine import machine_limits
+    from sparsejit.perf.problems import PROBLEMS, problems_named
+
+    (layer,) = problems_named([problem], PROBLEMS)
+    case = Layout.parse(layout), DType.parse(dtype)
+    check_outputs(out)
+    with error_console.status("") as status:
+        rows = batch_sweep.sweep(layer, size or batch_sweep.BATCHES, *case, status.update)
+    if record:
+        history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
+    if hand_over([vars(row) for row in rows], as_json, out):
+        return
+    table = Table("batch", "kernel", "ns", "ns a column", "over the longest before", "step")
+    for row in rows:
+        times = (f"{row.ns:.0f}", f"{row.ns / row.batch:.0f}", f"{row.growth:.2f}")
+        table.add_row(str(row.batch), row.strategy, *times, f"{row.column_step:.2f}")
+    console.print(table)
+    for line in batch_sweep.cliffs(rows):
+        console.print(line)

@@ -1,0 +1,25 @@
+"""What a row of views does, found by sending the numbers of the elements through it."""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Node
+
+# Larger tensors are not traced; their views stay.
+MOST_TRACED = 2**24
+
+
+def traced(views: Sequence[Node], shape: tuple[int, ...]) -> Array | None:
+    """What views in a row make of a tensor of that shape, as numbers of its elements in order.
+
+    int64, of the last view's shape. None for a tensor without elements, or of too many.
+    """
+    size = prod(shape)
+    if not 0 < size <= MOST_TRACED:
+        return None
+    numbers = np.arange(size).reshape(shape)
+    for view in views:
+        (numbers,) = view.op.reference(numbers)
+    return numbers

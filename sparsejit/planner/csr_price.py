@@ -1,0 +1,49 @@
+"""What a batch by a loop over compressed rows costs: `csr_shape.CsrCounts` to cycles.
+
+    a pass = weights * (a weight + vectors * a product) + segments * vectors * a sum's way
+             + inputs * vectors * into the panel + outputs * vectors * to y
+
+Weights from beyond L2 are prefetched and arrive beside this, but for a share. Prices are data of
+the processor (`machine.core.CsrPrices`).
+"""
+
+from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
+from sparsejit.asm_templates.batch.csr_stream import QUAD
+from sparsejit.ir.spec import Layout
+from sparsejit.planner.cost import Cost, cache_level
+
+_CALL_CYCLES = 300  # to save registers and make room
+_PANEL_SHARE_OF_L1 = 0.85  # beyond it x comes from L2
+
+
+def price_csr(counts: CsrCounts) -> Cost:
+    """The sum of its passes, or what their weights need to arrive."""
+    spec, target, shape = counts.spec, counts.target, counts.shape
+    core = target.core
+    stream_bytes = QUAD.itemsize * counts.quads + 4 * counts.segments
+    vector_bytes = 4 * spec.batch * (spec.in_features + spec.out_features)
+    level = cache_level(stream_bytes, shape.workspace_bytes, target, 0)
+    fetching = shape.pass_count * stream_bytes / core.rates.data[level]
+    computing = _CALL_CYCLES + sum(part.times * _cycles(counts, part) for part in shape.passes)
+    exposed = 0.0 if level == "L2" else core.csr[target.isa].fetch * fetching
+    cycles = max(fetching, computing + exposed)
+    return Cost(
+        sum(part.times * part.vectors for part in shape.passes) * counts.weights,
+        0,
+        stream_bytes + vector_bytes,
+        cycles / core.rates.cycles_per_ns,
+        "execution" if computing + exposed > fetching else f"data from {level}",
+    )
+
+
+def _cycles(counts: CsrCounts, part: Pass) -> float:
+    """Of one pass."""
+    spec, shape, prices = counts.spec, counts.shape, counts.target.core.csr[counts.target.isa]
+    layout = int(spec.layout is Layout.BATCH_MAJOR)
+    row_blocks = -(-spec.out_features // shape.blocks.rows)
+    exceeds = shape.panel_bytes > _PANEL_SHARE_OF_L1 * counts.target.l1d_bytes
+    product = prices.product + (prices.far_product if exceeds else 0)
+    moved = spec.in_features * row_blocks * prices.into_panel[layout]
+    moved += spec.out_features * prices.to_y[layout]
+    by_vector = counts.weights * product + counts.segments * prices.sums + moved
+    return counts.weights * prices.weight + part.vectors * by_vector + counts.groups * prices.group
