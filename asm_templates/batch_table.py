@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from sparsejit.asm_templates.batch import csr, lowered_batch, whole
+from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
 from sparsejit.asm_templates.dense_product import layer
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -27,7 +27,10 @@ class BatchStages(NamedTuple):
 
 
 class MatMulTemplate(NamedTuple):
-    """One kernel; `each` is the matrix-vector kernel that it repeats, if any."""
+    """One kernel; `each` is the matrix-vector kernel that it repeats, if any.
+
+    `workspace_inputs` is how many inputs its workspace on the stack can hold.
+    """
 
     name: str
     family: str
@@ -37,6 +40,7 @@ class MatMulTemplate(NamedTuple):
     dtype: DType
     requires: frozenset[str] = frozenset()
     each: MatVecTemplate | None = None
+    workspace_inputs: float = math.inf
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
         """That of the kernel it repeats; all others keep weights as they are."""
@@ -44,8 +48,8 @@ class MatMulTemplate(NamedTuple):
 
     @property
     def most_inputs(self) -> float:
-        """As many as the repeated kernel takes."""
-        return self.each.most_inputs if self.each else math.inf
+        """As many as the repeated kernel takes, or the workspace holds."""
+        return self.each.most_inputs if self.each else self.workspace_inputs
 
     def made_for(self, target: Target) -> bool:
         """Whether the planner may choose it for `target`."""
@@ -94,6 +98,16 @@ _BY_ITSELF = (
         "outer products in registers: Goto and van de Geijn 2008",
     ),
 )
+_TILES = MatMulTemplate(
+    "int8-tiles-avx512",
+    "int8-tiles",
+    "avx512",
+    BatchStages(amx_layout.expect, amx_layout.lower, amx.emit),
+    "compressed weights expanded into AMX tiles: SparAMX, AbouElhamayed et al. 2025",
+    DType.INT8,
+    frozenset({"amx_tile", "amx_int8", "avx512_vbmi2"}),
+    workspace_inputs=amx_layout.MOST_INPUTS,
+)
 MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
     *(
         MatMulTemplate(f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, stages, source, dtype)
@@ -107,4 +121,5 @@ MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
         for family in ("rows", "mixed")
         if family == "rows" or each.dtype is not DType.INT8  # panels sum float32 only
     ),
+    _TILES,
 )

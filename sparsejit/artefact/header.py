@@ -13,13 +13,14 @@ def c_header(function: ExportedFunction) -> str:
     needs = " ".join(sorted(function.instruction_sets))
     macros = "\n".join(_define(prefix, macro) for macro in (*codes, *function.macros))
     about = "\n".join(f" * {line}" for line in function.about)
+    tiles = _TILES if "amx_tile" in function.instruction_sets else ""
     return f"""\
 /* Made by sparsejit.
  *
 {about}
  *
  * Any number of threads may call it at once. It calls no library.
- * The processor and the operating system must have:
+{tiles} * The processor and the operating system must have:
  *   {needs}
  */
 #ifndef {prefix}_H
@@ -38,6 +39,12 @@ int {function.symbol}({function.parameters});
 #endif
 
 #endif
+"""
+
+
+_TILES = """\
+ * Its first call asks Linux to let this process use the tiles of AMX: arch_prctl with
+ * ARCH_REQ_XCOMP_PERM. Where that is refused it says UNSUPPORTED_CPU.
 """
 
 

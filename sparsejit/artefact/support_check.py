@@ -6,6 +6,7 @@
     go:        call the image; its int is the result, or 0
     ask:       js done                  the state is the error code
                CPUID, XGETBV            microseconds in a virtual machine, hence only once
+               arch_prctl               for AMX: asks Linux to let this process use tiles
                mov [state], eax
                jg go
     done:      ret
@@ -29,12 +30,16 @@ from sparsejit.x86.operands import (
     rax,
     rbx,
     rcx,
+    rdi,
     rdx,
+    rsi,
     rsp,
 )
 
 SUPPORTED = 1
 _REGISTERS = {"eax": rax, "ebx": rbx, "ecx": rcx, "edx": rdx}
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA): see runtime/tiles.py.
+_ASK_FOR_TILES = ((rax, 158), (rdi, 0x1023), (rsi, 18))
 # CPUID writes these; where they lie meanwhile.
 _KEPT = ((rbx, r11), (rdx, r10), (rcx, r9))
 
@@ -107,6 +112,8 @@ def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
             asm.emit("xor", dword(rcx), dword(rcx))
             asm.emit("xgetbv")
             _require(asm, rax, saved_state(instruction_sets), lacks)
+    if "amx_tile" in instruction_sets:
+        _ask_for_tiles(asm, lacks)
     asm.emit("mov", dword(rax), SUPPORTED)
     asm.jump("jmp", end)
     asm.bind(lacks)
@@ -114,6 +121,20 @@ def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
     asm.bind(end)
     for register, free in _KEPT:
         asm.emit("mov", register, free)
+
+
+def _ask_for_tiles(asm: Assembler, lacks: Label) -> None:
+    """Jump to `lacks` where Linux refuses. A system call also writes rcx and r11."""
+    kept = (rdi, rsi, r11)
+    for register in kept:
+        asm.emit("push", register)
+    for register, number in _ASK_FOR_TILES:
+        asm.emit("mov", dword(register), number)
+    asm.emit("syscall")
+    for register in reversed(kept):
+        asm.emit("pop", register)
+    asm.emit("test", rax, rax)
+    asm.jump("jnz", lacks)
 
 
 def _require(asm: Assembler, register: Register, mask: int, lacks: Label) -> None:

@@ -7,6 +7,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
 from sparsejit.asm_templates.batch.panels import shared_loads
@@ -19,6 +20,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level, price
 from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
+from sparsejit.planner.tile_price import price_tiles
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,16 @@ def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool
         full = whole_vectors(spec, target) % target.lanes == 0
         return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
-    if needs_no_workspace or template.family in ("csr", "dense"):
+    if needs_no_workspace or template.family in ("csr", "dense", "int8-tiles"):
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
 
 
-def price_batch(counts: BatchCounts | CsrCounts | DenseCounts) -> Cost:
+def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> Cost:
     """The sum of what panels, repeated kernels and transpositions cost, or that of a loop."""
+    if isinstance(counts, TileCounts):
+        return price_tiles(counts)
     if isinstance(counts, DenseCounts):
         return _dense(counts)
     if isinstance(counts, CsrCounts):

@@ -10,6 +10,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory, write_perf_map
+from sparsejit.runtime.tiles import allow_tiles
 from sparsejit.x86.assembler import Assembler, Image
 
 _serial = count()
@@ -35,14 +36,18 @@ def build(name: str, target: Target, body: Callable[[Assembler], None]) -> Progr
 
     `vzeroupper` before returning: without it the caller's next SSE code pays for dirty upper
     halves (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
-    Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to.
+    Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to, and
+    UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
     dump_folder()
     asm = Assembler(target)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")
-    return Program(name, asm.finish())
+    image = asm.finish()
+    if "amx_tile" in target.instruction_sets and image.uses("ldtilecfg"):
+        allow_tiles()
+    return Program(name, image)
 
 
 def _report(program: Program) -> None:

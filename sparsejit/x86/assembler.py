@@ -79,6 +79,10 @@ class Image:
         lines = (run.line for run in self.trace)
         return frozenset().union(*(instruction_sets(i.mnemonic, i.operands) for i in lines))
 
+    def uses(self, mnemonic: str) -> bool:
+        """Whether the code has such an instruction."""
+        return any(run.line.mnemonic == mnemonic for run in self.trace)
+
     def listing(self) -> Iterator[str]:
         """Lines `offset  mnemonic operands  ; literal values`, in order of address."""
         rows = [row for run in self.trace for row in run.rows()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -188,6 +189,9 @@ def emit_everything(isa: str) -> Iterator[None]:
     for row, batch, layout in product(kinds, (3, 8, 32, 87), Layout):
         if row.isa == isa:
             row.emit(Assembler(target), row.lower(MatMul(each, batch, layout), matrix, target))
+        if row.isa == isa and "amx_tile" in row.requires:  # compressed weights: beyond any L2
+            beyond, spec = replace(target, l2_bytes=1), MatMul(each, 50)
+            row.emit(Assembler(beyond), row.lower(spec, matrix, beyond))
     for size in (1, 16, 100):
         emit_gru_update(Assembler(target), GruUpdate(size))
         emit_categorical_draw(Assembler(target), CategoricalDraw(size + 1))

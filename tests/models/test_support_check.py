@@ -77,7 +77,7 @@ def test_the_entry_finds_what_the_kernel_says_of_the_processor(tmp_path: Path) -
 
 
 # gcc's names in cpuid.h, where they are not ours without the underscore.
-GCC_NAMES = {"bmi1": "bmi"}
+GCC_NAMES = {"bmi1": "bmi"} | {name: name for name in ("amx_bf16", "amx_int8", "amx_tile")}
 
 
 @needs_gcc

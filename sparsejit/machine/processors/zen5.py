@@ -5,11 +5,13 @@ on are those of `sparsejit bench kernels`.
 """
 
 from sparsejit.machine.core import BatchPrices, Core, CsrPrices, FoldingRule, StepPrice, models
+from sparsejit.machine.processors.tiles import TILE_STEPS
 from sparsejit.machine.rates import Rates
 
 _DERIVED = "not timed: loads and multiplications are those of broadcast in 1x16"
 
 STEPS = {
+    **TILE_STEPS,  # it has none, but targets of these prices may
     ("permute", "avx512", "float32"): StepPrice(0.85, "A in 104 ns"),
     ("permute", "avx2", "float32"): StepPrice(0.78, "A in 520 ns"),
     ("permute", "avx512", "bfloat16"): StepPrice(

@@ -1,0 +1,242 @@
+"""What stands before and behind the tiles of AMX: x to bytes, int32 sums to outputs.
+
+The arithmetic, and so every bit, is that of `gather.int8_boundary` for one column. Nothing is
+transposed: in either layout tiles of x and of sums lie as x and y do.
+
+    feature-major   x rows of four inputs, a lane a column; sums rows of outputs
+    batch-major     x rows of columns, 64 inputs each; sums rows of columns, a lane an output
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES
+from sparsejit.asm_templates.gather.int8_boundary import (
+    SCALE_SCRATCH,
+    emit_integers,
+    emit_scale,
+)
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, Layout, MatMul
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    xmm,
+    zmm,
+)
+
+# Of a column of tiles: which of its lanes exist.
+LANE_MASK = k(1)
+# What `finish_tile` takes: its sums, where y and the scales of its rows begin, how many rows.
+SUMS, Y, ROW_SCALES, ROWS_LEFT = rdx, r11, rcx, rax
+# By lanes: the scales of all rows, and the bias (batch-major only).
+LANE_SCALES, LANE_BIAS = zmm(4), zmm(5)
+# What `quantise_tile` takes: x (rdi, as int8_boundary has it), its tiles, where its scales go.
+X, X_TILES = rdi, r9
+ROWS_OF_X = rcx
+
+_AT_ONCE = 4  # rows of sums
+_SCRATCH = [zmm(number) for number in range(6, 32)]
+_PARTS = [zmm(number) for number in range(4)]
+_LARGEST = [zmm(number) for number in range(4, 8)]
+_RECIPROCAL, _SCALE, _MAGNITUDE, _LOWEST, _ORDER = (zmm(number) for number in range(8, 13))
+_MAGNITUDE_BITS = 0x7FFFFFFF
+# Of 16 bytes in four groups, one of each group in turn.
+_FOURS = np.tile(np.arange(16, dtype=np.int8).reshape(4, 4).T.ravel(), 4)
+
+
+def repeat(asm: Assembler, times: int, counter: Register, body: Callable[[], None]) -> None:
+    """Run `body` so many times; it keeps `counter`."""
+    if times == 0:
+        return
+    again = asm.label("again")
+    if times > 1:
+        asm.emit("mov", dword(counter), times)
+        asm.bind(again)
+    body()
+    if times > 1:
+        asm.emit("sub", dword(counter), 1)
+        asm.jump("jnz", again)
+
+
+def begin_quantising(asm: Assembler, spec: MatMul) -> None:
+    """Constants that hold for all columns of x."""
+    asm.emit("vbroadcastss", _LOWEST, _element(asm, np.full(4, -LARGEST_INT8, np.int8)))
+    if spec.layout is Layout.FEATURE_MAJOR:
+        asm.emit("vmovups", _ORDER, Literal(asm.literal(_FOURS)))
+        asm.emit("vbroadcastss", _MAGNITUDE, _element(asm, np.int32(_MAGNITUDE_BITS)))
+
+
+def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
+    """LANE_MASK columns of a feature-major x to tiles at X_TILES, four inputs a row.
+
+    Their scales go to `scales` where they are dynamic. Clobbers X_TILES, r8 and rcx.
+    """
+    if spec.each.input_scale is None:
+        _scales_of_columns(asm, spec)
+        asm.emit("vmovups", scales, _SCALE)
+    else:
+        emit_scale(asm, spec.each, _RECIPROCAL, _SCALE, [])
+    fours, rest = divmod(spec.in_features, len(_PARTS))
+    asm.emit("mov", r8, X)
+    repeat(asm, fours, rcx, lambda: _four_inputs(asm, spec, len(_PARTS)))
+    if rest:
+        _four_inputs(asm, spec, rest)
+
+
+def _scales_of_columns(asm: Assembler, spec: MatMul) -> None:
+    """The reciprocal and the scale of each column, from its largest magnitude."""
+    for register in _LARGEST:
+        asm.emit("vbroadcastss", register, _element(asm, np.float32(SMALLEST_SCALE)))
+
+    def turn(count: int) -> None:
+        for part, largest in zip(_PARTS[:count], _LARGEST, strict=False):
+            masked = part.masked(LANE_MASK, zeroing=True)
+            asm.emit("vandps", masked, _MAGNITUDE, Memory(r8))
+            asm.emit("add", r8, 4 * spec.pitch)
+            asm.emit("vpmaxud", largest, largest, part)
+
+    fours, rest = divmod(spec.in_features, len(_PARTS))
+    asm.emit("mov", r8, X)
+    repeat(asm, fours, rcx, lambda: turn(len(_PARTS)))
+    turn(rest)
+    first, *others = _LARGEST
+    for register in others:
+        asm.emit("vpmaxud", first, first, register)
+    asm.emit("vbroadcastss", _RECIPROCAL, _element(asm, np.float32(LARGEST_INT8)))
+    asm.emit("vdivps", _RECIPROCAL, _RECIPROCAL, first)
+    asm.emit("vmulps", _SCALE, first, asm.constant(1 / LARGEST_INT8))
+
+
+def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
+    """A row of a tile of x, of which `count` inputs exist, from r8 to X_TILES; moves both on."""
+    for part in _PARTS[:count]:
+        masked = part.masked(LANE_MASK, zeroing=True)
+        asm.emit("vmulps", masked, _RECIPROCAL, Memory(r8))
+        asm.emit("add", r8, 4 * spec.pitch)
+        if spec.each.input_scale is not None:
+            asm.emit("vminps", part, part, asm.constant(float(LARGEST_INT8)))
+        asm.emit("vcvtps2dq", part, part)
+    for part in _PARTS[count:]:
+        asm.emit("vpxord", part, part, part)
+    _pack(asm, spec)
+    asm.emit("vpshufb", _PARTS[0], _PARTS[0], _ORDER)
+    asm.emit("vmovups", Memory(X_TILES), _PARTS[0])
+    asm.emit("add", X_TILES, ROW_BYTES)
+
+
+def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
+    """A row of a batch-major x at X to a row of each tile from X_TILES on.
+
+    Its scale goes to `scale` where it is dynamic. Clobbers rax.
+    """
+    scratch = [*_PARTS, *_LARGEST][:SCALE_SCRATCH]
+    emit_scale(asm, spec.each, _RECIPROCAL, _SCALE, scratch)
+    if spec.each.input_scale is None:
+        asm.emit("vmovss", scale, xmm(_SCALE.number))
+    for number, first in enumerate(range(0, spec.in_features, ROW_BYTES)):
+        for part, register in enumerate(_PARTS):
+            emit_integers(asm, spec.each, register, first + part * ROWS, _RECIPROCAL)
+        _pack(asm, spec)
+        asm.emit("vmovups", Memory(X_TILES, number * TILE_BYTES), _PARTS[0])
+
+
+def _pack(asm: Assembler, spec: MatMul) -> None:
+    """The first part = the integers of all four, as bytes, not below -127."""
+    first, second, third, fourth = _PARTS
+    asm.emit("vpackssdw", first, first, second)
+    asm.emit("vpackssdw", third, third, fourth)
+    asm.emit("vpacksswb", first, first, third)
+    if spec.each.input_scale is not None:
+        asm.emit("vpmaxsb", first, first, _LOWEST)
+
+
+def emit_finish(asm: Assembler, spec: MatMul, bias_distance: int | None) -> None:
+    """Append the subroutine that makes ROWS_LEFT rows of y of a tile of SUMS.
+
+    `bias_distance`: bytes from the scale of an output to its bias, None without. Moves SUMS, Y,
+    ROW_SCALES and ROWS_LEFT.
+    """
+    fours, ones, one, end = (asm.label(name) for name in ("fours", "ones", "one", "end"))
+    asm.emit("sub", dword(ROWS_LEFT), _AT_ONCE)
+    asm.jump("jl", ones)
+    asm.bind(fours)
+    _finish_rows(asm, spec, bias_distance, _AT_ONCE)
+    asm.emit("sub", dword(ROWS_LEFT), _AT_ONCE)
+    asm.jump("jge", fours)
+    asm.bind(ones)
+    asm.emit("add", dword(ROWS_LEFT), _AT_ONCE)
+    asm.jump("jz", end)
+    asm.bind(one)
+    _finish_rows(asm, spec, bias_distance, 1)
+    asm.emit("sub", dword(ROWS_LEFT), 1)
+    asm.jump("jnz", one)
+    asm.bind(end)
+    asm.emit("ret")
+
+
+def _finish_rows(asm: Assembler, spec: MatMul, bias_distance: int | None, count: int) -> None:
+    registers = [zmm(number) for number in range(count)]
+    feature_major = spec.layout is Layout.FEATURE_MAJOR
+    scale = _scale_columns if feature_major else _scale_rows
+    for number, register in enumerate(registers):
+        asm.emit("vcvtdq2ps", register, Memory(SUMS, ROW_BYTES * number))
+        scale(asm, spec, register, Memory(ROW_SCALES, 4 * number, broadcast=ROWS), bias_distance)
+    apply_activation(asm, spec.each.activation, registers, _SCRATCH)
+    pitch = 4 * (spec.pitch if feature_major else spec.y_features)
+    for register in registers:
+        asm.emit("vmovups", Memory(Y).masked(LANE_MASK), register)
+        asm.emit("add", Y, pitch)
+    asm.emit("add", SUMS, ROW_BYTES * count)
+    asm.emit("add", ROW_SCALES, 4 * count)
+
+
+def _scale_columns(
+    asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
+) -> None:
+    """A row is an output, whose scale and bias are broadcast; LANE_SCALES are those of x."""
+    dynamic = spec.each.input_scale is None
+    if bias_distance is None:
+        asm.emit("vmulps", register, register, scale)
+        if dynamic:
+            asm.emit("vmulps", register, register, LANE_SCALES)
+        return
+    bias = Memory(scale.base, scale.displacement + bias_distance, broadcast=ROWS)
+    if dynamic:
+        asm.emit("vmulps", register, register, scale)
+    else:
+        asm.emit("vbroadcastss", LANE_SCALES, Memory(scale.base, scale.displacement))
+    asm.emit("vfmadd213ps", register, LANE_SCALES, bias)
+
+
+def _scale_rows(
+    asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
+) -> None:
+    """A row is a column of x, whose scale is broadcast; LANE_SCALES and LANE_BIAS are outputs'."""
+    dynamic = spec.each.input_scale is None
+    if bias_distance is None:
+        asm.emit("vmulps", register, register, LANE_SCALES)
+        if dynamic:
+            asm.emit("vmulps", register, register, scale)
+    elif dynamic:
+        asm.emit("vmulps", register, register, LANE_SCALES)
+        asm.emit("vfmadd132ps", register, LANE_BIAS, scale)
+    else:
+        asm.emit("vfmadd213ps", register, LANE_SCALES, LANE_BIAS)
+
+
+def _element(asm: Assembler, value: np.generic | np.ndarray) -> Literal:
+    """Four bytes of the pool, for a broadcast."""
+    return Literal(asm.literal(np.asarray(value), 4))

@@ -1,0 +1,134 @@
+"""What an AMX kernel keeps on the stack, and the state that it leaves as it found it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.batch.amx_layout import (
+    ROW_BYTES,
+    ROWS,
+    STRIP_TILES,
+    TILE_BYTES,
+    LoweredTiles,
+)
+from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    dword,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rdi,
+    rsi,
+    rsp,
+)
+
+COLUMN_TILES = 2  # of x, multiplied at once
+SUM_TILES = STRIP_TILES * COLUMN_TILES  # tiles 0 to 3; then two of weights, two of x
+_PAGE = 4096
+_SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
+_SLOTS = 8
+
+
+class TileFrame:
+    """The workspace of a kernel, addressed from the stack pointer, in bytes.
+
+    `sums` holds stored tiles, `scales` those of a chunk of x, `strip` the expanded weights of a
+    strip, or of one step where no further columns want them, `x` the tiles of a chunk.
+    """
+
+    def __init__(self, asm: Assembler, lowered: LoweredTiles, chunk: int) -> None:
+        self.asm, self.spec = asm, lowered.spec
+        columns, inputs = -(-chunk // ROWS), -(-lowered.spec.in_features // ROW_BYTES)
+        compressed = lowered.bits is not None
+        kept = lowered.most_steps if columns > COLUMN_TILES else min(1, lowered.most_steps)
+        self.sums = 0
+        self._slots = SUM_TILES * TILE_BYTES
+        self._configuration = Memory(rsp, self._slots + 8 * _SLOTS)
+        self.scales = self._slots + 8 * _SLOTS + 64
+        self.strip = self.scales + 4 * ROWS * columns
+        self.x = self.strip + (kept * STRIP_TILES * TILE_BYTES if compressed else 0)
+        self._bytes = self.x + columns * inputs * TILE_BYTES
+        self._used = 0
+        self._caller = self.slot()
+
+    def slot(self) -> Memory:
+        """A further place for 64 bits."""
+        assert self._used < _SLOTS
+        self._used += 1
+        return Memory(rsp, self._slots + 8 * (self._used - 1))
+
+    def enter(self) -> None:
+        """Save registers, make room page by page, keep and set the tiles' configuration.
+
+        Clobbers rax and rbp.
+        """
+        asm, again = self.asm, self.asm.label("again")
+        for register in _SAVED:
+            asm.emit("push", register)
+        asm.emit("mov", rbp, rsp)
+        asm.emit("mov", dword(rax), -(-(self._bytes + 64) // _PAGE))
+        asm.bind(again)
+        asm.emit("sub", rsp, _PAGE)
+        asm.emit("mov", Memory(rsp), rax)
+        asm.emit("sub", dword(rax), 1)
+        asm.jump("jnz", again)
+        asm.emit("and", rsp, -64)
+        asm.emit("mov", self._caller, rbp)
+        asm.emit("sttilecfg", self._configuration)
+        asm.emit("lea", rax, Literal(asm.literal(_configuration(self.spec))))
+        asm.emit("ldtilecfg", Memory(rax))
+
+    def leave(self) -> None:
+        """Restore all; where there was no configuration the tiles' state is given back whole."""
+        asm, other, done = self.asm, self.asm.label("other"), self.asm.label("done")
+        asm.emit("mov", dword(rax), self._configuration)
+        asm.emit("and", dword(rax), 0xFF)  # the palette
+        asm.jump("jnz", other)
+        asm.emit("tilerelease")
+        asm.jump("jmp", done)
+        asm.bind(other)
+        asm.emit("ldtilecfg", self._configuration)
+        asm.bind(done)
+        asm.emit("mov", rsp, self._caller)
+        for register in reversed(_SAVED):
+            asm.emit("pop", register)
+
+    def repeat(self, times: int, counter: Memory, body: Callable[[], None]) -> None:
+        """Run `body` so many times, counting in memory. Clobbers rax."""
+        if times == 0:
+            return
+        asm, again = self.asm, self.asm.label("again")
+        if times > 1:
+            asm.emit("mov", dword(rax), times)
+            asm.emit("mov", counter, rax)
+            asm.bind(again)
+        body()
+        if times > 1:
+            self.add(counter, -1)
+            asm.jump("jnz", again)
+
+    def add(self, place: Memory, number: int) -> None:
+        """Add to a number in memory; flags are those of the sum. Clobbers rax."""
+        self.asm.emit("mov", rax, place)
+        self.asm.emit("add", rax, number)
+        self.asm.emit("mov", place, rax)
+
+
+def _configuration(spec: MatMul) -> npt.NDArray[np.uint8]:
+    """Palette 1, all tiles whole; batch-major, those of x and of sums have a row a column."""
+    configuration = np.zeros(64, np.uint8)
+    configuration[0] = 1
+    configuration[16:32:2] = ROW_BYTES
+    rows = configuration[48:56]
+    rows[:] = ROWS
+    if spec.layout is Layout.BATCH_MAJOR:
+        rows[:SUM_TILES] = rows[SUM_TILES + STRIP_TILES :] = min(ROWS, spec.batch)
+    return configuration

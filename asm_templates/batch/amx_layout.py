@@ -1,0 +1,164 @@
+"""How int8 weights lie for the tiles of AMX, and what multiplying by them counts.
+
+A tile of weights is 16 outputs by 64 inputs, 1 KiB. Two tiles of outputs, or the last one, make a
+strip; a step of a strip is 64 inputs of which any weight there is not zero. Each strip's list of
+steps says where their inputs lie among the tiles of x.
+
+    feature-major   weights are the left factor: row = output, 64 inputs in order
+    batch-major     weights are the right factor: row = four inputs, of each of 16 outputs; in the
+                    order in which packing leaves x (`byte_of_input`)
+
+*Dense* tiles are stored as they are. Where they do not fit L2 they are *compressed*, a bit a weight
+and the bytes that are not zero, and expanded when needed: SparAMX (AbouElhamayed et al. 2025).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.int8_layout import byte_of_input
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.machine.target import Target
+
+ROWS, ROW_BYTES = 16, 64
+TILE_BYTES = ROWS * ROW_BYTES
+STRIP_TILES = 2
+MOST_INPUTS = 1 << 14  # 16 columns of x and an expanded strip then take 768 KiB of stack
+# Of L2, what the tiles of x may take: strips of weights and y pass through it besides.
+_X_SHARE = 1 / 4
+
+_Bytes = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class TileCounts:
+    """What one call does: `steps` of all strips and their `weight_tiles`, for each chunk of x.
+
+    x is taken in `chunks` of at most `chunk_columns` columns. `stored_bytes` are those of weights.
+    """
+
+    target: Target
+    spec: MatMul
+    steps: int
+    weight_tiles: int
+    chunk_columns: int
+    compressed: bool
+    stored_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.spec.batch // self.chunk_columns)
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredTiles:
+    """`strips` of two tiles of outputs each, or one for the last, and what they read.
+
+    `steps` is for each strip how many, then the bytes from the first tile of x to that of each.
+    `weights` are dense tiles, or the nonzero bytes where `bits` has a bit for each byte.
+    `scales` and `bias` are of outputs, whole tiles of them.
+    """
+
+    spec: MatMul
+    strips: int
+    most_steps: int
+    steps: npt.NDArray[np.int32]
+    weights: _Bytes
+    bits: npt.NDArray[np.uint8] | None
+    scales: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32] | None
+    counts: TileCounts
+
+
+def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> TileCounts:
+    """As lowered: which tiles have a weight is known from the zeros."""
+    used = _used_steps(matrix)
+    tiles = np.repeat(STRIP_TILES, len(used))
+    tiles[-1] -= _output_tiles(matrix) % STRIP_TILES
+    weight_tiles = int(np.sum(used.sum(axis=1) * tiles))
+    dense_bytes = TILE_BYTES * weight_tiles
+    compressed_bytes = dense_bytes // 8 + matrix.nnz
+    chunk = _chunk_columns(spec, target)
+    x_bytes = min(chunk, spec.batch) * ROW_BYTES * used.shape[1]
+    compressed = dense_bytes + x_bytes > target.l2_bytes and compressed_bytes < dense_bytes
+    stored = compressed_bytes if compressed else dense_bytes
+    return TileCounts(target, spec, int(used.sum()), weight_tiles, chunk, compressed, stored)
+
+
+def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredTiles:
+    """Weights quantised and in tiles.
+
+    Raises InvalidInput where an int32 sum might overflow.
+    """
+    counts, used = expect(spec, matrix, target), _used_steps(matrix)
+    integers, scales = quantised_rows(matrix)
+    steps: list[npt.NDArray[np.int64]] = []
+    for strip in used:
+        (tiles,) = np.nonzero(strip)
+        steps += [np.array([len(tiles)]), tiles * TILE_BYTES]
+    weights = _tiles(integers, used, spec.layout)
+    bits = None
+    if counts.compressed:
+        bits = np.packbits(weights != 0, bitorder="little")
+        # A whole vector is read where the last nonzeros are.
+        weights = np.append(weights[weights != 0], np.zeros(ROW_BYTES, np.int8))
+    outputs = _output_tiles(matrix) * ROWS
+    bias = None if spec.bias is None else _padded(spec.bias, outputs)
+    return LoweredTiles(
+        spec,
+        len(used),
+        int(used.sum(axis=1).max()),
+        np.concatenate(steps).astype(np.int32),
+        weights,
+        bits,
+        _padded(output_scales(spec.each, scales), outputs),
+        bias,
+        counts,
+    )
+
+
+def _output_tiles(matrix: SparseMatrix) -> int:
+    return -(-matrix.out_features // ROWS)
+
+
+def _used_steps(matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
+    """Whether any weight of a strip (first axis) and 64 inputs (second) is not zero."""
+    rows = np.arange(0, matrix.out_features, STRIP_TILES * ROWS)
+    columns = np.arange(0, matrix.in_features, ROW_BYTES)
+    any_row = np.logical_or.reduceat(matrix.dense != 0, rows, axis=0)
+    used: npt.NDArray[np.bool_] = np.logical_or.reduceat(any_row, columns, axis=1)
+    return used
+
+
+def _chunk_columns(spec: MatMul, target: Target) -> int:
+    """Columns of x at once: whole tiles, of nearly equal number in every chunk."""
+    column_bytes = -(-spec.in_features // ROW_BYTES) * ROW_BYTES
+    most = max(1, int(_X_SHARE * target.l2_bytes) // column_bytes // ROWS)
+    tiles = -(-spec.batch // ROWS)
+    return ROWS * -(-tiles // -(-tiles // most))
+
+
+def _tiles(integers: _Bytes, used: npt.NDArray[np.bool_], layout: Layout) -> _Bytes:
+    """The tiles of all steps in order, as one row of bytes."""
+    outputs, inputs = -(-integers.shape[0] // ROWS) * ROWS, used.shape[1] * ROW_BYTES
+    padded = np.zeros((outputs, inputs), np.int8)
+    padded[: integers.shape[0], : integers.shape[1]] = integers
+    tiles = padded.reshape(outputs // ROWS, ROWS, -1, ROW_BYTES).swapaxes(1, 2)
+    if layout is Layout.BATCH_MAJOR:
+        tiles = tiles[..., np.argsort(byte_of_input())]
+        fours = tiles.reshape(*tiles.shape[:2], ROWS, ROW_BYTES // 4, 4)
+        tiles = fours.swapaxes(2, 3).reshape(tiles.shape)
+    parts = [
+        tiles[STRIP_TILES * number : STRIP_TILES * (number + 1), strip].swapaxes(0, 1).ravel()
+        for number, strip in enumerate(used)
+    ]
+    return np.concatenate(parts)
+
+
+def _padded(values: npt.NDArray[np.float32], length: int) -> npt.NDArray[np.float32]:
+    padded = np.zeros(length, np.float32)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,51 @@
+"""What an int8 batch by the tiles of AMX should cost, from its counts."""
+
+from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES, TileCounts
+from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.planner.cost import Cost, cache_level
+
+
+def price_tiles(counts: TileCounts) -> Cost:
+    """Products overlap with the loads of their tiles and with what expands weights.
+
+    Two tiles of columns are multiplied at a time. Tiles come from L1 only where those of a strip
+    and of x all fit there.
+    """
+    target, spec = counts.target, counts.spec
+    columns = -(-spec.batch // ROWS)
+    times = -(-columns // 2)  # that each tile of weights is loaded
+    rows = ROWS if spec.layout is Layout.FEATURE_MAJOR else min(ROWS, spec.batch)
+    products = counts.weight_tiles * columns
+    x_bytes = counts.chunk_columns * (-(-spec.in_features // ROW_BYTES) * ROW_BYTES)
+    near = x_bytes + (0 if counts.compressed else counts.stored_bytes) <= target.l1d_bytes
+    load = _cycles(counts, "load")
+    if not near:
+        load = max(load, TILE_BYTES / target.core.rates.data["L2"])
+    loads = counts.weight_tiles * times + counts.steps * columns
+    multiplying = max(_cycles(counts, "product") * rows * products, load * loads)
+    expanding = 0.0
+    if counts.compressed:
+        expanding = _cycles(counts, "expand") * ROWS * counts.weight_tiles * counts.chunks
+    data_bytes = counts.stored_bytes + 4 * spec.batch * (spec.in_features + spec.out_features)
+    level = cache_level(counts.stored_bytes, data_bytes - counts.stored_bytes, target, 0)
+    fetching = counts.chunks * counts.stored_bytes / target.core.rates.data[level]
+    # Weights are expanded with the first two tiles of columns of each chunk.
+    first = multiplying * min(1.0, counts.chunks / times)
+    cycles = max(multiplying - first + max(first, expanding), fetching)
+    ends = _vectors(spec, spec.in_features) * _cycles(counts, "quantise")
+    ends += _vectors(spec, spec.out_features) * _cycles(counts, "finish")
+    bound = f"data from {level}" if cycles == fetching else "execution"
+    clock = target.core.rates.cycles_per_ns
+    return Cost(products, 0, data_bytes, (cycles + ends) / clock, bound)
+
+
+def _vectors(spec: MatMul, features: int) -> int:
+    """Of a matrix that lies as x and y do."""
+    if spec.layout is Layout.FEATURE_MAJOR:
+        return features * -(-spec.batch // ROWS)
+    return spec.batch * -(-features // ROWS)
+
+
+def _cycles(counts: TileCounts, what: str) -> float:
+    core, spec = counts.target.core, counts.spec
+    return core.step_cycles(f"tile-{what}", counts.target.isa, spec.dtype.value)
