@@ -9,6 +9,7 @@ STAMPS := $(VENV)/.stamps
 .PHONY: demo test lint docs package-check setup clean
 
 demo: setup
+	$(BIN)/sparsejit calibrate
 	$(BIN)/sparsejit demo
 
 test: lint

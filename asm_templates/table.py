@@ -12,9 +12,17 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sparsejit.asm_templates.broadcast import dense, immediate, loop, mixed, straight
+from sparsejit.asm_templates.broadcast import dense, fours, immediate, loop, mixed, straight
 from sparsejit.asm_templates.dense_product import dot
-from sparsejit.asm_templates.gather import int8_pairs, int8_permute, lane16, lookup, permute
+from sparsejit.asm_templates.gather import (
+    int8_pairs,
+    int8_permute,
+    int8_single,
+    lane16,
+    lookup,
+    permute,
+    permute_inline,
+)
 from sparsejit.asm_templates.gather.lookup_layout import chunk_count
 from sparsejit.asm_templates.gather.lookup_storage import Format
 from sparsejit.asm_templates.lowered import Counts, Stages
@@ -30,7 +38,7 @@ def _any_matrix(matrix: SparseMatrix, target: Target) -> bool:
 
 def _beyond_l2(matrix: SparseMatrix, target: Target) -> bool:
     """Whether a float32 look-up kernel keeps indices in its weights, to stream fewer bytes."""
-    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target.l2_bytes).index_in_weight
+    return Format.fitting(DType.FLOAT32, chunk_count(matrix), target).index_in_weight
 
 
 class MatVecTemplate(NamedTuple):
@@ -79,13 +87,16 @@ _STAGES = {
     "broadcast": Stages(straight.expect, straight.lower, straight.emit),
     "broadcast-loop": Stages(loop.expect, loop.lower, loop.emit),
     "broadcast-mixed": Stages(mixed.expect, mixed.lower, mixed.emit),
+    "broadcast-4x4": Stages(fours.expect, fours.lower, fours.emit),
     "dense": Stages(dense.expect, dense.lower, dense.emit),
     "dot": Stages(dot.expect, dot.lower, dot.emit),
     "permute": Stages(permute.expect, permute.lower, permute.emit),
+    "permute-inline": Stages(permute_inline.expect, permute_inline.lower, permute_inline.emit),
     "immediate": Stages(immediate.expect, immediate.lower, immediate.emit),
     "lane16": Stages(lane16.expect, lane16.lower, permute.emit),
     "lookup": Stages(lookup.expect, lookup.lower, lookup.emit),
     "int8-permute": Stages(int8_permute.expect, int8_permute.lower, int8_permute.emit),
+    "int8-single": Stages(int8_single.expect, int8_single.lower, int8_permute.emit),
     "int8-pairs": Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
 }
 
@@ -102,19 +113,24 @@ _ROWS = (
     ("broadcast", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-loop", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-mixed", _AVX512, _FLOATS, _NONE, _BLOCKS),
+    ("broadcast-4x4", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("dense", _BOTH, _FLOATS, _NONE, "outer products in registers: Goto and van de Geijn 2008"),
     ("dot", _BOTH, _FLOATS, _NONE, "inner products, lanes over inputs, as in BLAS's gemv"),
     ("permute", _BOTH, _FLOATS, _NONE, _OWN),
+    ("permute-inline", _BOTH, _FLOATS, _NONE, _OWN),
     ("immediate", _BOTH, (DType.FLOAT32,), _NONE, "weights as immediates: the plainest JIT"),
     ("lane16", _AVX512, (DType.FLOAT32, DType.BFLOAT16), _NONE, _OWN),
     ("lookup", _AVX512, _FLOATS, _VBMI, "our own: byte tables of x, as in table-driven decoders"),
     ("int8-permute", _AVX512, (DType.INT8,), _VNNI, _OWN),
+    ("int8-single", _AVX512, (DType.INT8,), _VNNI, _OWN),
     ("int8-pairs", _BOTH, (DType.INT8,), _NONE, "pairs for vpmaddwd: Intel's optimisation manual"),
 )
 
 # By family, level and dtype: b bits of index change a weight by 2**(b - 24) of itself at most.
 _CHANGES_WEIGHTS_BY = {
     ("permute", "avx2", DType.FLOAT32): 2.0**-21,
+    **{("permute-inline", "avx512", dtype): 2.0**-19 for dtype in _FLOATS},
+    **{("permute-inline", "avx2", dtype): 2.0**-21 for dtype in _FLOATS},
     ("lane16", "avx512", DType.FLOAT32): 2.0**-20,
     ("lane16", "avx512", DType.BFLOAT16): 2.0**-20,
     ("lookup", "avx512", DType.FLOAT32): 2.0**-17,

@@ -33,8 +33,6 @@ from sparsejit.perf.problems import FloatArray, Problem
 from sparsejit.perf.timing import time_python
 from sparsejit.runtime.native_timing import aligned, pinned, time_native
 
-SHAPES = ((256, 256), (1024, 1024), (2048, 1024), (4096, 4096))
-BATCHES = (16, 64, 256)
 DTYPES = (DType.FLOAT32, DType.INT8)
 SPARSITY = 0.9
 ROUNDS = 5

@@ -1,4 +1,4 @@
-"""Contests of whole parts: caches, the timer, predictions, batches, pruned models, the voice."""
+"""Contests of whole parts: caches, the timer, batches, pruned models, the voice."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -7,16 +7,14 @@ import torch
 from torch import nn
 
 from sparsejit.api import compile_matrix
-from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, UNSTRUCTURED
-from sparsejit.ir.spec import DType, Layout
+from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
 from sparsejit.perf.batch_sweep import sweep
 from sparsejit.perf.machine import measure_limits
-from sparsejit.perf.prediction import Prediction, layer, predict_and_time
 from sparsejit.perf.problems import PROBLEMS
 from sparsejit.perf.stride_padding import SPACINGS, straight_line_bandwidth
 from sparsejit.perf.synthesis import time_synthesis
-from sparsejit.planner.calibration import least_ns
+from sparsejit.planner.core_loops import least_ns
 from sparsejit.prune import Pruner, in_model
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.wavernn import WaveRNN
@@ -67,28 +65,6 @@ def _timer() -> Round:
 def _agreement(ratio: float) -> float:
     """1 where two figures are the same, less the more they differ, whichever is larger."""
     return min(ratio, 1 / ratio)
-
-
-def _predictions(worst: bool) -> Round:
-    """Float32 layers of 256 x 256 and 1024 x 1024: the worst prediction, or the share within 1.5.
-
-    The worst counts as predicted over measured, or the reciprocal, whichever is less.
-    """
-
-    def one_round() -> float:
-        found = [
-            predict_and_time(layer(shape, sparsity, pattern), DType.FLOAT32)
-            for shape in ((256, 256), (1024, 1024))
-            for sparsity in (0.8, 0.95)
-            for pattern in (UNSTRUCTURED, BLOCK_1X8, BLOCK_1X16)
-        ]
-        return _worst(found) if worst else sum(one.within for one in found) / len(found)
-
-    return one_round
-
-
-def _worst(predictions: list[Prediction]) -> float:
-    return min(_agreement(one.ratio) for one in predictions)
 
 
 def _larger_batches() -> Round:
@@ -144,8 +120,6 @@ CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     ("each cache", "the next one out"): _nearer_caches,
     ("padded lines from L2", "all lines"): _padded_lines,
     ("ten times the work", "ten times the time"): _timer,
-    ("the worst prediction", "its measurement"): lambda: _predictions(worst=True),
-    ("predictions within 1.5x", "all predictions"): lambda: _predictions(worst=False),
     ("a larger batch's time", "the longest before"): _larger_batches,
     ("a network at 95 %", "itself dense"): _pruned_model,
     ("a network pruned for time", "its budget"): _pruned_to_a_budget,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import least_ns, load_bandwidth, padded_l2_bandwidth, repeat
+from sparsejit.planner.core_loops import least_ns, load_bandwidth, padded_l2_bandwidth, repeat
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import ymm, zmm
 

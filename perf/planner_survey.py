@@ -32,8 +32,8 @@ from sparsejit.runtime.program import build
 WITHIN = 1.5
 # Straight-line code of more takes seconds to write; left out unless the planner chooses it.
 MOST_CODE_BYTES = 20 << 20
-# What is predicted so many times slower than the best is left out, if its code and data alone
-# would take longer than the best at `_FASTEST_BYTES` a cycle.
+# What is predicted so many times slower than the best is left out: of a batch, and where its code
+# and data alone would take longer than the best at `_FASTEST_BYTES` a cycle.
 _HOPELESS, _FASTEST_BYTES = 4.0, 64.0
 # What a first call shows to be so many times slower is not timed further, where a call can tell.
 _FAR_BEHIND, _TOLD_BY_ONE_CALL_NS = 3.0, 20_000.0
@@ -155,7 +155,8 @@ def _worth_timing(choice: Plan, job: Job) -> tuple[list[Template], dict[str, str
             if cost.code_bytes > MOST_CODE_BYTES:
                 skipped[kernel_name(template)] = f"{cost.code_bytes >> 20} MB of code"
                 continue
-            if cost.ns > _HOPELESS * best_ns and _floor_ns(candidate, job) > best_ns:
+            is_hopeless = isinstance(job.spec, MatMul) or _floor_ns(candidate, job) > best_ns
+            if cost.ns > _HOPELESS * best_ns and is_hopeless:
                 skipped[kernel_name(template)] = f"predicted {cost.ns / best_ns:.0f} times slower"
                 continue
         wanted.append(template)

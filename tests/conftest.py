@@ -15,6 +15,9 @@ from sparsejit.runtime import native_timing
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
 
+# Nor is it measured: prices are those of its data.
+os.environ["SPARSEJIT_CALIBRATE"] = "0"
+
 # An example may compile a kernel or wait for a busy core; that is not a failure.
 settings.register_profile("sparsejit", deadline=None)
 settings.load_profile("sparsejit")

@@ -49,9 +49,9 @@ from sparsejit.asm_templates.batch.csr_stream import (
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
-from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -226,7 +226,7 @@ class _CsrCode:
             self._rows(part, rest)
         columns = part.vectors * self.lanes
         x_step = 4 * columns * (1 if self.feature_major else spec.in_features)
-        y_step = 4 * columns * (1 if self.feature_major else spec.out_features)
+        y_step = 4 * columns * (1 if self.feature_major else spec.y_features)
         asm.emit("add", _X, x_step)
         asm.emit("add", _Y, y_step - spec.out_features * self._step)
 
@@ -351,7 +351,7 @@ class _CsrCode:
             copy(asm, sums, MatrixPlace(_Y, self._step), rows, vectors, self.few)
             return
         for number, first in enumerate(columns):
-            target = MatrixPlace(_Y, 4 * spec.out_features).row(first)
+            target = MatrixPlace(_Y, 4 * spec.y_features).row(first)
             source = sums.column(number * self.lanes)
             transpose(asm, source, target, rows, self.few or self.lanes)
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.panels import RESERVED
 from sparsejit.asm_templates.batch.row_tiles import Products, products, tile_rows
-from sparsejit.asm_templates.gather.permute_storage import rounded
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
@@ -75,7 +75,13 @@ def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
 def whole_vectors(spec: MatMul, target: Target) -> int:
     """The batch, and as much padding as fills its last vector, if there is so much."""
     columns = -(-spec.batch // target.lanes) * target.lanes
-    return columns if columns <= spec.pitch else spec.batch
+    return columns if columns <= spec.room else spec.batch
+
+
+def spread_pitch(batch: int) -> int:
+    """The least pitch of whole cache lines, an odd number, which all sets of L1 share."""
+    line = CACHE_LINE_BYTES // 4
+    return line * (-(-batch // line) | 1)
 
 
 def expect(

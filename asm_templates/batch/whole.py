@@ -97,16 +97,18 @@ class _BatchCode:
         self.lanes = asm.target.lanes
         self.in_panels = in_panels
         self.x_stays = counts.x_stays
-        self.feature_major = self.spec.layout is Layout.FEATURE_MAJOR
+        self.x_lanes = self.spec.layout is Layout.FEATURE_MAJOR  # lanes are columns already
+        self.y_lanes = self.spec.y_layout is Layout.FEATURE_MAJOR
         self.entry = asm.label("panels")
-        self.panel_chunks = _chunks(in_panels, self._chunk_columns) if in_panels else []
-        step = self.lanes if self.feature_major else counts.repeats
+        paneled = min(in_panels, self.spec.batch)
+        self.panel_chunks = _chunks(paneled, self._chunk_columns) if in_panels else []
+        step = self.lanes if self.x_lanes else counts.repeats
         self.row_chunks = _chunks(counts.repeats, step)
 
     @cached_property
     def _chunk_columns(self) -> int:
         columns = chunk_columns(self.spec, self.lanes)
-        if columns == 0 and (self.feature_major or self.in_panels):
+        if columns == 0 and (self.x_lanes or self.in_panels):
             each = self.spec.each
             raise CompileError(
                 f"a {each.out_features}x{each.in_features} layer needs more than the "
@@ -130,7 +132,7 @@ class _BatchCode:
     @cached_property
     def _padding(self) -> StridePadding:
         """Of the vectors of a feature-major x that is copied."""
-        if not self.feature_major or self.x_stays:
+        if not self.x_lanes or self.x_stays:
             return DENSE
         copied = 4 * self.spec.each.in_features * self.panel_chunks[0].columns
         return stride_padding(copied, self.asm.target)
@@ -139,7 +141,7 @@ class _BatchCode:
     def y_lies(self) -> bool:
         """Whether panels are written to y itself."""
         masks = self.asm.target.isa == "avx512"
-        return self.feature_major and (masks or self.in_panels >= self.lanes)
+        return self.y_lanes and (masks or self.in_panels >= self.lanes)
 
     def emit(self) -> None:
         self._enter()
@@ -170,7 +172,7 @@ class _BatchCode:
         asm.emit("mov", rbp, rsp)
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
-        self._make_room(self._row_room if self.x_stays else self._room)
+        self._make_room(max(self._y_room, self._row_room) if self.x_stays else self._room)
 
     def _make_room(self, room: int) -> None:
         """Move the stack pointer page by page, touching each: the stack grows on demand only."""
@@ -190,19 +192,25 @@ class _BatchCode:
     @property
     def _room(self) -> int:
         """Bytes of workspace for the panels of a chunk, or the rows of one."""
-        each, vector = self.spec.each, self.asm.target.vector_bytes
-        panels = 0
+        return max(self._x_room + self._y_room, self._row_room)
+
+    @property
+    def _x_room(self) -> int:
+        """Bytes of workspace for the panels of x in a chunk."""
         if self.x_stays:
-            panels = self._feature_pitch * each.in_features
-        elif self.panel_chunks:
-            y_bytes = 0 if self.y_lies else vector * each.out_features
-            panels = self.panels.count * (self.panels.x_step + y_bytes)
-        return max(panels, self._row_room)
+            return self._feature_pitch * self.spec.in_features
+        return self.panels.count * self.panels.x_step if self.panel_chunks else 0
+
+    @property
+    def _y_room(self) -> int:
+        if not self.panel_chunks or self.y_lies:
+            return 0
+        return self.panels.count * self.asm.target.vector_bytes * self.spec.out_features
 
     @property
     def _row_room(self) -> int:
         """Bytes of workspace for the rows of a chunk."""
-        copied = self.row_chunks and self.feature_major
+        copied = self.row_chunks and self.x_lanes
         return self.lanes * sum(self._row_pitches) if copied else 0
 
     def _leave(self) -> None:
@@ -218,8 +226,8 @@ class _BatchCode:
             asm.emit("mov", dword(_CHUNKS_LEFT), chunk.times)
             asm.bind(again)
         body()
-        x_step = 1 if self.feature_major else each.in_features
-        y_step = 1 if self.feature_major else each.out_features
+        x_step = 1 if self.x_lanes else each.in_features
+        y_step = 1 if self.y_lanes else self.spec.y_features
         asm.emit("add", _X, 4 * chunk.columns * x_step)
         asm.emit("add", _Y, 4 * chunk.columns * y_step)
         if chunk.times > 1:
@@ -227,36 +235,39 @@ class _BatchCode:
             asm.jump("jnz", again)
 
     def _panels(self, columns: int) -> None:
-        if self.feature_major:
-            self._feature_major_panels(columns)
+        asm, spec, starts = self.asm, self.spec, self._starts(columns)
+        if self.x_lanes:
+            self._point_at_x(starts)
         else:
-            self._transposed_panels(columns)
-
-    def _transposed_panels(self, columns: int) -> None:
-        asm, each = self.asm, self.spec.each
-        x, y = MatrixPlace(_X, 4 * each.in_features), MatrixPlace(_Y, 4 * each.out_features)
-        panels = [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
-        for number, (first, width) in enumerate(panels):
-            transpose(asm, x.row(first), self._x_work(number), width, each.in_features)
-        asm.emit("mov", PANEL_X, rsp)
-        self._call_into_workspace(len(panels))
-        for number, (first, width) in enumerate(panels):
-            transpose(asm, self._y_work(number), y.row(first), each.out_features, width)
-
-    def _feature_major_panels(self, columns: int) -> None:
-        starts = self._starts(columns)
-        self._point_at_x(starts)
+            x = MatrixPlace(_X, 4 * spec.in_features)
+            for number, (first, width) in enumerate(self._widths(columns)):
+                transpose(asm, x.row(first), self._x_work(number), width, spec.in_features)
+            asm.emit("mov", PANEL_X, rsp)
         if self.y_lies:
             self._call(Memory(_Y, starts[0]), Memory(_Y, starts[-1]), len(starts))
             return
-        self._call_into_workspace(1)
-        target = MatrixPlace(_Y, self._feature_pitch)
-        copy(self.asm, self._y_work(0), target, self.spec.each.out_features, [(0, 0)], columns)
+        first_y, last_y = self._y_work(0), self._y_work(len(starts) - 1)
+        self._call(Memory(rsp, first_y.offset), Memory(rsp, last_y.offset), len(starts))
+        if self.y_lanes:
+            target = MatrixPlace(_Y, self._feature_pitch)
+            copy(asm, first_y, target, spec.out_features, [(0, 0)], columns)
+            return
+        y = MatrixPlace(_Y, 4 * spec.y_features)
+        for number, (first, width) in enumerate(self._widths(columns)):
+            transpose(asm, self._y_work(number), y.row(first), spec.out_features, width)
+
+    def _widths(self, columns: int) -> list[tuple[int, int]]:
+        """The first column of each panel in a chunk, and how many it has."""
+        return [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
 
     def _starts(self, columns: int) -> list[int]:
-        """Byte offsets of the panels in a chunk; the last ends with it and may begin before it."""
-        if self.in_panels < self.lanes:
-            return [0]
+        """Byte offsets of the panels in a chunk.
+
+        Without room for whole vectors the last ends with it, and may begin before it.
+        """
+        both = self.x_lanes and self.y_lanes
+        if not both or self.in_panels % self.lanes == 0 or self.in_panels < self.lanes:
+            return [4 * first for first in range(0, columns, self.lanes)]
         whole = range(0, columns - self.lanes, self.lanes)
         return [4 * first for first in (*whole, columns - self.lanes)]
 
@@ -276,12 +287,8 @@ class _BatchCode:
         vectors = [(start, n * self.panels.x_step) for n, start in enumerate(starts)]
         columns = self.in_panels if self.in_panels < self.lanes else None
         copy(asm, source, self._x_work(0), each.in_features, vectors, columns)
-        asm.emit("mov", PANEL_X, rsp)
+        asm.emit("lea", PANEL_X, Memory(rsp, self._x_offset))
         asm.bind(done)
-
-    def _call_into_workspace(self, count: int) -> None:
-        first, last = self._y_work(0), self._y_work(count - 1)
-        self._call(Memory(rsp, first.offset), Memory(rsp, last.offset), count)
 
     def _call(self, first_y: Memory, last_y: Memory, count: int) -> None:
         asm = self.asm
@@ -294,19 +301,25 @@ class _BatchCode:
         asm.jump("call", self.entry)
 
     def _x_work(self, panel: int) -> MatrixPlace:
-        offset = panel * self.panels.x_step
+        offset = panel * self.panels.x_step + self._x_offset
         return MatrixPlace(rsp, self.panels.x_pitch, offset, padded=True, padding=self._padding)
 
+    @property
+    def _x_offset(self) -> int:
+        return self._y_room if self.x_stays else 0
+
     def _y_work(self, panel: int) -> MatrixPlace:
-        x_bytes = self.panels.count * self.panels.x_step
-        return MatrixPlace(rsp, self.panels.y_pitch, x_bytes + panel * self.panels.y_step)
+        # An x that stays where it lies is copied behind y if it is not aligned after all.
+        before = 0 if self.x_stays else self._x_room
+        return MatrixPlace(rsp, self.panels.y_pitch, before + panel * self.panels.y_step)
 
     @property
     def _row_pitches(self) -> tuple[int, int]:
         """Bytes from one column of x, and of y, to the next: whole cache lines in the workspace."""
-        x_bytes, y_bytes = 4 * self.spec.each.in_features, 4 * self.spec.each.out_features
-        if not self.feature_major:
-            return x_bytes, y_bytes
+        spec = self.spec
+        if not self.x_lanes:
+            return 4 * spec.in_features, 4 * spec.y_features
+        x_bytes, y_bytes = 4 * spec.in_features, 4 * spec.out_features
         return -(-x_bytes // 64) * 64, -(-y_bytes // 64) * 64
 
     def _rows(self, columns: int) -> None:
@@ -314,7 +327,7 @@ class _BatchCode:
         asm, each = self.asm, self.spec.each
         assert self.lowered.each is not None
         x_pitch, y_pitch = self._row_pitches
-        if self.feature_major:
+        if self.x_lanes:
             source = MatrixPlace(_X, self._feature_pitch)
             transpose(asm, source, MatrixPlace(rsp, x_pitch), each.in_features, columns)
             asm.emit("mov", rdi, rsp)
@@ -330,7 +343,7 @@ class _BatchCode:
         asm.emit("add", rsi, y_pitch)
         asm.emit("sub", dword(_COLUMNS_LEFT), 1)
         asm.jump("jnz", again)
-        if self.feature_major:
+        if self.y_lanes:
             source = MatrixPlace(rsp, y_pitch, columns * x_pitch)
             target = MatrixPlace(_Y, self._feature_pitch)
             transpose(asm, source, target, columns, each.out_features)

@@ -28,6 +28,7 @@ from sparsejit.x86.assembler import Assembler
 CODE_SHARES = {DType.FLOAT32: 1.0, DType.FLOAT16: 0.8, DType.BFLOAT16: 0.8}
 # Code of a step and its share of redirects, of an input in a tile, and of a block row in loops.
 _STEP_BYTES = {DType.FLOAT32: 7.5, DType.FLOAT16: 13.5, DType.BFLOAT16: 16.5}
+_STEP_BYTES_OF_HALVES = 9.6  # float32, where halves share loads
 _INPUT_BYTES = 7
 _BLOCK_ROW_BYTES = 48
 
@@ -82,12 +83,15 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     capacity = tile_capacity(target, UNPACKING_REGISTERS[dtype])
     looped_bytes = _BLOCK_ROW_BYTES * target.lanes // loop.block_row_height(matrix, target.lanes)
     room = CODE_SHARES[dtype] * target.l1i_bytes - looped_bytes * len(used)
+    step_bytes = _STEP_BYTES[dtype]
+    if dtype is DType.FLOAT32 and straight.halves_share_loads(matrix, target):
+        step_bytes = _STEP_BYTES_OF_HALVES
     for first in range(0, len(used), capacity):
         tile = used[first : first + capacity]
         steps = tile.sum(axis=1).cumsum()
         inputs = np.logical_or.accumulate(tile).sum(axis=1)
         not_looped = np.arange(1, len(tile) + 1)
-        code_bytes = _STEP_BYTES[dtype] * steps + _INPUT_BYTES * inputs - looped_bytes * not_looped
+        code_bytes = step_bytes * steps + _INPUT_BYTES * inputs - looped_bytes * not_looped
         fitting = int((code_bytes <= room).sum())
         if fitting < len(tile):
             return (first + fitting) * target.lanes
@@ -97,4 +101,5 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
 
 def _padding(block_bytes: int, target: Target) -> StridePadding:
     """1024x3072 at 4 % (500 KB) gains 4 % by padding lines, 1536x1536 at 7 % (660 KB) loses 10."""
-    return ALTERNATE if target.l1d_bytes < block_bytes <= target.l2_bytes // 2 else DENSE
+    near_l2 = target.l1d_bytes < block_bytes <= target.l2_bytes // 2
+    return ALTERNATE if target.core.padding and near_l2 else DENSE

@@ -7,7 +7,12 @@ The columns of W are visited in turn; accumulators of a tile's outputs stay in r
     vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only: one 1x8 block of two
 
 Two masked steps share the 64 bytes of one pool line, so that no byte is read that is not a weight.
-Where weights fit L1, loads bind, and four inputs share one:
+Where `halves_share_loads` they follow each other:
+
+    vmovups      zmm2, [rcx+64*line]          each line once, and in order
+    vfmadd231ps  zmm31{k1}, zmm3, zmm2        zmm3: the input, of another column than zmm0
+
+Elsewhere loads bind where weights fit L1, and four inputs share one:
 
     vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 load
     vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes
@@ -19,15 +24,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparsejit.asm_templates.broadcast.block_steps import (
+    BLOCK_ROWS,
+    BlockSteps,
+    in_order_of_columns,
+    in_order_of_lines,
+    lines_of_weights,
+)
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS, ByteArray, Storage
+from sparsejit.asm_templates.shared.storage import (
+    UNPACKING_REGISTERS,
+    WEIGHT,
+    ByteArray,
+    Storage,
+    stored_dtype,
+)
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import (
+    INPUTS,
     BoolArray,
-    FloatArray,
     IntArray,
     Tile,
     finish,
@@ -40,27 +58,12 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
-from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, rcx, rdi, rdx
+from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r9, rax, rcx, rdi, rdx
 
-BLOCK_ROWS = 8
 LOW_HALF, HIGH_HALF = k(1), k(2)
 # Code over weights where bfloat16 lines are loaded once, at the least.
 _CODE_A_WEIGHT_BYTE = 0.6
 SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockSteps:
-    """The multiplications of one tile in order: arrays of one entry a step.
-
-    `kept` (steps, parts) says which 8-row parts of the group have weights, `line` which line of
-    the pool holds them.
-    """
-
-    column: IntArray
-    group: IntArray
-    kept: BoolArray
-    line: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,7 @@ class StraightTile:
     """
 
     tile: Tile
-    steps: _BlockSteps
+    steps: BlockSteps
     fours: BoolArray
     lines_once: bool
     lines: ByteArray
@@ -90,9 +93,10 @@ class Straight:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Steps of all outputs."""
-    work = Work("broadcast", count_steps(matrix, target, spec.dtype, matrix.out_features))
-    weights = block_bytes(matrix, spec.dtype)
-    return Counts.of(matrix, target, spec.dtype, work, weights, padded=True)
+    float32_bytes = block_bytes(matrix, DType.FLOAT32)
+    stored = stored_dtype("broadcast", spec.dtype, float32_bytes, target)
+    work = Work("broadcast", count_steps(matrix, target, stored, matrix.out_features))
+    return Counts.of(matrix, target, stored, work, block_bytes(matrix, stored), padded=True)
 
 
 def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -> int:
@@ -109,12 +113,14 @@ def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
     """All outputs; where weights fit L1, inputs share loads."""
-    weights = block_bytes(matrix, spec.dtype)
-    storage = Storage(target, spec.dtype, stride_padding(weights, target))
-    by_fours = weights <= target.l1d_bytes and spec.dtype is not DType.FLOAT16
+    counts = expect(spec, matrix, target)
+    weights = counts.pool_bytes
+    storage = Storage(target, counts.stored, stride_padding(weights, target), spec.dtype)
+    in_l1 = weights <= target.l1d_bytes and spec.dtype is not DType.FLOAT16
+    by_fours = in_l1 and not target.core.halves_share_loads
     once = _CODE_A_WEIGHT_BYTE * weights <= target.l1i_bytes
     own = lower_rows(storage, matrix, matrix.out_features, by_fours=by_fours, lines_once=once)
-    return Straight(spec, storage, own, expect(spec, matrix, target))
+    return Straight(spec, storage, own, counts)
 
 
 def block_bytes(matrix: SparseMatrix, dtype: DType, rows: int | None = None) -> int:
@@ -138,14 +144,18 @@ def lower_rows(
     """
     weights = grouped(storage.target, matrix)
     parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
+    by_line = halves_share_loads(matrix, storage.target)
+    spare = _earlier_input(storage) - INPUTS + 1 if by_line else storage.registers
     lowered = []
-    for tile in tiles(storage.target, rows, SUMS, spare=storage.registers):
+    for tile in tiles(storage.target, rows, SUMS, spare=spare):
         own = parts[tile.first : tile.first + tile.groups]
-        steps = _order(own)
+        steps = in_order_of_columns(own)
+        if by_line:
+            steps = in_order_of_lines(steps)
         in_order = bool(np.all(np.diff(steps.line) >= 0))
         once = lines_once and in_order and storage.dtype is DType.BFLOAT16
         fours = _whole_fours(steps.column, matrix.in_features) & (by_fours and not once)
-        lines = storage.lines(_lines_of_weights(own, steps))
+        lines = storage.lines(lines_of_weights(own, steps))
         lowered.append(StraightTile(tile, steps, fours, once, lines))
     return lowered
 
@@ -164,47 +174,16 @@ def emit(asm: Assembler, lowered: Straight) -> None:
         finish(asm, lowered.spec, part.tile)
 
 
-def _order(weights: FloatArray) -> _BlockSteps:
-    kept = np.any(weights != 0, axis=2)
-    column, group = np.nonzero(kept.any(axis=1).T)
-    parts = kept[group, :, column]
-    order = _mates_together(column, parts)
-    column, parts = column[order], parts[order]
-    return _BlockSteps(column, group[order], parts, _lines(column, parts))
+def halves_share_loads(matrix: SparseMatrix, target: Target) -> bool:
+    """Whether there are halves, blocks of eight outputs alone in a vector, and they share loads."""
+    vectors = int(matrix.block_mask(target.lanes).sum())
+    has_halves = int(matrix.block_mask(BLOCK_ROWS).sum()) < vectors * (target.lanes // BLOCK_ROWS)
+    return has_halves and target.core.halves_share_loads
 
 
-def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
-    """Order of the steps in which the n-th low half of a column precedes its n-th high half."""
-    high = ~kept[:, 0]
-    rank = np.zeros(len(kept), np.int64)
-    for half in (high, ~kept[:, -1]):
-        before: IntArray = np.cumsum(half) - half
-        rank[half] = (before - before[np.searchsorted(column, column)])[half]
-    return np.lexsort((high, rank, column))
-
-
-def _lines(column: IntArray, kept: BoolArray) -> IntArray:
-    """Pool line of each step: mates share one, then the n-th low and n-th high half left over."""
-    line_of = np.arange(len(kept))
-    low, high = ~kept[:, -1], ~kept[:, 0]
-    mate = high & np.roll(low, 1) & (np.diff(column, prepend=-1) == 0)
-    line_of[mate] -= 1
-    single = ~(mate | np.roll(mate, -1))
-    lows, highs = np.flatnonzero(low & single), np.flatnonzero(high & single)
-    pairs = min(len(lows), len(highs))
-    lows, highs = lows[:pairs], highs[:pairs]
-    line_of[lows] = line_of[highs] = np.minimum(lows, highs)
-    return np.unique(line_of, return_inverse=True)[1]
-
-
-def _lines_of_weights(weights: FloatArray, steps: _BlockSteps) -> FloatArray:
-    lines = int(steps.line.max(initial=-1)) + 1
-    pool = np.zeros((lines, *weights.shape[1:3]), np.float32)
-    for part in range(weights.shape[1]):
-        chosen = steps.kept[:, part]
-        source = weights[steps.group[chosen], part, :, steps.column[chosen]]
-        pool[steps.line[chosen], part] = source
-    return pool.reshape(lines, weights.shape[1] * BLOCK_ROWS)
+def _earlier_input(storage: Storage) -> int:
+    """The register of an input of an earlier column, after those of weights."""
+    return WEIGHT + max(storage.registers, 1)
 
 
 def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
@@ -222,18 +201,24 @@ def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -
     place = Memory(rcx, weights.displacement)
     unpack, operand = storage.operand(asm, steps.line, place, part.lines_once)
     new_line = np.diff(steps.line, prepend=-1) != 0
-    new_column = np.diff(steps.column, prepend=-1) != 0
+    new_column = np.diff(steps.current, prepend=-1) != 0
     chain = (np.cumsum(new_column) - 1) % tile.chains
     accumulator = tile.accumulator(asm, steps.group, chain)
-    x = vector(asm, 0)
+    x, half = vector(asm, 0), operand
+    is_half: BoolArray = ~np.all(steps.kept, axis=1)
+    if asm.target.core.halves_share_loads and storage.dtype is DType.FLOAT32:
+        loads, half = storage.unpacked(asm, steps.line, place)
+        unpack = [_only(each, is_half) for each in loads]
+    either = replace(x, number=np.where(steps.again, _earlier_input(storage), x.number))
     asm.stamp(
         len(steps.column),
         [
             fetch_redirects(len(steps.column), asm.target),
             line("lea", rcx, Literal(pool + weights.base), when=weights.moves),
-            *_inputs(asm, x, steps.column, part.fours),
+            *_inputs(asm, x, steps.current, part.fours),
+            *_earlier_inputs(vector(asm, _earlier_input(storage)), steps),
             *(_only(each, new_line) for each in unpack),
-            *_products(steps.kept, accumulator, x, operand),
+            *_products(steps.kept, accumulator, either, operand, half),
         ],
     )
 
@@ -259,15 +244,37 @@ def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> 
     ]
 
 
+def _earlier_inputs(x: Register, steps: BlockSteps) -> list[Line]:
+    """x = the input of an earlier column, before the first step of several that have it."""
+    at = np.flatnonzero(steps.again)
+    if not len(at):
+        return []
+    at = at[np.diff(steps.column[at], prepend=-1) != 0]
+    inputs = addresses(steps.column[at] * 4, 4)
+    base, displacement = np.zeros((2, len(steps.column)), np.int64)
+    new, moves = np.zeros((2, len(steps.column)), bool)
+    base[at], displacement[at], new[at] = inputs.base, inputs.displacement, True
+    moves[at] = inputs.moves
+    return [
+        line("lea", r9, Memory(rdi, base), when=moves),
+        line("vbroadcastss", x, Memory(r9, displacement), when=new),
+    ]
+
+
 def _products(
-    kept: BoolArray, accumulator: Register, x: Register, weights: Register | Memory
+    kept: BoolArray,
+    accumulator: Register,
+    x: Register,
+    weights: Register | Memory,
+    half: Register | Memory,
 ) -> list[Line]:
+    """The multiplications, by whole vectors of `weights` or by a half."""
     if kept.shape[1] == 1:
         return [line("vfmadd231ps", accumulator, x, weights)]
     low, high = kept.T
     low_half, high_half = accumulator.masked(LOW_HALF), accumulator.masked(HIGH_HALF)
     return [
         line("vfmadd231ps", accumulator, x, weights, when=low & high),
-        line("vfmadd231ps", low_half, x, weights, when=low & ~high),
-        line("vfmadd231ps", high_half, x, weights, when=high & ~low),
+        line("vfmadd231ps", low_half, x, half, when=low & ~high),
+        line("vfmadd231ps", high_half, x, half, when=high & ~low),
     ]

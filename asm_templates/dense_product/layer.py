@@ -10,7 +10,7 @@ from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
 from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
-from sparsejit.asm_templates.gather.permute_storage import rounded
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DenseProduct, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -69,8 +69,9 @@ def _product(spec: MatMul, target: Target) -> DenseProduct:
     """Of the padding, as many columns as spare masks."""
     depth, activation = spec.in_features, spec.each.activation
     if spec.layout is Layout.BATCH_MAJOR:
-        sizes = spec.batch, spec.out_features, depth
-        return DenseProduct.contiguous(*sizes, activation=activation)
+        sizes, pitches = (spec.batch, spec.out_features), (4 * depth, 4 * spec.out_features)
+        y_pitch = 4 * spec.y_features
+        return DenseProduct(*sizes, depth, *pitches, y_pitch, activation=activation)
     pitch = 4 * spec.pitch
     return DenseProduct(
         *(spec.out_features, whole_vectors(spec, target), depth),

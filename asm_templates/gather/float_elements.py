@@ -98,19 +98,31 @@ class FloatElements:
             pick,
             self.stream.move(weights, ~begun),
             *unpack,
-            line("vfmadd231ps", vector(self.asm, piece.accumulator_of_step), picked, weight),
+            line("vfmadd231ps", self._sums(piece), picked, weight),
         ]
 
     def _steps_with_index_in_weight(self, piece: _Piece) -> list[Line]:
-        places, source = piece.reads.weight_places, self._input(piece.steps.first)
-        sums = vector(self.asm, piece.accumulator_of_step)
+        places = piece.reads.weight_places
+        first, second = self._input(piece.steps.first), self._input(piece.steps.second)
+        # A renamed copy, for the permute to overwrite, takes no port; a second load would.
+        pick = (
+            [
+                line("vmovaps", self.picked, self.index),
+                line("vpermi2ps", self.picked, first, second),
+            ]
+            if self.machine.sources == 2
+            else [line("vpermps", self.picked, self.index, first)]
+        )
         return [
             fetch_redirects(piece.count, self.asm.target),
             self.stream.move(places),
             line("vmovups", self.index, self.stream.at(places)),
-            line("vpermps", self.picked, self.index, source),
-            line("vfmadd231ps", sums, self.picked, self.index),
+            *pick,
+            line("vfmadd231ps", self._sums(piece), self.picked, self.index),
         ]
+
+    def _sums(self, piece: _Piece) -> Register:
+        return vector(self.asm, piece.accumulator_of_step)
 
     def _unpacked(
         self, places: npt.NDArray[np.integer], odd: npt.NDArray[np.bool_]

@@ -123,11 +123,16 @@ class Int8Elements:
             fetch_redirects(piece.count, self.asm.target),
             indices.move(step),
             line(_INDEX_LOADS[piece.reads.indices_a_step], _PICKED, index),
-            line("vpermi2b", _PICKED, first, second),
+            self._pick(first, second),
             self.weights.move(vector),
             line("vpdpbusd", zmm(piece.accumulator_of_step), _PICKED, weight),
             *self._prefetches(piece, index, weight),
         ]
+
+    def _pick(self, first: Register, second: Register) -> Line:
+        if self.layout.sources == 1:
+            return line("vpermb", _PICKED, _PICKED, first)
+        return line("vpermi2b", _PICKED, first, second)
 
     def _prefetches(self, piece: _Piece, *places: Memory) -> list[Line]:
         """Where both streams come from beyond L2; within L2 that loses."""

@@ -15,7 +15,6 @@ each product):
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from sparsejit.asm_templates.gather.pieces import (
     padded_rows,
     pieces_of_panel,
 )
-from sparsejit.asm_templates.scheduling.grouping import exchange_indices
+from sparsejit.asm_templates.scheduling.grouping import StepShape, exchange_indices
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
 from sparsejit.asm_templates.scheduling.row_order import (
@@ -40,7 +39,12 @@ from sparsejit.asm_templates.scheduling.row_order import (
     row_panels,
     wanted_counts,
 )
-from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
+from sparsejit.asm_templates.scheduling.schedule import (
+    Covering,
+    Demand,
+    Windows,
+    registers_in_turn,
+)
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 
@@ -52,7 +56,8 @@ REGISTER_INPUTS = 64  # bytes of a register
 MOST_REGISTERS = 20  # that hold x
 REGISTERS = 32
 FIRST_FREE = ACCUMULATORS + 4  # what x leaves free from here on holds further accumulators
-_SWEEPS = 1  # more gain nothing: docs/kernels/gather.md
+# Of swaps, by sources; more gain nothing: docs/kernels/gather.md
+_SWEEPS = {1: 4, 2: 1}
 # Steps between two that add to one accumulator, rounded up by what they share: a vpdpbusd takes
 # four cycles.
 _APART = 3
@@ -62,12 +67,33 @@ _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]
 
 
-def least_steps(wants: npt.NDArray[np.uint16]) -> _Numbers:
-    """What bounds the steps of a schedule from below; a `row_order.Bound`."""
-    fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
-    by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
-    least: _Numbers = np.maximum(fullest_lane, -(-by_register // 2))
-    return least
+@dataclass(frozen=True)
+class Int8Form:
+    """How a layer is cut.
+
+    Code runs `fold` times, `sharing_rows` rows share their indices, a step picks from `sources`
+    registers of x, an exchange costs as much as `exchange` steps, and schedules of two sources are
+    the best of `tries`.
+    """
+
+    fold: int
+    sharing_rows: int
+    sources: int
+    exchange: float
+    tries: int
+
+    def least_steps(self, wants: npt.NDArray[np.uint16]) -> _Numbers:
+        """What bounds the steps of a schedule from below; a `row_order.Bound`."""
+        fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
+        by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
+        least: _Numbers = np.maximum(fullest_lane, -(-by_register // self.sources))
+        return least
+
+    def schedule(self, demand: Demand) -> Covering:
+        """The steps of a panel's problems."""
+        if self.sources == 1:
+            return registers_in_turn(demand, PRODUCTS)
+        return quad_schedule(demand, self.tries)
 
 
 def byte_of_input() -> _Numbers:
@@ -122,26 +148,24 @@ class Int8Reads:
         return self.steps.indices.swapaxes(0, 1)
 
 
-Int8Layout: TypeAlias = GatherLayout[Int8Reads]
+@dataclass(frozen=True, eq=False)
+class Int8Layout(GatherLayout[Int8Reads]):
+    """The pieces, of steps that pick from `sources` registers of x."""
+
+    sources: int
 
 
-def layout_of(
-    spec: MatVec, matrix: SparseMatrix, fold: int, sharing_rows: int, exchange: float, tries: int
-) -> Int8Layout:
-    """Quantise, order, cut and schedule a matrix; `tries` as in `quad_schedule`.
-
-    An exchange costs as much as `exchange` steps.
-    """
+def layout_of(spec: MatVec, matrix: SparseMatrix, form: Int8Form) -> Int8Layout:
+    """Quantise, order, cut and schedule a matrix."""
     windows = Windows.of(matrix.in_features, REGISTER_INPUTS, MOST_REGISTERS)
     weights, scales = quantised_rows(matrix)
-    prices = Prices(least_steps, exchange)
-    cut = _Int8Cut(spec, weights, output_scales(spec, scales), windows, prices, tries)
+    cut = _Int8Cut(spec, weights, output_scales(spec, scales), windows, form)
     pieces: list[Piece[Int8Reads]] = []
-    for panel in row_panels(matrix.out_features, LANES, ACCUMULATORS, fold):
-        held = cut.held(panel, sharing_rows)
+    for panel in row_panels(matrix.out_features, LANES, ACCUMULATORS, form.fold):
+        held = cut.held(panel)
         steps = cut.schedule(held)
         pieces += pieces_of_panel(held, steps, windows, cut.accumulators, cut.reads)
-    return GatherLayout(windows, in_order(pieces))
+    return Int8Layout(windows, in_order(pieces), form.sources)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +176,15 @@ class _Int8Cut:
     weights: npt.NDArray[np.int8]
     scales: npt.NDArray[np.float32]
     windows: Windows
-    prices: Prices
-    tries: int
+    form: Int8Form
 
-    def held(self, panel: RowPanel, sharing_rows: int) -> HeldPanel:
+    def held(self, panel: RowPanel) -> HeldPanel:
         """The rows of a panel in order.
 
         Two index-sharing groups in a vector lie there in turn, so that their sums need an exchange:
         a vector that has no partner for one is not for groups of eight.
         """
+        sharing_rows = self.form.sharing_rows
         if sharing_rows == LANES // 2 and panel.accumulators % 2:
             sharing_rows = 1
         indices = LANES // sharing_rows
@@ -169,7 +193,9 @@ class _Int8Cut:
         groups = self._padded(np.arange(whole)).reshape(whole // sharing_rows, sharing_rows, -1)
         used = np.bitwise_or.reduce(groups, axis=1) != 0
         counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
-        order = row_order(counts, indices, [panel], stages, self.prices, _SWEEPS)
+        step = StepShape(self.form.sources, PRODUCTS)
+        prices = Prices(self.form.least_steps, self.form.exchange, step)
+        order = row_order(counts, indices, [panel], stages, prices, _SWEEPS[self.form.sources])
         in_lanes = panel.by_batch(order.rows, indices)
         rows = in_lanes[..., None, :] * sharing_rows + np.arange(sharing_rows)[:, None]
         rows = rows.reshape(*in_lanes.shape[:3], LANES)
@@ -183,7 +209,7 @@ class _Int8Cut:
         used = np.bitwise_or.reduce(weights, axis=2).reshape(-1, weights.shape[-1]) != 0
         lanes = panel.fold * indices_a_step
         demand = Demand.of(used, lanes, REGISTER_INPUTS, self.windows.width)
-        schedule = quad_schedule(demand, self.tries)
+        schedule = self.form.schedule(demand)
         window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         column = np.append(np.nonzero(used)[1], 0)[schedule.taken]
         taken = schedule.taken >= 0

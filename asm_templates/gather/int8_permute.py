@@ -20,7 +20,13 @@ was tried: docs/kernels/gather.md.
 import numpy as np
 
 from sparsejit.asm_templates.gather.int8_elements import Int8Elements
-from sparsejit.asm_templates.gather.int8_layout import LANES, RUN_ROWS, Int8Layout, layout_of
+from sparsejit.asm_templates.gather.int8_layout import (
+    LANES,
+    RUN_ROWS,
+    Int8Form,
+    Int8Layout,
+    layout_of,
+)
 from sparsejit.asm_templates.gather.kernel import GatherKernel
 from sparsejit.asm_templates.gather.pieces import LoweredGather
 from sparsejit.asm_templates.lowered import Counts, Work
@@ -67,24 +73,32 @@ def exchange_steps(matrix: SparseMatrix, target: Target) -> float:
     return 1.5 if near else 0.0
 
 
-def sampled_steps(matrix: SparseMatrix, target: Target) -> int:
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """From the steps of some of the runs."""
+    return expect_for("int8-permute", 2, matrix, target)
+
+
+def expect_for(kind: str, sources: int, matrix: SparseMatrix, target: Target) -> Counts:
+    """Of steps that pick from so many registers; `kind` is the family whose prices hold."""
+    return _counts(kind, matrix, target, sampled_steps(sources, matrix, target))
+
+
+def sampled_steps(sources: int, matrix: SparseMatrix, target: Target) -> int:
     """About how many steps the kernel has: those of every n-th run, times n."""
     runs = matrix.out_features // RUN_ROWS
     every = max(1, runs // _SAMPLED_RUNS)
     rows_of_runs = np.arange(runs * RUN_ROWS).reshape(runs, RUN_ROWS)[::every].ravel()
     sample = SparseMatrix(matrix.dense[rows_of_runs]) if every > 1 else matrix
     spec = MatVec(sample.out_features, sample.in_features, dtype=DType.INT8)
+    return every * layout_of(spec, sample, _form(sources, matrix, target, tries=1)).steps
+
+
+def _form(sources: int, matrix: SparseMatrix, target: Target, tries: int) -> Int8Form:
     fold, sharing_rows = fold_of(matrix, target), index_sharing_rows(matrix)
-    exchange = exchange_steps(matrix, target)
-    return every * layout_of(spec, sample, fold, sharing_rows, exchange, tries=1).steps
+    return Int8Form(fold, sharing_rows, sources, exchange_steps(matrix, target), tries)
 
 
-def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From the steps of some of the runs."""
-    return _counts(matrix, target, sampled_steps(matrix, target))
-
-
-def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
+def _counts(kind: str, matrix: SparseMatrix, target: Target, steps: int) -> Counts:
     """Steps, and what quantising x and finishing y cost in them.
 
     20 for the scale of x, one for sixteen inputs, four for as many outputs. A step reads a
@@ -93,16 +107,22 @@ def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
     ends = 20 + (matrix.in_features + 4 * matrix.out_features) // target.lanes
     step_bytes = target.vector_bytes + target.vector_bytes // index_sharing_rows(matrix)
     pool_bytes = steps * step_bytes + 12 * matrix.out_features
-    work = Work("int8-permute", steps + ends)
+    work = Work(kind, steps + ends)
     return Counts.of(matrix, target, DType.INT8, work, pool_bytes, padded=True)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredGather[Int8Layout]:
     """Quantise, order and schedule."""
-    fold, sharing_rows = fold_of(matrix, target), index_sharing_rows(matrix)
+    return lower_for("int8-permute", 2, spec, matrix, target)
+
+
+def lower_for(
+    kind: str, sources: int, spec: MatVec, matrix: SparseMatrix, target: Target
+) -> LoweredGather[Int8Layout]:
+    """Of steps that pick from so many registers; `kind` is the family whose prices hold."""
     tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
-    layout = layout_of(spec, matrix, fold, sharing_rows, exchange_steps(matrix, target), tries)
-    return LoweredGather(spec, layout, _counts(matrix, target, layout.steps))
+    layout = layout_of(spec, matrix, _form(sources, matrix, target, tries))
+    return LoweredGather(spec, layout, _counts(kind, matrix, target, layout.steps))
 
 
 def emit(asm: Assembler, lowered: LoweredGather[Int8Layout]) -> None:

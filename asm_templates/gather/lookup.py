@@ -123,7 +123,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LookedUp:
         own = order[first : first + _PANEL_ROWS]
         panels.append(Panel(first, own, chunks_of(matrix, own)))
     count = sum(len(panel.chunks.group) for panel in panels)
-    form = Format.fitting(spec.dtype, count, target.l2_bytes)
+    form = Format.fitting(spec.dtype, count, target)
     return LookedUp(spec, form, panels, _counts(spec, matrix, target, count))
 
 

@@ -15,6 +15,7 @@ from sparsejit.asm_templates.gather import permute_storage
 from sparsejit.asm_templates.gather.lookup_layout import LANES, STEPS, WINDOW, Chunks
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.ir.spec import DType
+from sparsejit.machine.target import Target
 
 _Words = npt.NDArray[np.uint32]
 
@@ -34,11 +35,12 @@ class Format:
     padded: bool = False
 
     @classmethod
-    def fitting(cls, dtype: DType, chunks: int, l2_bytes: int) -> "Format":
+    def fitting(cls, dtype: DType, chunks: int, target: Target) -> "Format":
         """The fastest for so many chunks."""
         pool_bytes = chunks * cls(dtype).chunk_bytes
-        small = dtype is DType.FLOAT32 and 2 * pool_bytes <= l2_bytes
-        return cls(dtype, far=pool_bytes > l2_bytes, padded=small)
+        small = dtype is DType.FLOAT32 and 2 * pool_bytes <= target.l2_bytes
+        padded = small and target.core.padding
+        return cls(dtype, far=pool_bytes > target.l2_bytes, padded=padded)
 
     @property
     def index_in_weight(self) -> bool:

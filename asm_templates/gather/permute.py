@@ -64,14 +64,18 @@ def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Steps and exchanges of rows grouped but not yet swapped, and what swaps save."""
-    machine = machine_for(spec, matrix, target)
+    return expect_for("permute", machine_for(spec, matrix, target), matrix, target)
+
+
+def expect_for(kind: str, machine: Machine, matrix: SparseMatrix, target: Target) -> Counts:
+    """For a machine; `kind` is the family whose prices hold."""
     plan = RowPlan(matrix, machine)
     steps = plan.expected_steps
     # A vector of weights a step, and one of packed indices every six or ten steps.
     pool_bytes = steps * target.lanes * WEIGHT_BYTES[machine.dtype]
     if not machine.index_in_weight:
         pool_bytes += steps * target.vector_bytes // machine.fields
-    work = Work("permute", steps, plan.runs_of_code)
+    work = Work(kind, steps, plan.runs_of_code)
     return Counts.of(matrix, target, machine.dtype, work, pool_bytes, padded=True)
 
 

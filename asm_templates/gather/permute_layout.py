@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.permute_machine import Machine
-from sparsejit.asm_templates.gather.permute_storage import rounded, stored, with_index
+from sparsejit.asm_templates.gather.permute_storage import stored, with_index
 from sparsejit.asm_templates.gather.pieces import (
     GatherLayout,
     HeldPanel,
@@ -27,6 +27,7 @@ from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_
 from sparsejit.asm_templates.scheduling.row_order import RowOrder
 from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
 from sparsejit.asm_templates.shared.padding import StridePadding
+from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 
@@ -159,7 +160,7 @@ class _FloatCut:
         schedule = self.machine.schedule(Demand.of(dense != 0, panel.fold * lanes, lanes, width))
         window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         left = window * width  # the window's first register
-        weights, indices = _weights_and_indices(
+        weights, indices = weights_and_indices(
             dense.reshape(panel.fold_groups, panel.fold * lanes, -1, lanes),
             schedule.taken, fold_group, left + schedule.first, left + schedule.second,
         )  # fmt: skip
@@ -183,7 +184,7 @@ class _FloatCut:
         return PackedFloats(self.machine, steps, head, tail)
 
 
-def _weights_and_indices(
+def weights_and_indices(
     dense: _Floats, taken: _Numbers, fold_group: _Numbers, first: _Numbers, second: _Numbers
 ) -> tuple[_Floats, _Words]:
     """Per step and lane: the weight, and which input of registers `first`, `second` it meets.

@@ -27,15 +27,6 @@ def stored(weights: _Floats, dtype: DType) -> _Words:
     return np.ascontiguousarray(pairs).view(np.uint32).reshape(-1, fold, lanes)
 
 
-def rounded(weights: _Floats, dtype: DType) -> _Floats:
-    """Weights as `dtype` holds them, still as float32."""
-    if dtype is DType.FLOAT16:
-        return weights.astype(np.float16).astype(np.float32)
-    if dtype is DType.BFLOAT16:
-        return (bfloat16_bits(weights).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return weights
-
-
 def with_index(weights: _Floats, index: npt.NDArray[np.integer], bits: int) -> _Words:
     """The floats nearest to the weights whose lowest `bits` bits are the index.
 

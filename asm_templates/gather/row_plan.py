@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.gather.permute_machine import Machine
-from sparsejit.asm_templates.scheduling.grouping import SWEEPS
+from sparsejit.asm_templates.scheduling.grouping import SWEEPS, StepShape
 from sparsejit.asm_templates.scheduling.row_order import (
     Prices,
     RowOrder,
@@ -59,4 +59,4 @@ class RowPlan:
 
     @property
     def _prices(self) -> Prices:
-        return Prices(self.machine.least_steps, EXCHANGE_STEPS)
+        return Prices(self.machine.least_steps, EXCHANGE_STEPS, StepShape(self.machine.sources))

@@ -19,6 +19,7 @@ what it gains: docs/kernels/gather.md.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,15 +88,30 @@ def fullest_together(rows: _Numbers, counts: _Counts) -> _Numbers:
     return _halved(rows, totals[np.minimum(rows, len(counts))])
 
 
-def swapped(held: _Numbers, counts: _Counts, sweeps: int) -> _Numbers:
-    """Rows after so many sweeps of swaps; both arrays as in `fullest_together`."""
+class StepShape(NamedTuple):
+    """What a step of a schedule takes: `products` of each lane, out of so many registers."""
+
+    sources: int
+    products: int = 1
+
+
+def swapped(
+    held: _Numbers, counts: _Counts, sweeps: int, step: StepShape, anywhere: bool = False
+) -> _Numbers:
+    """Rows after so many sweeps of swaps; both arrays as in `fullest_together`.
+
+    `anywhere`: sums leave in any order, so that any two rows may change places.
+    """
     _, _, vectors, lanes = held.shape
     if vectors == 1:
         return held
     wants = np.concatenate([counts, np.zeros((1, *counts.shape[1:]), counts.dtype)])
     swaps = vectors // 2 * lanes * lanes * counts.shape[1] * counts.shape[2]
     chunk = max(1, _AT_ONCE // swaps)
-    parts = [_Search.of(held[first : first + chunk], wants) for first in range(0, len(held), chunk)]
+    parts = [
+        _Search.of(held[first : first + chunk], wants, step, anywhere)
+        for first in range(0, len(held), chunk)
+    ]
     for part in parts:
         part.run(sweeps)
     return np.concatenate([part.held.transpose(3, 1, 0, 2) for part in parts])
@@ -129,14 +145,16 @@ class _Search:
     held: _Numbers
     wants: _Counts
     totals: _Counts
+    step: StepShape
+    anywhere: bool
 
     @classmethod
-    def of(cls, rows: _Numbers, wants: _Counts) -> "_Search":
+    def of(cls, rows: _Numbers, wants: _Counts, step: StepShape, anywhere: bool) -> "_Search":
         """`rows`: (batches, runs, vectors, lanes); `wants`: (rows + 1, windows, registers)."""
         held = np.ascontiguousarray(rows.transpose(2, 1, 3, 0))
         wanted = wants[np.minimum(held, len(wants) - 1)].transpose(0, 1, 2, 5, 4, 3)
         totals = wanted.sum(axis=3, dtype=np.uint16)
-        return cls(held, np.ascontiguousarray(wanted), totals)
+        return cls(held, np.ascontiguousarray(wanted), totals, step, anywhere)
 
     def run(self, sweeps: int) -> None:
         """Sweep over all pairs of vectors until nothing is gained, or so often."""
@@ -158,17 +176,18 @@ class _Search:
         (want_one, total_one), (want_other, total_other) = (
             (wants[:, run], totals[:, run]) for wants, totals in pairs
         )
-        now = _price(top_one, _sum(most_one)) + _price(top_other, _sum(most_other))
-        then = _price(
+        now = self._price(top_one, most_one) + self._price(top_other, most_other)
+        then = self._price(
             np.maximum(left_one[:, :, None], total_other[:, None]),
-            _sum(np.maximum(rest_one[:, :, None], want_other[:, None])),
+            np.maximum(rest_one[:, :, None], want_other[:, None]),
         )
-        then += _price(
+        then += self._price(
             np.maximum(left_other[:, None], total_one[:, :, None]),
-            _sum(np.maximum(rest_other[:, None], want_one[:, :, None])),
+            np.maximum(rest_other[:, None], want_one[:, :, None]),
         )
-        kind = self.held[:, run] // lanes & bit - 1
-        then[kind[one][:, :, None] != kind[other][:, None]] = np.iinfo(np.int32).max
+        if not self.anywhere:
+            kind = self.held[:, run] // lanes & bit - 1
+            then[kind[one][:, :, None] != kind[other][:, None]] = np.iinfo(np.int32).max
         then = then.reshape(len(one), lanes * lanes, batches)
         best = then.argmin(axis=1)
         pair, batch = np.nonzero(np.take_along_axis(then, best[:, None], axis=1)[:, 0] < now)
@@ -180,6 +199,20 @@ class _Search:
                 array[(*here, ..., batch)],
             )
         return len(pair) > 0
+
+    def _price(self, most_of_lane: _Counts, most: _Counts) -> npt.NDArray[np.int32]:
+        """The bound times its sources and products, mostly, summed over windows.
+
+        `most`: of each register, the third axis from the end, what a lane wants at most; used up.
+        """
+        sources, products = self.step
+        lanes = sources * most_of_lane.astype(np.int32)
+        whole = _sum(-(-most // products) * products).astype(np.int32) if products > 1 else None
+        registers = _sum(most).astype(np.int32)
+        price = _BINDING * np.maximum(lanes, registers if whole is None else whole)
+        price += lanes + registers
+        total: npt.NDArray[np.int32] = price.sum(axis=-2)
+        return total
 
 
 def _most(wants: _Counts, run: int) -> tuple[_Counts, _Counts]:
@@ -208,11 +241,3 @@ def _sum(wants: _Counts) -> _Counts:
         parts[:half] += parts[len(parts) - half :]
         parts = parts[: len(parts) - half]
     return parts[0]
-
-
-def _price(most_of_lane: _Counts, sum_of_most: _Counts) -> npt.NDArray[np.int32]:
-    """Twice the bound, mostly, summed over windows, the second axis from the end."""
-    lanes, registers = 2 * most_of_lane.astype(np.int32), sum_of_most.astype(np.int32)
-    price = _BINDING * np.maximum(lanes, registers) + lanes + registers
-    total: npt.NDArray[np.int32] = price.sum(axis=-2)
-    return total

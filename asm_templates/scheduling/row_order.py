@@ -21,7 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.scheduling.grouping import blocks, exchanges, fullest_together, swapped
+from sparsejit.asm_templates.scheduling.grouping import (
+    StepShape,
+    blocks,
+    exchanges,
+    fullest_together,
+    swapped,
+)
 from sparsejit.asm_templates.scheduling.schedule import Windows
 
 _Numbers = npt.NDArray[np.integer]
@@ -32,6 +38,8 @@ Bound = Callable[[_Counts], _Numbers]
 
 # Swaps times registers looked at in all: 15 million take about 90 ms.
 _MOST_LOOKS = 15_000_000
+# Where any row goes anywhere in a panel of so many vectors: looks, and sweeps, at most.
+PANEL_VECTORS, _ANYWHERE_LOOKS, _MOST_SWEEPS = 32, 15_000_000, 8
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class Prices:
 
     bound: Bound
     exchange: float
+    step: StepShape
 
     def of(self, order: RowOrder) -> float:
         """In steps."""
@@ -139,7 +148,9 @@ def row_order(
         return RowOrder(rows, stages, pairs, least_steps(rows), ungrouped)
 
     def swept(order: RowOrder, sweeps: int) -> RowOrder:
-        return changed(order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps))
+        return changed(
+            order.rows, order.stages, lambda rows: swapped(rows, counts, sweeps, prices.step)
+        )
 
     ungrouped = least_steps(natural)
     tried = [
@@ -161,3 +172,27 @@ def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs
     padded[:, :in_features] = used
     shape = (rows, windows.number, windows.width, register_inputs)
     return padded.reshape(shape).sum(axis=3, dtype=np.uint16)
+
+
+def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:
+    """Rows grouped freely within panels: of each panel (vectors, lanes), from out_features on none.
+
+    `used`: a mask (rows, in_features). A step picks from one register of `lanes` inputs. First the
+    fullest rows come together, then swaps lower the steps.
+    """
+    counts = wanted_counts(used, Windows.of(used.shape[1], lanes, used.shape[1]), lanes)
+    vectors = -(-len(used) // lanes)
+    totals = np.zeros(vectors * lanes, np.int64)
+    totals[: len(used)] = counts.sum(axis=(1, 2))
+    panels: list[_Numbers] = []
+    for begin in range(0, vectors, PANEL_VECTORS):
+        own = totals[begin * lanes : (begin + PANEL_VECTORS) * lanes]
+        held = begin * lanes + np.argsort(-own, kind="stable").reshape(-1, lanes)
+        for first, size in blocks(len(held), len(held).bit_length()):
+            block = held[None, None, first : first + size]
+            looks = vectors * size * lanes**2 * counts.shape[2]
+            sweeps = min(max(_ANYWHERE_LOOKS // looks, 1), _MOST_SWEEPS)
+            swaps = swapped(block, counts, sweeps, StepShape(1), anywhere=True)
+            held[first : first + size] = swaps[0, 0]
+        panels.append(held)
+    return panels

@@ -14,7 +14,7 @@ from the one in which it is nearer to that register's fullest lane. See docs/ker
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -91,13 +91,20 @@ class Covering:
 
 def one_register_schedule(demand: Demand) -> Covering:
     """Every register in turn, until its fullest lane is served."""
+    steps = registers_in_turn(demand, 1)
+    return replace(steps, taken=steps.taken[..., 0])
+
+
+def registers_in_turn(demand: Demand, products: int) -> Covering:
+    """Every register in turn, so many nonzeros of each lane a step, until all are served."""
     problems, _, window = demand.count.shape
-    repeats = demand.count.max(axis=1).ravel()
+    repeats = -(-demand.count.max(axis=1).ravel() // products)
     cell = np.repeat(np.arange(problems * window, dtype=np.int32), repeats)
     problem, register = cell // window, cell % window
     turn = np.arange(len(cell)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    count, start = demand.count[problem, :, register], demand.start[problem, :, register]
-    taken = np.where(turn[:, None] < count, start + turn[:, None], -1)
+    number = turn[:, None, None] * products + np.arange(products)
+    count, start = (part[problem, :, register, None] for part in (demand.count, demand.start))
+    taken = np.where(number < count, start + number, -1)
     return Covering(problem, register, register, taken.astype(np.int32))
 
 

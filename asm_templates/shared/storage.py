@@ -28,12 +28,13 @@ UNPACKING_REGISTERS = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}
 class Storage:
     """How vectors of weights, numbered from 0, are stored and read in one dtype.
 
-    `padding` is that of the cache lines they lie in.
+    `padding` is that of the cache lines they lie in. Weights are rounded to `rounds_to` first.
     """
 
     target: Target
     dtype: DType
     padding: StridePadding = DENSE
+    rounds_to: DType = DType.FLOAT32
 
     @property
     def weight_bytes(self) -> int:
@@ -64,7 +65,8 @@ class Storage:
 
     def lines(self, vectors: FloatArray) -> ByteArray:
         """Vectors (count, lanes) rounded to the dtype: cache lines (lines, 64)."""
-        packed = np.frombuffer(_packed(self.dtype, vectors).tobytes(), np.uint8)
+        values = rounded(vectors, self.rounds_to)
+        packed = np.frombuffer(_packed(self.dtype, values).tobytes(), np.uint8)
         lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
         return lines.reshape(-1, CACHE_LINE_BYTES)
 
@@ -108,6 +110,22 @@ class Storage:
     def _unpacking(self, asm: Assembler) -> Unpacking:
         weight, upper_halves = (vector(asm, number) for number in (WEIGHT, UPPER_HALVES))
         return Unpacking(asm, self.dtype, weight, upper_halves)
+
+
+def stored_dtype(family: str, dtype: DType, float32_bytes: int, target: Target) -> DType:
+    """In which dtype a family keeps weights of `dtype`: float32 where that is near and faster."""
+    nearest = target.core.widened.get((family, dtype.value))
+    room = {None: -1, "L1": target.l1d_bytes, "L2": target.l2_bytes // 2}[nearest]
+    return DType.FLOAT32 if float32_bytes <= room else dtype
+
+
+def rounded(weights: FloatArray, dtype: DType) -> FloatArray:
+    """The weights as they are in `dtype`."""
+    if dtype is DType.FLOAT16:
+        return weights.astype(np.float16).astype(np.float32)
+    if dtype is DType.BFLOAT16:
+        return (bfloat16_bits(weights).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return weights
 
 
 def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:

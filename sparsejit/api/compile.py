@@ -15,9 +15,10 @@ from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
 from sparsejit.lowering.context import Progress
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.plan import AUTO, Plan, plan
-from sparsejit.planner.split import Split, available_cores, parse_threads, split, undivided
+from sparsejit.planner.split import Split, available_cores, parse_threads, split
 from sparsejit.planner.tuning import tuned
 from sparsejit.runtime.program import build, debug_level
 
@@ -51,13 +52,13 @@ def compile_matrix(
     dtype: how weights are stored. "float32", or "bfloat16" or "float16", all else being float32;
         or "int8", which also quantises x, by `input_scale` or else by its largest magnitude / 127,
         and sums integers.
-    strategy: "auto", or a family of kernels. For one x: permute, lane16, lookup, broadcast,
-        broadcast-loop, broadcast-mixed, dense, dot, immediate; with int8 int8-permute or
-        int8-pairs. For a batch: panels, csr, dense, rows or mixed. Which exist depends on dtype and
-        target.
+    strategy: "auto", or a family of kernels. For one x: permute, permute-inline, lane16, lookup,
+        broadcast, broadcast-4x4, broadcast-loop, broadcast-mixed, dense, dot, immediate; int8:
+        int8-permute, int8-single, int8-pairs. For a batch: panels, csr, dense, rows, mixed. Not
+        all exist for every dtype and target.
     target: "native", a level ("avx2", "avx512") or a Target.
-    threads: how many may share the rows where that pays, or "auto" for one a core. A batch runs
-        on one.
+    threads: how many may share the rows, or the columns of a batch, where that pays, or "auto" for
+        one a core.
     tune: time the most promising kernels here, or recall earlier times, and take the fastest.
     exact: only kernels that keep every weight as `dtype` holds it; others may keep an index in a
         weight's lowest bits, which changes it by at most 2^-17 of itself (`explain` says so).
@@ -125,8 +126,9 @@ class _Planner:
 
     def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan) -> Split:
         if isinstance(layer, MatMul):
-            return undivided(layer, matrix, whole, "a batch runs on one")
-        division = split(layer, matrix, whole, self.target, self.most_threads, self.plan)
+            division = split_batch(layer, matrix, whole, self.target, self.most_threads, self.plan)
+        else:
+            division = split(layer, matrix, whole, self.target, self.most_threads, self.plan)
         if self.options.threads == AUTO and available_cores() == 1:
             return replace(division, reason="'auto' is one a core; this process may use one core")
         return division

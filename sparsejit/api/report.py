@@ -50,6 +50,8 @@ def describe(
         "threads_reason": division.reason,
         "parts": [
             {
+                "first_column": part.first_column,
+                "columns": part.columns,
                 "first_row": part.first_row,
                 "end_row": part.end_row,
                 "kernel": part.plan.chosen.template.name,

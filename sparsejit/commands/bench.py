@@ -19,7 +19,7 @@ from sparsejit.commands.console import (
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
-from sparsejit.machine.target import Target
+from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.split import parse_threads
 
 ProblemsOption = Annotated[
@@ -89,29 +89,16 @@ def kernels(
 
 
 @bench.command()
-def predictions(
-    dtype: DtypesOption = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
+def recorded(
+    isa: Annotated[str, typer.Option(help="avx512 or avx2.")] = ISA_LEVELS[-1],
 ) -> None:
-    """Compare the planner's predicted times with measured ones over a grid of layers."""
+    """Print the latest recordings in perf/results of all processors, side by side in Markdown."""
     require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf.prediction import WITHIN, compare
+    from sparsejit.perf.recorded import recorded_kernels
 
-    check_outputs(out)
-    with error_console.status("") as status:
-        found = compare(_dtypes(dtype), status.update)
-    if hand_over([vars(one) for one in found], as_json, out):
-        return
-    table = Table("layer", "kernel", "predicted ns", "measured ns", "ratio")
-    for one in sorted(found, key=lambda one: one.ratio):
-        if not one.within:
-            layer = f"{one.shape[0]} x {one.shape[1]}, {one.sparsity:.0%} zero, {one.pattern}"
-            times = (f"{one.predicted_ns:.0f}", f"{one.measured_ns:.0f}", f"{one.ratio:.2f}")
-            table.add_row(layer, one.template, *times)
-    console.print(table)
-    share = sum(one.within for one in found) / len(found)
-    console.print(f"{share:.1%} of {len(found)} layers within {WITHIN} times; the others above")
+    if isa not in ISA_LEVELS:
+        raise InvalidInput(f"level {isa!r} is unknown; use one of {', '.join(ISA_LEVELS)}")
+    typer.echo("\n".join(recorded_kernels(isa)))
 
 
 @bench.command()

@@ -43,11 +43,12 @@ def batch(
     """Time batches of layers at 90 % zeros against the best library for pruned weights."""
     require("torch", "scipy", "threadpoolctl", "onnx")
     from sparsejit.perf import batch_contest, batch_report, history
+    from sparsejit.perf.claims import CONTESTED_BATCHES, CONTESTED_SHAPES
     from sparsejit.perf.machine import machine_limits
 
     dtypes = tuple(map(DType.parse, dtype)) if dtype else batch_contest.DTYPES
-    shapes = [_shape(text) for text in shape] if shape else batch_contest.SHAPES
-    sizes = size or batch_contest.BATCHES
+    shapes = [_shape(text) for text in shape] if shape else CONTESTED_SHAPES
+    sizes = size or CONTESTED_BATCHES
     if min(sizes) < 2:
         raise InvalidInput(f"batch {min(sizes)} is out of range; use 2 or more")
     check_outputs(out)

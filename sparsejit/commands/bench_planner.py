@@ -1,5 +1,6 @@
 """`sparsejit bench planner`: the planner's choices and predictions held to measurement."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -15,7 +16,9 @@ from sparsejit.commands.console import (
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
+from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 
 
 def planner(
@@ -27,6 +30,10 @@ def planner(
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
     ] = None,
+    generic: Annotated[
+        bool,
+        typer.Option("--generic", help="As on a core without data of its own, but calibrated."),
+    ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
     record: Annotated[
@@ -39,28 +46,33 @@ def planner(
     """
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import history, survey_report
+    from sparsejit.perf.claims import SURVEYED_BATCHES
     from sparsejit.perf.machine import machine_limits
     from sparsejit.perf.planner_survey import survey
     from sparsejit.perf.survey_layers import survey_layers
 
-    target = Target.detect()
-    dtypes = tuple(DType.parse(name) for name in dtype or DType)
+    target, dtypes = _target(generic), tuple(DType.parse(name) for name in dtype or DType)
     end = None if count is None else first + count
-    chosen = [survey_layers(size, dtypes)[first:end] for size in batch or (1, 16, 64)]
+    chosen = [survey_layers(size, dtypes)[first:end] for size in batch or SURVEYED_BATCHES]
     if not all(chosen):
         raise InvalidInput(f"no layers from {first} to {end}; there are fewer")
     check_outputs(out)
-    values, speeds = [], history.speeds()
+    values, speeds = [], {**history.speeds(), "prices": target.core.origin}
     for layers in chosen:
         with error_console.status("") as status:
             rows = survey(layers, target, status.update)
         found = survey_report.summary(rows)
-        rows_of_batch = [row.as_dict() for row in rows]
-        values.append({"summary": found.as_dict(), "rows": rows_of_batch, **speeds})
+        shown = {"summary": found.as_dict(), "rows": [row.as_dict() for row in rows]}
+        values.append({**shown, **speeds})
         if not as_json:
-            console.print(survey_report.losses_table(rows), survey_report.ratios_table(found))
-            console.print("\n".join(survey_report.lines(found)))
+            tables = survey_report.losses_table(rows), survey_report.ratios_table(found)
+            console.print(*tables, "\n".join(survey_report.lines(found)))
     if record:
-        where = history.append("planner", values, machine_limits(target))
-        error_console.print(f"recorded in {where}")
+        limits = machine_limits(target)
+        error_console.print(f"recorded in {history.append('planner', values, limits)}")
     hand_over(values, as_json, out)
+
+
+def _target(generic: bool) -> Target:
+    machine = Target.detect()
+    return calibrated(replace(machine, core=core_named(UNKNOWN)) if generic else machine)

@@ -10,20 +10,32 @@ from sparsejit.commands.console import (
     hand_over,
 )
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import calibrate as measure_rates
-from sparsejit.planner.calibration import calibrated, rates_origin
+from sparsejit.planner.calibration import TRICKS
+from sparsejit.planner.calibration import calibrate as measure
 
 
 def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
-    """Measure this core's rates and keep them for the planner."""
+    """Measure this core's rates and prices and keep them for the planner."""
     check_outputs(out)
-    target = Target.detect()
-    rates = measure_rates(target)
-    report = {**asdict(rates), "origin": rates_origin(calibrated(target))}
+    core = measure(Target.detect())
+    steps = {" ".join(key): price.cycles for key, price in core.steps.items()}
+    tricks = {name: getattr(core, name) for name in TRICKS}
+    report = {
+        "microarchitecture": core.key,
+        **asdict(core.rates),
+        "steps": steps,
+        **tricks,
+        "shared_way": core.shared_way,
+        "origin": core.origin,
+    }
     if hand_over(report, as_json, out):
         return
-    console.print(f"{rates.cycles_per_ns:.2f} GHz")
+    rates = core.rates
+    console.print(f"{core.key}, {rates.cycles_per_ns:.2f} GHz")
     for kind, levels in (("data", rates.data), ("code", rates.code)):
         figures = ", ".join(f"{level} {rate:.1f}" for level, rate in levels.items())
         console.print(f"{kind}, bytes a cycle: {figures}")
-    console.print(report["origin"], soft_wrap=True, markup=False)
+    figures = ", ".join(f"{name} {cycles:.2f}" for name, cycles in steps.items())
+    console.print(f"steps, cycles: {figures}")
+    console.print(", ".join(f"{name} {'on' if on else 'off'}" for name, on in tricks.items()))
+    console.print(core.origin, soft_wrap=True, markup=False)

@@ -95,7 +95,8 @@ def _processor() -> tuple[Target | None, Finding]:
         target = Target.detect()
     except SparseJitError as error:
         return None, Finding("processor", None, "core", str(error))
-    return target, Finding("processor", f"{target.model}, level {target.isa}", "core")
+    found = f"{target.model}, {target.core.key}, level {target.isa}"
+    return target, Finding("processor", found, "core")
 
 
 def _peachpy() -> Finding:

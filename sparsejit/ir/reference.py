@@ -126,10 +126,9 @@ def _for_each(
     matrix: SparseMatrix,
     x: npt.NDArray[Any],
 ) -> Float64:
-    feature_major = spec.layout is Layout.FEATURE_MAJOR
-    batch = x.T[: spec.batch] if feature_major else x
+    batch = x.T[: spec.batch] if spec.layout is Layout.FEATURE_MAJOR else x
     y = np.stack([function(spec.each, matrix, one) for one in batch])
-    if not feature_major:
+    if spec.y_layout is Layout.BATCH_MAJOR:
         return y
     padded = np.full(spec.y_shape, np.nan)
     padded[:, : spec.batch] = y.T

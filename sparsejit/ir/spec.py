@@ -150,6 +150,9 @@ class MatMul:
     None. Columns from batch on are padding: those of x may be read and change nothing, though
     subnormal numbers in them may cost time; those of y may be written and mean nothing.
 
+    Where `result_layout` is given, y has that, and x alone `layout`. A part of a product, some of
+    its outputs or some of its columns, leaves out what lies between in the rows of `part_of`.
+
     Raises InvalidInput for a batch or pitch that makes x or y longer than `MOST_BYTES`, for a pitch
     of less than the batch, and for one of another layout.
     """
@@ -158,6 +161,8 @@ class MatMul:
     batch: int
     layout: Layout = Layout.BATCH_MAJOR
     padded_to: int | None = None
+    part_of: "MatMul | None" = None
+    result_layout: Layout | None = None
 
     def __post_init__(self) -> None:
         most = MOST_BYTES // (4 * max(self.in_features, self.out_features))
@@ -168,7 +173,7 @@ class MatMul:
             )
         if self.padded_to is None:
             return
-        if self.layout is not Layout.FEATURE_MAJOR:
+        if Layout.FEATURE_MAJOR not in (self.layout, self.y_layout):
             raise InvalidInput(
                 f"pitch={self.padded_to} with layout={self.layout.value!r}; only the rows of "
                 "layout='feature-major' may be padded, leave it out"
@@ -199,23 +204,40 @@ class MatMul:
     def case(self) -> str:
         """All but the sizes of the matrix, in words."""
         pitch = "" if self.padded_to is None else f" pitch={self.padded_to}"
-        return f"{self.each.case} batch={self.batch} {self.layout.value}{pitch}"
+        whole = "" if self.part_of is None else f" of {self.y_features}, {self.part_of.case}"
+        to = "" if self.y_layout is self.layout else f" to {self.y_layout.value}"
+        return f"{self.each.case} batch={self.batch} {self.layout.value}{to}{pitch}{whole}"
+
+    @property
+    def y_layout(self) -> Layout:
+        return self.layout if self.result_layout is None else self.result_layout
+
+    @property
+    def room(self) -> int:
+        """The columns from the first of x and y on that may be touched."""
+        return self.batch if self.padded_to is None else self.padded_to
 
     @property
     def pitch(self) -> int:
         """Elements from one feature to the next where x and y are feature-major."""
-        return self.batch if self.padded_to is None else self.padded_to
+        return self.room if self.part_of is None else self.part_of.pitch
+
+    @property
+    def y_features(self) -> int:
+        """Elements from one column to the next where y is batch-major."""
+        return self.out_features if self.part_of is None else self.part_of.out_features
 
     @property
     def x_shape(self) -> tuple[int, ...]:
-        return self._shape(self.each.in_features)
+        return self._shape(self.layout, self.in_features)
 
     @property
     def y_shape(self) -> tuple[int, ...]:
-        return self._shape(self.each.out_features)
+        batch_major = self.y_layout is Layout.BATCH_MAJOR
+        return self._shape(self.y_layout, self.y_features if batch_major else self.out_features)
 
-    def _shape(self, features: int) -> tuple[int, ...]:
-        feature_major = self.layout is Layout.FEATURE_MAJOR
+    def _shape(self, layout: Layout, features: int) -> tuple[int, ...]:
+        feature_major = layout is Layout.FEATURE_MAJOR
         return (features, self.pitch) if feature_major else (self.batch, features)
 
 

@@ -1,21 +1,27 @@
-"""Linear layers: the planner's kernel for the matrix, for as many rows as x has."""
+"""Linear layers: the planner's kernel for the matrix, for as many rows as x has.
+
+What only linear layers read, and panels are best for, stays feature-major between them, with rows
+padded (`spread_pitch`): neither layer transposes it then.
+"""
 
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
-from sparsejit.ir.graph import Node
+from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layer, MatMul, MatVec
+from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
-from sparsejit.planner.batch_plan import plan_batch
+from sparsejit.planner.batch_plan import plan_batch, prefers_panels
+from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.plan import Plan, plan
-from sparsejit.planner.split import Split, split, undivided
+from sparsejit.planner.split import Split, split
 from sparsejit.planner.tuning import tuned
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rsi
@@ -32,10 +38,64 @@ def lower_linear(low: Lowering, node: Node) -> None:
     each = MatVec(out_features, in_features, values, op.activation, op.dtype, op.input_scale)
     each.check_weights(matrix.dense)
     rows = prod(x.shape[:-1])
-    source = low.contiguous(x)
-    layer = each if rows == 1 else MatMul(each, rows)
+    between = _feature_major(low.view(x), rows)
+    source = between or low.contiguous(x)
+    layer: Layer = each
+    if rows > 1:
+        stays = _stays_feature_major(low, node, rows)
+        layer = _batch(each, rows, between is not None, stays)
+        if stays:
+            result = _new_feature_major(low, node.output, rows)
+            low.bind(node.output, result)
+            low.add(product_step(node, layer, matrix, source, result, low.options))
+            return
     destination = low.dense_result(node.output)
     low.add(product_step(node, layer, matrix, source, destination, low.options))
+
+
+def _batch(each: MatVec, rows: int, x_stays: bool, y_stays: bool) -> MatMul:
+    """The product of all rows; of those that stay, x and y are feature-major."""
+    x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_stays, y_stays))
+    padded_to = spread_pitch(rows) if x_stays or y_stays else None
+    return MatMul(each, rows, x, padded_to, result_layout=None if x is y else y)
+
+
+def _new_feature_major(low: Lowering, value: Value, rows: int) -> View:
+    """Room for a value in the workspace, a column of a padded matrix for each row of it."""
+    features = value.shape[-1]
+    kind = replace(value.type, shape=(features, spread_pitch(rows)))
+    view = low.temporary(kind).sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
+    assert view is not None
+    return view
+
+
+def _feature_major(view: View, rows: int) -> View | None:
+    """The view if `_new_feature_major` made it."""
+    features, pitch = view.shape[-1], 4 * spread_pitch(rows)
+    matrix = view.reshaped((rows, features))
+    if rows == 1 or matrix is None or matrix.strides != (4, pitch):
+        return None
+    return view if view.offset == 0 and view.buffer.bytes == features * pitch else None
+
+
+def _stays_feature_major(low: Lowering, node: Node, rows: int) -> bool:
+    """Whether panels are best for this layer and for all that read it, which are linear too."""
+    value = node.output
+    readers = low.graph.consumers()[value]
+    if value in low.wanted or value in low.graph.outputs or not readers:
+        return False
+    if not all(isinstance(r.op, Linear) and value not in r.inputs[1:] for r in readers):
+        return False
+    return all(_takes_panels(low, one, rows) for one in (node, *readers))
+
+
+def _takes_panels(low: Lowering, node: Node, rows: int) -> bool:
+    op, weights = node.op, node.inputs[1]
+    assert isinstance(op, Linear)
+    out_features, in_features = weights.shape
+    each = MatVec(out_features, in_features, dtype=op.dtype)
+    matrix = SparseMatrix(low.constant(weights))
+    return prefers_panels(MatMul(each, rows), matrix, low.target, low.options.exact)
 
 
 def product_step(
@@ -70,13 +130,13 @@ def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Pla
 
 
 def _divided(layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions) -> Split:
-    if isinstance(layer, MatMul):
-        return undivided(layer, matrix, choice, "a batch runs on one")
     alone = replace(options, threads=1)
 
-    def plan_part(spec: MatVec, rows: SparseMatrix) -> Plan:
+    def plan_part(spec: Layer, rows: SparseMatrix) -> Plan:
         return plan_layer(spec, rows, alone)
 
+    if isinstance(layer, MatMul):
+        return split_batch(layer, matrix, choice, options.target, options.threads, plan_part)
     return split(layer, matrix, choice, options.target, options.threads, plan_part)
 
 

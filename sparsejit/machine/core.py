@@ -39,7 +39,9 @@ class BatchPrices:
     more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed in
     `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
     `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
-    Dense code hides all but `dense_fetch` of fetching weights from beyond L2.
+    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Nothing hides
+    `late_inputs` of what the inputs of several panels that exceed L1 need to come from L2, and
+    `late_stores` cycles a vector of outputs.
     """
 
     loads: float
@@ -52,6 +54,8 @@ class BatchPrices:
     repeated: float
     copy: Mapping[str, float]
     dense_fetch: float
+    late_inputs: float = 0.0
+    late_stores: float = 0.0
 
 
 class CsrPrices(NamedTuple):
@@ -78,17 +82,23 @@ class CsrPrices(NamedTuple):
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
 
-    Models are those of one vendor and family, by CPUID; none for one that only names itself.
+    `assumed` if they were not measured on it; `measured` says where those are from that were
+    measured on the machine that this is. Models are those of one vendor and family, by CPUID; none
+    for one that only names itself.
 
     What kernels are made by:
     `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
     in it, long code runs faster with jumps in it, and longer code faster at the ends of pages.
-    `shared_panel_loads`: of the weights of panels, by level, how many come four with a load and are
-    spread by permutation, for 1, 2, 3 and more panels. `folding`: when the code of a permute kernel
-    runs several times, by level and whether weights are short; of rules that hold, the last.
+    `halves_share_loads`: whether two blocks of eight outputs that share a line of weights load it
+    once, or each for itself. `widened`: by family and dtype, the farthest cache, "L1" or "L2", from
+    which short weights come best as float32. `shared_panel_loads`: of the weights of panels, by
+    level, how many come four with a load and are spread by permutation, for 1, 2, 3 and more
+    panels. `folding`: when the code of a permute kernel runs several times, by level and whether
+    weights are short; of rules that hold, the last.
 
     What they cost:
-    `shared_way` is what code adds to data that comes from the same cache, or data to code.
+    `shared_way` is what code adds to data that comes from the same cache, or data to code;
+    `unhidden` what each other resource adds to the one that takes longest.
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
     longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
@@ -109,7 +119,10 @@ class Core:
     padding: bool
     redirects: bool
     placement: bool
+    halves_share_loads: bool
+    widened: Mapping[tuple[str, str], str] = field(repr=False)
     shared_way: float
+    unhidden: float
     reduction_cycles: float
     multipliers: float
     barrier_ns: float
@@ -117,6 +130,7 @@ class Core:
     family: int = 0
     models: frozenset[int] = frozenset()
     products: str = "any other"
+    assumed: bool = False
     measured: str = ""
 
     def __hash__(self) -> int:

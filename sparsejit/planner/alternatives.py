@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, Layer, MatMul, MatVec
+from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.plan import Candidate, plan
@@ -139,5 +139,9 @@ def _kind(matrix: SparseMatrix) -> str:
 def stored_as(layer: Layer, dtype: DType) -> Layer:
     """The layer with its weights stored so, and x quantised by what it holds if that is int8."""
     if isinstance(layer, MatMul):
-        return replace(layer, each=replace(layer.each, dtype=dtype, input_scale=None))
+        stored = replace(layer, each=replace(layer.each, dtype=dtype, input_scale=None))
+        if dtype is not DType.INT8 or layer.layout is layer.y_layout:
+            return stored
+        # Only panels take one layout to another, and they sum no integers.
+        return replace(stored, layout=Layout.BATCH_MAJOR, padded_to=None, result_layout=None)
     return replace(layer, dtype=dtype, input_scale=None)

@@ -8,7 +8,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
-from sparsejit.asm_templates.batch.lowered_batch import BatchCounts
+from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
@@ -62,8 +62,23 @@ def plan_batch(
     return choose(job, possible, strategy, batch_strategies(), exact)
 
 
+def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
+    """Whether panels are expected to be cheapest, from the layer's zeros alone."""
+    job = Job(spec, matrix, target, price_batch)
+    fitting = (row for row in MATMUL_TEMPLATES if job.fits(row, exact) and row.family != "mixed")
+    possible = (job.expected(row) for row in fitting if _is_possible(row, spec, target))
+    best = min(possible, key=lambda candidate: candidate.cost.ns, default=None)
+    return best is not None and best.template.family == "panels"
+
+
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
-    """Whether the workspace suffices, and whether `mixed` is neither of the other two."""
+    """Whether the workspace suffices, and whether `mixed` is neither of the other two.
+
+    Panels alone, if they are full, take one layout to another.
+    """
+    if spec.layout is not spec.y_layout:
+        full = whole_vectors(spec, target) % target.lanes == 0
+        return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
     if needs_no_workspace or template.family in ("csr", "dense"):
         return True
@@ -111,13 +126,17 @@ def _dense(counts: DenseCounts) -> Cost:
 
 def _transposing(counts: BatchCounts) -> float:
     """Cycles to move between layouts what its kernel wants in the other."""
-    target, spec = counts.target, counts.spec
-    columns = counts.repeats if spec.layout is Layout.FEATURE_MAJOR else counts.in_panels
-    whole, rest = divmod(columns, target.lanes)
-    square, column = target.core.batch.square[target.isa]
-    cycles = whole * (square + column * target.lanes) + (square + column * rest if rest else 0.0)
-    sizes = (spec.in_features, spec.out_features)
-    return cycles * sum(-(-size // target.lanes) for size in sizes)
+    spec = counts.spec
+    ends = ((spec.layout, spec.in_features), (spec.y_layout, spec.out_features))
+    return sum(_squares(counts, layout) * -(-size // counts.target.lanes) for layout, size in ends)
+
+
+def _squares(counts: BatchCounts, layout: Layout) -> float:
+    """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
+    lanes, square = counts.target.lanes, counts.target.core.batch.square[counts.target.isa]
+    columns = counts.repeats if layout is Layout.FEATURE_MAJOR else counts.in_panels
+    whole, rest = divmod(columns, lanes)
+    return sum(square[0] + square[1] * width for width in [lanes] * whole + [rest] * (rest > 0))
 
 
 def _panels(counts: BatchCounts) -> Cost:
@@ -134,13 +153,22 @@ def _panels(counts: BatchCounts) -> Cost:
     fetching = code_bytes / _code_rate(code_bytes, code_level, target)
     loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
     adding = nnz / prices.products + spec.out_features * prices.store_cycles
-    later = max(loading, adding)
+    later = max(loading, adding) + _late(counts, at_once)
     first = max(fetching, later)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
+
+
+def _late(counts: BatchCounts, panels: int) -> float:
+    """Cycles of a panel, of so many computed at once, that nothing hides."""
+    target, spec, prices = counts.target, counts.spec, counts.target.core.batch
+    beyond_l1 = panels * target.vector_bytes * spec.in_features > target.l1d_bytes
+    fetched = counts.inputs * target.vector_bytes if panels > 1 and beyond_l1 else 0
+    from_l2 = fetched / target.core.rates.data["L2"]
+    return prices.late_inputs * from_l2 + prices.late_stores * spec.out_features
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:

@@ -1,45 +1,73 @@
-"""This core's rates, measured once by short machine-code loops and kept in a file.
+"""What this core does, measured once and kept: rates, step prices, and which tricks gain.
 
-Until `sparsejit calibrate` has been run, or where the file is damaged, the planner reckons with the
-core's own data.
+A core's own data is the start; what was measured replaces it. It is measured by `sparsejit
+calibrate`, or at the first compile on a kind of processor and compiler that nothing was kept for;
+SPARSEJIT_CALIBRATE=0 turns the latter off.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-import numpy as np
-
-from sparsejit.asm_templates.shared.padding import (
-    CACHE_LINE_BYTES,
-    DENSE,
-    StridePadding,
-    stride_padding,
-)
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import check_writable
+from sparsejit.machine.core import Core, StepPrice
 from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
-from sparsejit.planner.cache import cache_file, is_number, recall, remember
-from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.native_timing import time_native
-from sparsejit.x86.assembler import Assembler, line
-from sparsejit.x86.operands import Memory, r8, rax, rcx, rdi, ymm, zmm
+from sparsejit.planner import core_loops
+from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
+from sparsejit.planner.step_times import Key, step_prices
 
-_CHAIN = 4096
-_LOADS = 16
+CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
+
 _BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
-
-_REMEDY = "`sparsejit calibrate` writes it anew"
+_MOST_BYTES = 128 << 20
 _LEVELS = {
     "data": ("L1", "padded L2", "L2", "L3", "memory"),
     "code": ("L1", "L2", "L3", "memory"),
 }
-# Cycles a nanosecond and bytes a cycle of any core there is; what lies outside was not measured.
+TRICKS = ("padding", "redirects", "placement")
+# Cycles a nanosecond, bytes a cycle, and cycles, of any core there is; what lies outside was not
+# measured.
 _PLAUSIBLE = (1e-3, 1e5)
+_LOCK = Lock()
+# Of a trick, or it is left: padding takes memory, jumps and placement code.
+_LEAST_GAIN, _TRIES = 1.05, 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured. `steps` are cycles; `tricks` are fields of `Core`."""
+
+    rates: Rates
+    steps: dict[Key, float]
+    shared_way: float
+    tricks: dict[str, bool]
+    measured_on: str
+
+    def on(self, core: Core) -> Core:
+        """The core's data with these in place of its own.
+
+        Tricks that were measured on whole kernels of that core stay what they are.
+        """
+        steps = {key: StepPrice(cycles, "measured here") for key, cycles in self.steps.items()}
+        tricks = self.tricks if core.assumed else {name: getattr(core, name) for name in TRICKS}
+        return replace(
+            core,
+            rates=self.rates,
+            steps={**core.steps, **steps},
+            shared_way=self.shared_way,
+            measured=f"measured on {self.measured_on}",
+            padding=tricks["padding"],
+            redirects=tricks["redirects"],
+            placement=tricks["placement"],
+        )
 
 
 def rates_origin(target: Target) -> str:
@@ -47,42 +75,177 @@ def rates_origin(target: Target) -> str:
     return target.core.origin
 
 
-def forget_rates() -> None:
+def forget_calibration() -> None:
     """Read what was measured anew when it is asked for next."""
-    calibrated.cache_clear()
+    _calibrated.cache_clear()
+
+
+def calibrated(target: Target) -> Target:
+    """The target at what was measured on this kind of core and compiler, now or earlier.
+
+    As it is where nothing was and it is not this machine, or SPARSEJIT_CALIBRATE=0. The same
+    throughout a process.
+    """
+    with _LOCK:
+        return _calibrated(target)
 
 
 @cache
-def calibrated(target: Target) -> Target:
-    """The target at the rates measured on this kind of core earlier; as it is where none were."""
-    file, core = _file(target), target.core
+def _calibrated(target: Target) -> Target:
+    file = _file(target)
     try:
         stored = recall(file)
-        if stored is None:
-            return target
-        rates = _checked(stored)
-    except DamagedFile as damage:
-        why = f"{core.origin}, because {file} is damaged: {damage}; {_REMEDY}"
-        return replace(target, core=replace(core, measured=why))
-    origin = f"measured on {stored['measured_on']} by `sparsejit calibrate`, {file}"
-    return replace(target, core=replace(core, rates=rates, measured=origin))
+        found = None if stored is None else _checked(stored)
+        damage = ""
+    except DamagedFile as problem:
+        found, damage = None, f"{file} is damaged: {problem}"
+    if found is None and _is_this_machine(target) and _may_measure(file):
+        why = f", for {damage}" if damage else ""
+        remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
+        print(f"sparsejit: measuring this processor once{why}; {remedy}", file=sys.stderr)
+        found = _measured(target)
+        remember(file, _to_json(found))
+    if found is not None:
+        core = found.on(target.core)
+        return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))
+    if damage:
+        origin = f"{target.core.origin}, because {damage}; `sparsejit calibrate` writes it anew"
+        return replace(target, core=replace(target.core, measured=origin))
+    return target
 
 
-def _checked(stored: object) -> Rates:
-    """The rates in what was read from a file. Raises DamagedFile, naming the field."""
-    found = _fields("the file", stored, {*(field.name for field in fields(Rates)), "measured_on"})
-    clock = _rate("cycles_per_ns", found["cycles_per_ns"])
-    data, code = (_levels(name, found[name]) for name in _LEVELS)
+def calibrate(target: Target) -> Core:
+    """Measure this core (about a second), keep what was found, and return its data with that.
+
+    Raises InvalidInput before it measures where nothing can be kept.
+    """
+    file = _file(target)
+    try:
+        check_writable(file)
+    except InvalidInput as error:
+        raise InvalidInput(f"rates could not be kept: {error}, with XDG_CACHE_HOME") from error
+    problem = remember(file, _to_json(_measured(target)))
+    if problem is not None:
+        raise InvalidInput(problem)
+    forget_calibration()
+    return calibrated(target).core
+
+
+def _is_this_machine(target: Target) -> bool:
+    """Whatever is taken to be known of its core."""
+    here = Target.detect()
+    return replace(target, core=here.core) == here
+
+
+def _may_measure(file: Path) -> bool:
+    if os.environ.get(CALIBRATE_VARIABLE) == "0":
+        return False
+    try:
+        check_writable(file)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _file(target: Target) -> Path:
+    sets = " ".join(sorted(target.instruction_sets))
+    return cache_file("processor", target.model, target.isa, sets, compiler_digest())
+
+
+def _measured(target: Target) -> Measured:
+    clock = core_loops.cycles_per_ns(target)
+    rates = _rates(target, clock)
+    code, data = (clock * rate["L2"] for rate in (rates.code, rates.data))
+    return Measured(
+        rates,
+        step_prices(target),
+        core_loops.shared_way(target, code, data),
+        _tricks(target),
+        date.today().isoformat(),
+    )
+
+
+def _rates(target: Target, clock: float) -> Rates:
+    sizes = {
+        "L1": target.l1d_bytes // 2,
+        "L2": target.l2_bytes // 2,
+        "L3": _BIG,
+        "memory": 2 * target.l3_bytes,
+    }
+    if sizes["memory"] > _MOST_BYTES:  # it would take seconds: its data stay
+        del sizes["memory"]
+    data = {level: core_loops.load_bandwidth(target, size) for level, size in sizes.items()}
+    data["padded L2"] = core_loops.padded_l2_bandwidth(target, spaced=True)
+    code_sizes = {"L2": target.l2_bytes // 2, "L3": 2 * target.l2_bytes}
+    code = {level: core_loops.code_bandwidth(target, size) for level, size in code_sizes.items()}
+    return Rates(
+        clock,
+        {**target.core.rates.data, **{level: rate / clock for level, rate in data.items()}},
+        # In L1 the execution ports are the limit, and code from memory would take a second to
+        # fault in for a case that no kernel should be in: for these the core's data stay.
+        {**target.core.rates.code, **{level: rate / clock for level, rate in code.items()}},
+    )
+
+
+def _tricks(target: Target) -> dict[str, bool]:
+    """What gains with each, on and off in turn."""
+    size = target.l1i_bytes * 3 // 2
+
+    def data(spaced: bool) -> float:
+        if spaced:
+            return core_loops.padded_l2_bandwidth(target, spaced=True)
+        return core_loops.load_bandwidth(target, target.l2_bytes // 4)
+
+    ways: dict[str, Callable[[bool], float]] = {
+        "padding": data,
+        "redirects": lambda on: core_loops.code_bandwidth(target, size, redirects=on),
+        "placement": lambda on: core_loops.code_bandwidth(target, size, placed=on),
+    }
+    gains = {}
+    for name, way in ways.items():
+        on, off = zip(*((way(True), way(False)) for _ in range(_TRIES)), strict=True)
+        gains[name] = max(on) > _LEAST_GAIN * max(off)
+    return gains
+
+
+def _to_json(measured: Measured) -> dict[str, Any]:
+    return {**asdict(measured), "steps": {" ".join(k): v for k, v in measured.steps.items()}}
+
+
+def _checked(stored: object) -> Measured:
+    """What was kept in a file. Raises DamagedFile, naming the field."""
+    found = _fields("the file", stored, {field.name for field in fields(Measured)})
+    rates = _fields("rates", found["rates"], {field.name for field in fields(Rates)})
+    clock = _number("cycles_per_ns", rates["cycles_per_ns"])
+    data, code = (_numbers(name, rates[name], set(_LEVELS[name])) for name in _LEVELS)
+    steps, tricks = found["steps"], _fields("tricks", found["tricks"], set(TRICKS))
+    if not isinstance(steps, dict) or not all(len(key.split(" ")) == 3 for key in steps):
+        raise DamagedFile("steps has keys that are no kind, level and dtype")
+    if not all(isinstance(gains, bool) for gains in tricks.values()):
+        raise DamagedFile("tricks has what is neither true nor false")
+    if not is_number(found["shared_way"], 0.0, 1.0):
+        raise DamagedFile("shared_way is no number from 0 to 1")
     try:
         date.fromisoformat(found["measured_on"])
     except (TypeError, ValueError) as error:
         raise DamagedFile("measured_on is no date") from error
-    return Rates(clock, data, code)
+    return Measured(
+        Rates(clock, data, code),
+        {_key(key): _number(f"steps[{key!r}]", cycles) for key, cycles in steps.items()},
+        found["shared_way"],
+        tricks,
+        found["measured_on"],
+    )
 
 
-def _levels(name: str, value: object) -> dict[str, float]:
-    rates = _fields(name, value, set(_LEVELS[name]))
-    return {level: _rate(f"{name}[{level!r}]", rates[level]) for level in _LEVELS[name]}
+def _key(text: str) -> Key:
+    kind, isa, stored = text.split(" ")
+    return kind, isa, stored
+
+
+def _numbers(name: str, value: object, keys: set[str]) -> dict[str, float]:
+    numbers = _fields(name, value, keys)
+    return {key: _number(f"{name}[{key!r}]", numbers[key]) for key in sorted(keys)}
 
 
 def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
@@ -91,136 +254,8 @@ def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
     return value
 
 
-def _rate(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     if not is_number(value, *_PLAUSIBLE):
         least, most = _PLAUSIBLE
         raise DamagedFile(f"{name} is no number from {least:g} to {most:g}")
     return float(value)
-
-
-def calibrate(target: Target) -> Rates:
-    """Measure this core's rates (about a second), keep them, and return them.
-
-    Raises InvalidInput before it measures where they cannot be kept.
-    """
-    file = _file(target)
-    try:
-        check_writable(file)
-    except InvalidInput as error:
-        raise InvalidInput(f"rates could not be kept: {error}, with XDG_CACHE_HOME") from error
-    clock = cycles_per_ns(target)
-    sizes = {
-        "L1": target.l1d_bytes // 2,
-        "L2": target.l2_bytes // 2,
-        "L3": _BIG,
-        "memory": 2 * target.l3_bytes,
-    }
-    data = {
-        level: load_bandwidth(target, size) / clock for level, size in sizes.items()
-    }
-    data["padded L2"] = padded_l2_bandwidth(target) / clock
-    # In L1 the execution ports are the limit, and code from memory would take a second to fault
-    # in for a case that no kernel should be in: for these the table's figures stay.
-    code = {
-        **target.core.rates.code,
-        "L2": _executed_bytes_per_ns(target, sizes["L2"]) / clock,
-        "L3": _executed_bytes_per_ns(target, sizes["L3"]) / clock,
-    }
-    rates = Rates(clock, data, code)
-    problem = remember(file, {**asdict(rates), "measured_on": date.today().isoformat()})
-    if problem is not None:
-        raise InvalidInput(problem)
-    forget_rates()
-    return rates
-
-
-def _file(target: Target) -> Path:
-    return cache_file("rates", target.model, target.isa)
-
-
-def cycles_per_ns(target: Target) -> float:
-    """The core's clock in GHz, now."""
-    return _CHAIN / least_ns(target, _dependent_additions)
-
-
-def _dependent_additions(asm: Assembler) -> None:
-    """Each addition waits for the one before: one cycle each."""
-    asm.stamp(_CHAIN, [line("add", rax, rcx)])
-
-
-def padded_l2_bandwidth(target: Target, places: int = 1) -> float:
-    """Bytes a nanosecond from L2 at the padding that kernels give their pools on this target."""
-    size = target.l2_bytes // 4
-    return load_bandwidth(target, size, places=places, space=stride_padding(size, target))
-
-
-def load_bandwidth(
-    target: Target, size: int, passes: int = 1, places: int = 1, space: StridePadding = DENSE
-) -> float:
-    """Bytes a nanosecond when `size` bytes are read over and over, where they lie best.
-
-    `passes` are made in each call, in each of `places` buffers. `space` is that of the vectors.
-    """
-    register = zmm if target.isa == "avx512" else ymm
-    # One run a trip: in steps of 1 KB, four runs a trip, padded lines come at 44 bytes a cycle.
-    loads = _LOADS if space == DENSE else space.run
-    offsets = space.place(np.arange(loads)) * target.vector_bytes
-    step, trips = space.room(loads) * target.vector_bytes, size // (loads * target.vector_bytes)
-
-    def one_pass(asm: Assembler) -> None:
-        again = asm.label("again")
-        asm.emit("mov", rax, rdi)
-        asm.emit("mov", rcx, trips)
-        asm.bind(again)
-        asm.stamp(loads, [line("vmovups", register(np.arange(loads)), Memory(rax, offsets))])
-        asm.emit("add", rax, step)
-        asm.emit("sub", rcx, 1)
-        asm.jump("jnz", again)
-
-    def body(asm: Assembler) -> None:
-        repeat(asm, passes, one_pass)
-
-    elapsed = least_ns_reading(target, body, trips * step, places)
-    return trips * loads * target.vector_bytes * passes / elapsed
-
-
-def _executed_bytes_per_ns(target: Target, size: int) -> float:
-    """Straight-line code of independent five-byte VEX instructions, as kernels consist of."""
-
-    def body(asm: Assembler) -> None:
-        count = size // 5
-        asm.stamp(count, [line("vxorps", ymm(np.arange(count) % 8), ymm(8), ymm(9))])
-
-    return size / least_ns(target, body)
-
-
-def repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> None:
-    """Append a loop around `body`, which must keep r8."""
-    again = asm.label("repeat")
-    asm.emit("mov", r8, times)
-    asm.bind(again)
-    body(asm)
-    asm.emit("sub", r8, 1)
-    asm.jump("jnz", again)
-
-
-def least_ns_reading(
-    target: Target, body: Callable[[Assembler], None], size: int, places: int
-) -> float:
-    """The shortest time of a function over buffers of `size` bytes, each aligned to a line."""
-    buffers = [np.ones(size + CACHE_LINE_BYTES, np.uint8) for _ in range(places)]
-    starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
-    return least_ns(target, body, starts)
-
-
-def least_ns(
-    target: Target, body: Callable[[Assembler], None], arguments: Sequence[int] = (0,)
-) -> float:
-    """The shortest time of a function over the arguments it may be given."""
-    asm = Assembler(target)
-    body(asm)
-    asm.emit("vzeroupper")
-    asm.emit("ret")
-    memory = ExecutableMemory(asm.finish().data)
-    timings = (time_native(memory.address, (one,), samples=50) for one in arguments)
-    return min(timing.min_ns for timing in timings)

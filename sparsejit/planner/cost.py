@@ -46,12 +46,15 @@ def price(counts: Counts) -> Cost:
         f"data from {data_level}": data_bytes / core.rates.data[_data_rate(counts, data_level)],
     }
     if code_level == data_level != "L1":
-        lesser = core.shared_way * min(transfers.values())
-        transfers = {name: cycles + lesser for name, cycles in transfers.items()}
+        added = core.shared_way * min(transfers.values())
+        transfers = {name: cycles + added for name, cycles in transfers.items()}
+    far = {name: cycles for name, cycles in transfers.items() if not name.endswith("L1")}
     transfers[f"code from {code_level}"] += later
     resources = {"execution": execution, **transfers}
     bound = max(resources, key=lambda name: resources[name])
-    ns = resources[bound] / core.rates.cycles_per_ns
+    far["execution"] = execution
+    lesser = sum(cycles for name, cycles in far.items() if name != bound)
+    ns = (resources[bound] + core.unhidden * lesser) / core.rates.cycles_per_ns
     return Cost(counts.steps, code_bytes, data_bytes, ns, bound)
 
 

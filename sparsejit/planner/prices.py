@@ -36,9 +36,11 @@ def _avx2(float32: float, bfloat16: float, float16: float) -> dict[tuple[str, DT
 # Loops have hardly any code; that of `broadcast-loop` is of the ends of block rows.
 FAMILY_STEPS: dict[str, FamilySteps] = {
     "permute": FamilySteps(_avx512(21, 28, 28) | _avx2(18.5, 27, 24.5)),
+    "permute-inline": FamilySteps({("avx512", F32): 25, ("avx2", F32): 18.5}),
     "lane16": FamilySteps({("avx512", F32): 19, ("avx512", BF16): 19}),
     "lookup": FamilySteps(_avx512(0.5, 0.5, 0.5)),
     "broadcast": FamilySteps(_avx512(8.5, 13, 13) | _avx2(8.5, 15, 12)),
+    "broadcast-4x4": FamilySteps(_avx512(9.5, 16.5, 14.3) | _avx2(8.8, 14, 12.2)),
     "broadcast-loop": FamilySteps(_alike(1, *FLOATS)),
     "broadcast-mixed": FamilySteps(_avx512(8.5, 17, 14)),
     "dense": FamilySteps(_alike(0.1, *FLOATS)),
@@ -48,6 +50,7 @@ FAMILY_STEPS: dict[str, FamilySteps] = {
     "dot-end": FamilySteps(_alike(6, *FLOATS)),
     # 20 bytes, 5 where folded four times.
     "int8-permute": FamilySteps({("avx512", INT8): 10}, weights_a_lane=4),
+    "int8-single": FamilySteps({("avx512", INT8): 10}, weights_a_lane=4),
     "int8-pairs": FamilySteps(_alike(1, INT8), weights_a_lane=2),
     "immediate": FamilySteps(_alike(16, F32)),
 }

@@ -1,4 +1,4 @@
-"""Splits a layer by rows over threads, where the plan says that it pays.
+"""Splits a layer by rows over threads, where the plan says that it pays; `batch_split` a batch.
 
 Each part is a layer of its own: planned for its rows, compiled as its own function, writing its
 own share of y. A row is summed by one part alone in an order fixed at compile time, so a kernel
@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layer, MatVec
+from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import AUTO, Plan
 from sparsejit.runtime.workers import MAX_THREADS, NativePart, pool
@@ -30,16 +30,40 @@ LEAST_GAIN = 1.25
 
 @dataclass(frozen=True)
 class Part:
-    """The outputs `first_row` up to `end_row`, as a layer of their own."""
+    """The outputs `first_row` up to `end_row`, as a layer of their own.
+
+    Of a batch it may have all outputs of its `columns` from `first_column` on. Parts with the same
+    plan are the same code.
+    """
 
     first_row: int
     spec: Layer
     matrix: SparseMatrix
     plan: Plan
+    first_column: int = 0
 
     @property
     def end_row(self) -> int:
         return self.first_row + self.spec.out_features
+
+    @property
+    def columns(self) -> int:
+        return self.spec.batch if isinstance(self.spec, MatMul) else 1
+
+    @property
+    def x_bytes(self) -> int:
+        """Where its share of x begins."""
+        is_one = not isinstance(self.spec, MatMul) or self.spec.layout is Layout.FEATURE_MAJOR
+        return 4 * self.first_column * (1 if is_one else self.spec.in_features)
+
+    @property
+    def y_bytes(self) -> int:
+        """Where its share of y begins."""
+        if not isinstance(self.spec, MatMul):
+            return 4 * self.first_row
+        if self.spec.y_layout is Layout.FEATURE_MAJOR:
+            return 4 * (self.first_row * self.spec.pitch + self.first_column)
+        return 4 * (self.first_column * self.spec.y_features + self.first_row)
 
     def emit(self, asm: Assembler) -> None:
         """Append the part's kernel, without a return."""
@@ -62,16 +86,19 @@ class Split:
         if len(self.parts) == 1:
             self.parts[0].emit(asm)
             return
-        natives = [NativePart(asm.label("part"), 4 * part.first_row) for part in self.parts]
+        labels = {id(part.plan): asm.label("part") for part in self.parts}
+        natives = [
+            NativePart(labels[id(part.plan)], part.y_bytes, part.x_bytes) for part in self.parts
+        ]
         workers = pool()
         workers.require(len(natives) - 1)
         workers.emit_dispatcher(asm, natives, self.saved_ns)
-        for native, part in zip(natives, self.parts, strict=True):
-            if part.first_row:
+        for number, part in enumerate({id(part.plan): part for part in self.parts}.values()):
+            if number:
                 asm.emit("vzeroupper")
                 asm.emit("ret")
             asm.align(64)
-            asm.bind(native.label)
+            asm.bind(labels[id(part.plan)])
             part.emit(asm)
 
     def record(self) -> "Split":
@@ -80,7 +107,7 @@ class Split:
         return replace(self, parts=parts)
 
     def lines(self) -> list[str]:
-        """For `explain`: how the rows are divided, and what runs each part."""
+        """For `explain`: how rows or columns are divided, and what runs each part."""
         lines = [f"threads: {len(self.parts)}: {self.reason}"]
         if len(self.parts) > available_cores():
             lines.append(
@@ -88,7 +115,7 @@ class Split:
             )
         if len(self.parts) > 1:
             lines += [
-                f"  rows {part.first_row} to {part.end_row - 1}: "
+                f"  {_share(part)}: "
                 f"{part.plan.chosen.template.name}, {part.matrix.nnz} nonzeros, "
                 f"{part.plan.chosen.cost.ns:.0f} ns predicted"
                 for part in self.parts
@@ -99,6 +126,12 @@ class Split:
 def barrier_ns(target: Target) -> float:
     """What a call costs beyond its longest part: to hand one to a worker and hear of its end."""
     return target.core.barrier_ns
+
+
+def _share(part: Part) -> str:
+    if isinstance(part.spec, MatMul) and part.spec.out_features == part.spec.y_features:
+        return f"columns {part.first_column} to {part.first_column + part.columns - 1}"
+    return f"rows {part.first_row} to {part.end_row - 1}"
 
 
 def available_cores() -> int:
@@ -139,7 +172,7 @@ def split(
     barrier = barrier_ns(target)
     count = worthwhile_threads(ns, min(threads, steps), barrier)
     if count == 1:
-        return undivided(spec, matrix, whole, _why_alone(ns, threads, barrier))
+        return undivided(spec, matrix, whole, why_alone(ns, threads, barrier))
     bounds = _balanced_bounds(spec, matrix, whole, target, count, barrier / ns)
     parts = []
     for first, end in pairwise(bounds):
@@ -163,7 +196,7 @@ def worthwhile_threads(ns: float, most: int, barrier: float) -> int:
     return best if ns >= LEAST_GAIN * parallel_ns(ns, best, barrier) else 1
 
 
-def _why_alone(ns: float, threads: int, barrier: float) -> str:
+def why_alone(ns: float, threads: int, barrier: float) -> str:
     if threads == 1:
         return "one thread was asked for"
     return f"{ns:.0f} ns is too little to share: a worker costs {barrier:.0f} ns"

@@ -52,10 +52,11 @@ _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 class NativePart(NamedTuple):
-    """A function f(x, y) at `label`, and the offset in bytes of its share of y."""
+    """A function f(x, y) at `label`, and the offsets in bytes of its share of y and of x."""
 
     label: Label
     y_bytes: int
+    x_bytes: int = 0
 
 
 class Pool:
@@ -141,6 +142,7 @@ class Pool:
     def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart], saved_ns: float) -> None:
         """Append void dispatcher(x, y), which runs `parts`; they must keep rdi and rsi.
 
+        The first part has no offsets, and is the caller's.
         The workers save the caller `saved_ns`; they must be there before it is called (`require`).
         """
         wake = self._native.wake if saved_ns > CALLING_NS else self._native.wake_if_soon
@@ -164,10 +166,11 @@ class Pool:
         asm.emit("pop", rbx)
         asm.emit("ret")
         asm.bind(serial)
-        at = 0
+        before = parts[0]
         for part in parts:
-            asm.emit("add", rsi, part.y_bytes - at)
-            at = part.y_bytes
+            asm.emit("add", rdi, part.x_bytes - before.x_bytes)
+            asm.emit("add", rsi, part.y_bytes - before.y_bytes)
+            before = part
             asm.jump("call", part.label)
         asm.emit("pop", rbx)
         asm.emit("ret")
@@ -187,7 +190,8 @@ def _post(asm: Assembler, mailbox: int, part: NativePart) -> None:
     add(asm, Memory(rbx, mailbox + EXPECTED), 1)
     asm.address(rax, part.label)
     asm.emit("mov", Memory(rbx, mailbox + FUNCTION), rax)
-    asm.emit("mov", Memory(rbx, mailbox + X), rdi)
+    asm.emit("lea", rax, Memory(rdi, part.x_bytes))
+    asm.emit("mov", Memory(rbx, mailbox + X), rax)
     asm.emit("lea", rax, Memory(rsi, part.y_bytes))
     asm.emit("mov", Memory(rbx, mailbox + Y), rax)
     asm.emit("stmxcsr", Memory(rbx, mailbox + MXCSR))

@@ -118,7 +118,7 @@ def test_an_expected_error_is_one_line(
 @pytest.fixture
 def rates_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `calibrate` would measure, at once."""
-    monkeypatch.setattr(calibrate, "measure_rates", lambda target: target.core.rates)
+    monkeypatch.setattr(calibrate, "measure", lambda target: target.core)
 
 
 @pytest.mark.usefixtures("rates_given")
@@ -135,7 +135,7 @@ def test_json_goes_to_stdout_and_to_a_file(command: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("module", "work"), [(doctor, "examine"), (calibrate, "measure_rates")], ids=["doctor", "calib"]
+    ("module", "work"), [(doctor, "examine"), (calibrate, "measure")], ids=["doctor", "calib"]
 )
 def test_outputs_are_checked_before_the_work(
     module: ModuleType, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

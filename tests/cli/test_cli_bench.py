@@ -47,6 +47,7 @@ def test_json_rows(tmp_path: Path) -> None:
         ("kernels --dtype float8", "'float8' is unknown; use one of float32, "),
         ("batch --shape 12", "shape '12'; give outputs and inputs"),
         ("batch --size 1", "batch 1 is out of range"),
+        ("recorded --isa sse", "level 'sse' is unknown; use one of avx2, avx512"),
         ("threads --problem D16", "'D16' is unknown; use one of A, B"),
         ("sweep --problem D16", "'D16' is unknown; use one of A, B"),
     ],
@@ -72,7 +73,7 @@ def test_a_file_beside_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["kernels", "batch", "sweep", "predictions", "padding", "threads", "check"]
+    "command", ["kernels", "batch", "sweep", "padding", "threads", "check"]
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
     command: str, tmp_path: Path, steady_clock: FakeClock
@@ -116,6 +117,13 @@ def test_rates_of_padded_lines_count_what_is_read(monkeypatch: pytest.MonkeyPatc
     assert len(rates) == 2 * 7
     for (_, kilobytes), rate in rates.items():
         assert rate == pytest.approx((kilobytes << 10) / CHAIN)
+
+
+def test_recordings_of_all_processors() -> None:
+    """A table as Markdown has it, and below it whose the columns are."""
+    result = CliRunner().invoke(app, ["bench", "recorded"])
+    assert result.exit_code == 0, result.output
+    assert "| zen5 float32 |" in result.stdout and "zen5: AMD EPYC" in result.stdout
 
 
 def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:

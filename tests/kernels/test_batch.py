@@ -1,5 +1,6 @@
 """Batch kernels against the float64 oracle, flush against inaccessible memory, and their plan."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import TOLERANCE, block_weights, target_of
 
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.batch.row_tiles import products, tile_rows
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.errors import CompileError, InvalidInput
@@ -24,6 +26,7 @@ from sparsejit.x86.assembler import Assembler
 RUNNABLE = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
 # The repeated kernel is tested elsewhere: here one of each kind will do.
 KINDS = [row for row in RUNNABLE if row.each is None or row.each.name.startswith("f32-permute")]
+PANELS = [row for row in KINDS if row.family == "panels"]
 WITH_PANELS = [row for row in KINDS if row.family != "rows"]
 
 
@@ -71,7 +74,7 @@ def check(kernel: ExecutableMemory, spec: MatMul, matrix: SparseMatrix, edge: Ed
 
 def columns(spec: MatMul, y: np.ndarray) -> np.ndarray:
     """Without the padding."""
-    return y[:, : spec.batch] if spec.layout is Layout.FEATURE_MAJOR else y
+    return y[:, : spec.batch] if spec.y_layout is Layout.FEATURE_MAJOR else y
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
@@ -138,6 +141,22 @@ def test_any_pitch_inside_guard_pages(row: MatMulTemplate) -> None:
         checks.append((f"{shape}, {spec.case}, {density}, {edge}", check_one))
 
     collect()
+    run_in_child(checks).assert_clean()
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("row", PANELS, ids=lambda row: row.name)
+def test_panels_take_one_layout_to_the_other(row: MatMulTemplate, layout: Layout) -> None:
+    checks = []
+    for number, batch in enumerate((2, 8, 15, 16, 17, 60, 64, 65, 124, 165)):
+        matrix = SparseMatrix(block_weights((37, 21 + 30 * (number % 3)), 0.3))
+        spec = spec_of(row, matrix, batch, layout, Activation.TANH)
+        other = next(each for each in Layout if each is not layout)
+        spec = replace(spec, result_layout=other, padded_to=spread_pitch(batch))
+        kernel = compiled(row, spec, matrix)
+        checks += [
+            (f"{spec.case} {edge}", partial(check, kernel, spec, matrix, edge)) for edge in EDGES
+        ]
     run_in_child(checks).assert_clean()
 
 

@@ -1,14 +1,31 @@
 """The broadcast family against the float64 oracle, and what it promises about bytes."""
 
+from dataclasses import replace
+
+import matvec_checks
 import numpy as np
 import pytest
-from matvec_checks import block_weights, check, shapes, templates_of
+from matvec_checks import block_weights, check, shapes, target_of, templates_of
 
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, MatVec
 
 pytestmark = pytest.mark.parametrize("row", templates_of("broadcast"))
 
 
+@pytest.fixture(params=[True, False], ids=["lines-once", "lines-twice"])
+def halves(request, monkeypatch):
+    """Whether two blocks of eight outputs share the load of their line."""
+
+    def target(row):
+        level = target_of(row)
+        return replace(level, core=replace(level.core, halves_share_loads=request.param))
+
+    monkeypatch.setattr(matvec_checks, "target_of", target)
+    return request.param
+
+
+@pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize("density", [0.0, 0.03, 0.2, 1.0])
 @pytest.mark.parametrize("block_rows", [8, 16])
 def test_every_shape(row, density, block_rows):
@@ -16,6 +33,7 @@ def test_every_shape(row, density, block_rows):
         check(row, block_weights(shape, density, block_rows))
 
 
+@pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize("activation", list(Activation))
 def test_bias_and_activation(row, activation):
     for shape in ((13, 40), (257, 33), (600, 20)):
@@ -23,10 +41,12 @@ def test_bias_and_activation(row, activation):
         check(row, block_weights(shape, 0.2), bias, activation)
 
 
+@pytest.mark.usefixtures("halves")
 def test_weights_without_blocks(row):
     check(row, block_weights((100, 70), 0.1, block_rows=1))
 
 
+@pytest.mark.usefixtures("halves")
 def test_empty_rows_and_columns(row):
     weights = block_weights((200, 90), 0.5)
     weights[16:56] = 0
@@ -35,6 +55,23 @@ def test_empty_rows_and_columns(row):
     check(row, weights)
 
 
+def test_halves_load_their_lines_once_and_in_order(row, halves):
+    """Of two halves in a line, one loads it where they share loads, in float32 and float16."""
+    if row.isa != "avx512" or row.dtype is DType.BFLOAT16:
+        pytest.skip("no masks, or two vectors a line")
+    weights = block_weights((192, 300), 0.1)
+    image = check(row, weights)
+    lines = np.count_nonzero(weights) / 16
+    name = "vcvtph2ps" if row.dtype is DType.FLOAT16 else ""
+    listed = [text for text in image.listing() if name in text and "[rcx" in text]
+    assert (len(listed) < int(1.1 * lines)) is halves
+    spec = MatVec(*weights.shape, None, Activation.NONE, row.dtype)
+    target = matvec_checks.target_of(row)
+    for part in row.lower(spec, SparseMatrix(weights), target).tiles:
+        assert bool(np.all(np.diff(part.steps.line) >= 0)) is halves
+
+
+@pytest.mark.usefixtures("halves")
 def test_pool_holds_little_but_weights(row):
     weights = block_weights((192, 256), 0.2)  # within L1, so without padding lines
     image = check(row, weights)

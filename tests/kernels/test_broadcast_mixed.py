@@ -1,13 +1,15 @@
 """Straight-line code and loops side by side: against the float64 oracle, and what L1 holds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from matvec_checks import block_weights, check, shapes, target_of, templates_of
+from matvec_checks import block_weights, check, compile_kernel, shapes, target_of, templates_of
 
 from sparsejit.asm_templates.broadcast import mixed
 from sparsejit.asm_templates.broadcast.mixed import straight_rows
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, MatVec
 
 every_row = pytest.mark.parametrize("row", templates_of("broadcast-mixed"))
 
@@ -67,3 +69,14 @@ def test_two_short_weights_share_a_load_where_lines_are_read_in_order(row):
     image = check(row, block_weights((128, 200), 0.2, 16))
     unpacking = [text for text in image.listing() if "vpslld" in text or "vpandd" in text]
     assert len(unpacking) > 100 and not any("[" in text for text in unpacking)
+
+
+@every_row
+def test_lines_are_left_out_only_where_that_gains(row):
+    weights = block_weights((1024, 1024), 0.05, 16)
+    spec = MatVec(*weights.shape, None, Activation.NONE, row.dtype)
+    for gains in (True, False):
+        target = target_of(row)
+        target = replace(target, core=replace(target.core, padding=gains))
+        image = compile_kernel(row, spec, SparseMatrix(weights), target)
+        assert bool(image.counts["padding_bytes"]) is gains

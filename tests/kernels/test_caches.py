@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,31 @@ from matvec_checks import block_weights
 
 import sparsejit
 from sparsejit.errors import InvalidInput
+from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache, calibration, tuning
 from sparsejit.planner.plan import Candidate
 
 WEIGHTS = block_weights((64, 64), 0.2)
-RATES = {
-    "cycles_per_ns": 3.5,
-    "data": {"L1": 64.0, "padded L2": 40.0, "L2": 44.0, "L3": 10.0, "memory": 6.0},
-    "code": {"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
+MEASURED = {
+    "rates": {
+        "cycles_per_ns": 3.5,
+        "data": {"L1": 64.0, "padded L2": 40.0, "L2": 44.0, "L3": 10.0, "memory": 6.0},
+        "code": {"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
+    },
+    "steps": {"dense avx2 float32": 0.5, "permute avx512 bfloat16": 2.5},
+    "shared_way": 0.25,
+    "tricks": {"padding": True, "redirects": False, "placement": True},
     "measured_on": "2026-01-31",
+}
+TRICKS_OFF = {"padding": False, "redirects": False, "placement": False}
+# Of what `mutants` makes of that: fewer steps, a share of none, a trick that gains.
+STILL_RIGHT = {
+    *(f"without ('steps', '{step}')" for step in MEASURED["steps"]),
+    "('steps',) table",
+    "('shared_way',) zero",
+    "('shared_way',) tiny",
+    *(f"('tricks', '{trick}') true" for trick in MEASURED["tricks"]),
 }
 WRONG = {
     "zero": 0,
@@ -44,9 +60,9 @@ DEEP = "[" * 200_000
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calibration.forget_rates()
+    calibration.forget_calibration()
     yield tmp_path / "sparsejit"
-    calibration.forget_rates()
+    calibration.forget_calibration()
 
 
 def mutants(right: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -89,54 +105,118 @@ def _text(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def rates_file(target: Target) -> Path:
-    file = cache.cache_file("rates", target.model, target.isa)
+def processor_file(target: Target) -> Path:
+    sets = " ".join(sorted(target.instruction_sets))
+    parts = target.model, target.isa, sets, cache.compiler_digest()
+    file = cache.cache_file("processor", *parts)
     file.parent.mkdir(parents=True)
     return file
 
 
-def test_rates_from_a_file_are_used_and_named() -> None:
+@pytest.mark.parametrize("key", ["zen5", "generic"])
+def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
+    """Tricks only where the core's own data assume them."""
+    target = replace(Target.detect(), core=core_named(key))
+    file = processor_file(target)
+    file.write_bytes(_text(MEASURED))
+    core = calibration.calibrated(target).core
+    assert core.rates.data == MEASURED["rates"]["data"]
+    assert core.step_cycles("permute", "avx512", "bfloat16") == 2.5
+    assert core.step_cycles("permute", "avx512", "float32") == target.core.step_cycles(
+        "permute", "avx512", "float32"
+    )
+    assert (core.padding, core.redirects) == ((True, True) if key == "zen5" else (True, False))
+    assert core.origin == f"measured on 2026-01-31, {file}"
+
+
+def test_without_a_file_prices_are_the_core_s_data() -> None:
     target = Target.detect()
-    file = rates_file(target)
-    file.write_bytes(_text(RATES))
-    assert calibration.calibrated(target).core.rates.data == RATES["data"]
-    origin = calibration.rates_origin(calibration.calibrated(target))
-    assert origin == f"measured on 2026-01-31 by `sparsejit calibrate`, {file}"
+    assert calibration.calibrated(target) == target
+    assert calibration.rates_origin(target) == f"data of {target.core.data_of}"
 
 
-def test_without_a_file_the_rates_are_built_in() -> None:
-    assert calibration.calibrated(Target.detect()).core.rates == Target.detect().core.rates
-    assert calibration.rates_origin(calibration.calibrated(Target.detect()))== f"data of {Target.detect().core.data_of}"
-
-
-def test_damaged_rates_are_as_good_as_none() -> None:
+def test_a_damaged_file_is_as_good_as_none() -> None:
     target = Target.detect()
-    file = rates_file(target)
-    for name, content in mutants(RATES):
+    file = processor_file(target)
+    damaged = {name: text for name, text in mutants(MEASURED) if name not in STILL_RIGHT}
+    assert len(damaged) == len(list(mutants(MEASURED))) - len(STILL_RIGHT)
+    for name, content in damaged.items():
         file.write_bytes(content)
-        calibration.forget_rates()
-        assert calibration.calibrated(target).core.rates == Target.detect().core.rates, name
-        origin = calibration.rates_origin(calibration.calibrated(target))
+        calibration.forget_calibration()
+        core = calibration.calibrated(target).core
+        assert core.rates == target.core.rates, name
         known = f"data of {target.core.data_of}"
-        assert origin.startswith(f"{known}, because {file} is damaged: "), name
-        assert "\n" not in origin and len(origin) < 500, name
-        assert origin.endswith("; `sparsejit calibrate` writes it anew"), name
+        assert core.origin.startswith(f"{known}, because {file} is damaged: "), name
+        assert "\n" not in core.origin and len(core.origin) < 500, name
+        assert core.origin.endswith("; `sparsejit calibrate` writes it anew"), name
 
 
-def test_a_folder_in_place_of_the_rates() -> None:
+def test_steps_that_nobody_can_take_are_damage() -> None:
     target = Target.detect()
-    rates_file(target).mkdir()
-    assert calibration.calibrated(target).core.rates == Target.detect().core.rates
-    assert "is damaged: Is a directory" in calibration.rates_origin(calibration.calibrated(target))
+    file = processor_file(target)
+    for steps in ({"permute": 1.0}, {"a b c d": 1.0}, {"permute avx2 float32": "1"}, [], None):
+        file.write_bytes(_text({**MEASURED, "steps": steps}))
+        calibration.forget_calibration()
+        assert "is damaged: steps" in calibration.calibrated(target).core.origin
 
 
-def test_damaged_rates_do_not_keep_a_kernel_from_compiling() -> None:
+def test_a_folder_in_place_of_the_file() -> None:
     target = Target.detect()
-    file = rates_file(target)
-    for content in (_text(_changed(RATES, ("code", "L2"))), _text([]), DEEP.encode()):
+    processor_file(target).mkdir()
+    core = calibration.calibrated(target).core
+    assert core.rates == target.core.rates
+    assert "is damaged: Is a directory" in core.origin
+
+
+def test_a_damaged_file_does_not_keep_a_kernel_from_compiling() -> None:
+    file = processor_file(Target.detect())
+    for content in (_text(_changed(MEASURED, ("shared_way",))), _text([]), DEEP.encode()):
         file.write_bytes(content)
-        calibration.forget_rates()
+        calibration.forget_calibration()
         assert sparsejit.compile_matrix(WEIGHTS).strategy
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
+    """The targets that were measured, at once; the first compile may do so."""
+    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "1")
+    asked: list[Target] = []
+
+    def measured(target: Target) -> calibration.Measured:
+        asked.append(target)
+        return calibration.Measured(target.core.rates, {}, 0.1, TRICKS_OFF, "2026-01-31")
+
+    monkeypatch.setattr(calibration, "_measured", measured)
+    return asked
+
+
+def test_the_first_compile_measures_once_and_says_so(
+    measures: list[Target], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = sparsejit.compile_matrix(WEIGHTS)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "SPARSEJIT_CALIBRATE=0 turns that off" in said
+    assert "measured on 2026-01-31" in kernel.explain()
+    calibration.forget_calibration()
+    for target in ("native", "avx2", Target.named("avx2")):
+        sparsejit.compile_matrix(WEIGHTS, target=target)
+    assert measures == [Target.detect()]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_damaged_file_is_measured_again(measures: list[Target]) -> None:
+    file = processor_file(Target.detect())
+    file.write_text("[]")
+    sparsejit.compile_matrix(WEIGHTS)
+    assert len(measures) == 1 and json.loads(file.read_text())["shared_way"] == 0.1
+
+
+def test_nothing_is_measured_that_could_not_be_kept(
+    cache_folder: Path, measures: list[Target]
+) -> None:
+    cache_folder.write_text("a file in its place")
+    sparsejit.compile_matrix(WEIGHTS)
+    assert measures == []
 
 
 @pytest.fixture
@@ -193,7 +273,7 @@ def test_rates_that_could_not_be_kept_are_not_measured(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block_with_a_file(cache_folder)
-    monkeypatch.setattr(calibration, "cycles_per_ns", lambda target: pytest.fail("measured"))
+    monkeypatch.setattr(calibration, "_measured", lambda target: pytest.fail("measured"))
     with pytest.raises(InvalidInput, match=r"sparsejit is no folder; .* with XDG_CACHE_HOME"):
         calibration.calibrate(Target.detect())
 

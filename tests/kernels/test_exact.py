@@ -27,6 +27,8 @@ EVERY_FAMILY = [
 ]
 CHANGED_BY = {
     "f32-permute-avx2": 2.0**-21,
+    **{f"{dtype}-permute-inline-avx512": 2.0**-19 for dtype in ("f32", "bf16", "f16")},
+    **{f"{dtype}-permute-inline-avx2": 2.0**-21 for dtype in ("f32", "bf16", "f16")},
     "f32-lane16-avx512": 2.0**-20,
     "bf16-lane16-avx512": 2.0**-20,
     "f32-lookup-avx512": 2.0**-17,
@@ -104,7 +106,7 @@ def test_exact_rules_out_the_kernels_that_change_weights(isa: str, dtype: DType)
     exact = {c.template.name for c in plan(spec, matrix, target, exact=True).candidates}
     ruled_out = names & CHANGED_BY.keys()
     assert exact == names - ruled_out
-    assert bool(ruled_out) == (isa == "avx512" or dtype is DType.FLOAT32)
+    assert ruled_out
     many = MatMul(spec, 40)
     batch = {c.template for c in plan_batch(many, matrix, target, exact=True).candidates}
     assert batch and all(row.weight_change(matrix, target) == 0 for row in batch)

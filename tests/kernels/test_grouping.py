@@ -15,6 +15,7 @@ from sparsejit.asm_templates.gather.permute_layout import layout_of
 from sparsejit.asm_templates.gather.row_plan import RowPlan
 from sparsejit.asm_templates.scheduling.grouping import (
     SWEEPS,
+    StepShape,
     blocks,
     exchange_indices,
     exchanges,
@@ -22,6 +23,7 @@ from sparsejit.asm_templates.scheduling.grouping import (
     swapped,
 )
 from sparsejit.asm_templates.scheduling.interleaving import accumulators_of
+from sparsejit.asm_templates.scheduling.row_order import rows_anywhere
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
@@ -57,7 +59,8 @@ def test_exchanges_undo_any_grouping(
     random = np.random.default_rng(seed)
     counts = random.poisson(random.exponential(2, (rows, 1, 1)), (rows, windows, registers))
     counts = counts.astype(np.uint16)
-    held = swapped(fullest_together(natural, counts), counts, sweeps)
+    step = StepShape(sources=1 + seed % 2, products=1 + 3 * (seed % 3 == 0))
+    held = swapped(fullest_together(natural, counts), counts, sweeps, step)
     assert np.array_equal(np.sort(held, axis=None).reshape(natural.shape), natural)
     assert np.array_equal(
         np.sort(held.reshape(batches, runs, -1)), natural.reshape(batches, runs, -1)
@@ -115,6 +118,27 @@ def test_grouping_saves_steps_where_rows_are_random(shape):
     assert swapped < 0.9 * as_they_come
 
 
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 600), in_features=st.integers(1, 100), seed=st.integers(0, 1000))
+def test_rows_that_may_lie_anywhere_stay_in_their_panel(rows, in_features, seed):
+    panels = rows_anywhere(scattered((rows, in_features), 0.2, seed) != 0, 8)
+    first = 0
+    for held in panels:
+        assert np.array_equal(np.sort(held, axis=None), first + np.arange(held.size))
+        first += held.size
+    assert rows <= first < rows + 8
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (500, 300)])
+def test_rows_that_may_lie_anywhere_take_fewer_steps(shape):
+    used = scattered(shape, 0.1) != 0
+    padded = np.pad(used, ((0, -shape[0] % 8), (0, -shape[1] % 8)))
+    counts = padded.reshape(len(padded), -1, 8).sum(axis=2)
+    as_they_come = counts.reshape(-1, 8, counts.shape[1]).max(axis=1).sum()
+    held = np.concatenate(rows_anywhere(used, 8))
+    assert counts[held].max(axis=1).sum() < 0.87 * as_they_come
+
+
 def test_grouping_saves_half_where_rows_are_uneven():
     weights = uneven(256, 256)
     by_stages = [least_steps(weights, stages) for stages in range(4)]
@@ -124,7 +148,8 @@ def test_grouping_saves_half_where_rows_are_uneven():
 
 def test_folded_runs_keep_their_rows():
     weights = scattered((512, 256), 0.5)
-    layout = layout_of(MatVec(512, 256), SparseMatrix(weights), AVX512)
+    machine = AVX512.folding_on(Target.named("avx512"))
+    layout = layout_of(MatVec(512, 256), SparseMatrix(weights), machine)
     assert {piece.panel.fold for piece in layout.pieces} == {4} and layout.order.stages
 
 

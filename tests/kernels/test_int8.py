@@ -19,7 +19,7 @@ from sparsejit.asm_templates.gather.int8_permute import (
 )
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.row_order import row_panels
-from sparsejit.asm_templates.scheduling.schedule import Covering, Demand
+from sparsejit.asm_templates.scheduling.schedule import Covering, Demand, registers_in_turn
 from sparsejit.asm_templates.table import MatVecTemplate
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
@@ -31,10 +31,11 @@ from sparsejit.voice.wavernn import WaveRNN
 
 FloatArray = npt.NDArray[np.float32]
 
+FAMILIES = ("int8-permute", "int8-single", "int8-pairs")
 every_template = pytest.mark.parametrize(
-    "row", [*templates_of("int8-permute"), *templates_of("int8-pairs")]
+    "row", [row for family in FAMILIES for row in templates_of(family)]
 )
-PERMUTE = templates_of("int8-permute")
+PERMUTE = [*templates_of("int8-permute"), *templates_of("int8-single")]
 VNNI = Target.named("avx512")  # as far as counting steps goes
 
 
@@ -166,7 +167,7 @@ def test_blocks_share_indices(row, block_rows, index_bytes):
     weights = block_weights((256, 256), 0.2, block_rows)
     matrix = SparseMatrix(weights)
     assert index_sharing_rows(matrix) == block_rows
-    steps = sampled_steps(matrix, VNNI)
+    steps = sampled_steps(1 if row.family == "int8-single" else 2, matrix, VNNI)
     pool_bytes = compile_kernel(row, int8_spec(weights, 1.0), matrix).pool_bytes
     assert 0 < pool_bytes - steps * (64 + index_bytes) < 256 * 20
 
@@ -182,7 +183,16 @@ def test_blocks_share_indices(row, block_rows, index_bytes):
 )
 def test_a_schedule_takes_every_nonzero_once(sets, lanes, window, density, tries, seed):
     used = np.random.default_rng(seed).random((sets * lanes, window * 8)) < density
-    schedule = quad_schedule(Demand.of(used, lanes, 8, window), tries)
+    demand = Demand.of(used, lanes, 8, window)
+    covered(used, lanes, quad_schedule(demand, tries))
+    alone = registers_in_turn(demand, PRODUCTS)
+    covered(used, lanes, alone)
+    assert np.array_equal(alone.first, alone.second)
+    assert len(alone.problem) == np.ceil(demand.count.max(axis=1) / PRODUCTS).sum()
+
+
+def covered(used: npt.NDArray[np.bool_], lanes: int, schedule: Covering) -> None:
+    """Assert that a schedule takes every nonzero once, in its lane, from a named register."""
     _, columns = np.nonzero(used)
     rows = np.nonzero(used)[0]
     numbers = schedule.taken[schedule.taken >= 0]
@@ -201,7 +211,7 @@ def _taken(schedule: Covering) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize(("density", "least_use"), [(0.05, 0.6), (0.1, 0.75), (0.3, 0.8)])
 def test_lanes_are_mostly_busy(density, least_use):
     matrix = SparseMatrix(block_weights((256, 512), density, block_rows=1))
-    assert matrix.nnz > least_use * sampled_steps(matrix, VNNI) * 16 * PRODUCTS
+    assert matrix.nnz > least_use * sampled_steps(2, matrix, VNNI) * 16 * PRODUCTS
 
 
 def relative_error(weights: FloatArray, x: FloatArray, input_scale: float | None) -> float:

@@ -26,7 +26,8 @@ INTEGERS = [one for one in EVERY_ROW if one.values[0].dtype is DType.INT8]
 ALONE = {"immediate"}  # an input without a weight is never read for a row
 EVERY_OUTPUT = {"dense", "dot"}  # which multiply zeros too
 BY_BLOCK = {"broadcast", "broadcast-loop", "broadcast-mixed"}
-IN_IDLE_LANES = {"permute", "lane16", "lookup"}
+BY_SQUARE = {"broadcast-4x4"}  # which multiply the zeros of a block of four by four
+IN_IDLE_LANES = {"permute", "permute-inline", "lane16", "lookup"}
 
 
 def product(
@@ -49,7 +50,7 @@ def with_value(value: float, place: int) -> np.ndarray:
 
 
 def test_every_family_is_stated() -> None:
-    stated = ALONE | EVERY_OUTPUT | BY_BLOCK | IN_IDLE_LANES
+    stated = ALONE | EVERY_OUTPUT | BY_BLOCK | BY_SQUARE | IN_IDLE_LANES
     assert stated == {row.family for row in MATVEC_TEMPLATES if row.dtype is not DType.INT8}
 
 
@@ -86,6 +87,10 @@ def test_outputs_without_a_weight_for_it_are_nan_or_as_they_were(
         padded = np.pad(used, (0, -len(used) % BLOCK)).reshape(-1, BLOCK)
         in_a_block = np.repeat(padded.any(axis=1), BLOCK)[: len(used)]
         assert affected.any() and not affected[~in_a_block].any()
+    elif row.family in BY_SQUARE:
+        inputs = slice(place // 4 * 4, place // 4 * 4 + 4)
+        block_rows = (WEIGHTS[:, inputs] != 0).reshape(-1, 4 * 4).any(axis=1)
+        assert affected.any() and not affected[~np.repeat(block_rows, 4)].any()
 
 
 @pytest.mark.parametrize("row", INTEGERS)

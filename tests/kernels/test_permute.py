@@ -30,20 +30,23 @@ from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 
 both_templates = pytest.mark.parametrize("row", templates_of("permute"))
+every_template = pytest.mark.parametrize(
+    "row", [*templates_of("permute"), *templates_of("permute-inline")]
+)
 every_machine = pytest.mark.parametrize(
     "machine", [AVX512, AVX2, AVX2_SHORT], ids=["avx512", "avx2", "avx2-short"]
 )
 both_schedules = pytest.mark.parametrize("cover", [one_register_schedule, two_register_schedule])
 
 
-@both_templates
+@every_template
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.5, 1.0])
 def test_every_shape(row, density):
     for shape in shapes():
         check(row, scattered(shape, density))
 
 
-@both_templates
+@every_template
 @settings(max_examples=20, deadline=None)
 @given(
     out_features=st.integers(1, 300),
@@ -69,7 +72,7 @@ def test_folded_batches_and_what_is_left_over(row, shape):
     check(row, weights, bias, Activation.TANH)
 
 
-@both_templates
+@every_template
 def test_rows_as_different_as_can_be(row):
     """Row i has i nonzeros, in an order that neighbouring vectors must share out."""
     weights = np.zeros((129, 300), np.float32)
@@ -79,7 +82,7 @@ def test_rows_as_different_as_can_be(row):
     check(row, weights, np.arange(129, dtype=np.float32))
 
 
-@both_templates
+@every_template
 def test_empty_rows_columns_and_windows(row):
     weights = scattered((200, 1000), 0.2)
     weights[16:56] = 0

@@ -81,7 +81,7 @@ def test_an_empty_matrix_costs_next_to_nothing_but_in_dense_code(row: MatVecTemp
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
     for counts in (expected, lowered.counts):
         cost = price(counts)
-        assert (cost.ns < 25) == (row.family not in ("dense", "dot"))
+        assert (cost.ns < 50) == (row.family not in ("dense", "dot"))
 
 
 def test_permute_steps_count_a_diagonal_by_hand() -> None:

@@ -1,5 +1,7 @@
 """Measuring instead of predicting: the choice, the record, the memory of both; calibration."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +11,9 @@ from fake_clock import TICK_NS, FakeClock
 from matvec_checks import block_weights
 
 import sparsejit
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.machine.target import Target
-from sparsejit.planner import calibration, tuning
+from sparsejit.planner import calibration, step_times, tuning
 from sparsejit.planner.plan import Candidate
 
 WEIGHTS = block_weights((64, 64), 0.2)
@@ -20,9 +23,9 @@ X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calibration.forget_rates()
+    calibration.forget_calibration()
     yield tmp_path / "sparsejit"
-    calibration.forget_rates()
+    calibration.forget_calibration()
 
 
 def pretend(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -87,30 +90,58 @@ def test_kernels_are_really_run_and_of_equals_the_predicted_is_taken(
     assert tuned.chosen.template.name == first[0]
 
 
-def test_without_calibration_the_rates_are_the_table_s() -> None:
-    assert calibration.calibrated(Target.detect()).core.rates == Target.detect().core.rates
-
-
 def test_calibration_is_kept_and_counts_what_was_read(
     cache_folder: Path, steady_clock: FakeClock
 ) -> None:
     """Every loop takes a tick, so a rate in bytes a cycle is bytes over the cycles in a tick."""
     target = replace(Target.detect(), l3_bytes=16 << 20)  # of any size, rates stay plausible
-    rates = calibration.calibrate(target)
-    assert calibration.calibrated(target).core.rates == rates
-    cycles = rates.cycles_per_ns * TICK_NS
-    assert rates.data["L1"] == pytest.approx(target.l1d_bytes / 2 / cycles, rel=0.05)
-    assert rates.data["memory"] == pytest.approx(2 * target.l3_bytes / cycles, rel=0.05)
-    assert rates.code["L2"] == pytest.approx(target.l2_bytes / 2 / cycles, rel=0.05)
-
-
-def test_a_damaged_calibration_is_ignored(cache_folder: Path, steady_clock: FakeClock) -> None:
-    target = Target.detect()
-    calibration.calibrate(target)
-    (file,) = cache_folder.glob("rates-*.json")
+    core = calibration.calibrate(target)
+    assert calibration.calibrated(target).core == core
+    cycles = core.rates.cycles_per_ns * TICK_NS
+    assert core.rates.data["L1"] == pytest.approx(target.l1d_bytes / 2 / cycles, rel=0.05)
+    assert core.rates.data["memory"] == pytest.approx(2 * target.l3_bytes / cycles, rel=0.05)
+    assert core.rates.code["L2"] == pytest.approx(target.l2_bytes / 2 / cycles, rel=0.05)
+    (file,) = cache_folder.glob("processor-*.json")
     file.write_text("[]")
-    calibration.forget_rates()
-    assert calibration.calibrated(target).core.rates == Target.detect().core.rates
+    calibration.forget_calibration()
+    assert calibration.calibrated(target).core.rates == target.core.rates
+
+
+@pytest.fixture
+def pretended_cycles(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]], None]:
+    """Let every kernel take some times the cycles it should, by how often it was timed before."""
+
+    def pretend(factor: Callable[[int], float]) -> None:
+        timed: Counter[int] = Counter()
+
+        def ns(probe: step_times._SmallKernel) -> float:
+            timed[id(probe)] += 1
+            return factor(timed[id(probe)] - 1) * probe.expected
+
+        chain_cycles = step_times._CHAIN * step_times._CHAIN_CALLS
+        monkeypatch.setattr(step_times, "duration_ns", lambda loop, calls: chain_cycles)
+        monkeypatch.setattr(step_times._SmallKernel, "ns", ns)
+
+    return pretend
+
+
+def test_steps_cost_as_many_times_their_price_as_kernels_take(
+    pretended_cycles: Callable[[Callable[[int], float]], None],
+) -> None:
+    """Every kind of step that there is on this machine, from the least of the rounds."""
+    target = Target.detect()
+    pretended_cycles(lambda time: 1.7 if time % 5 else 1.3)
+    found = step_times.step_prices(target)
+    assert found == {key: pytest.approx(1.3 * target.core.step_cycles(*key)) for key in found}
+    rows = [row for row in MATVEC_TEMPLATES if row.made_for(target)]
+    assert {key[0] for key in found} >= {row.family for row in rows}
+
+
+def test_steps_that_no_two_halves_of_the_rounds_agree_on_stay_unknown(
+    pretended_cycles: Callable[[Callable[[int], float]], None],
+) -> None:
+    pretended_cycles(lambda time: 1.0 + time % 2)
+    assert step_times.step_prices(Target.detect()) == {}
 
 
 def test_the_winner_is_priced_from_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:

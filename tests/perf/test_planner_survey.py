@@ -14,6 +14,7 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.perf import planner_survey
 from sparsejit.perf.kernels import exact_output
@@ -153,6 +154,8 @@ def test_the_command(steady_clock: FakeClock) -> None:
     (found,) = json.loads(as_json.stdout)
     assert found["summary"]["worst"] == 1 and len(found["rows"]) == 2
     assert {"microarchitecture", "clock_ghz", "rates"} <= found.keys()
+    generic = CliRunner().invoke(app, [*arguments, "--json", "--generic"])
+    assert json.loads(generic.stdout)[0]["prices"] == core_named(UNKNOWN).origin
     refused = CliRunner().invoke(app, [*arguments, "--from", "1000"])
     assert isinstance(refused.exception, InvalidInput)
     assert "there are fewer" in str(refused.exception)

@@ -34,9 +34,13 @@ ZEN4 = Core(
     folding=ZEN5.folding,
     padding=False,
     redirects=True,
+    # Assumed: it loads one vector of 512 bits a cycle.
+    halves_share_loads=True,
+    widened=ZEN5.widened,
     placement=False,
     shared_panel_loads=ZEN5.shared_panel_loads,
     shared_way=ZEN5.shared_way,
+    unhidden=ZEN5.unhidden,
     code_rates=ZEN5.code_rates,
     batch=replace(ZEN5.batch, loads=1.0, products=1.0),
     csr={
@@ -57,4 +61,5 @@ ZEN4 = Core(
     reduction_cycles=25,
     multipliers=1,
     barrier_ns=100.0,
+    assumed=True,
 )

@@ -1,0 +1,82 @@
+"""The latest recordings of every processor side by side, as Markdown for the README.
+
+Of each processor, problem and dtype the row counts that was recorded last: a recording may be of
+some problems only.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.perf.claims import MKL_CSR
+from sparsejit.perf.history import RESULTS, read_rows
+from sparsejit.perf.problems import PROBLEMS
+
+# What rows from before 22 November 2026 lack: all were made on one machine.
+FIRST_CORE = "zen5"
+_DTYPES = ("float32", "bfloat16", "int8")
+
+Rows = Sequence[dict[str, Any]]
+
+
+def recorded_kernels(isa: str = "avx512") -> list[str]:
+    """Lines of a table: nanoseconds of what was chosen, of MKL's CSR product, and their ratio.
+
+    Raises InvalidInput where there are no recordings.
+    """
+    rows = read_rows(RESULTS / "kernels.jsonl")
+    if not rows:
+        raise InvalidInput(f"{RESULTS} holds no recordings; run from a clone")
+    return kernels_table(rows, isa)
+
+
+def kernels_table(rows: Rows, isa: str) -> list[str]:
+    """The same of any rows; of those recorded on several processors, each in columns of its own."""
+    chosen = [row for row in rows if row["auto"] and row["isa"] == isa]
+    latest = {
+        (_core(row), row["problem"], row["dtype"]): row
+        for row in sorted(chosen, key=lambda row: str(row["time"]))
+    }
+    cores = list(dict.fromkeys(core for core, _, _ in latest))
+    titles = [f"{core} {what}" for core in cores for what in (*_DTYPES, MKL_CSR, "ratio")]
+    lines = _heading(["", "matrix", "zeros", *titles])
+    for name, problem in PROBLEMS.items():
+        if not any((core, name, dtype) in latest for core in cores for dtype in _DTYPES):
+            continue
+        cells = [name, f"{problem.out_features} x {problem.in_features}"]
+        pattern = problem.pattern.name
+        inside = "" if pattern == "unstructured" else f" in {pattern}"
+        cells.append(f"{problem.sparsity:.0%}{inside}".replace("%", " %"))
+        for core in cores:
+            cells += _cells([latest.get((core, name, dtype)) for dtype in _DTYPES])
+        lines.append(_line(cells))
+    return [*lines, "", *_origins(latest.values())]
+
+
+def _core(row: dict[str, Any]) -> str:
+    return str(row.get("microarchitecture", FIRST_CORE))
+
+
+def _cells(by_dtype: Sequence[dict[str, Any] | None]) -> list[str]:
+    float32 = by_dtype[0]
+    peer = {one["name"]: one["ns_min"] for one in (float32 or {}).get("peers", [])}.get(MKL_CSR)
+    ratio = f"{peer / float32['ns_min']:.1f}x" if peer and float32 else ""
+    times = (f"{row['ns_min']:,.0f}" if row else "" for row in by_dtype)
+    return [*times, f"{peer:,.0f}" if peer else "", ratio]
+
+
+def _origins(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """One line a processor and recording: machine, clock where it is known, and commit."""
+    found = {}
+    for row in rows:
+        clock = f", {row['clock_ghz']:.2f} GHz" if "clock_ghz" in row else ""
+        found[_core(row), row["commit"]] = f"{row['machine']}{clock}, {row['time'][:10]}"
+    return [f"{core}: {text}, commit {commit}" for (core, commit), text in found.items()]
+
+
+def _heading(titles: list[str]) -> list[str]:
+    return [_line(titles), "|" + "---|" * len(titles)]
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

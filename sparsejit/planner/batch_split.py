@@ -1,0 +1,165 @@
+"""Splits a batch over threads, by columns or by rows, where the plan says that it pays.
+
+    columns   all outputs of some columns: each thread runs the same kernel on its share of x and y
+    rows      some outputs of all columns: each thread has a part of the weights, planned for itself
+
+Columns are cut where panels are, and computed by the family that was chosen for the whole: the bits
+of a column do not depend on the number of threads. Rows leave each core a part of the code, and are
+the only way to share a batch of one panel.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.machine.target import Target
+from sparsejit.planner.batch_plan import price_batch
+from sparsejit.planner.plan import Candidate, Plan
+from sparsejit.planner.split import (
+    LEAST_GAIN,
+    ROW_STEP,
+    Part,
+    Split,
+    barrier_ns,
+    undivided,
+    why_alone,
+)
+
+PlanPart = Callable[[MatMul, SparseMatrix], Plan]
+
+
+def split_batch(
+    spec: MatMul,
+    matrix: SparseMatrix,
+    whole: Plan,
+    target: Target,
+    threads: int,
+    plan_part: PlanPart,
+) -> Split:
+    """Divide a batch over at most `threads` threads; `plan_part` plans the rows of one."""
+    ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
+    layer = _Layer(spec, matrix, whole, target)
+    barrier = barrier_ns(target)
+    scale = ns / max(layer.expected_ns(spec, matrix), 1e-9)
+
+    def expected(cut: _Cut) -> float:
+        return scale * layer.expected_ns(*cut.longest) + barrier * (len(cut.bounds) - 2)
+
+    cuts = [cut for count in _counts(threads) for cut in layer.cuts(count)]
+    best = min(cuts, key=expected, default=None)
+    if best is None or ns < LEAST_GAIN * expected(best):
+        return undivided(spec, matrix, whole, why_alone(ns, threads, barrier))
+    parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds, plan_part)
+    reason = f"{ns:.0f} ns expected on one thread, {expected(best):.0f} on these"
+    return Split(tuple(parts), reason, ns - expected(best))
+
+
+def _counts(threads: int) -> list[int]:
+    """Numbers of threads to try: powers of two, and as many as there may be."""
+    powers = (1 << n for n in range(1, threads.bit_length()))
+    return sorted({*(count for count in powers if count <= threads), threads} - {1})
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Where parts begin, and the end; the layer that the longest of them is."""
+
+    by_columns: bool
+    bounds: list[int]
+    longest: tuple[MatMul, SparseMatrix]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What is to be divided."""
+
+    spec: MatMul
+    matrix: SparseMatrix
+    whole: Plan
+    target: Target
+
+    def expected_ns(self, spec: MatMul, matrix: SparseMatrix) -> float:
+        """What a part should take with the family of the whole, from its zeros alone."""
+        counts = self.whole.chosen.template.expect(spec, matrix, self.target)
+        return price_batch(counts).ns
+
+    def cuts(self, count: int) -> list[_Cut]:
+        """Ways to divide the layer into so many parts."""
+        cuts = []
+        columns, rows = self._column_bounds(count), self._row_bounds(count)
+        if columns:
+            first = self._some_columns(0, columns[1])
+            cuts.append(_Cut(True, columns, (first, self.matrix)))
+        if rows:
+            nnz = [self.matrix.rows(*part).nnz for part in pairwise(rows)]
+            longest = list(pairwise(rows))[int(np.argmax(nnz))]
+            cuts.append(_Cut(False, rows, (self._some_rows(*longest), self.matrix.rows(*longest))))
+        return cuts
+
+    def _column_bounds(self, count: int) -> list[int]:
+        """Whole panels a part, the first parts having one more; [] for fewer panels than parts."""
+        family = self.whole.chosen.template.family
+        alone = family == "rows" and self.spec.layout is Layout.BATCH_MAJOR
+        step = 1 if alone else self.target.lanes
+        panels = -(-self.spec.batch // step)
+        if panels < count:
+            return []
+        each, more = divmod(panels, count)
+        firsts = [part * each + min(part, more) for part in range(count)]
+        return [*(step * first for first in firsts), self.spec.batch]
+
+    def _row_bounds(self, count: int) -> list[int]:
+        """Parts of about as many nonzeros; [] for fewer groups of `ROW_STEP` rows than parts."""
+        starts = np.arange(0, self.spec.out_features, ROW_STEP)
+        if len(starts) < count:
+            return []
+        # A row without weights still has a sum to store.
+        reached = np.cumsum(np.add.reduceat(self.matrix.row_counts + 1, starts))
+        inner: list[int] = []
+        for part in range(1, count):
+            nearest = int(np.abs(reached - reached[-1] * part / count).argmin()) + 1
+            least = inner[-1] + 1 if inner else 1
+            inner.append(min(max(nearest, least), len(starts) - (count - part)))
+        return [0, *(ROW_STEP * number for number in inner), self.spec.out_features]
+
+    def _some_columns(self, first: int, end: int) -> MatMul:
+        padded = self.spec.padded_to is not None and end == self.spec.batch
+        room = self.spec.room - first if padded else None  # only behind the last column
+        return replace(self.spec, batch=end - first, padded_to=room, part_of=self.spec)
+
+    def _some_rows(self, first: int, end: int) -> MatMul:
+        each = self.spec.each
+        bias = None if each.bias is None else each.bias[first:end]
+        part = replace(each, out_features=end - first, bias=bias)
+        return replace(self.spec, each=part, part_of=self.spec)
+
+    def columns(self, bounds: list[int]) -> list[Part]:
+        """The parts; those of equal columns and room are the same code."""
+        plans: dict[tuple[int, int], Plan] = {}
+        parts = []
+        for first, end in pairwise(bounds):
+            spec = self._some_columns(first, end)
+            key = spec.batch, whole_vectors(spec, self.target)
+            if key not in plans:
+                plans[key] = self._as_the_whole(spec)
+            parts.append(Part(0, spec, self.matrix, plans[key], first))
+        return parts
+
+    def _as_the_whole(self, spec: MatMul) -> Plan:
+        template = self.whole.chosen.template
+        lowered = template.lower(spec, self.matrix, self.target)
+        chosen = Candidate(template, price_batch(lowered.counts), is_lowered=True)
+        return replace(self.whole, chosen=chosen, lowered=lowered)
+
+    def rows(self, bounds: list[int], plan_part: PlanPart) -> list[Part]:
+        """The parts, each planned for itself."""
+        parts = []
+        for first, end in pairwise(bounds):
+            spec, rows = self._some_rows(first, end), self.matrix.rows(first, end)
+            parts.append(Part(first, spec, rows, plan_part(spec, rows)))
+        return parts

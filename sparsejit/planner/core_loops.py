@@ -1,0 +1,152 @@
+"""Short loops of machine code that tell how fast a core is: its clock, its caches, its decoders."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sparsejit.asm_templates.shared.padding import (
+    CACHE_LINE_BYTES,
+    DENSE,
+    PADDED,
+    StridePadding,
+    stride_padding,
+)
+from sparsejit.machine.target import Target
+from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.native_timing import time_native
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import Memory, Relative, r8, rax, rcx, rdi, ymm, zmm
+from sparsejit.x86.placement import Placement
+
+_CHAIN = 4096
+_LOADS = 16
+# As kernels have them: so many instructions between jumps, and where code of a page lies.
+_REDIRECTED = 48
+_PLACED = Placement(32 << 10, 1024)
+_XOR_BYTES = 5
+
+
+def cycles_per_ns(target: Target) -> float:
+    """The core's clock in GHz, now."""
+    return _CHAIN / least_ns(target, _dependent_additions)
+
+
+def _dependent_additions(asm: Assembler) -> None:
+    """Each addition waits for the one before: one cycle each."""
+    asm.stamp(_CHAIN, [line("add", rax, rcx)])
+
+
+def padded_l2_bandwidth(target: Target, places: int = 1, spaced: bool = False) -> float:
+    """Bytes a nanosecond from L2 at the padding that kernels give their pools on this target.
+
+    If `spaced`, at that which they give them where a core gains by it.
+    """
+    size = target.l2_bytes // 4
+    space = PADDED if spaced else stride_padding(size, target)
+    return load_bandwidth(target, size, places=places, space=space)
+
+
+def load_bandwidth(
+    target: Target, size: int, passes: int = 1, places: int = 1, space: StridePadding = DENSE
+) -> float:
+    """Bytes a nanosecond when `size` bytes are read over and over, where they lie best.
+
+    `passes` are made in each call, in each of `places` buffers. `space` is that of the vectors.
+    """
+    register = zmm if target.isa == "avx512" else ymm
+    # One run a trip: in steps of 1 KB, four runs a trip, padded lines come at 44 bytes a cycle.
+    loads = _LOADS if space == DENSE else space.run
+    offsets = space.place(np.arange(loads)) * target.vector_bytes
+    step, trips = space.room(loads) * target.vector_bytes, size // (loads * target.vector_bytes)
+
+    def one_pass(asm: Assembler) -> None:
+        again = asm.label("again")
+        asm.emit("mov", rax, rdi)
+        asm.emit("mov", rcx, trips)
+        asm.bind(again)
+        asm.stamp(loads, [line("vmovups", register(np.arange(loads)), Memory(rax, offsets))])
+        asm.emit("add", rax, step)
+        asm.emit("sub", rcx, 1)
+        asm.jump("jnz", again)
+
+    def body(asm: Assembler) -> None:
+        repeat(asm, passes, one_pass)
+
+    elapsed = least_ns_reading(target, body, trips * step, places)
+    return trips * loads * target.vector_bytes * passes / elapsed
+
+
+def code_bandwidth(
+    target: Target, size: int, redirects: bool = False, placed: bool = False
+) -> float:
+    """Bytes a nanosecond of straight-line code of independent five-byte instructions.
+
+    With `redirects`, jumps to the next instruction lie among them; if `placed`, they lie as a
+    kernel's do that shall stay decoded.
+    """
+
+    def body(asm: Assembler) -> None:
+        count = size // _XOR_BYTES
+        now = (np.arange(count) % _REDIRECTED == 0) & redirects
+        with asm.placed(_PLACED if placed else None):
+            asm.stamp(
+                count,
+                [
+                    line("jmp", Relative("next"), when=now),
+                    line("vxorps", ymm(np.arange(count) % 8), ymm(8), ymm(9)),
+                ],
+            )
+
+    return size / least_ns(target, body)
+
+
+def shared_way(target: Target, code_rate: float, data_rate: float) -> float:
+    """What code adds to data that comes from L2 as well, as a share of the faster of the two.
+
+    Rates in bytes a nanosecond. As in kernels, 20 bytes of code come with a vector of data.
+    """
+    register = zmm if target.isa == "avx512" else ymm
+    count = target.l2_bytes // 3 // (target.vector_bytes + 4 * _XOR_BYTES)
+    number = np.arange(count)
+    offsets = number * target.vector_bytes
+    xor = [line("vxorps", ymm(number % 8), ymm(8), ymm(9)) for _ in range(2)]
+
+    def body(asm: Assembler) -> None:
+        asm.stamp(count, [line("vmovups", register(number % 8), Memory(rdi, offsets)), *xor])
+
+    both = least_ns_reading(target, body, count * target.vector_bytes, 1)
+    code = 4 * _XOR_BYTES * count / code_rate
+    data = target.vector_bytes * count / data_rate
+    return float(np.clip((both - max(code, data)) / min(code, data), 0.0, 1.0))
+
+
+def repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> None:
+    """Append a loop around `body`, which must keep r8."""
+    again = asm.label("repeat")
+    asm.emit("mov", r8, times)
+    asm.bind(again)
+    body(asm)
+    asm.emit("sub", r8, 1)
+    asm.jump("jnz", again)
+
+
+def least_ns_reading(
+    target: Target, body: Callable[[Assembler], None], size: int, places: int
+) -> float:
+    """The shortest time of a function over buffers of `size` bytes, each aligned to a line."""
+    buffers = [np.ones(size + CACHE_LINE_BYTES, np.uint8) for _ in range(places)]
+    starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
+    return least_ns(target, body, starts)
+
+
+def least_ns(
+    target: Target, body: Callable[[Assembler], None], arguments: Sequence[int] = (0,)
+) -> float:
+    """The shortest time of a function over the arguments it may be given."""
+    asm = Assembler(target)
+    body(asm)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    memory = ExecutableMemory(asm.finish().data)
+    timings = (time_native(memory.address, (one,), samples=50) for one in arguments)
+    return min(timing.min_ns for timing in timings)

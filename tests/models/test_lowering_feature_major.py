@@ -1,0 +1,73 @@
+"""What lies feature-major between linear layers: which values, and that numbers stay right."""
+
+import numpy as np
+import pytest
+from matvec_checks import block_weights
+from native import ISAS, check_graph
+
+from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.machine.target import Target
+
+BATCH, FEATURE = Layout.BATCH_MAJOR, Layout.FEATURE_MAJOR
+
+
+class Chain:
+    """Linear layers one after the other."""
+
+    def __init__(self, *shape: int) -> None:
+        self.builder = GraphBuilder()
+        self.x = self.builder.input(TensorType(shape), Origin("x"))
+
+    def linear(self, x: Value, out: int, dtype: DType = DType.FLOAT32) -> Value:
+        weights = block_weights((out, x.shape[-1]), 0.1, 1, seed=out)
+        bias = np.linspace(-1, 1, out, dtype=np.float32)
+        constants = (self.builder.constant(each, Origin("w")) for each in (weights, bias))
+        op = Linear(Activation.RELU, dtype)
+        return self.builder.one(op, x, *constants, origin=Origin("linear"))
+
+    def layouts(self, isa: str, *outputs: Value) -> list[tuple[Layout, Layout]]:
+        """Of x and y of each layer; the graph is checked against float64."""
+        graph: Graph = self.builder.finish(outputs)
+        options = ModelOptions(Target.named(isa))
+        layers = [step.facts.layer for step in lower_model(graph, options).steps]
+        x = np.random.default_rng(0).standard_normal(self.x.shape).astype(np.float32)
+        check_graph(graph, [x], options.target, 1e-4)
+        return [(each.layout, each.y_layout) for each in layers if isinstance(each, MatMul)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", [(61, 200), (3, 21, 200)])
+def test_values_between_layers_stay_feature_major(isa: str, shape: tuple[int, ...]) -> None:
+    chain = Chain(*shape)
+    first = chain.linear(chain.x, 300)
+    second = chain.linear(first, 250)
+    third = chain.linear(second, 220)
+    found = chain.layouts(isa, third)
+    assert found == [(BATCH, FEATURE), (FEATURE, FEATURE), (FEATURE, BATCH)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_others_read_lies_batch_major(isa: str) -> None:
+    chain = Chain(64, 200)
+    first = chain.linear(chain.x, 300)
+    second = chain.linear(first, 250)
+    sine = chain.builder.one(Pointwise("sin"), second, origin=Origin("sin"))
+    third = chain.linear(second, 220)
+    assert chain.layouts(isa, first, third, sine) == [(BATCH, BATCH)] * 3
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_layers_that_repeat_a_kernel_lie_batch_major(isa: str) -> None:
+    chain = Chain(64, 200)
+    first = chain.linear(chain.x, 300, DType.INT8)
+    builder = chain.builder
+    second = chain.linear(first, 250)
+    options = ModelOptions(Target.named(isa))
+    steps = lower_model(builder.finish([second]), options).steps
+    layers = [step.facts.layer for step in steps]
+    assert [layer.y_layout for layer in layers if isinstance(layer, MatMul)] == [BATCH, BATCH]
