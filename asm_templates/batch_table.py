@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.dense_product import layer
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -83,16 +84,25 @@ def _repeating(each: MatVecTemplate, family: str) -> MatMulTemplate:
     return MatMulTemplate(name, family, each.isa, stages, source, each.dtype, each.requires, each)
 
 
+def _csr(arithmetic: Arithmetic) -> BatchStages:
+    """A loop over compressed rows."""
+    expect, lower = partial(csr.expect, arithmetic), partial(csr.lower, arithmetic)
+    return BatchStages(expect, lower, csr.emit)
+
+
+_CSR_SOURCE = "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001"
+_INT8_CSR: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
+    ("int8-csr-avx512", "avx512", Arithmetic.BYTES, frozenset({"avx512_vnni"})),
+    ("int8-csr-floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
+    ("int8-csr-avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
+)
 _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _BY_ITSELF = (
     (
         *("panels", _whole_batch("panels")),
         "weights as code over dense columns, as in LIBXSMM's sparse kernels",
     ),
-    (
-        *("csr", BatchStages(csr.expect, csr.lower, csr.emit)),
-        "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001",
-    ),
+    ("csr", _csr(Arithmetic.FLOATS), _CSR_SOURCE),
     (
         *("dense", BatchStages(layer.expect, layer.lower, layer.emit)),
         "outer products in registers: Goto and van de Geijn 2008",
@@ -114,6 +124,10 @@ MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
         for family, stages, source in _BY_ITSELF
         for dtype in _FLOATS
         for isa in ("avx512", "avx2")
+    ),
+    *(
+        MatMulTemplate(name, "csr", isa, _csr(arithmetic), _CSR_SOURCE, DType.INT8, requires)
+        for name, isa, arithmetic, requires in _INT8_CSR
     ),
     *(
         _repeating(each, family)

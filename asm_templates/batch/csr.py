@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_core import (
     GROUPS,
@@ -29,25 +30,36 @@ from sparsejit.asm_templates.batch.csr_core import (
     input_offsets,
     row_offsets,
 )
+from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums
 from sparsejit.asm_templates.batch.csr_shape import (
+    STAGED,
+    Arithmetic,
     CsrCounts,
     CsrShape,
     Pass,
     csr_counts,
     csr_shape,
+    used_words,
 )
-from sparsejit.asm_templates.batch.csr_stream import CsrStream, csr_stream
+from sparsejit.asm_templates.batch.csr_stream import (
+    CsrStream,
+    byte_words,
+    csr_stream,
+    float_words,
+)
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, Layout, MatMul
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
+    Register,
     dword,
     r8,
     r9,
@@ -66,7 +78,9 @@ from sparsejit.x86.operands import (
 
 _X, _Y, _INPUT_BLOCKS_LEFT = r14, r15, r13
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
-_PASSES_LEFT, _ROW_BLOCKS_LEFT, _BIAS = (Memory(rbp, -8 * number) for number in (1, 2, 3))
+_PASSES_LEFT, _ROW_BLOCKS_LEFT, _STAGES_LEFT, _NEXT_START, _NEXT_END = (
+    Memory(rbp, -8 * number) for number in range(1, 6)
+)
 _SLOT_BYTES = 64
 _PAGE = 4096
 _FAR_SHARE_OF_L2 = 0.5  # beyond it weights are prefetched
@@ -74,25 +88,47 @@ _FAR_SHARE_OF_L2 = 0.5  # beyond it weights are prefetched
 
 @dataclass(frozen=True, eq=False)
 class LoweredCsr:
-    """The weights as they are read, and how the layer is cut."""
+    """The weights as they are read, and how the layer is cut.
+
+    The sums of rows begin with `start` (out_features,), or with 0; int8 has each row's scale and
+    bias in `ends` (out_features, 2).
+    """
 
     spec: MatMul
     shape: CsrShape
     stream: CsrStream
+    start: npt.NDArray[np.generic] | None
+    ends: npt.NDArray[np.float32] | None
     counts: CsrCounts
 
 
-def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> CsrCounts:
-    """What the layer's zeros let expect: exactly what is made of it."""
-    return csr_counts(spec, matrix, target)
+def expect(
+    arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
+) -> CsrCounts:
+    """What the layer's zeros let expect: what is made of it, but for int8 weights that become 0."""
+    shape = csr_shape(arithmetic, spec, matrix, target)
+    return csr_counts(shape, spec, used_words(arithmetic, matrix), target)
 
 
-def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredCsr:
+def lower(
+    arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
+) -> LoweredCsr:
     """Short weights are stored as the float32 that they stand for."""
-    shape = csr_shape(spec, matrix, target)
-    stored = SparseMatrix(rounded(matrix.dense, spec.dtype))
-    counts = csr_counts(spec, stored, target)
-    return LoweredCsr(spec, shape, csr_stream(stored, shape.blocks), counts)
+    shape = csr_shape(arithmetic, spec, matrix, target)
+    start: npt.NDArray[np.generic] | None = spec.bias
+    ends = None
+    if spec.dtype is DType.INT8:
+        integers, scales = quantised_rows(matrix)
+        ends = np.zeros((spec.out_features, 2), np.float32)
+        ends[:, 0] = output_scales(spec.each, scales)
+        ends[:, 1] = 0 if spec.bias is None else spec.bias
+        start = first_sums(arithmetic, integers)
+        in_bytes = arithmetic is Arithmetic.BYTES
+        words = byte_words(integers) if in_bytes else float_words(integers.astype(np.float32))
+    else:
+        words = float_words(rounded(matrix.dense, spec.dtype))
+    counts = csr_counts(shape, spec, words != 0, target)
+    return LoweredCsr(spec, shape, csr_stream(words, shape.blocks), start, ends, counts)
 
 
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:
@@ -108,7 +144,9 @@ class _CsrCode:
         self.feature_major = self.spec.layout is Layout.FEATURE_MAJOR
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
         self.few = self.spec.batch if self.spec.batch < self.lanes else None
-        self.stream = lowered.stream
+        self.lowered, self.stream = lowered, lowered.stream
+        self.is_int8 = self.spec.dtype is DType.INT8
+        self.staged = min(STAGED, self.shape.block_inputs)
         self.cores = {width: asm.label(f"{width} vectors") for width in self.shape.widths}
 
     def emit(self) -> None:
@@ -125,13 +163,14 @@ class _CsrCode:
         self.asm.bind(end)
 
     def _place_stream(self) -> None:
-        asm, spec = self.asm, self.spec
+        asm, start, ends = self.asm, self.lowered.start, self.lowered.ends
         quads = self.stream.quads.copy()
         quads["offset"] = input_offsets(quads["offset"], self.shape)
         self.quads = Literal(asm.literal(quads.view(np.uint8)))
         self.groups = Literal(asm.literal(self.stream.groups))
         self.rows = Literal(asm.literal(row_offsets(self.stream.rows, self.shape)))
-        self.bias = None if spec.bias is None else Literal(asm.literal(spec.bias))
+        self.starts = None if start is None else Literal(asm.literal(start))
+        self.ends = None if ends is None else Literal(asm.literal(ends))
 
     def _enter(self) -> None:
         """Save registers, and make room page by page: the stack grows on demand only."""
@@ -174,9 +213,12 @@ class _CsrCode:
         asm, spec, blocks = self.asm, self.spec, self.shape.blocks
         for register, place in ((GROUPS, self.groups), (QUADS, self.quads), (ROWS, self.rows)):
             asm.emit("lea", register, place)
-        if self.bias is not None:
-            asm.emit("lea", rax, self.bias)
-            asm.emit("mov", _BIAS, rax)
+        for slot, values in ((_NEXT_START, self.starts), (_NEXT_END, self.ends)):
+            if values is not None:
+                asm.emit("lea", rax, values)
+                asm.emit("mov", slot, rax)
+        if self.is_int8:
+            self._scales(part)
         whole, rest = divmod(spec.out_features, blocks.rows)
         if whole:
             self._repeat(whole, _ROW_BLOCKS_LEFT, partial(self._rows, part, blocks.rows))
@@ -195,14 +237,14 @@ class _CsrCode:
 
     def _rows(self, part: Pass, rows: int) -> None:
         """A block of rows: from the bias to y."""
-        asm, spec, blocks = self.asm, self.spec, self.shape.blocks
+        asm, spec = self.asm, self.spec
         self._start(part, rows)
-        whole, rest = divmod(spec.in_features, blocks.inputs)
+        whole, rest = divmod(spec.in_features, self.shape.block_inputs)
         if whole:
             again = asm.label("again")
             asm.emit("mov", dword(_INPUT_BLOCKS_LEFT), whole)
             asm.bind(again)
-            self._inputs(part, blocks.inputs)
+            self._inputs(part, self.shape.block_inputs)
             asm.emit("sub", dword(_INPUT_BLOCKS_LEFT), 1)
             asm.jump("jnz", again)
         if rest:
@@ -212,16 +254,16 @@ class _CsrCode:
         asm.emit("add", _Y, rows * self._step)
 
     def _start(self, part: Pass, rows: int) -> None:
-        """sums = bias."""
+        """The sums of a block of rows = what they start at."""
         asm, again, value = self.asm, self.asm.label("again"), vector(self.asm, 0)
         asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
-        if self.bias is None:
+        if self.starts is None:
             zero(asm, value)
         else:
-            asm.emit("mov", r9, _BIAS)
+            asm.emit("mov", r9, _NEXT_START)
         asm.emit("mov", dword(r10), rows)
         asm.bind(again)
-        if self.bias is not None:
+        if self.starts is not None:
             asm.emit("vbroadcastss", value, Memory(r9))
             asm.emit("add", r9, 4)
         for number in range(part.vectors):
@@ -229,8 +271,8 @@ class _CsrCode:
         asm.emit("add", r8, self.shape.pitch)
         asm.emit("sub", dword(r10), 1)
         asm.jump("jnz", again)
-        if self.bias is not None:
-            asm.emit("mov", _BIAS, r9)
+        if self.starts is not None:
+            asm.emit("mov", _NEXT_START, r9)
 
     def _columns(self, part: Pass) -> list[int]:
         """The first column of each vector of a pass."""
@@ -239,26 +281,68 @@ class _CsrCode:
 
     def _inputs(self, part: Pass, inputs: int) -> None:
         """A block of inputs: into the panel, and multiplied."""
+        asm = self.asm
+        if self.is_int8:
+            asm.emit("mov", PANEL, rsp)
+            self._in_stages(inputs, lambda count: self._integers(part, count))
+        else:
+            self._load(part, inputs, rsp, 0)
+        asm.emit("mov", WORKSPACE, rsp)
+        asm.jump("call", self.cores[part.vectors])
+
+    def _load(self, part: Pass, inputs: int, base: Register, offset: int) -> None:
+        """The next inputs, feature-major and float32, and X moves on."""
         asm, spec, pitch = self.asm, self.spec, self.shape.pitch
         columns = self._columns(part)
         if self.feature_major:
-            source = MatrixPlace(_X, self._step)
-            panel = MatrixPlace(rsp, pitch, padded=True)
+            source, panel = MatrixPlace(_X, self._step), MatrixPlace(base, pitch, offset, True)
             vectors = [(4 * first, n * self.vector_bytes) for n, first in enumerate(columns)]
             copy(asm, source, panel, inputs, vectors, self.few)
         else:
             for number, first in enumerate(columns):
                 source = MatrixPlace(_X, 4 * spec.in_features).row(first)
-                panel = MatrixPlace(rsp, pitch, number * self.vector_bytes, padded=True)
+                panel = MatrixPlace(base, pitch, offset + number * self.vector_bytes, True)
                 transpose(asm, source, panel, self.few or self.lanes, inputs)
         asm.emit("add", _X, inputs * self._step)
-        asm.emit("mov", WORKSPACE, rsp)
-        asm.jump("call", self.cores[part.vectors])
+
+    def _in_stages(self, inputs: int, body: Callable[[int], None]) -> None:
+        whole, rest = divmod(inputs, self.staged)
+        if whole:
+            self._repeat(whole, _STAGES_LEFT, partial(body, self.staged))
+        if rest:
+            body(rest)
+
+    def _staging(self) -> tuple[Register, int]:
+        """Where float32 inputs wait: as bytes they go elsewhere, as floats they stay."""
+        in_bytes = self.shape.arithmetic is Arithmetic.BYTES
+        return (rsp, self.shape.staging) if in_bytes else (PANEL, 0)
+
+    def _scales(self, part: Pass) -> None:
+        """int8: what the columns of a pass are multiplied by to become integers."""
+        int8 = CsrInt8(self.asm, self.spec.each, self.shape, part.vectors)
+        int8.start()
+        if self.spec.each.input_scale is not None:
+            return
+
+        def stage(inputs: int) -> None:
+            self._load(part, inputs, *self._staging())
+            int8.largest(*self._staging(), inputs)
+
+        self.asm.emit("mov", PANEL, rsp)
+        self._in_stages(self.spec.in_features, stage)
+        self.asm.emit("sub", _X, self.spec.in_features * self._step)
+        int8.scales()
+
+    def _integers(self, part: Pass, inputs: int) -> None:
+        self._load(part, inputs, *self._staging())
+        CsrInt8(self.asm, self.spec.each, self.shape, part.vectors).integers(
+            *self._staging(), inputs
+        )
 
     def _finish(self, part: Pass, rows: int) -> None:
         """y = activation(sums)."""
         asm, spec = self.asm, self.spec
-        if spec.each.activation is not Activation.NONE:
+        if self.is_int8 or spec.each.activation is not Activation.NONE:
             self._activate(part, rows)
         columns = self._columns(part)
         sums = MatrixPlace(rsp, self.shape.pitch, self.shape.panel_bytes)
@@ -272,18 +356,27 @@ class _CsrCode:
             transpose(asm, source, target, rows, self.few or self.lanes)
 
     def _activate(self, part: Pass, rows: int) -> None:
+        """In place: int8 to outputs, and the activation."""
         asm, again = self.asm, self.asm.label("again")
         values = [vector(asm, number) for number in range(part.vectors)]
         scratch = [vector(asm, n) for n in range(part.vectors, asm.target.vector_registers)]
         asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
+        if self.ends is not None:
+            asm.emit("mov", r9, _NEXT_END)
         asm.emit("mov", dword(r10), rows)
         asm.bind(again)
         places = [Memory(r8, number * self.vector_bytes) for number in range(part.vectors)]
         for value, place in zip(values, places, strict=True):
             asm.emit("vmovups", value, place)
+        if self.ends is not None:
+            int8 = CsrInt8(asm, self.spec.each, self.shape, part.vectors)
+            int8.outputs(values, r9, scratch)
+            asm.emit("add", r9, 8)
         apply_activation(asm, self.spec.each.activation, values, scratch)
         for value, place in zip(values, places, strict=True):
             asm.emit("vmovups", place, value)
         asm.emit("add", r8, self.shape.pitch)
         asm.emit("sub", dword(r10), 1)
         asm.jump("jnz", again)
+        if self.ends is not None:
+            asm.emit("mov", _NEXT_END, r9)

@@ -6,6 +6,8 @@
     vbroadcastss zmm31, [rsi-24*q+8]         its weight
     vfmadd231ps  zmm0, zmm31, [rbx]          16 columns, and so many vectors of them
 
+Bytes are multiplied by `vpdpbusd`, which wants x in a register: it takes unsigned ones from there.
+
 There is code for `MOST` weights, and it is entered where as many are left as a segment has. All
 segments of a group enter at the same place, so that the processor predicts it. An address with two
 registers in it would take an operation of its own in every multiplication on some processors, hence
@@ -14,7 +16,7 @@ registers in it would take an operation of its own in every multiplication on so
 
 import numpy as np
 
-from sparsejit.asm_templates.batch.csr_shape import CsrShape
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
 from sparsejit.asm_templates.batch.csr_stream import GROUP_BYTES, MOST, OFFSET_UNIT, QUAD
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler, Label
@@ -58,6 +60,8 @@ class _CsrLoop:
     def __init__(self, asm: Assembler, shape: CsrShape, vectors: int, far: bool) -> None:
         self.asm, self.shape, self.vectors, self.far = asm, shape, vectors, far
         self.weight = vector(asm, asm.target.vector_registers - 1)
+        self.inputs = vector(asm, asm.target.vector_registers - 2)
+        self.arithmetic = shape.arithmetic
         # Places in the code, by how many weights are left.
         self.left = [asm.label(f"{count} left") for count in range(MOST + 1)]
 
@@ -101,9 +105,11 @@ class _CsrLoop:
         asm.emit("add", QUADS, r12)
         asm.emit("add", r8, WORKSPACE)
         for number in range(self.vectors):
-            asm.emit("vmovups", self._sum(0, number), self._sums_place(number))
-            for chain in range(1, self.shape.chains):
-                zero(asm, self._sum(chain, number))
+            for chain in range(self.shape.chains):
+                if chain == 0 and self.arithmetic is not Arithmetic.INTEGERS:
+                    asm.emit("vmovups", self._sum(0, number), self._sums_place(number))
+                else:
+                    zero(asm, self._sum(chain, number))
         if self.far:
             asm.emit("prefetcht0", Memory(QUADS, _PREFETCH_AHEAD))
 
@@ -123,23 +129,35 @@ class _CsrLoop:
             asm.emit("movzx", dword(rbx), word(rax))
             asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, OFFSET_UNIT))
             asm.emit("vbroadcastss", self.weight, Memory(QUADS, first + 8 + 4 * slot))
-            chain = slot % self.shape.chains
             for number in range(self.vectors):
-                place = Memory(rbx, number * asm.target.vector_bytes)
-                asm.emit("vfmadd231ps", self._sum(chain, number), self.weight, place)
+                self._product(slot % self.shape.chains, number)
         asm.bind(self.left[0])
+
+    def _product(self, chain: int, number: int) -> None:
+        asm, total = self.asm, self._sum(chain, number)
+        place = Memory(rbx, number * asm.target.vector_bytes)
+        if self.arithmetic is Arithmetic.BYTES:
+            asm.emit("vmovups", self.inputs, place)
+            asm.emit("vpdpbusd", total, self.inputs, self.weight)
+        else:
+            asm.emit("vfmadd231ps", total, self.weight, place)
 
     def _finish(self) -> None:
         """Add the chains up, in pairs, and store the sums."""
         chains = self.shape.chains
+        add = "vpaddd" if self.arithmetic is Arithmetic.BYTES else "vaddps"
         while chains > 1:
             chains //= 2
             for chain in range(chains):
                 for number in range(self.vectors):
                     total, other = self._sum(chain, number), self._sum(chain + chains, number)
-                    self.asm.emit("vaddps", total, total, other)
+                    self.asm.emit(add, total, total, other)
         for number in range(self.vectors):
-            self.asm.emit("vmovups", self._sums_place(number), self._sum(0, number))
+            total, place = self._sum(0, number), self._sums_place(number)
+            if self.arithmetic is Arithmetic.INTEGERS:
+                self.asm.emit("vcvtps2dq", total, total)
+                self.asm.emit("vpaddd", total, total, place)
+            self.asm.emit("vmovups", place, total)
 
     def _entries(self, entries: Label) -> None:
         """By how many weights a segment has: bring its first offset into place, and go there."""
@@ -161,6 +179,6 @@ def row_offsets(rows: np.ndarray, shape: CsrShape) -> np.ndarray:
     return (rows * shape.pitch).astype(np.int32)
 
 
-def input_offsets(inputs: np.ndarray, shape: CsrShape) -> np.ndarray:
-    """Where inputs lie in the panel, in units of `OFFSET_UNIT` bytes, 16 bits."""
-    return (inputs.astype(np.int64) * shape.pitch // OFFSET_UNIT).astype(np.uint16)
+def input_offsets(columns: np.ndarray, shape: CsrShape) -> np.ndarray:
+    """Where columns lie in the panel, in units of `OFFSET_UNIT` bytes, 16 bits."""
+    return (columns.astype(np.int64) * shape.pitch // OFFSET_UNIT).astype(np.uint16)

@@ -5,27 +5,52 @@ in a panel of its own, and the sums of a block of rows in another, both in a wor
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_stream import (
     OFFSET_UNIT,
     CsrBlocks,
     segment_counts,
-    weights_by_block,
+    words_by_block,
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
 
+
+class Arithmetic(Enum):
+    """What products are made of, and how many inputs a word of weights has side by side.
+
+    `INTEGERS`: int8 as float32. The products of a segment, `MOST` of 127 * 127, add up exactly.
+    """
+
+    FLOATS = "floats"
+    BYTES = "bytes"
+    INTEGERS = "integers"
+
+    @property
+    def together(self) -> int:
+        return 4 if self is Arithmetic.BYTES else 1
+
+
 # Vectors in a pass: more would share a weight's and an offset's load, but fewer inputs fit L1.
 _VECTORS = {"avx512": 4, "avx2": 8}
-# Chains of additions for a row, by vectors in a pass: together they hide an addition's latency.
-_CHAINS = {1: 4, 2: 2, 3: 2}
+# Chains of additions for a row, for 1, 2 and more vectors in a pass: together they hide the latency
+# of an addition. Rows of words of bytes are longer, so that fewer of them are under way at once.
+_CHAINS = {
+    Arithmetic.FLOATS: (4, 2, 2),
+    Arithmetic.INTEGERS: (4, 2, 2),
+    Arithmetic.BYTES: (4, 4, 4, 2),
+}
+_OTHER_REGISTERS = 2  # a weight and inputs
 _SHARE_OF_L1 = 2 / 3  # that the inputs of a block may take
 _SUMS_BYTES = 1 << 20  # of stack, that the sums of a block of rows may take
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
 _MOST_PANEL_BYTES = 1 << 17  # where that takes more inputs than L1 holds
+STAGED = 64  # inputs that become integers at once
 _ROUND = 16  # inputs and rows come in multiples of so many, as whole vectors
 
 
@@ -43,10 +68,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class CsrShape:
-    """`pitch` are bytes from one input to the next in the panel, and from one row's sums to the
-    next; `chains` are separate sums of a row, added at the end of a segment.
+    """`pitch` are bytes from one word's inputs to the next in the panel, and from one row's sums to
+    the next; `chains` are separate sums of a row, added at the end of a segment.
     """
 
+    arithmetic: Arithmetic
     passes: tuple[Pass, ...]
     blocks: CsrBlocks
     pitch: int
@@ -54,11 +80,25 @@ class CsrShape:
 
     @property
     def panel_bytes(self) -> int:
-        return self.blocks.inputs * self.pitch
+        return self.blocks.width * self.pitch
+
+    @property
+    def block_inputs(self) -> int:
+        return self.blocks.width * self.arithmetic.together
+
+    @property
+    def staging(self) -> int:
+        """Where float32 inputs wait to become bytes, behind the sums."""
+        return self.panel_bytes + self.blocks.rows * self.pitch
+
+    @property
+    def scales(self) -> int:
+        """Where int8 has the reciprocals of the scales of x, a `pitch` on the scales."""
+        return self.staging + (STAGED * self.pitch if self.arithmetic is Arithmetic.BYTES else 0)
 
     @property
     def workspace_bytes(self) -> int:
-        return self.panel_bytes + self.blocks.rows * self.pitch
+        return self.scales + 2 * self.pitch
 
     @property
     def pass_count(self) -> int:
@@ -74,7 +114,7 @@ class CsrShape:
 class CsrCounts:
     """What one pass does, and how many there are, for the price.
 
-    `weights` in `segments` of `groups` and in `quads`.
+    `weights`, or words of them, in `segments` of `groups` and in `quads`.
     """
 
     target: Target
@@ -86,42 +126,57 @@ class CsrCounts:
     groups: int
 
 
-def csr_shape(spec: MatMul, matrix: SparseMatrix, target: Target) -> CsrShape:
+def csr_shape(
+    arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
+) -> CsrShape:
     """As few passes as possible, nearly equally wide."""
     vectors = -(-spec.batch // target.lanes)
     count = -(-vectors // _VECTORS[target.isa])
     widest = -(-vectors // count)
     pitch = widest * target.vector_bytes
+    columns = -(-spec.in_features // arithmetic.together)
     blocks = CsrBlocks(
         spec.out_features,
-        spec.in_features,
+        columns,
         _even(spec.out_features, _SUMS_BYTES // pitch),
-        _even(spec.in_features, _inputs(spec, matrix, pitch, target)),
+        _even(columns, _width(arithmetic, matrix, pitch, target)),
     )
-    shape_passes = _passes(vectors, count, vectors * target.lanes - spec.batch, target)
-    return CsrShape(shape_passes, blocks, pitch, _CHAINS.get(widest, 1))
+    passes = _passes(vectors, count, vectors * target.lanes - spec.batch)
+    chains = _CHAINS[arithmetic][min(widest, len(_CHAINS[arithmetic])) - 1]
+    if widest * chains > target.vector_registers - _OTHER_REGISTERS:
+        chains = 1
+    return CsrShape(arithmetic, passes, blocks, pitch, chains)
 
 
-def csr_counts(spec: MatMul, matrix: SparseMatrix, target: Target) -> CsrCounts:
-    """Counted from where zeros are."""
-    shape = csr_shape(spec, matrix, target)
-    weights = weights_by_block(matrix, shape.blocks)
-    segments = int(segment_counts(weights).sum())
-    quads = int((-(-weights // 4)).sum())
+def csr_counts(
+    shape: CsrShape, spec: MatMul, used: npt.NDArray[np.bool_], target: Target
+) -> CsrCounts:
+    """Counted from where words are not zero, (out_features, columns)."""
+    words = words_by_block(used, shape.blocks)
+    segments = int(segment_counts(words).sum())
+    quads = int((-(-words // 4)).sum())
     rows = shape.blocks.rows
     groups = sum(
         len(np.unique(block))
-        for first in range(0, len(weights), rows)
-        for block in weights[first : first + rows].T
+        for first in range(0, len(words), rows)
+        for block in words[first : first + rows].T
     )
-    return CsrCounts(target, spec, shape, matrix.nnz, segments, quads, groups)
+    return CsrCounts(target, spec, shape, int(words.sum()), segments, quads, groups)
 
 
-def _inputs(spec: MatMul, matrix: SparseMatrix, pitch: int, target: Target) -> int:
-    """As many as fit a share of L1, or more where few of them have a weight in a row."""
+def used_words(arithmetic: Arithmetic, matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
+    """Which words have a weight, (out_features, columns)."""
+    used = matrix.dense != 0
+    starts = np.arange(0, matrix.in_features, arithmetic.together)
+    return used if len(starts) == used.shape[1] else np.logical_or.reduceat(used, starts, axis=1)
+
+
+def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:
+    """As many columns as fit a share of L1, or more where few of them have a weight in a row."""
     fitting = int(_SHARE_OF_L1 * target.l1d_bytes) // pitch
-    density = max(matrix.nnz, 1) / (spec.in_features * spec.out_features)
-    wanted = min(int(_LEAST_WEIGHTS / density), _MOST_PANEL_BYTES // pitch)
+    density = max(matrix.nnz, 1) / (matrix.in_features * matrix.out_features)
+    used = 1 - (1 - density) ** arithmetic.together
+    wanted = min(int(_LEAST_WEIGHTS / used), _MOST_PANEL_BYTES // pitch)
     return min(max(fitting, wanted), (OFFSET_UNIT << 16) // pitch)
 
 
@@ -131,7 +186,7 @@ def _even(length: int, most: int) -> int:
     return -(-length // parts // _ROUND) * _ROUND
 
 
-def _passes(vectors: int, count: int, missing: int, target: Target) -> tuple[Pass, ...]:
+def _passes(vectors: int, count: int, missing: int) -> tuple[Pass, ...]:
     """`vectors` in so many passes; the last one lacks `missing` columns of whole vectors."""
     narrow, wider = divmod(vectors, count)
     widths = np.array([narrow + 1] * wider + [narrow] * (count - wider))

@@ -3,11 +3,12 @@
 A *block* is so many rows by so many inputs. Its nonzero weights lie row by row, and rows with
 equally many follow each other (a *group*), so that a loop over them has no branch that is hard to
 predict.
-A row with more than `MOST` weights in a block is cut into several *segments*.
+A row with more than `MOST` weights in a block is cut into several *segments*. A *word* is what is
+multiplied at once: a float32 weight, or the int8 weights of four inputs side by side.
 
-    quad    four offsets of inputs, 16 bits each, and four weights, float32      24 bytes
+    quad    four offsets of inputs, 16 bits each, and four words, 32 bits        24 bytes
     segment its quads; the first one lacks what is missing to a whole number of quads
-    group   int32: weights of a segment, segments, bytes of a segment             12 bytes
+    group   int32: words of a segment, segments, bytes of a segment               12 bytes
 """
 
 from collections.abc import Iterator
@@ -16,36 +17,35 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.ir.sparse_matrix import SparseMatrix
-
-MOST = 64  # weights in a segment: the code has a place for each
-QUAD = np.dtype([("offset", "<u2", 4), ("weight", "<f4", 4)])
+MOST = 64  # words in a segment: the code has a place for each
+QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
 OFFSET_UNIT = 8  # bytes
 GROUP_BYTES = 12
 
 _IntArray = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
 class CsrBlocks:
-    """How a matrix is cut: `rows` by `inputs` a block, the last of each smaller."""
+    """How a matrix of words is cut: `rows` by `width` a block, the last of each smaller."""
 
     out_features: int
-    in_features: int
+    columns: int
     rows: int
-    inputs: int
+    width: int
 
     def places(self) -> Iterator[tuple[slice, slice]]:
-        """Rows and inputs of every block, in the order in which they are multiplied."""
+        """Rows and columns of every block, in the order in which they are multiplied."""
         for row in range(0, self.out_features, self.rows):
-            for column in range(0, self.in_features, self.inputs):
-                yield slice(row, row + self.rows), slice(column, column + self.inputs)
+            for column in range(0, self.columns, self.width):
+                yield slice(row, row + self.rows), slice(column, column + self.width)
 
 
 @dataclass(frozen=True, eq=False)
 class CsrStream:
     """`groups` (groups, 3) int32, those of a block end with zeros; `rows` (segments,) int32, the
-    row of each segment within its block; `quads` (quads,) of QUAD, whose offsets are inputs within
+    row of each segment within its block; `quads` (quads,) of QUAD, whose offsets are columns within
     the block.
     """
 
@@ -54,32 +54,45 @@ class CsrStream:
     quads: npt.NDArray[np.void]
 
 
-def segment_counts(weights_a_row: _IntArray) -> _IntArray:
-    """Into how many segments rows with so many weights in a block are cut."""
-    return -(-weights_a_row // MOST)
+def float_words(dense: npt.NDArray[np.float32]) -> Words:
+    """A word a weight, 0 for both zeros."""
+    return np.where(dense != 0, dense, np.float32(0)).view(np.uint32)
 
 
-def weights_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> _IntArray:
-    """The nonzero weights of each row in each block of inputs, (out_features, blocks)."""
-    starts = np.arange(0, blocks.in_features, blocks.inputs)
-    return np.add.reduceat(matrix.dense != 0, starts, axis=1, dtype=np.int64)
+def byte_words(integers: npt.NDArray[np.int8]) -> Words:
+    """A word for the weights of four inputs; zeros fill the last one."""
+    rows, inputs = integers.shape
+    padded = np.zeros((rows, -(-inputs // 4) * 4), np.int8)
+    padded[:, :inputs] = integers
+    return padded.view(np.uint32)
 
 
-def csr_stream(matrix: SparseMatrix, blocks: CsrBlocks) -> CsrStream:
-    """The weights in the order in which they are read."""
-    parts = [_block(matrix.dense[place]) for place in blocks.places()]
+def segment_counts(words_a_row: _IntArray) -> _IntArray:
+    """Into how many segments rows with so many words in a block are cut."""
+    return -(-words_a_row // MOST)
+
+
+def words_by_block(used: npt.NDArray[np.bool_], blocks: CsrBlocks) -> _IntArray:
+    """The words that are not zero in each row and each block of columns, (out_features, blocks)."""
+    starts = np.arange(0, blocks.columns, blocks.width)
+    return np.add.reduceat(used, starts, axis=1, dtype=np.int64)
+
+
+def csr_stream(words: Words, blocks: CsrBlocks) -> CsrStream:
+    """The words in the order in which they are read."""
+    parts = [_block(words[place]) for place in blocks.places()]
     return CsrStream(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def _block(
-    dense: npt.NDArray[np.float32],
+    words: Words,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.void]]:
-    row, column = np.nonzero(dense)
-    in_row = np.bincount(row, minlength=len(dense))
+    row, column = np.nonzero(words)
+    in_row = np.bincount(row, minlength=len(words))
     rows, lengths = _segments(in_row)
     order = np.argsort(lengths, kind="stable")
     quads_of = -(-lengths // 4)
-    # Where a segment's last weight ends, in slots of quads, when segments are in that order.
+    # Where a segment's last word ends, in slots of quads, when segments are in that order.
     ends = np.empty(len(order), np.int64)
     ends[order] = 4 * np.cumsum(quads_of[order])
     segment = np.repeat(np.arange(len(lengths)), lengths)
@@ -87,7 +100,7 @@ def _block(
     slot = ends[segment] - from_end
     quads = np.zeros(int(quads_of.sum()), QUAD)
     quads["offset"][slot // 4, slot % 4] = column
-    quads["weight"][slot // 4, slot % 4] = dense[row, column]
+    quads["word"][slot // 4, slot % 4] = words[row, column]
     length, segments = np.unique(lengths, return_counts=True)
     groups = np.stack([length, segments, -(-length // 4) * QUAD.itemsize], axis=1)
     return (

@@ -62,7 +62,8 @@ class CsrPrices(NamedTuple):
     """Cycles of a batch by a loop over compressed rows.
 
     `weight`: its load and its offset's; `product`: by a vector of x, `far_product` what more that
-    takes from L2; `sums`: to load and store a vector of sums; `group`: to change over to rows with
+    takes from L2; of bytes both are for four weights, and x becomes integers on its way into the
+    panel; `sums`: to load and store a vector of sums; `group`: to change over to rows with
     another number of weights; `into_panel`, `to_y`: a vector, feature-major and batch-major.
     `fetch`: of fetching weights from beyond L2, what is not hidden.
     """
@@ -101,7 +102,8 @@ class Core:
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
     longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
-    a cycle. `csr`: by level. `barrier_ns`: to hand work to another core and to hear of its end.
+    a cycle. `csr`: by level and arithmetic. `barrier_ns`: to hand work to another core and to hear
+    of its end.
     """
 
     key: str
@@ -112,7 +114,7 @@ class Core:
     shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
     code_rates: Mapping[str, float] = field(repr=False)
     batch: BatchPrices = field(repr=False)
-    csr: Mapping[str, CsrPrices] = field(repr=False)
+    csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
     padding: bool
     redirects: bool

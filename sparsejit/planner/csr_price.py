@@ -10,6 +10,7 @@ the processor (`machine.core.CsrPrices`).
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
 from sparsejit.asm_templates.batch.csr_stream import QUAD
 from sparsejit.ir.spec import Layout
+from sparsejit.machine.core import CsrPrices
 from sparsejit.planner.cost import Cost, cache_level
 
 _CALL_CYCLES = 300  # to save registers and make room
@@ -25,7 +26,7 @@ def price_csr(counts: CsrCounts) -> Cost:
     level = cache_level(stream_bytes, shape.workspace_bytes, target, 0)
     fetching = shape.pass_count * stream_bytes / core.rates.data[level]
     computing = _CALL_CYCLES + sum(part.times * _cycles(counts, part) for part in shape.passes)
-    exposed = 0.0 if level == "L2" else core.csr[target.isa].fetch * fetching
+    exposed = 0.0 if level == "L2" else _prices(counts).fetch * fetching
     cycles = max(fetching, computing + exposed)
     return Cost(
         sum(part.times * part.vectors for part in shape.passes) * counts.weights,
@@ -36,9 +37,13 @@ def price_csr(counts: CsrCounts) -> Cost:
     )
 
 
+def _prices(counts: CsrCounts) -> CsrPrices:
+    return counts.target.core.csr[counts.target.isa, counts.shape.arithmetic.value]
+
+
 def _cycles(counts: CsrCounts, part: Pass) -> float:
     """Of one pass."""
-    spec, shape, prices = counts.spec, counts.shape, counts.target.core.csr[counts.target.isa]
+    spec, shape, prices = counts.spec, counts.shape, _prices(counts)
     layout = int(spec.layout is Layout.BATCH_MAJOR)
     row_blocks = -(-spec.out_features // shape.blocks.rows)
     exceeds = shape.panel_bytes > _PANEL_SHARE_OF_L1 * counts.target.l1d_bytes

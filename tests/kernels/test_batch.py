@@ -321,8 +321,7 @@ def test_a_layer_too_large_for_the_workspace_is_repeated() -> None:
     families = {candidate.template.family for candidate in choice.candidates}
     assert families == {"rows", "csr", "dense"}
     integers = MatMul(MatVec(*weights.shape, dtype=DType.INT8), 16, Layout.FEATURE_MAJOR)
-    with pytest.raises(InvalidInput, match=r"no kernel for int8 and batch 16"):
-        plan_batch(integers, matrix, target)
+    assert plan_batch(integers, matrix, target).chosen.template.family == "csr"
     panels = next(row for row in MATMUL_TEMPLATES if row.family == "panels" and row.isa == "avx2")
     with pytest.raises(CompileError, match=r"3x100000 layer needs more than.*strategy='rows'"):
         panels.emit(Assembler(target), panels.lower(MatMul(each, 16), matrix, target))

@@ -10,19 +10,28 @@ from hypothesis import strategies as st
 from matvec_checks import block_weights
 from test_batch import RUNNABLE, check, compiled, spec_of
 
-from sparsejit.asm_templates.batch.csr_shape import csr_counts, csr_shape
-from sparsejit.asm_templates.batch.csr_stream import MOST, QUAD, CsrBlocks, csr_stream
-from sparsejit.asm_templates.batch_table import MatMulTemplate
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic, csr_shape
+from sparsejit.asm_templates.batch.csr_stream import (
+    MOST,
+    QUAD,
+    CsrBlocks,
+    byte_words,
+    csr_stream,
+    float_words,
+)
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
 
+INT8_ROWS = [row for row in RUNNABLE if row.family == "csr" and row.dtype is DType.INT8]
 ROWS = [row for row in RUNNABLE if row.family == "csr" and row.dtype is DType.FLOAT32]
 
 
 def by_rows(matrix: SparseMatrix, blocks: CsrBlocks) -> np.ndarray:
     """The matrix that a stream stands for, read as the code reads it."""
-    stream = csr_stream(matrix, blocks)
+    stream = csr_stream(float_words(matrix.dense), blocks)
     found = np.zeros(matrix.dense.shape, np.float32)
     groups, rows, quads = iter(stream.groups), iter(stream.rows), 0
     for row_place, column_place in blocks.places():
@@ -35,7 +44,7 @@ def by_rows(matrix: SparseMatrix, blocks: CsrBlocks) -> np.ndarray:
                 mine = stream.quads[quads : quads + size // QUAD.itemsize]
                 quads += len(mine)
                 offsets, weights = (mine[name].ravel()[-length:] for name in QUAD.names)
-                np.add.at(part[row], offsets, weights)
+                np.add.at(part[row], offsets, weights.view(np.float32))
     assert next(groups, None) is None and next(rows, None) is None and quads == len(stream.quads)
     return found
 
@@ -59,7 +68,7 @@ def test_the_stream_is_the_matrix(
 def test_passes_cover_every_batch_and_are_nearly_equally_wide(isa: str) -> None:
     matrix, target = SparseMatrix(np.eye(30)), Target.named(isa)
     for batch in range(2, 700):
-        shape = csr_shape(MatMul(MatVec(30, 30), batch), matrix, target)
+        shape = csr_shape(Arithmetic.FLOATS, MatMul(MatVec(30, 30), batch), matrix, target)
         columns = sum(part.times * part.vectors for part in shape.passes) * target.lanes
         assert columns - sum(part.shift for part in shape.passes) in (batch, target.lanes)
         assert max(shape.widths) - min(shape.widths) <= 1
@@ -68,7 +77,7 @@ def test_passes_cover_every_batch_and_are_nearly_equally_wide(isa: str) -> None:
 
 def test_rows_beyond_the_workspace_are_cut_into_blocks() -> None:
     matrix, target = SparseMatrix(np.ones((9000, 3))), Target.named("avx512")
-    shape = csr_shape(MatMul(MatVec(9000, 3), 64), matrix, target)
+    shape = csr_shape(Arithmetic.FLOATS, MatMul(MatVec(9000, 3), 64), matrix, target)
     assert shape.blocks.rows < 9000 and shape.workspace_bytes < 2 << 20
 
 
@@ -103,8 +112,35 @@ def test_a_column_has_the_same_bits_wherever_it_lies(row: MatMulTemplate, batch:
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 def test_what_is_expected_is_what_is_made(isa: str) -> None:
     matrix, target = SparseMatrix(block_weights((70, 900), 0.3, 1)), Target.named(isa)
+    row = next(row for row in MATMUL_TEMPLATES if row.name == f"f32-csr-{isa}")
     spec = MatMul(MatVec(70, 900), 40)
-    counts = csr_counts(spec, matrix, target)
-    stream = csr_stream(matrix, counts.shape.blocks)
-    assert counts.segments == len(stream.rows) and counts.quads >= len(stream.quads) - 70
-    assert np.count_nonzero(stream.quads["weight"]) == counts.weights
+    lowered = row.lower(spec, matrix, target)
+    assert row.expect(spec, matrix, target) == lowered.counts
+    assert lowered.counts.segments == len(lowered.stream.rows)
+    assert np.count_nonzero(lowered.stream.quads["word"]) == lowered.counts.weights
+
+
+def test_a_word_has_the_weights_of_four_inputs() -> None:
+    integers = np.array([[1, -2, 3, 0, 0, 0], [0, 0, 0, 0, 0, -1]], np.int8)
+    assert byte_words(integers).tolist() == [[0x0003FE01, 0], [0, 0xFF00]]
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("row", INT8_ROWS, ids=lambda row: row.name)
+def test_int8_sums_are_exact(
+    row: MatMulTemplate, input_scale: float | None, layout: Layout
+) -> None:
+    """Batches of one vector and of several, every column with a scale of its own."""
+    random = np.random.default_rng(6)
+    weights = np.where(random.random((70, 1030)) < 0.3, random.integers(-127, 128, (70, 1030)), 0)
+    weights[:, 5] = 127  # so that the scale of a row is 1
+    matrix = SparseMatrix(weights.astype(np.float32))
+    for batch in (5, 23, 75, 140):
+        each = MatVec(70, 1030, None, Activation.NONE, DType.INT8, input_scale)
+        spec = MatMul(each, batch, layout)
+        x = random.standard_normal((1030, batch), np.float32) * np.linspace(0.1, 3, batch)
+        x = (x if layout is Layout.FEATURE_MAJOR else x.T).astype(np.float32, order="C")
+        y = np.empty(spec.y_shape, np.float32)
+        compiled(row, spec, matrix).function(2)(x.ctypes.data, y.ctypes.data)
+        np.testing.assert_allclose(y, reference.matmul(spec, matrix, x), rtol=5e-7)

@@ -108,10 +108,14 @@ GOLDEN_COVE = Core(
         late_inputs=1.0,
         late_stores=2.0,
     ),
-    # Of 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256.
+    # Of 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256;
+    # integers and bytes from 256x256, 1024x1024 and 4096x4096 at 90 %.
     csr={
-        "avx512": CsrPrices(0.4, 0.7, 0.8, 3.2, 30, (2.4, 3.2), (8.8, 15), 0.3),
-        "avx2": CsrPrices(0.7, 0.54, 0.1, 3.7, 30, (1.4, 2.7), (2.3, 5.7), 0.4),
+        ("avx512", "floats"): CsrPrices(0.4, 0.7, 0.8, 3.2, 30, (2.4, 3.2), (8.8, 15), 0.3),
+        ("avx512", "integers"): CsrPrices(0.4, 0.7, 0.8, 4.2, 30, (7, 9), (11, 17), 0.3),
+        ("avx512", "bytes"): CsrPrices(0.4, 0.75, 0.8, 3.2, 30, (8, 10), (11, 17), 0.3),
+        ("avx2", "floats"): CsrPrices(0.7, 0.54, 0.1, 3.7, 30, (1.4, 2.7), (2.3, 5.7), 0.4),
+        ("avx2", "integers"): CsrPrices(0.7, 0.54, 0.1, 4.7, 30, (5, 7.5), (4, 7.5), 0.4),
     },
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,

@@ -7,7 +7,7 @@ AVX2 steps the same. Caches are assumed to deliver half: 64, 32 and 16 bytes a c
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, CsrPrices, StepPrice, models
+from sparsejit.machine.core import Core, StepPrice, models
 from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5
 from sparsejit.machine.rates import Rates
 
@@ -44,8 +44,15 @@ ZEN4 = Core(
     code_rates=ZEN5.code_rates,
     batch=replace(ZEN5.batch, loads=1.0, products=1.0),
     csr={
-        "avx512": CsrPrices(1.3, 1.1, 1.0, 5, 30, (2.5, 3.2), (5, 6.5), 0.3),
-        "avx2": CSR["avx2"],
+        (isa, kind): prices._replace(
+            weight=_WIDE_FACTOR * prices.weight,
+            product=_WIDE_FACTOR * prices.product,
+            far_product=_WIDE_FACTOR * prices.far_product,
+            sums=_WIDE_FACTOR * prices.sums,
+        )
+        if isa == "avx512"
+        else prices
+        for (isa, kind), prices in CSR.items()
     },
     gate_cycles={
         (cell, isa): _WIDE_FACTOR * cycles if isa == "avx512" else cycles
