@@ -25,7 +25,8 @@ from sparsejit.x86.assembler import Assembler
 
 RUNNABLE = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
 # The repeated kernel is tested elsewhere: here one of each kind will do.
-KINDS = [row for row in RUNNABLE if row.each is None or row.each.name.startswith("f32-permute")]
+REPEATED = {"f32-permute-avx512", "f32-permute-avx2"}
+KINDS = [row for row in RUNNABLE if row.each is None or row.each.name in REPEATED]
 PANELS = [row for row in KINDS if row.family == "panels"]
 WITH_PANELS = [row for row in KINDS if row.family != "rows"]
 
@@ -207,8 +208,7 @@ def test_x_may_lie_anywhere(
     y = np.empty(spec.y_shape, np.float32)
     compiled(row, spec, matrix).function(2)(x.ctypes.data, y.ctypes.data)
     found, expected = (columns(spec, each) for each in (y, reference.matmul(spec, matrix, values)))
-    change = row.weight_change(matrix, target_of(row)) * np.abs(matrix.dense).sum(1).max()
-    np.testing.assert_allclose(found, expected, atol=1e-5 + change * np.abs(values).max())
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_x_is_copied_where_its_rows_fall_into_few_sets_of_the_cache() -> None:
