@@ -14,6 +14,7 @@ from sparsejit.planner.batch_plan import batch_strategies
 RANDOM = np.random.default_rng(0)
 W = np.where(RANDOM.random((20, 30)) < 0.2, RANDOM.standard_normal((20, 30)), 0).astype(np.float32)
 X = RANDOM.standard_normal((7, 30)).astype(np.float32)
+STRATEGIES = [s for s in batch_strategies() if s != "int8-tiles"]  # those of float32
 ATOL = 4e-5  # an index in the weight changes it by 2e-6 of itself
 
 
@@ -35,7 +36,7 @@ def test_columns_of_x_become_columns_of_y() -> None:
     np.testing.assert_allclose(kernel(X.T.copy()), W.astype(np.float64) @ X.T, atol=ATOL)
 
 
-@pytest.mark.parametrize("strategy", [s for s in batch_strategies() if s != "mixed"])
+@pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "mixed"])
 def test_a_pitch_is_the_length_of_rows(strategy: str, tmp_path: Any) -> None:
     kernel = sparsejit.compile_matrix(
         W, batch=7, layout="feature-major", pitch=16, strategy=strategy
@@ -65,7 +66,7 @@ def test_a_file_from_before_there_were_pitches_is_read(
     assert sparsejit.load(tmp_path / "kernel").spec.x_shape == (7, 30)
 
 
-@pytest.mark.parametrize("strategy", batch_strategies())
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_strategy_computes_the_linear_layer(strategy: str) -> None:
     batch = 21
     torch = pytest.importorskip("torch")
