@@ -33,6 +33,7 @@ _STEPS = {
     **_floats("broadcast-loop", "avx512", 1.2, 1.23, 1.5),
     **_floats("broadcast-4x4", "avx512", 0.7, 1.15, 1.65),
     **_floats("broadcast-4x4", "avx2", 0.62, 0.87, 0.95),
+    **_floats("broadcast-4x1", "avx2", 0.8),
     **_floats("dense", "avx512", 0.68, 1.06, 1.62),
     **_floats("dense-narrow", "avx512", 0.028, 0.041, 0.047),
     **_floats("dot", "avx512", 0.44, 0.79, 1.25),

@@ -42,6 +42,7 @@ STEPS = {
     ("broadcast-4x4", "avx2", "bfloat16"): StepPrice(0.66, _DERIVED),
     ("broadcast-4x4", "avx512", "float16"): StepPrice(0.86, _DERIVED),
     ("broadcast-4x4", "avx2", "float16"): StepPrice(0.61, _DERIVED),
+    ("broadcast-4x1", "avx2", "float32"): StepPrice(1.2, "assumed: never timed there"),
     ("broadcast-loop", "avx512", "float32"): StepPrice(
         1.12, "64x64; code is that of the block rows' ends"
     ),
