@@ -97,8 +97,10 @@ class Core:
     weights are short; of rules that hold, the last.
 
     What they cost:
-    `shared_way` is what code adds to data that comes from the same cache, or data to code;
-    `unhidden` what each other resource adds to the one that takes longest.
+    `shared_way` is what code adds to data that comes from L2 as well, or data to code, `shared_far`
+    beyond L2; `unhidden` what each other resource adds to the one that takes longest.
+    `l2_ways`: so many lines a set of L2 has, where pages at random crowd some sets before L2 is
+    full; 0 where it is taken to hold whatever is no larger.
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
     longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
@@ -122,6 +124,8 @@ class Core:
     halves_share_loads: bool
     widened: Mapping[tuple[str, str], str] = field(repr=False)
     shared_way: float
+    shared_far: float
+    l2_ways: int
     unhidden: float
     reduction_cycles: float
     multipliers: float
