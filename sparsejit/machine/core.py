@@ -102,7 +102,8 @@ class Core:
     `l2_ways`: so many lines a set of L2 has, where pages at random crowd some sets before L2 is
     full; 0 where it is taken to hold whatever is no larger.
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
-    longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
+    longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
+    `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
     a cycle. `csr`: by level and arithmetic. `barrier_ns`: to hand work to another core and to hear
     of its end.
@@ -115,6 +116,7 @@ class Core:
     folding: Mapping[tuple[str, bool], tuple[FoldingRule, ...]] = field(repr=False)
     shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
     code_rates: Mapping[str, float] = field(repr=False)
+    data_rates: Mapping[str, float] = field(repr=False)
     batch: BatchPrices = field(repr=False)
     csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)

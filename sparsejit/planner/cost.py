@@ -46,7 +46,7 @@ def price(counts: Counts) -> Cost:
         for level, share in cache_shares(code_bytes, data_bytes, target, target.l1i_bytes).items()
     }
     data = {
-        level: share * data_bytes / core.rates.data[_data_rate(counts, level)]
+        level: share * data_bytes / _data_rate(counts, level)
         for level, share in cache_shares(data_bytes, code_bytes, target, target.l1d_bytes).items()
     }
     added = sum(
@@ -81,10 +81,14 @@ def _main(cycles: Mapping[str, float]) -> str:
     return max(cycles, key=lambda level: cycles[level])
 
 
-def _data_rate(counts: Counts, level: str) -> str:
-    """The key of the rate at which the pool comes."""
-    has_padding = counts.padded and stride_padding(counts.pool_bytes, counts.target) != DENSE
-    return "padded L2" if level == "L2" and has_padding else level
+def _data_rate(counts: Counts, level: str) -> float:
+    """Bytes a cycle at which the pool comes from a cache."""
+    rates, target = counts.target.core.rates.data, counts.target
+    if level != "L2":
+        return rates[level]
+    has_padding = counts.padded and stride_padding(counts.pool_bytes, target) != DENSE
+    kind_rate = target.core.data_rates.get(counts.work[0].kind, 1.0)
+    return kind_rate * rates["padded L2" if has_padding else "L2"]
 
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:

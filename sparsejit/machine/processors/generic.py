@@ -33,6 +33,7 @@ GENERIC = Core(
     l2_ways=16,
     unhidden=0.1,
     code_rates=ZEN5.code_rates,
+    data_rates=ZEN5.data_rates,
     batch=GOLDEN_COVE.batch,
     csr=GOLDEN_COVE.csr,
     gate_cycles=ZEN5.gate_cycles,

@@ -44,6 +44,7 @@ ZEN4 = Core(
     l2_ways=ZEN5.l2_ways,
     unhidden=ZEN5.unhidden,
     code_rates=ZEN5.code_rates,
+    data_rates=ZEN5.data_rates,
     batch=replace(ZEN5.batch, loads=1.0, products=1.0),
     csr={
         (isa, kind): prices._replace(

@@ -167,6 +167,7 @@ ZEN5 = Core(
     unhidden=0.0,
     # `rates` are of instructions of five bytes.
     code_rates={"permute": 1.4, "broadcast": 1.25, "broadcast-4x4": 1.25},
+    data_rates={},
     batch=BATCH,
     csr=CSR,
     gate_cycles=GATE_CYCLES,
