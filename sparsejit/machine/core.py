@@ -97,10 +97,13 @@ class Core:
     weights are short; of rules that hold, the last.
 
     What they cost:
-    `shared_way` is what code adds to data that comes from the same cache, or data to code;
-    `unhidden` what each other resource adds to the one that takes longest.
+    `shared_way` is what code adds to data that comes from L2 as well, or data to code, `shared_far`
+    beyond L2; `unhidden` what each other resource adds to the one that takes longest.
+    `l2_ways`: so many lines a set of L2 has, where pages at random crowd some sets before L2 is
+    full; 0 where it is taken to hold whatever is no larger.
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
-    longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
+    longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
+    `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
     a cycle. `csr`: by level and arithmetic. `barrier_ns`: to hand work to another core and to hear
     of its end.
@@ -113,6 +116,7 @@ class Core:
     folding: Mapping[tuple[str, bool], tuple[FoldingRule, ...]] = field(repr=False)
     shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
     code_rates: Mapping[str, float] = field(repr=False)
+    data_rates: Mapping[str, float] = field(repr=False)
     batch: BatchPrices = field(repr=False)
     csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
@@ -122,6 +126,8 @@ class Core:
     halves_share_loads: bool
     widened: Mapping[tuple[str, str], str] = field(repr=False)
     shared_way: float
+    shared_far: float
+    l2_ways: int
     unhidden: float
     reduction_cycles: float
     multipliers: float

@@ -163,9 +163,12 @@ ZEN5 = Core(
     # Predictions for 45 layers of 768 to 3072 outputs, permute and broadcast, were 0.84 of the
     # measured times without, 0.99 with.
     shared_way=0.25,
+    shared_far=0.25,
+    l2_ways=0,  # recorded layers were fitted without
     unhidden=0.0,
     # `rates` are of instructions of five bytes.
     code_rates={"permute": 1.4, "broadcast": 1.25, "broadcast-4x4": 1.25},
+    data_rates={},
     batch=BATCH,
     csr=CSR,
     gate_cycles=GATE_CYCLES,
