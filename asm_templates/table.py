@@ -2,7 +2,7 @@
 
 Naming law: element type, family, instruction set. Adding a kernel touches its template file, its
 row here, the bytes of its code in `sparsejit/planner/prices.py`, its cycles in the data of a core
-(`sparsejit/machine/processors/zen5.py`), its oracle in `sparsejit/ir/reference.py`.
+(`sparsejit/machine/processors/`), its oracle in `sparsejit/ir/reference.py`.
 
 A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
 rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
