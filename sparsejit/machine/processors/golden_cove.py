@@ -99,10 +99,11 @@ GOLDEN_COVE = Core(
     unhidden=0.1,
     # C90 in 4730 ns, C95 in 3120.
     code_rates={**ZEN5.code_rates, "permute-inline": 1.3},
-    # Of 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family, 93 and
-    # 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights, and is one of two
-    # that multiply 512 bits. Where pages of code and weights take 0.8 of L2, a quarter comes from
-    # L3. A store beyond L1 takes 5 cycles. A square takes 66 in L1, 109 beyond; on AVX2 23 and 30.
+    # Of 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
+    # 93 and 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights,
+    # and is one of two that multiply 512 bits. Where pages of code and weights take 0.8 of L2,
+    # a quarter comes from L3. A store beyond L1 takes 5 cycles. A square takes 66 in L1, 109
+    # beyond; on AVX2 23 and 30.
     batch=replace(
         ZEN5.batch,
         l2_code=1.15,
