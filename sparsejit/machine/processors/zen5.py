@@ -112,6 +112,7 @@ BATCH = BatchPrices(
     repeated=1.15,
     copy={"avx512": 2.5, "avx2": 1.3},
     dense_fetch=0.6,
+    spreading={"avx512": 0.0, "avx2": 0.0},
 )
 
 # 0.69, 0.96, 1.20, 1.82, 0.23, 0.32, 0.05 and 0.1 ns a hidden unit of 256, at 4.2 GHz.
