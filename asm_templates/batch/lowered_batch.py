@@ -88,11 +88,12 @@ def expect(
     family: str, each: Stages | None, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> BatchCounts:
     """As if tiles were of consecutive rows."""
-    used = matrix.dense != 0
-    starts = [int(rows[0]) for rows in tile_rows(len(used), target.vector_registers - RESERVED)]
-    inputs = int(np.count_nonzero(np.logical_or.reduceat(used, starts, axis=0)))
+    in_panels, inputs = columns_in_panels(family, spec, target), 0
+    if in_panels:
+        used = matrix.dense != 0
+        tiles = tile_rows(len(used), target.vector_registers - RESERVED)
+        inputs = sum(np.count_nonzero(used[rows[0] : rows[-1] + 1].any(axis=0)) for rows in tiles)
     of_each = each.expect(spec.each, matrix, target) if each else None
-    in_panels = columns_in_panels(family, spec, target)
     return BatchCounts(target, spec, matrix.nnz, in_panels, inputs, of_each)
 
 
