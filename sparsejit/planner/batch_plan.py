@@ -15,7 +15,7 @@ from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level, price
 from sparsejit.planner.csr_price import price_csr
@@ -161,6 +161,9 @@ def _panels(counts: BatchCounts) -> Cost:
     first = max(fetching, later)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
+    if spec.dtype is DType.INT8:
+        integers = core.csr[target.isa, counts.arithmetic.value]
+        copying = panels * spec.in_features * integers.into_panel[0]
     cycles = chunks * first + (panels - chunks) * later + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
