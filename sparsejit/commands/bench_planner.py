@@ -31,8 +31,7 @@ def planner(
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
     ] = None,
     generic: Annotated[
-        bool,
-        typer.Option("--generic", help="As on a core without data of its own, but calibrated."),
+        bool, typer.Option("--generic", help="As on a core without data of its own.")
     ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
@@ -62,14 +61,14 @@ def planner(
         with error_console.status("") as status:
             rows = survey(layers, target, status.update)
         found = survey_report.summary(rows)
-        shown = {"summary": found.as_dict(), "rows": [row.as_dict() for row in rows]}
-        values.append({**shown, **speeds})
+        as_dicts = [row.as_dict() for row in rows]
+        values.append({"summary": found.as_dict(), "rows": as_dicts, **speeds})
         if not as_json:
             tables = survey_report.losses_table(rows), survey_report.ratios_table(found)
             console.print(*tables, "\n".join(survey_report.lines(found)))
     if record:
-        limits = machine_limits(target)
-        error_console.print(f"recorded in {history.append('planner', values, limits)}")
+        file = history.append("planner", values, machine_limits(target))
+        error_console.print(f"recorded in {file}")
     hand_over(values, as_json, out)
 
 
