@@ -46,8 +46,9 @@ class BatchCounts:
     def x_stays(self) -> bool:
         """Whether panels take a feature-major x where it lies, if that is aligned.
 
-        It is float32, each of its rows has whole vectors, a copy of its pitch would fit the workspace, and the
-        lines of a panel are less than twice what those sets of L1 hold that they fall into.
+        It is float32, each of its rows has whole vectors, a copy of its pitch would fit the
+        workspace, and the lines of a panel are less than twice what those sets of L1 hold that they
+        fall into.
         """
         lanes, row_bytes = self.target.lanes, 4 * self.spec.pitch
         whole = self.in_panels > 0 and (self.in_panels | self.spec.pitch) % lanes == 0
