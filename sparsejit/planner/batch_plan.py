@@ -16,7 +16,7 @@ from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
@@ -180,9 +180,7 @@ def _panels(counts: BatchCounts) -> Cost:
     computing = chunks * first + (panels - chunks) * later
     arriving = panels * _arriving(counts, at_once)
     hidden = core.unhidden * min(computing, arriving)
-    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
-    copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
-    cycles = max(computing, arriving) + hidden + copying
+    cycles = max(computing, arriving) + hidden + panels * _copying(counts)
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
@@ -207,6 +205,15 @@ def _fetching(code_bytes: int, data_bytes: int, target: Target) -> tuple[float, 
         for level, share in shares.items()
     }
     return sum(cycles.values()), max(cycles, key=lambda level: cycles[level])
+
+
+def _copying(counts: BatchCounts) -> float:
+    """Cycles of a panel to copy x, or to bring it to integers."""
+    spec, core, isa = counts.spec, counts.target.core, counts.target.isa
+    if spec.dtype is DType.INT8:
+        return spec.in_features * core.csr[isa, counts.arithmetic.value].into_panel[0]
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
+    return spec.in_features * core.batch.copy[isa] if is_copied else 0.0
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:
