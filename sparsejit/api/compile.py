@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.options import KernelSource, Options
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -88,6 +89,7 @@ def _compiled(
     matrix = SparseMatrix(array)
     spec = options.layer(matrix, own_bias)
     target = calibrated(Target.resolve(options.target))
+    target.check_allowed(_needed_sets(options.strategy) - target.instruction_sets)
     planner = _Planner(options, target, parse_threads(options.threads))
     progress("choosing a kernel", 0.1)
     choice = planner.plan(spec, matrix)
@@ -105,6 +107,12 @@ def _compiled(
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel
+
+
+def _needed_sets(strategy: str) -> frozenset[str]:
+    """All instruction sets that batch kernels of a family need, beyond those of their level."""
+    rows = (row for row in MATMUL_TEMPLATES if row.family == strategy)
+    return frozenset[str]().union(*(row.requires for row in rows))
 
 
 @dataclass(frozen=True)
