@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sparsejit.api.kernel import Kernel
@@ -70,8 +71,10 @@ def compile_matrix(
     Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
     machine cannot run.
     """
-    how = strategy, target, threads, tune, exact, layout, input_scale, pitch
-    return _compiled(weights, bias, Options(activation, batch, dtype, *how), progress)
+    layer = partial(Options, activation=activation, batch=batch, dtype=dtype, layout=layout)
+    kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)
+    options = kernel(target=target, input_scale=input_scale, pitch=pitch)
+    return _compiled(weights, bias, options, progress)
 
 
 def compile_source(source: KernelSource) -> Kernel:
