@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sparsejit.asm_templates.broadcast import dense, fours, immediate, loop, mixed, straight
+from sparsejit.asm_templates.broadcast import dense, fours, immediate, loop, mixed, straight, strips
 from sparsejit.asm_templates.dense_product import dot
 from sparsejit.asm_templates.gather import (
     int8_pairs,
@@ -89,6 +89,7 @@ _STAGES = {
     "broadcast-loop": Stages(loop.expect, loop.lower, loop.emit),
     "broadcast-mixed": Stages(mixed.expect, mixed.lower, mixed.emit),
     "broadcast-4x4": Stages(fours.expect, fours.lower, fours.emit),
+    "broadcast-4x1": Stages(strips.expect, strips.lower, strips.emit),
     "dense": Stages(dense.expect, dense.lower, dense.emit),
     "dot": Stages(dot.expect, dot.lower, dot.emit),
     "permute": Stages(permute.expect, permute.lower, permute.emit),
@@ -101,7 +102,7 @@ _STAGES = {
     "int8-pairs": Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
 }
 
-_BOTH, _AVX512 = ("avx512", "avx2"), ("avx512",)
+_BOTH, _AVX512, _AVX2 = ("avx512", "avx2"), ("avx512",), ("avx2",)
 _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _VBMI = frozenset({"avx512vbmi"})
 _VNNI = _VBMI | {"avx512_vnni"}
@@ -115,6 +116,7 @@ _ROWS = (
     ("broadcast-loop", _BOTH, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-mixed", _AVX512, _FLOATS, _NONE, _BLOCKS),
     ("broadcast-4x4", _BOTH, _FLOATS, _NONE, _BLOCKS),
+    ("broadcast-4x1", _AVX2, _FLOATS, _NONE, _BLOCKS),
     ("dense", _BOTH, _FLOATS, _NONE, "outer products in registers: Goto and van de Geijn 2008"),
     ("dot", _BOTH, _FLOATS, _NONE, "inner products, lanes over inputs, as in BLAS's gemv"),
     ("permute", _BOTH, _FLOATS, _NONE, _OWN),

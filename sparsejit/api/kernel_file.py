@@ -28,7 +28,9 @@ def write_kernel(path: str | os.PathLike[str], source: KernelSource) -> None:
 def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
     """What `write_kernel` wrote. Raises DamagedFile, without the file's name, for anything else."""
     described, arrays = fields_of(header, options=dict, arrays=dict)
-    options = _RECORDS.decode({"pitch": None, **described})  # older files have none
+    if described.get("record") == Options.__name__:
+        described.setdefault("pitch", None)  # older files have none
+    options = _RECORDS.decode(described)
     reader = ArrayReader(tensors)
     found = {name: reader.read(name, data) for name, data in arrays.items()}
     reader.finish()

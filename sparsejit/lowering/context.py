@@ -39,6 +39,7 @@ class Lowering:
         self.target = options.target
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
+        self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):

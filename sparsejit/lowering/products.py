@@ -38,15 +38,14 @@ def lower_linear(low: Lowering, node: Node) -> None:
     each = MatVec(out_features, in_features, values, op.activation, op.dtype, op.input_scale)
     each.check_weights(matrix.dense)
     rows = prod(x.shape[:-1])
-    between = _feature_major(low.view(x), rows)
-    source = between or low.contiguous(x)
+    stayed = x in low.feature_major
+    source = low.view(x) if stayed else low.contiguous(x)
     layer: Layer = each
     stays = rows > 1 and _stays_feature_major(low, node, rows)
     if rows > 1:
-        layer = _batch(each, rows, between is not None, stays)
+        layer = _batch(each, rows, stayed, stays)
     if stays:
         destination = _new_feature_major(low, node.output, rows)
-        low.bind(node.output, destination)
     else:
         destination = low.dense_result(node.output)
     low.add(product_step(node, layer, matrix, source, destination, low.options))
@@ -65,16 +64,9 @@ def _new_feature_major(low: Lowering, value: Value, rows: int) -> View:
     kind = replace(value.type, shape=(features, spread_pitch(rows)))
     view = low.temporary(kind).sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
     assert view is not None
+    low.bind(value, view)
+    low.feature_major.add(value)
     return view
-
-
-def _feature_major(view: View, rows: int) -> View | None:
-    """The view if `_new_feature_major` made it."""
-    features, pitch = view.shape[-1], 4 * spread_pitch(rows)
-    matrix = view.reshaped((rows, features))
-    if rows == 1 or matrix is None or matrix.strides != (4, pitch):
-        return None
-    return view if view.offset == 0 and view.buffer.bytes == features * pitch else None
 
 
 def _stays_feature_major(low: Lowering, node: Node, rows: int) -> bool:

@@ -34,14 +34,16 @@ class FoldingRule(NamedTuple):
 class BatchPrices:
     """What the parts of a batch cost.
 
-    `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Long
-    instructions come from L2 at `l2_code` of the rate that `Rates` has for code; code that takes
-    more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed in
-    `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
-    `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
-    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Nothing hides
-    `late_inputs` of what the inputs of several panels that exceed L1 need to come from L2, and
-    `late_stores` cycles a vector of outputs.
+    `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
+    that share a load, by level, each takes the place of `spreading` products. Long instructions
+    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; code that
+    takes more than `near_l3` of L3 at `far_code` bytes a cycle. What takes 1 - `l2_edge` of L2
+    comes from there, what takes 1 + `l2_edge` from L3, in between a part from each. Lanes by n
+    elements are transposed in `square[0] + n * square[1]` cycles, by level. A kernel that runs on
+    column after column takes `repeated` of its price for each. `copy` is cycles by level to bring
+    a vector of x into line. Dense code hides all but `dense_fetch` of fetching weights from beyond
+    L2. Where x and y exceed L1, what is read takes `late_inputs`, and what is written `late_stores`
+    times as long as L2's rate says, beside the products.
     """
 
     loads: float
@@ -54,6 +56,9 @@ class BatchPrices:
     repeated: float
     copy: Mapping[str, float]
     dense_fetch: float
+    spreading: Mapping[str, float]
+    l3_code: float = 1.0
+    l2_edge: float = 0.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
 
@@ -97,10 +102,13 @@ class Core:
     weights are short; of rules that hold, the last.
 
     What they cost:
-    `shared_way` is what code adds to data that comes from the same cache, or data to code;
-    `unhidden` what each other resource adds to the one that takes longest.
+    `shared_way` is what code adds to data that comes from L2 as well, or data to code, `shared_far`
+    beyond L2; `unhidden` what each other resource adds to the one that takes longest.
+    `l2_ways`: so many lines a set of L2 has, where pages at random crowd some sets before L2 is
+    full; 0 where it is taken to hold whatever is no larger.
     `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
-    longer instructions carry more. `gate_cycles`: of a hidden unit, by recurrent cell and level.
+    longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
+    `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
     a cycle. `csr`: by level and arithmetic. `barrier_ns`: to hand work to another core and to hear
     of its end.
@@ -113,6 +121,7 @@ class Core:
     folding: Mapping[tuple[str, bool], tuple[FoldingRule, ...]] = field(repr=False)
     shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
     code_rates: Mapping[str, float] = field(repr=False)
+    data_rates: Mapping[str, float] = field(repr=False)
     batch: BatchPrices = field(repr=False)
     csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
@@ -122,6 +131,8 @@ class Core:
     halves_share_loads: bool
     widened: Mapping[tuple[str, str], str] = field(repr=False)
     shared_way: float
+    shared_far: float
+    l2_ways: int
     unhidden: float
     reduction_cycles: float
     multipliers: float

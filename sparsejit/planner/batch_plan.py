@@ -103,7 +103,8 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
         parts.append((1, _panels(counts)))
     if counts.each is not None and counts.repeats:
         each = price(counts.each)
-        parts.append((core.batch.repeated * counts.repeats, each))
+        again = core.batch.repeated * max(1.0, _again(counts, each) / each.ns)
+        parts.append((again * counts.repeats, each))
         if counts.in_panels:  # which have left nothing of its code where it is fetched from
             waiting += each.code_bytes / (core.rates.code["L2"] * core.batch.l2_code)
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
@@ -137,10 +138,22 @@ def _transposing(counts: BatchCounts) -> float:
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
     """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
-    lanes, square = counts.target.lanes, counts.target.core.batch.square[counts.target.isa]
+    target = counts.target
+    lanes, square = target.lanes, target.core.batch.square[target.isa]
     columns = counts.repeats if layout is Layout.FEATURE_MAJOR else counts.in_panels
     whole, rest = divmod(columns, lanes)
-    return sum(square[0] + square[1] * width for width in [lanes] * whole + [rest] * (rest > 0))
+    widths = [lanes] * whole + [rest] * (rest > 0)
+    return sum(square[0] + square[1] * width + _line_cycles(counts, width) for width in widths)
+
+
+def _line_cycles(counts: BatchCounts, width: int) -> float:
+    """Cycles in which the lines of a square come from L2, where L1 does not hold both layouts."""
+    target, spec = counts.target, counts.spec
+    columns = min(spec.batch, chunk_columns(spec, target.lanes) or target.lanes)
+    if 2 * 4 * columns * (spec.in_features + spec.out_features) <= target.l1d_bytes:
+        return 0.0
+    lines = (target.lanes + width) * target.vector_bytes
+    return target.core.batch.late_inputs * lines / target.core.rates.data["L2"]
 
 
 def _panels(counts: BatchCounts) -> Cost:
@@ -153,26 +166,67 @@ def _panels(counts: BatchCounts) -> Cost:
     share, code = shared_loads(target, at_once), _PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
-    code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
-    fetching = code_bytes / _code_rate(code_bytes, code_level, target)
+    fetching, code_level = _fetching(code_bytes, data_bytes, target)
     loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
-    adding = nnz / prices.products + spec.out_features * prices.store_cycles
-    later = max(loading, adding) + _late(counts, at_once)
+    products = nnz * (1 + share * prices.spreading[target.isa]) / prices.products
+    later = max(loading, products + spec.out_features * prices.store_cycles)
     first = max(fetching, later)
+    computing = chunks * first + (panels - chunks) * later
+    arriving = panels * _arriving(counts, at_once)
+    hidden = core.unhidden * min(computing, arriving)
     is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
-    cycles = chunks * first + (panels - chunks) * later + copying
+    cycles = max(computing, arriving) + hidden + copying
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
 
-def _late(counts: BatchCounts, panels: int) -> float:
-    """Cycles of a panel, of so many computed at once, that nothing hides."""
+def _again(counts: BatchCounts, each: Cost) -> float:
+    """Nanoseconds in which code and weights of a column arrive that the batch leaves in no L2."""
+    assert counts.each is not None
+    target, spec, core = counts.target, counts.spec, counts.target.core
+    column = 4 * (spec.in_features + spec.out_features)
+    beyond = _beyond_l2(each.code_bytes + counts.each.pool_bytes + column, target)
+    data, code = core.rates.data, core.rates.code
+    longer = core.code_rates.get(counts.each.work[0].kind, 1.0)
+    cycles = 0.0
+    if beyond and counts.each.pool_bytes > target.l1d_bytes:
+        cycles += counts.each.pool_bytes * ((1 - beyond) / data["L2"] + beyond / data["L3"])
+    if beyond and each.code_bytes > target.l1i_bytes:
+        cycles += each.code_bytes / longer * ((1 - beyond) / code["L2"] + beyond / code["L3"])
+    return cycles / core.rates.cycles_per_ns
+
+
+def _beyond_l2(size: int, target: Target) -> float:
+    """The share of so many bytes that comes from L3 though they might fit L2.
+
+    Their pages fall into its sets at random, and some sets get more than they hold.
+    """
+    edge = target.core.batch.l2_edge
+    if edge == 0:
+        return 0.0
+    return min(1.0, max(0.0, 0.5 + (size / target.l2_bytes - 1) / (2 * edge)))
+
+
+def _arriving(counts: BatchCounts, panels: int) -> float:
+    """Cycles in which x, y and weights pass between L1 and L2, of a panel of so many at once."""
     target, spec, prices = counts.target, counts.spec, counts.target.core.batch
-    beyond_l1 = panels * target.vector_bytes * spec.in_features > target.l1d_bytes
-    fetched = counts.inputs * target.vector_bytes if panels > 1 and beyond_l1 else 0
-    from_l2 = fetched / target.core.rates.data["L2"]
-    return prices.late_inputs * from_l2 + prices.late_stores * spec.out_features
+    features = spec.in_features + spec.out_features
+    if panels * target.vector_bytes * features <= target.l1d_bytes:
+        return 0.0
+    read = counts.inputs * target.vector_bytes + 4 * counts.nnz
+    written = spec.out_features * target.vector_bytes
+    rate = target.core.rates.data["L2"]
+    return (prices.late_inputs * read + prices.late_stores * written) / rate
+
+
+def _fetching(code_bytes: int, data_bytes: int, target: Target) -> tuple[float, str]:
+    """Cycles in which code arrives, and from where most of it comes."""
+    level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
+    if level not in ("L2", "L3") or target.core.batch.l2_edge == 0:
+        return code_bytes / _code_rate(code_bytes, level, target), level
+    near, far = (code_bytes / _code_rate(code_bytes, name, target) for name in ("L2", "L3"))
+    return near + _beyond_l2(code_bytes + data_bytes, target) * (far - near), level
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:
@@ -180,4 +234,5 @@ def _code_rate(code_bytes: int, level: str, target: Target) -> float:
     prices = target.core.batch
     if code_bytes > prices.near_l3 * target.l3_bytes:
         return prices.far_code
-    return target.core.rates.code[level] * (prices.l2_code if level == "L2" else 1)
+    longer = {"L2": prices.l2_code, "L3": prices.l3_code}
+    return target.core.rates.code[level] * longer.get(level, 1.0)

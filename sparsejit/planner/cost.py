@@ -5,6 +5,8 @@ core. Time is the largest of what the execution ports need for them and what the
 need to arrive, which overlap.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.lowered import Counts, Work
@@ -38,18 +40,23 @@ def price(counts: Counts) -> Cost:
     execution = sum(cycles for _, cycles in steps)
     # Code that runs several times arrives during the first.
     later = sum(cycles * (1 - 1 / work.runs) for work, cycles in steps)
-    code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
-    data_level = cache_level(data_bytes, code_bytes, target, target.l1d_bytes)
-    code_rate = core.code_rates.get(counts.work[0].kind, 1.0) * core.rates.code[code_level]
-    transfers = {
-        f"code from {code_level}": code_bytes / code_rate,
-        f"data from {data_level}": data_bytes / core.rates.data[_data_rate(counts, data_level)],
+    code_rate = core.code_rates.get(counts.work[0].kind, 1.0)
+    code = {
+        level: share * code_bytes / (code_rate * core.rates.code[level])
+        for level, share in cache_shares(code_bytes, data_bytes, target, target.l1i_bytes).items()
     }
-    if code_level == data_level != "L1":
-        added = core.shared_way * min(transfers.values())
-        transfers = {name: cycles + added for name, cycles in transfers.items()}
+    data = {
+        level: share * data_bytes / _data_rate(counts, level)
+        for level, share in cache_shares(data_bytes, code_bytes, target, target.l1d_bytes).items()
+    }
+    added = sum(
+        (core.shared_way if level == "L2" else core.shared_far) * min(code[level], data[level])
+        for level in code.keys() & data.keys() - {"L1"}
+    )
+    code_name, data_name = f"code from {_main(code)}", f"data from {_main(data)}"
+    transfers = {code_name: sum(code.values()) + added, data_name: sum(data.values()) + added}
     far = {name: cycles for name, cycles in transfers.items() if not name.endswith("L1")}
-    transfers[f"code from {code_level}"] += later
+    transfers[code_name] += later
     resources = {"execution": execution, **transfers}
     bound = max(resources, key=lambda name: resources[name])
     far["execution"] = execution
@@ -69,10 +76,19 @@ def _code_bytes(counts: Counts, work: Work) -> float:
     return work.steps * each / work.runs
 
 
-def _data_rate(counts: Counts, level: str) -> str:
-    """The key of the rate at which the pool comes."""
-    has_padding = counts.padded and stride_padding(counts.pool_bytes, counts.target) != DENSE
-    return "padded L2" if level == "L2" and has_padding else level
+def _main(cycles: Mapping[str, float]) -> str:
+    """The cache that takes longest."""
+    return max(cycles, key=lambda level: cycles[level])
+
+
+def _data_rate(counts: Counts, level: str) -> float:
+    """Bytes a cycle at which the pool comes from a cache."""
+    rates, target = counts.target.core.rates.data, counts.target
+    if level != "L2":
+        return rates[level]
+    has_padding = counts.padded and stride_padding(counts.pool_bytes, target) != DENSE
+    kind_rate = target.core.data_rates.get(counts.work[0].kind, 1.0)
+    return kind_rate * rates["padded L2" if has_padding else "L2"]
 
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
@@ -89,3 +105,30 @@ def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int
         if own_bytes + other_bytes <= size:
             return name
     return "memory"
+
+
+def cache_shares(
+    own_bytes: int, other_bytes: int, target: Target, level_one: int
+) -> dict[str, float]:
+    """What share of code or data comes from which cache: as `cache_level`, less what L2 misses."""
+    level = cache_level(own_bytes, other_bytes, target, level_one)
+    missed = missed_share((own_bytes + other_bytes) / target.l2_bytes, target.core.l2_ways)
+    if level not in ("L2", "L3") or not 0.0 < missed < 1.0:
+        return {level: 1.0}
+    return {"L2": 1.0 - missed, "L3": missed}
+
+
+def missed_share(fill: float, ways: int) -> float:
+    """The share of lines read over and over that a cache misses, `fill` its size in bytes.
+
+    Pages lie at random, so that the lines of a set are Poisson distributed about `ways * fill`.
+    Those in sets that get more than `ways` drive each other out. Without ways a cache misses
+    nothing until it is full, and then everything.
+    """
+    if not ways:
+        return float(fill > 1)
+    mean, term, others = ways * fill, 1.0, 0.0
+    for count in range(ways):  # a line stays beside fewer than `ways` others
+        others += term
+        term *= mean / (count + 1)
+    return max(0.0, 1.0 - math.exp(-mean) * others)

@@ -41,6 +41,7 @@ FAMILY_STEPS: dict[str, FamilySteps] = {
     "lookup": FamilySteps(_avx512(0.5, 0.5, 0.5)),
     "broadcast": FamilySteps(_avx512(8.5, 13, 13) | _avx2(8.5, 15, 12)),
     "broadcast-4x4": FamilySteps(_avx512(9.5, 16.5, 14.3) | _avx2(8.8, 14, 12.2)),
+    "broadcast-4x1": FamilySteps({("avx2", F32): 20}),
     "broadcast-loop": FamilySteps(_alike(1, *FLOATS)),
     "broadcast-mixed": FamilySteps(_avx512(8.5, 17, 14)),
     "dense": FamilySteps(_alike(0.1, *FLOATS)),

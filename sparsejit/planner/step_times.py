@@ -51,12 +51,10 @@ class _SmallKernel:
 
 
 def step_prices(target: Target) -> dict[Key, float]:
-    """Cycles of a step by kind, level and stored dtype; what could not be told is left out."""
+    """Cycles of a step by kind, level and stored dtype."""
     probes = [_probe(row, target) for row in MATVEC_TEMPLATES if row.made_for(target)]
     found: dict[Key, float] = {}
     for probe, cycles in zip(probes, _least_cycles(probes, target), strict=True):
-        if cycles is None:
-            continue
         for work in probe.counts.work:
             key = work.kind, target.isa, probe.counts.stored.value
             # A kind that several templates have is its own family's.
@@ -91,8 +89,12 @@ def _matrix(size: tuple[int, int]) -> SparseMatrix:
     return SparseMatrix(weights * np.repeat(blocks, _BLOCK_ROWS, axis=0))
 
 
-def _least_cycles(probes: Sequence[_SmallKernel], target: Target) -> list[float | None]:
-    """Of a call of each; None where other work kept disturbing it."""
+def _least_cycles(probes: Sequence[_SmallKernel], target: Target) -> list[float]:
+    """Of a call of each.
+
+    What other work kept disturbing counts as well: with one kernel at a measured price and its
+    rival at an assumed one, choices are worse than with both a little too dear.
+    """
     memory = _function(target, _chain)
     chain = native_loop([(memory.address, ())])
     halves = np.full((2, len(probes)), np.inf)
@@ -109,8 +111,7 @@ def _least_cycles(probes: Sequence[_SmallKernel], target: Target) -> list[float 
                 halves[a_round % 2, number] = min(cycles, halves[a_round % 2, number])
             if a_round % _ROUNDS == _ROUNDS - 1:
                 steady = halves.max(axis=0) <= _MOST_DIFFERENCE * halves.min(axis=0)
-    least = halves.min(axis=0)
-    return [float(one) if sure else None for one, sure in zip(least, steady, strict=True)]
+    return [float(one) for one in halves.min(axis=0)]
 
 
 def _chain(asm: Assembler) -> None:

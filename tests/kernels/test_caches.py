@@ -115,18 +115,33 @@ def processor_file(target: Target) -> Path:
 
 @pytest.mark.parametrize("key", ["zen5", "generic"])
 def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
-    """Tricks only where the core's own data assume them."""
+    """Where the core's own data were measured: of it only the clock and what lies beyond L2."""
     target = replace(Target.detect(), core=core_named(key))
     file = processor_file(target)
     file.write_bytes(_text(MEASURED))
-    core = calibration.calibrated(target).core
-    assert core.rates.data == MEASURED["rates"]["data"]
-    assert core.step_cycles("permute", "avx512", "bfloat16") == 2.5
-    assert core.step_cycles("permute", "avx512", "float32") == target.core.step_cycles(
-        "permute", "avx512", "float32"
-    )
-    assert (core.padding, core.redirects) == ((True, True) if key == "zen5" else (True, False))
+    core, own = calibration.calibrated(target).core, target.core
+    if key == "zen5":
+        assert core.rates.data == {**own.rates.data, "L3": 10.0, "memory": 6.0}
+        assert core.rates.cycles_per_ns == 3.5
+        assert (core.steps, core.shared_way) == (own.steps, own.shared_way)
+        assert (core.padding, core.redirects, core.placement) == (True, True, True)
+    else:
+        assert core.rates.data == MEASURED["rates"]["data"]
+        assert core.step_cycles("permute", "avx512", "bfloat16") == 2.5
+        assert (core.padding, core.redirects, core.placement) == (True, False, True)
     assert core.origin == f"measured on 2026-01-31, {file}"
+
+
+def test_prices_that_were_not_measured_change_as_those_of_their_kind() -> None:
+    """Or a kernel whose float32 was measured has a rival at an assumed price in float16."""
+    target = replace(Target.detect(), core=core_named("generic"))
+    processor_file(target).write_bytes(_text(MEASURED))
+    core, own = calibration.calibrated(target).core, target.core
+    factor = 2.5 / own.step_cycles("permute", "avx512", "bfloat16")
+    key = "permute", "avx512", "float16"
+    assert core.step_cycles(*key) == pytest.approx(factor * own.step_cycles(*key))
+    other = "lookup", "avx512", "float32"
+    assert core.step_cycles(*other) == own.step_cycles(*other)
 
 
 def test_without_a_file_prices_are_the_core_s_data() -> None:

@@ -27,7 +27,7 @@ ALONE = {"immediate"}  # an input without a weight is never read for a row
 EVERY_OUTPUT = {"dense", "dot"}  # which multiply zeros too
 BY_BLOCK = {"broadcast", "broadcast-loop", "broadcast-mixed"}
 BY_SQUARE = {"broadcast-4x4"}  # which multiply the zeros of a block of four by four
-IN_IDLE_LANES = {"permute", "permute-inline", "lane16", "lookup"}
+IN_IDLE_LANES = {"broadcast-4x1", "permute", "permute-inline", "lane16", "lookup"}
 
 
 def product(

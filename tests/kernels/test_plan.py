@@ -11,7 +11,7 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
-from sparsejit.planner.cost import price
+from sparsejit.planner.cost import cache_shares, missed_share, price
 from sparsejit.planner.plan import plan, strategies
 from sparsejit.x86.assembler import Assembler
 
@@ -143,3 +143,25 @@ def test_a_kernel_that_cannot_hold_the_inputs_is_no_candidate() -> None:
     assert plan(spec, matrix, vnni).chosen.template.family == "int8-permute"
     with pytest.raises(InvalidInput, match="no kernel for int8 and 300000 inputs on this avx2"):
         plan(spec, matrix, Target.named("avx2"))
+
+
+def test_a_cache_misses_what_crowds_its_sets_before_it_is_full() -> None:
+    """Poisson: with 16 ways and 16 lines to a set on average, 0.533 share one with 16 others."""
+    assert missed_share(1.0, 16) == pytest.approx(0.533, abs=1e-3)
+    assert missed_share(0.0, 16) == missed_share(1.0, 0) == 0.0
+    assert missed_share(1.01, 0) == 1.0 and missed_share(100.0, 16) == 1.0
+    shares = [missed_share(fill / 8, 16) for fill in range(17)]
+    assert shares == sorted(shares)
+
+
+def test_what_l2_misses_comes_from_l3() -> None:
+    target = Target.named("avx512")
+    crowded = replace(target, core=replace(target.core, l2_ways=16))
+    size = target.l2_bytes * 3 // 4
+    assert cache_shares(100, 0, crowded, 1000) == {"L1": 1.0}
+    shares = cache_shares(size, 0, crowded, 1000)
+    assert shares.keys() == {"L2", "L3"} and sum(shares.values()) == pytest.approx(1.0)
+    assert 0.1 < shares["L3"] < 0.2
+    full = replace(target, core=replace(target.core, l2_ways=0))
+    assert cache_shares(size, 0, full, 1000) == {"L2": 1.0}
+    assert cache_shares(2 * target.l2_bytes, 0, full, 1000) == {"L3": 1.0}

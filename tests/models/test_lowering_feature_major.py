@@ -8,6 +8,7 @@ from native import ISAS, check_graph
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
@@ -30,13 +31,15 @@ class Chain:
         op = Linear(Activation.RELU, dtype)
         return self.builder.one(op, x, *constants, origin=Origin("linear"))
 
-    def layouts(self, isa: str, *outputs: Value) -> list[tuple[Layout, Layout]]:
+    def layouts(
+        self, isa: str, *outputs: Value, tolerance: float = 1e-4
+    ) -> list[tuple[Layout, Layout]]:
         """Of x and y of each layer; the graph is checked against float64."""
         graph: Graph = self.builder.finish(outputs)
         options = ModelOptions(Target.named(isa))
         layers = [step.facts.layer for step in lower_model(graph, options).steps]
         x = np.random.default_rng(0).standard_normal(self.x.shape).astype(np.float32)
-        check_graph(graph, [x], options.target, 1e-4)
+        check_graph(graph, [x], options.target, tolerance)
         return [(each.layout, each.y_layout) for each in layers if isinstance(each, MatMul)]
 
 
@@ -49,6 +52,16 @@ def test_values_between_layers_stay_feature_major(isa: str, shape: tuple[int, ..
     third = chain.linear(second, 220)
     found = chain.layouts(isa, third)
     assert found == [(BATCH, FEATURE), (FEATURE, FEATURE), (FEATURE, BATCH)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
+def test_a_transposed_input_is_read_as_any_other(isa: str, dtype: DType) -> None:
+    """Its strides are those of a value that stays feature-major."""
+    chain = Chain(130, 16)
+    turned = chain.builder.one(Permute((1, 0)), chain.x, origin=Origin("t"))
+    found = chain.layouts(isa, chain.linear(turned, 200, dtype), tolerance=0.3)
+    assert found == [(BATCH, BATCH)]
 
 
 @pytest.mark.parametrize("isa", ISAS)

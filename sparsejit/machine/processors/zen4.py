@@ -40,8 +40,11 @@ ZEN4 = Core(
     placement=False,
     shared_panel_loads=ZEN5.shared_panel_loads,
     shared_way=ZEN5.shared_way,
+    shared_far=ZEN5.shared_far,
+    l2_ways=ZEN5.l2_ways,
     unhidden=ZEN5.unhidden,
     code_rates=ZEN5.code_rates,
+    data_rates=ZEN5.data_rates,
     batch=replace(ZEN5.batch, loads=1.0, products=1.0),
     csr={
         (isa, kind): prices._replace(

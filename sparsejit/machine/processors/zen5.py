@@ -42,6 +42,7 @@ STEPS = {
     ("broadcast-4x4", "avx2", "bfloat16"): StepPrice(0.66, _DERIVED),
     ("broadcast-4x4", "avx512", "float16"): StepPrice(0.86, _DERIVED),
     ("broadcast-4x4", "avx2", "float16"): StepPrice(0.61, _DERIVED),
+    ("broadcast-4x1", "avx2", "float32"): StepPrice(1.2, "assumed: never timed there"),
     ("broadcast-loop", "avx512", "float32"): StepPrice(
         1.12, "64x64; code is that of the block rows' ends"
     ),
@@ -111,6 +112,7 @@ BATCH = BatchPrices(
     repeated=1.15,
     copy={"avx512": 2.5, "avx2": 1.3},
     dense_fetch=0.6,
+    spreading={"avx512": 0.0, "avx2": 0.0},
 )
 
 # 0.69, 0.96, 1.20, 1.82, 0.23, 0.32, 0.05 and 0.1 ns a hidden unit of 256, at 4.2 GHz.
@@ -162,9 +164,12 @@ ZEN5 = Core(
     # Predictions for 45 layers of 768 to 3072 outputs, permute and broadcast, were 0.84 of the
     # measured times without, 0.99 with.
     shared_way=0.25,
+    shared_far=0.25,
+    l2_ways=0,  # recorded layers were fitted without
     unhidden=0.0,
     # `rates` are of instructions of five bytes.
     code_rates={"permute": 1.4, "broadcast": 1.25, "broadcast-4x4": 1.25},
+    data_rates={},
     batch=BATCH,
     csr=CSR,
     gate_cycles=GATE_CYCLES,
