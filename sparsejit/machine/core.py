@@ -37,13 +37,12 @@ class BatchPrices:
     `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
     that share a load, by level, each takes the place of `spreading` products. Long instructions
     come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; code that
-    takes more than `near_l3` of L3 at `far_code` bytes a cycle. What takes 1 - `l2_edge` of L2
-    comes from there, what takes 1 + `l2_edge` from L3, in between a part from each. Lanes by n
-    elements are transposed in `square[0] + n * square[1]` cycles, by level. A kernel that runs on
-    column after column takes `repeated` of its price for each. `copy` is cycles by level to bring
-    a vector of x into line. Dense code hides all but `dense_fetch` of fetching weights from beyond
-    L2. Where x and y exceed L1, what is read takes `late_inputs`, and what is written `late_stores`
-    times as long as L2's rate says, beside the products.
+    takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed
+    in `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
+    `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
+    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Where x and y exceed
+    L1, what is read takes `late_inputs`, and what is written `late_stores` times as long as L2's
+    rate says, beside the products.
     """
 
     loads: float
@@ -58,7 +57,6 @@ class BatchPrices:
     dense_fetch: float
     spreading: Mapping[str, float]
     l3_code: float = 1.0
-    l2_edge: float = 0.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
 

@@ -5,6 +5,7 @@ A panel costs the same however few of its columns are used, a repeated kernel by
 code by the weight, zeros included. docs/kernels/batch.md and dense.md have where prices come from.
 """
 
+import math
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
@@ -15,9 +16,9 @@ from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.cost import Cost, cache_level, price
+from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
@@ -33,6 +34,9 @@ class _PanelBytes:
 
 
 _PANEL_BYTES = {"avx512": _PanelBytes(7.3, 7.7, 7), "avx2": _PanelBytes(12, 0, 8)}
+
+# Of the next family's time: a layer that changes layouts has nothing but panels to fall back to.
+_PANELS_ARE_BETTER = 0.85
 
 
 def batch_strategies() -> tuple[str, ...]:
@@ -65,12 +69,15 @@ def plan_batch(
 
 
 def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
-    """Whether panels are expected to be cheapest, from the layer's zeros alone."""
+    """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
     job = Job(spec, matrix, target, price_batch)
     fitting = (row for row in MATMUL_TEMPLATES if job.fits(row, exact) and row.family != "mixed")
     possible = (job.expected(row) for row in fitting if _is_possible(row, spec, target))
-    best = min(possible, key=lambda candidate: candidate.cost.ns, default=None)
-    return best is not None and best.template.family == "panels"
+    costs: dict[bool, list[float]] = {True: [], False: []}
+    for candidate in possible:
+        costs[candidate.template.family == "panels"].append(candidate.cost.ns)
+    others = min(costs[False], default=math.inf)
+    return bool(costs[True]) and min(costs[True]) < _PANELS_ARE_BETTER * others
 
 
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
@@ -103,8 +110,7 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
         parts.append((1, _panels(counts)))
     if counts.each is not None and counts.repeats:
         each = price(counts.each)
-        again = core.batch.repeated * max(1.0, _again(counts, each) / each.ns)
-        parts.append((again * counts.repeats, each))
+        parts.append((core.batch.repeated * counts.repeats, each))
         if counts.in_panels:  # which have left nothing of its code where it is fetched from
             waiting += each.code_bytes / (core.rates.code["L2"] * core.batch.l2_code)
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
@@ -174,38 +180,9 @@ def _panels(counts: BatchCounts) -> Cost:
     computing = chunks * first + (panels - chunks) * later
     arriving = panels * _arriving(counts, at_once)
     hidden = core.unhidden * min(computing, arriving)
-    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
-    copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
-    cycles = max(computing, arriving) + hidden + copying
+    cycles = max(computing, arriving) + hidden + panels * _copying(counts)
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
-
-
-def _again(counts: BatchCounts, each: Cost) -> float:
-    """Nanoseconds in which code and weights of a column arrive that the batch leaves in no L2."""
-    assert counts.each is not None
-    target, spec, core = counts.target, counts.spec, counts.target.core
-    column = 4 * (spec.in_features + spec.out_features)
-    beyond = _beyond_l2(each.code_bytes + counts.each.pool_bytes + column, target)
-    data, code = core.rates.data, core.rates.code
-    longer = core.code_rates.get(counts.each.work[0].kind, 1.0)
-    cycles = 0.0
-    if beyond and counts.each.pool_bytes > target.l1d_bytes:
-        cycles += counts.each.pool_bytes * ((1 - beyond) / data["L2"] + beyond / data["L3"])
-    if beyond and each.code_bytes > target.l1i_bytes:
-        cycles += each.code_bytes / longer * ((1 - beyond) / code["L2"] + beyond / code["L3"])
-    return cycles / core.rates.cycles_per_ns
-
-
-def _beyond_l2(size: int, target: Target) -> float:
-    """The share of so many bytes that comes from L3 though they might fit L2.
-
-    Their pages fall into its sets at random, and some sets get more than they hold.
-    """
-    edge = target.core.batch.l2_edge
-    if edge == 0:
-        return 0.0
-    return min(1.0, max(0.0, 0.5 + (size / target.l2_bytes - 1) / (2 * edge)))
 
 
 def _arriving(counts: BatchCounts, panels: int) -> float:
@@ -222,11 +199,21 @@ def _arriving(counts: BatchCounts, panels: int) -> float:
 
 def _fetching(code_bytes: int, data_bytes: int, target: Target) -> tuple[float, str]:
     """Cycles in which code arrives, and from where most of it comes."""
-    level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
-    if level not in ("L2", "L3") or target.core.batch.l2_edge == 0:
-        return code_bytes / _code_rate(code_bytes, level, target), level
-    near, far = (code_bytes / _code_rate(code_bytes, name, target) for name in ("L2", "L3"))
-    return near + _beyond_l2(code_bytes + data_bytes, target) * (far - near), level
+    shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
+    cycles = {
+        level: share * code_bytes / _code_rate(code_bytes, level, target)
+        for level, share in shares.items()
+    }
+    return sum(cycles.values()), max(cycles, key=lambda level: cycles[level])
+
+
+def _copying(counts: BatchCounts) -> float:
+    """Cycles of a panel to copy x, or to bring it to integers."""
+    spec, core, isa = counts.spec, counts.target.core, counts.target.isa
+    if spec.dtype is DType.INT8:
+        return spec.in_features * core.csr[isa, counts.arithmetic.value].into_panel[0]
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
+    return spec.in_features * core.batch.copy[isa] if is_copied else 0.0
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:

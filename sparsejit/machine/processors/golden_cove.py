@@ -109,15 +109,13 @@ GOLDEN_COVE = Core(
     data_rates={"broadcast-loop": 0.87, "broadcast-mixed": 0.87},
     # Of 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
     # 93 and 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights,
-    # and is one of two that multiply 512 bits. Where pages of code and weights take 0.8 of L2,
-    # a quarter comes from L3. A store beyond L1 takes 5 cycles. A square takes 66 in L1, 109
-    # beyond; on AVX2 23 and 30.
+    # and is one of two that multiply 512 bits. A store beyond L1 takes 5 cycles. A square takes
+    # 66 in L1, 109 beyond; on AVX2 23 and 30.
     batch=replace(
         ZEN5.batch,
         l2_code=1.15,
         repeated=1.05,
         l3_code=1.33,
-        l2_edge=0.4,
         square={"avx512": (58, 0.5), "avx2": (18, 0.6)},
         spreading={"avx512": 1.0, "avx2": 0.9},
         late_inputs=1.0,
