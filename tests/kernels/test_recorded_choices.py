@@ -80,14 +80,16 @@ def recorded_on_zen5() -> Iterator[Recorded]:
             yield Recorded(ALL_PROBLEMS[problem], dtype, isa, ns)
 
 
-def recorded_on_sapphire_rapids() -> list[Recorded]:
+def recorded_on_sapphire_rapids(*kinds: str) -> list[Recorded]:
+    """Times of those kinds, of a family in several the last."""
     text = Path(__file__).with_name("sapphire_rapids.json").read_text()
     patterns = {pattern.name: pattern for pattern in PATTERNS}
     layers = []
     for one in json.loads(text)["layers"]:
         name = f"{one['shape'][0]}x{one['shape'][1]} {one['sparsity']:.0%} {one['pattern']}"
         problem = Problem(name, *one["shape"], one["sparsity"], patterns[one["pattern"]], seed=1)
-        ns = {family: (float(time), "") for family, time in one["ns"].items()}
+        times = {family: ns for kind in kinds for family, ns in one[kind].items()}
+        ns = {family: (float(time), "") for family, time in times.items()}
         layers.append(Recorded(problem, one["dtype"], "avx512", ns))
     return layers
 
@@ -115,7 +117,8 @@ def case(recorded: Recorded) -> str:
 
 
 ON_ZEN5 = list(recorded_on_zen5())
-ON_SAPPHIRE_RAPIDS = recorded_on_sapphire_rapids()
+ON_SAPPHIRE_RAPIDS = recorded_on_sapphire_rapids("ns", "scaled")
+MADE_FOR_ANOTHER = recorded_on_sapphire_rapids("ns")
 
 
 def zen5_choice(recorded: Recorded, core: Core | None = None) -> str:
@@ -168,15 +171,16 @@ def test_wrong_prices_choose_what_was_slower(kind: str) -> None:
 
 @pytest.mark.parametrize("recorded", ON_SAPPHIRE_RAPIDS, ids=case)
 def test_golden_cove_prices_choose_what_was_fastest_there(recorded: Recorded) -> None:
-    """Or a kernel that those times know nothing of."""
+    """And nothing that nobody timed there, or on that design of core."""
     family = chosen(recorded.problem, recorded.dtype, sapphire_rapids())
-    assert family not in recorded.ns or recorded.loss(family) <= NOISE, recorded.ns
+    assert family in recorded.ns
+    assert recorded.loss(family) <= NOISE, recorded.ns
 
 
 def test_prices_of_another_processor_choose_what_is_slower_there() -> None:
     """What was chosen with the first processor's prices lost 1.5 to 1.8 times in these layers."""
     for_target = sapphire_rapids(core_named("zen5"))
-    families = [(one, chosen(one.problem, one.dtype, for_target)) for one in ON_SAPPHIRE_RAPIDS]
+    families = [(one, chosen(one.problem, one.dtype, for_target)) for one in MADE_FOR_ANOTHER]
     lost = [one for one, family in families if family in one.ns and one.loss(family) > NOISE]
     assert len(lost) >= 3
 
