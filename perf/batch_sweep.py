@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.api import compile_matrix
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import PROBLEMS, MatVecProblem
@@ -41,14 +42,19 @@ def sweep(
     layout: Layout = Layout.BATCH_MAJOR,
     dtype: DType = DType.FLOAT32,
     progress: Callable[[str], None] = lambda step: None,
+    padded: bool = False,
 ) -> list[SweepRow]:
-    """Time the kernel that strategy="auto" picks for each batch, in ascending order."""
+    """Time the kernel that strategy="auto" picks for each batch, in ascending order.
+
+    If `padded`, rows of feature-major x and y are at the pitch that whole models give them.
+    """
     weights = problem.weights()
     rows: list[SweepRow] = []
     longest = 0.0
     for batch in sorted(batches):
         progress(f"{problem.name}: batch {batch} {layout.value} {dtype.value}")
-        kernel = compile_matrix(weights, batch=batch, layout=layout, dtype=dtype)
+        pitch = spread_pitch(batch) if padded and batch > 1 else None
+        kernel = compile_matrix(weights, batch=batch, layout=layout, dtype=dtype, pitch=pitch)
         shape = kernel.spec.x_shape
         x = np.random.default_rng(batch).standard_normal(shape).astype(np.float32)
         ns = median_of_least(time_at_places(kernel, x))

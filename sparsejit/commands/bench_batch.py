@@ -83,6 +83,9 @@ def sweep(
     ] = None,
     layout: Annotated[str, typer.Option(help="batch-major or feature-major.")] = "batch-major",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
+    padded: Annotated[
+        bool, typer.Option("--padded", help="Feature-major rows at the pitch that models use.")
+    ] = False,
     as_json: JsonOption = False,
     out: OutOption = None,
     record: Annotated[
@@ -99,7 +102,8 @@ def sweep(
     case = Layout.parse(layout), DType.parse(dtype)
     check_outputs(out)
     with error_console.status("") as status:
-        rows = batch_sweep.sweep(layer, size or batch_sweep.BATCHES, *case, status.update)
+        sizes = size or batch_sweep.BATCHES
+        rows = batch_sweep.sweep(layer, sizes, *case, status.update, padded)
     if record:
         history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
     if hand_over([vars(row) for row in rows], as_json, out):
