@@ -8,6 +8,7 @@ SPARSEJIT_CALIBRATE=0 turns the latter off.
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from functools import cache
@@ -125,9 +126,9 @@ def _calibrated(target: Target) -> Target:
     except DamagedFile as problem:
         found, damage = None, f"{file} is damaged: {problem}"
     if found is None and _is_this_machine(target) and _may_measure(file):
-        why = f", for {damage}" if damage else ""
+        why = f", because {damage}" if damage else ""
         remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
-        print(f"sparsejit: measuring this processor once{why}; {remedy}", file=sys.stderr)
+        _say(f"sparsejit: measuring this processor once, for about a second{why}; {remedy}")
         found = _measured(target)
         remember(file, _to_json(found))
     if found is not None:
@@ -154,6 +155,14 @@ def calibrate(target: Target) -> Core:
         raise InvalidInput(problem)
     forget_calibration()
     return calibrated(target).core
+
+
+def _say(text: str) -> None:
+    """To stderr, if there is one that can be written to: stdout may be somebody's JSON."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError, ValueError):  # a full disk, a reader that has gone; a closed file
+        print(text, file=sys.stderr, flush=True)
 
 
 def _is_this_machine(target: Target) -> bool:

@@ -2,11 +2,15 @@
 
 import copy
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -211,12 +215,42 @@ def test_the_first_compile_measures_once_and_says_so(
     kernel = sparsejit.compile_matrix(WEIGHTS)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "SPARSEJIT_CALIBRATE=0 turns that off" in said
+    assert "about a second" in said
     assert "measured on 2026-01-31" in kernel.explain()
     calibration.forget_calibration()
     for target in ("native", "avx2", Target.named("avx2")):
         sparsejit.compile_matrix(WEIGHTS, target=target)
     assert measures == [Target.detect()]
     assert capsys.readouterr().err == ""
+
+
+def gone() -> TextIO:
+    """A pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w", buffering=1)
+
+
+def closed() -> TextIO:
+    stream = StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.usefixtures("measures")
+@pytest.mark.parametrize("stream", [lambda: open("/dev/full", "w", 1), gone, closed, lambda: None])
+def test_the_first_compile_needs_nobody_to_listen(
+    stream: Callable[[], TextIO | None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stderr = stream()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert "measured on 2026-01-31" in sparsejit.compile_matrix(WEIGHTS).explain()
+    assert capsys.readouterr().out == ""
+    with suppress(OSError):  # what could not be written is tried again
+        if stderr is not None:
+            stderr.close()
 
 
 def test_a_damaged_file_is_measured_again(measures: list[Target]) -> None:
