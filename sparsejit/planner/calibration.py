@@ -116,21 +116,36 @@ def calibrated(target: Target) -> Target:
         return _calibrated(target)
 
 
+def recalled(target: Target) -> Target:
+    """The target at what was kept of this kind of core and compiler; nothing is measured."""
+    file = _file(target)
+    return _with(target, file, *_kept(file))
+
+
 @cache
 def _calibrated(target: Target) -> Target:
     file = _file(target)
-    try:
-        stored = recall(file)
-        found = None if stored is None else _checked(stored)
-        damage = ""
-    except DamagedFile as problem:
-        found, damage = None, f"{file} is damaged: {problem}"
+    found, damage = _kept(file)
     if found is None and _is_this_machine(target) and _may_measure(file):
         why = f", because {damage}" if damage else ""
         remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
         _say(f"sparsejit: measuring this processor once, for about a second{why}; {remedy}")
         found = _measured(target)
         remember(file, _to_json(found))
+    return _with(target, file, found, damage)
+
+
+def _kept(file: Path) -> tuple[Measured | None, str]:
+    """What the file holds, or None and what is wrong with it, if there is one."""
+    try:
+        stored = recall(file)
+        return None if stored is None else _checked(stored), ""
+    except DamagedFile as problem:
+        return None, f"{file} is damaged: {problem}"
+
+
+def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Target:
+    """The target at what was found, if anything was, and what is said of where it is from."""
     if found is not None:
         core = found.on(target.core)
         return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))

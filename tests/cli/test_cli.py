@@ -21,11 +21,12 @@ from sparsejit.planner.calibration import rates_origin
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, unset: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name != unset}
     return subprocess.run(
         [sys.executable, "-m", "sparsejit.commands.cli", *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200", **environment},
+        env={**environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -74,6 +75,22 @@ def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "python: ImportError: hidden by a test" in done.stdout
     assert f"remedy for peachpy: {sys.executable} -m sparsejit.install_peachpy" in done.stdout
+
+
+@pytest.mark.parametrize("peachpy", ["", "raise ImportError('hidden by a test')"])
+def test_doctor_measures_and_writes_nothing(peachpy: str, tmp_path: Path) -> None:
+    """Which would need PeachPy: as a user has it, with no setting and nothing kept."""
+    hidden, kept = tmp_path / "hidden", tmp_path / "kept"
+    hidden.mkdir()
+    kept.mkdir()
+    if peachpy:
+        (hidden / "peachpy.py").write_text(peachpy)
+    folders = {"PYTHONPATH": str(hidden), "XDG_CACHE_HOME": str(kept)}
+    done = run("doctor", "--json", unset="SPARSEJIT_CALIBRATE", **folders)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["can_run"]) == ((1, False) if peachpy else (0, True))
+    assert report["rates"] == f"data of {Target.detect().core.data_of}"
+    assert done.stderr == "" and list(kept.iterdir()) == []
 
 
 @pytest.mark.parametrize(

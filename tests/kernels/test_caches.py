@@ -195,6 +195,18 @@ def test_a_damaged_file_does_not_keep_a_kernel_from_compiling() -> None:
         assert sparsejit.compile_matrix(WEIGHTS).strategy
 
 
+def test_what_is_kept_can_be_read_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "1")
+    monkeypatch.setattr(calibration, "_measured", lambda target: pytest.fail("measured"))
+    target = Target.detect()
+    assert calibration.recalled(target) == target
+    file = processor_file(target)
+    file.write_bytes(_text(MEASURED))
+    assert calibration.recalled(target).core.origin == f"measured on 2026-01-31, {file}"
+    file.write_text("[]")
+    assert "is damaged" in calibration.recalled(target).core.origin
+
+
 @pytest.fixture
 def measures(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
     """The targets that were measured, at once; the first compile may do so."""
@@ -224,6 +236,10 @@ def test_the_first_compile_measures_once_and_says_so(
     assert capsys.readouterr().err == ""
 
 
+def full() -> TextIO:
+    return os.fdopen(os.open("/dev/full", os.O_WRONLY), "w", buffering=1)
+
+
 def gone() -> TextIO:
     """A pipe that nobody reads."""
     reader, writer = os.pipe()
@@ -238,7 +254,7 @@ def closed() -> TextIO:
 
 
 @pytest.mark.usefixtures("measures")
-@pytest.mark.parametrize("stream", [lambda: open("/dev/full", "w", 1), gone, closed, lambda: None])
+@pytest.mark.parametrize("stream", [full, gone, closed, lambda: None])
 def test_the_first_compile_needs_nobody_to_listen(
     stream: Callable[[], TextIO | None],
     monkeypatch: pytest.MonkeyPatch,
