@@ -81,8 +81,14 @@ def examine() -> Diagnosis:
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
     findings = (processor, python, _peachpy(), _kernel(target), *_packages())
-    rates = "none" if target is None else rates_origin(recalled(target))
-    return Diagnosis(target, findings, rates, _cache())
+    return Diagnosis(target, findings, _rates(target), _cache())
+
+
+def _rates(target: Target | None) -> str:
+    try:
+        return "none" if target is None else rates_origin(recalled(target))
+    except InvalidInput as error:
+        return f"none: {error}"
 
 
 def _cache() -> str:

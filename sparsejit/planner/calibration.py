@@ -2,7 +2,7 @@
 
 A core's own data is the start; what was measured replaces it. It is measured by `sparsejit
 calibrate`, or at the first compile on a kind of processor and compiler that nothing was kept for;
-SPARSEJIT_CALIBRATE=0 turns the latter off.
+with SPARSEJIT_CALIBRATE=0 nothing is measured but by that command, and what was kept is not used.
 """
 
 import os
@@ -110,14 +110,20 @@ def calibrated(target: Target) -> Target:
     """The target at what was measured on this kind of core and compiler, now or earlier.
 
     As it is where nothing was and it is not this machine, or SPARSEJIT_CALIBRATE=0. The same
-    throughout a process.
+    throughout a process. Raises InvalidInput for another value of the variable than 0 or 1.
     """
+    if not _wanted():
+        return target
     with _LOCK:
         return _calibrated(target)
 
 
 def recalled(target: Target) -> Target:
-    """The target at what was kept of this kind of core and compiler; nothing is measured."""
+    """As `calibrated`, but that nothing is measured."""
+    return _recalled(target) if _wanted() else target
+
+
+def _recalled(target: Target) -> Target:
     file = _file(target)
     return _with(target, file, *_kept(file))
 
@@ -126,7 +132,7 @@ def recalled(target: Target) -> Target:
 def _calibrated(target: Target) -> Target:
     file = _file(target)
     found, damage = _kept(file)
-    if found is None and _is_this_machine(target) and _may_measure(file):
+    if found is None and _is_this_machine(target) and _can_be_kept(file):
         why = f", because {damage}" if damage else ""
         remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
         _say(f"sparsejit: measuring this processor once, for about a second{why}; {remedy}")
@@ -169,7 +175,7 @@ def calibrate(target: Target) -> Core:
     if problem is not None:
         raise InvalidInput(problem)
     forget_calibration()
-    return calibrated(target).core
+    return _recalled(target).core
 
 
 def _say(text: str) -> None:
@@ -186,9 +192,14 @@ def _is_this_machine(target: Target) -> bool:
     return replace(target, core=here.core) == here
 
 
-def _may_measure(file: Path) -> bool:
-    if os.environ.get(CALIBRATE_VARIABLE) == "0":
-        return False
+def _wanted() -> bool:
+    value = os.environ.get(CALIBRATE_VARIABLE) or "1"
+    if value not in ("0", "1"):
+        raise InvalidInput(f"{CALIBRATE_VARIABLE}={value}: set it to 0 or 1, or unset it")
+    return value == "1"
+
+
+def _can_be_kept(file: Path) -> bool:
     try:
         check_writable(file)
     except InvalidInput:

@@ -56,7 +56,7 @@ def test_doctor_names_the_rates_and_where_measurements_are_kept(tmp_path: Path) 
     assert report["cache"] == str(tmp_path / "sparsejit")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "sparsejit").write_text("a file in its place")
-    done = run("doctor", XDG_CACHE_HOME=str(tmp_path))
+    done = run("doctor", XDG_CACHE_HOME=str(tmp_path), SPARSEJIT_CALIBRATE="1")
     assert done.returncode == 0
     assert "\ncache: nothing is kept: " in done.stdout
     assert f"\nrates: data of {Target.detect().core.data_of}, because " in done.stdout
@@ -75,6 +75,15 @@ def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "python: ImportError: hidden by a test" in done.stdout
     assert f"remedy for peachpy: {sys.executable} -m sparsejit.install_peachpy" in done.stdout
+
+
+def test_doctor_names_a_setting_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "off")
+    printed = CliRunner().invoke(cli.app, ["doctor"], terminal_width=200)
+    assert printed.exit_code == 1
+    remedy = "SPARSEJIT_CALIBRATE=off: set it to 0 or 1, or unset it"
+    assert f"\nremedy for a kernel: {remedy}\n" in printed.stdout
+    assert f"\nrates: none: {remedy}\n" in printed.stdout
 
 
 @pytest.mark.parametrize("peachpy", ["", "raise ImportError('hidden by a test')"])

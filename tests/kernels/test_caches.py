@@ -59,11 +59,15 @@ WRONG = {
     "table": {},
 }
 DEEP = "[" * 200_000
+CAN_BE_KEPT = calibration._can_be_kept
 
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Empty. What is kept there is used; who lets something be measured says so (`measures`)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARSEJIT_CALIBRATE", raising=False)
+    monkeypatch.setattr(calibration, "_can_be_kept", lambda file: False)
     calibration.forget_calibration()
     yield tmp_path / "sparsejit"
     calibration.forget_calibration()
@@ -179,6 +183,32 @@ def test_steps_that_nobody_can_take_are_damage() -> None:
         assert "is damaged: steps" in calibration.calibrated(target).core.origin
 
 
+def test_calibration_can_be_turned_off(
+    measures: list[Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was kept is no more used than anything is measured."""
+    target = Target.detect()
+    file = processor_file(target)
+    file.write_bytes(_text(MEASURED))
+    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "0")
+    assert calibration.calibrated(target) == calibration.recalled(target) == target
+    file.unlink()
+    assert calibration.calibrated(target) == target
+    assert calibration.calibrate(target).origin == f"measured on 2026-01-31, {file}"
+    assert measures == [target]
+    assert calibration.calibrated(target) == target
+    for value in ("", "1"):
+        monkeypatch.setenv("SPARSEJIT_CALIBRATE", value)
+        assert calibration.calibrated(target).core.origin == f"measured on 2026-01-31, {file}"
+
+
+def test_a_setting_that_is_neither_on_nor_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "off")
+    for look in (calibration.calibrated, calibration.recalled, sparsejit.compile_matrix):
+        with pytest.raises(InvalidInput, match="SPARSEJIT_CALIBRATE=off: set it to 0 or 1"):
+            look(WEIGHTS if look is sparsejit.compile_matrix else Target.detect())
+
+
 def test_a_folder_in_place_of_the_file() -> None:
     target = Target.detect()
     processor_file(target).mkdir()
@@ -196,7 +226,7 @@ def test_a_damaged_file_does_not_keep_a_kernel_from_compiling() -> None:
 
 
 def test_what_is_kept_can_be_read_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "1")
+    monkeypatch.setattr(calibration, "_can_be_kept", CAN_BE_KEPT)
     monkeypatch.setattr(calibration, "_measured", lambda target: pytest.fail("measured"))
     target = Target.detect()
     assert calibration.recalled(target) == target
@@ -210,7 +240,7 @@ def test_what_is_kept_can_be_read_without_measuring(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def measures(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
     """The targets that were measured, at once; the first compile may do so."""
-    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "1")
+    monkeypatch.setattr(calibration, "_can_be_kept", CAN_BE_KEPT)
     asked: list[Target] = []
 
     def measured(target: Target) -> calibration.Measured:
