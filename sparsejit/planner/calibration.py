@@ -209,7 +209,8 @@ def _can_be_kept(file: Path) -> bool:
 
 def _file(target: Target) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
-    return cache_file("processor", target.model, target.isa, sets, compiler_digest())
+    whose = target.core.data_of  # what of it is measured, and what is used, depends on the data
+    return cache_file("processor", target.model, whose, target.isa, sets, compiler_digest())
 
 
 def _measured(target: Target) -> Measured:

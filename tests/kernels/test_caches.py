@@ -115,7 +115,7 @@ def _text(value: Any) -> bytes:
 
 def processor_file(target: Target) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
-    parts = target.model, target.isa, sets, cache.compiler_digest()
+    parts = target.model, target.core.data_of, target.isa, sets, cache.compiler_digest()
     file = cache.cache_file("processor", *parts)
     file.parent.mkdir(parents=True)
     return file
@@ -138,6 +138,16 @@ def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
         assert core.step_cycles("permute", "avx512", "bfloat16") == 2.5
         assert (core.padding, core.redirects, core.placement) == (True, False, True)
     assert core.origin == f"measured on 2026-01-31, {file}"
+
+
+def test_what_was_measured_with_other_data_is_not_used() -> None:
+    """As `bench planner --generic` does on a core that has data of its own."""
+    generic, own = (replace(Target.detect(), core=core_named(key)) for key in ("generic", "zen5"))
+    file = calibration._file(generic)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(_text(MEASURED))
+    assert calibration.calibrated(generic) != generic
+    assert calibration.calibrated(own) == own
 
 
 def test_prices_that_were_not_measured_change_as_those_of_their_kind() -> None:
