@@ -7,7 +7,7 @@ with SPARSEJIT_CALIBRATE=0 nothing is measured but by that command, and what was
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
@@ -30,15 +30,10 @@ CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
 
 _BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
 _MOST_BYTES = 128 << 20
-_LEVELS = {
-    "data": ("L1", "padded L2", "L2", "L3", "memory"),
-    "code": ("L1", "L2", "L3", "memory"),
-}
 _BEYOND = ("L3", "memory")
 TRICKS = ("padding", "redirects", "placement")
-# Cycles a nanosecond, bytes a cycle, and cycles, of any core there is; what lies outside was not
-# measured.
-_PLAUSIBLE = (1e-3, 1e5)
+# So many times what the core's data have: what lies outside was not measured.
+_PLAUSIBLE = (0.01, 100.0)
 _LOCK = Lock()
 # Of a trick, or it is left: padding takes memory, jumps and placement code.
 _LEAST_GAIN, _TRIES = 1.05, 3
@@ -125,13 +120,13 @@ def recalled(target: Target) -> Target:
 
 def _recalled(target: Target) -> Target:
     file = _file(target)
-    return _with(target, file, *_kept(file))
+    return _with(target, file, *_kept(file, target.core))
 
 
 @cache
 def _calibrated(target: Target) -> Target:
     file = _file(target)
-    found, damage = _kept(file)
+    found, damage = _kept(file, target.core)
     if found is None and _is_this_machine(target) and _can_be_kept(file):
         why = f", because {damage}" if damage else ""
         remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
@@ -141,11 +136,11 @@ def _calibrated(target: Target) -> Target:
     return _with(target, file, found, damage)
 
 
-def _kept(file: Path) -> tuple[Measured | None, str]:
+def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
     """What the file holds, or None and what is wrong with it, if there is one."""
     try:
         stored = recall(file)
-        return None if stored is None else _checked(stored), ""
+        return None if stored is None else _checked(stored, core), ""
     except DamagedFile as problem:
         return None, f"{file} is damaged: {problem}"
 
@@ -276,15 +271,19 @@ def _to_json(measured: Measured) -> dict[str, Any]:
     return {**asdict(measured), "steps": {" ".join(k): v for k, v in measured.steps.items()}}
 
 
-def _checked(stored: object) -> Measured:
-    """What was kept in a file. Raises DamagedFile, naming the field."""
+def _checked(stored: object, core: Core) -> Measured:
+    """What was kept in a file for a core. Raises DamagedFile, naming the field."""
     found = _fields("the file", stored, {field.name for field in fields(Measured)})
     rates = _fields("rates", found["rates"], {field.name for field in fields(Rates)})
-    clock = _number("cycles_per_ns", rates["cycles_per_ns"])
-    data, code = (_numbers(name, rates[name], set(_LEVELS[name])) for name in _LEVELS)
+    clock = _number("cycles_per_ns", rates["cycles_per_ns"], core.rates.cycles_per_ns)
+    data, code = (
+        _numbers(name, _fields(name, rates[name], set(known)), known)
+        for name, known in (("data", core.rates.data), ("code", core.rates.code))
+    )
     steps, tricks = found["steps"], _fields("tricks", found["tricks"], set(TRICKS))
-    if not isinstance(steps, dict) or not all(len(key.split(" ")) == 3 for key in steps):
-        raise DamagedFile("steps has keys that are no kind, level and dtype")
+    known_steps = {" ".join(key): price.cycles for key, price in core.steps.items()}
+    if not isinstance(steps, dict) or not steps.keys() <= known_steps.keys():
+        raise DamagedFile("steps has keys that are no kind, level and dtype of a step")
     if not all(isinstance(gains, bool) for gains in tricks.values()):
         raise DamagedFile("tricks has what is neither true nor false")
     if not is_number(found["shared_way"], 0.0, 1.0):
@@ -293,9 +292,10 @@ def _checked(stored: object) -> Measured:
         date.fromisoformat(found["measured_on"])
     except (TypeError, ValueError) as error:
         raise DamagedFile("measured_on is no date") from error
+    cycles = _numbers("steps", steps, known_steps)
     return Measured(
         Rates(clock, data, code),
-        {_key(key): _number(f"steps[{key!r}]", cycles) for key, cycles in steps.items()},
+        {_key(key): cycles[key] for key in cycles},
         found["shared_way"],
         tricks,
         found["measured_on"],
@@ -307,19 +307,18 @@ def _key(text: str) -> Key:
     return kind, isa, stored
 
 
-def _numbers(name: str, value: object, keys: set[str]) -> dict[str, float]:
-    numbers = _fields(name, value, keys)
-    return {key: _number(f"{name}[{key!r}]", numbers[key]) for key in sorted(keys)}
-
-
 def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict) or value.keys() != keys:
         raise DamagedFile(f"{name} has not the keys {', '.join(sorted(keys))}")
     return value
 
 
-def _number(name: str, value: Any) -> float:
-    if not is_number(value, *_PLAUSIBLE):
-        least, most = _PLAUSIBLE
+def _numbers(name: str, values: dict[str, Any], known: Mapping[str, float]) -> dict[str, float]:
+    return {key: _number(f"{name}[{key!r}]", values[key], known[key]) for key in sorted(values)}
+
+
+def _number(name: str, value: Any, known: float) -> float:
+    least, most = (known * times for times in _PLAUSIBLE)
+    if not is_number(value, least, most):
         raise DamagedFile(f"{name} is no number from {least:g} to {most:g}")
     return float(value)
