@@ -15,7 +15,7 @@ from sparsejit.files import check_writable
 from sparsejit.install_peachpy import RouteFailed, find_working
 from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file
-from sparsejit.planner.calibration import rates_origin, recalled
+from sparsejit.planner.calibration import recalled
 
 _TARGET_FIELDS = (
     *("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "model"),
@@ -86,7 +86,7 @@ def examine() -> Diagnosis:
 
 def _rates(target: Target | None) -> str:
     try:
-        return "none" if target is None else rates_origin(recalled(target))
+        return "none" if target is None else recalled(target).core.origin
     except InvalidInput as error:
         return f"none: {error}"
 

@@ -91,11 +91,6 @@ class Measured:
         return Rates(self.rates.cycles_per_ns, data, code)
 
 
-def rates_origin(target: Target) -> str:
-    """In words, whose prices the planner reckons with."""
-    return target.core.origin
-
-
 def forget_calibration() -> None:
     """Read what was measured anew when it is asked for next."""
     _calibrated.cache_clear()
@@ -128,21 +123,23 @@ def _calibrated(target: Target) -> Target:
     file = _file(target)
     found, damage = _kept(file, target.core)
     if found is None and _is_this_machine(target) and _can_be_kept(file):
-        why = f", because {damage}" if damage else ""
+        why = f" ({damage})" if damage else ""
         remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
-        _say(f"sparsejit: measuring this processor once, for about a second{why}; {remedy}")
+        _say(f"sparsejit: measuring this processor once, for about a second; {remedy}{why}")
         found = _measured(target)
         remember(file, _to_json(found))
     return _with(target, file, found, damage)
 
 
 def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
-    """What the file holds, or None and what is wrong with it, if there is one."""
+    """What the file holds, or None and what is wrong with it, if there is one, and the remedy."""
     try:
         stored = recall(file)
         return None if stored is None else _checked(stored, core), ""
     except DamagedFile as problem:
-        return None, f"{file} is damaged: {problem}"
+        if isinstance(problem.__cause__, OSError):
+            return None, f"{file} cannot be read: {problem}; XDG_CACHE_HOME names its folder"
+        return None, f"{file} is damaged: {problem}; `sparsejit calibrate` writes it anew"
 
 
 def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Target:
@@ -151,8 +148,7 @@ def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Ta
         core = found.on(target.core)
         return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))
     if damage:
-        origin = f"{target.core.origin}, because {damage}; `sparsejit calibrate` writes it anew"
-        return replace(target, core=replace(target.core, measured=origin))
+        return replace(target, core=replace(target.core, unused=damage))
     return target
 
 

@@ -107,7 +107,7 @@ def test_prices_that_were_not_measured_change_as_those_of_their_kind() -> None:
 def test_without_a_file_prices_are_the_core_s_data() -> None:
     target = Target.detect()
     assert calibration.calibrated(target) == target
-    assert calibration.rates_origin(target) == f"data of {target.core.data_of}"
+    assert target.core.origin == f"data of {target.core.data_of}"
 
 
 def test_a_damaged_file_is_as_good_as_none() -> None:
@@ -186,7 +186,8 @@ def test_a_folder_in_place_of_the_file() -> None:
     processor_file(target).mkdir()
     core = calibration.calibrated(target).core
     assert core.rates == target.core.rates
-    assert "is damaged: Is a directory" in core.origin
+    assert core.measured == "" and core.origin.startswith(f"data of {core.data_of}, because ")
+    assert "cannot be read: Is a directory" in core.origin
 
 
 def test_a_damaged_file_does_not_keep_a_kernel_from_compiling() -> None:
