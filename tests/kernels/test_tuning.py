@@ -121,7 +121,7 @@ def pretended_cycles(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int
             timed[id(probe)] += 1
             return factor(timed[id(probe)] - 1) * probe.expected
 
-        chain_cycles = step_times._CHAIN * step_times._CHAIN_CALLS
+        chain_cycles = step_times.CHAIN_CYCLES * step_times._CHAIN_CALLS
         monkeypatch.setattr(step_times, "duration_ns", lambda loop, calls: chain_cycles)
         monkeypatch.setattr(step_times._SmallKernel, "ns", ns)
 
