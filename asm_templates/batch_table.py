@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
+from sparsejit.asm_templates.batch.panel_sums import MOST_INTEGERS
 from sparsejit.asm_templates.dense_product import layer
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -69,11 +70,16 @@ class MatMulTemplate(NamedTuple):
         self.stages.emit(asm, lowered)
 
 
-def _whole_batch(family: str, each: MatVecTemplate | None = None) -> BatchStages:
+def _whole_batch(
+    family: str,
+    each: MatVecTemplate | None = None,
+    arithmetic: Arithmetic = Arithmetic.FLOATS,
+) -> BatchStages:
     """Panels, a repeated kernel, or both."""
     of_each = each.stages if each else None
-    expect = partial(lowered_batch.expect, family, of_each)
-    return BatchStages(expect, partial(lowered_batch.lower, family, of_each), whole.emit)
+    how = arithmetic, family, of_each
+    expect, lower = partial(lowered_batch.expect, *how), partial(lowered_batch.lower, *how)
+    return BatchStages(expect, lower, whole.emit)
 
 
 def _repeating(each: MatVecTemplate, family: str) -> MatMulTemplate:
@@ -91,17 +97,15 @@ def _csr(arithmetic: Arithmetic) -> BatchStages:
 
 
 _CSR_SOURCE = "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001"
-_INT8_CSR: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
-    ("int8-csr-avx512", "avx512", Arithmetic.BYTES, frozenset({"avx512_vnni"})),
-    ("int8-csr-floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
-    ("int8-csr-avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
+_PANELS_SOURCE = "weights as code over dense columns, as in LIBXSMM's sparse kernels"
+_INT8: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
+    ("avx512", "avx512", Arithmetic.BYTES, frozenset({"avx512_vnni"})),
+    ("floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
+    ("avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
 )
 _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _BY_ITSELF = (
-    (
-        *("panels", _whole_batch("panels")),
-        "weights as code over dense columns, as in LIBXSMM's sparse kernels",
-    ),
+    ("panels", _whole_batch("panels"), _PANELS_SOURCE),
     ("csr", _csr(Arithmetic.FLOATS), _CSR_SOURCE),
     (
         *("dense", BatchStages(layer.expect, layer.lower, layer.emit)),
@@ -126,14 +130,25 @@ MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
         for isa in ("avx512", "avx2")
     ),
     *(
-        MatMulTemplate(name, "csr", isa, _csr(arithmetic), _CSR_SOURCE, DType.INT8, requires)
-        for name, isa, arithmetic, requires in _INT8_CSR
+        MatMulTemplate(
+            f"int8-{family}-{name}",
+            family,
+            isa,
+            _csr(arithmetic) if family == "csr" else _whole_batch(family, None, arithmetic),
+            _CSR_SOURCE if family == "csr" else _PANELS_SOURCE,
+            DType.INT8,
+            requires,
+            None,
+            MOST_INTEGERS if (family, arithmetic) == ("panels", Arithmetic.INTEGERS) else math.inf,
+        )
+        for family in ("panels", "csr")
+        for name, isa, arithmetic, requires in _INT8
     ),
     *(
         _repeating(each, family)
         for each in MATVEC_TEMPLATES
         for family in ("rows", "mixed")
-        if family == "rows" or each.dtype is not DType.INT8  # panels sum float32 only
+        if family == "rows" or each.dtype is not DType.INT8  # int8 is panels or rows
     ),
     _TILES,
 )

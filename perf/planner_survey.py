@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.options import Options
 from sparsejit.asm_templates.table import SHORT_NAMES
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType, MatMul
+from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.perf.kernels import checked_error, exact_output
 from sparsejit.perf.problems import FloatArray
@@ -113,11 +112,9 @@ def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
     problem, dtype = layer.problem, layer.dtype
     matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
     scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
-    options = Options(
-        *(None, problem.batch, dtype, "auto", target, 1, False, False, problem.layout, scale),
-        pitch=None,
-    )
-    spec = options.layer(matrix, None)
+    sizes = problem.out_features, problem.in_features
+    each = MatVec(*sizes, dtype=dtype, input_scale=scale)
+    spec: Layer = each if problem.batch == 1 else MatMul(each, problem.batch, problem.layout)
     if isinstance(spec, MatMul):
         job, choice = Job(spec, matrix, target, price_batch), plan_batch(spec, matrix, target)
     else:

@@ -10,9 +10,7 @@ import unknown_processor
 from fake_clock import FakeClock, ticking
 from hypothesis import settings
 
-from sparsejit.machine.target import Target
 from sparsejit.runtime import native_timing
-from sparsejit.runtime.tiles import allow_tiles
 
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
@@ -39,8 +37,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--unknown-processor"):
         unknown_processor.install()
-    if Target.detect().has("amx_tile"):  # some tests run code that no Program was made of
-        allow_tiles()
 
 
 @pytest.fixture

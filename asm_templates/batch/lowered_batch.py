@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic, used_words
+from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
 from sparsejit.asm_templates.batch.panels import RESERVED
-from sparsejit.asm_templates.batch.row_tiles import Products, products, tile_rows
+from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
-from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
@@ -25,7 +26,7 @@ class BatchCounts:
     """What one call of a batch kernel does, for its price.
 
     `in_panels` columns, padding included, are computed in panels, each of which loads `inputs`
-    vectors of x for `nnz` weights; the others one by one, by what `each` counts.
+    vectors of x for `nnz` weights, or words of int8; the others one by one, by what `each` counts.
     """
 
     target: Target
@@ -34,6 +35,7 @@ class BatchCounts:
     in_panels: int
     inputs: int
     each: Counts | None
+    arithmetic: Arithmetic = Arithmetic.FLOATS
 
     @property
     def repeats(self) -> int:
@@ -44,8 +46,9 @@ class BatchCounts:
     def x_stays(self) -> bool:
         """Whether panels take a feature-major x where it lies, if that is aligned.
 
-        Each of its rows has whole vectors, a copy of its pitch would fit the workspace, and the
-        lines of a panel are less than twice what those sets of L1 hold that they fall into.
+        It is float32, each of its rows has whole vectors, a copy of its pitch would fit the
+        workspace, and the lines of a panel are less than twice what those sets of L1 hold that they
+        fall into.
         """
         lanes, row_bytes = self.target.lanes, 4 * self.spec.pitch
         whole = self.in_panels > 0 and (self.in_panels | self.spec.pitch) % lanes == 0
@@ -53,15 +56,17 @@ class BatchCounts:
         lines_to_next_set = max(1, math.gcd(row_bytes, _WAY_BYTES) // CACHE_LINE_BYTES)
         spread_bytes = self.spec.in_features * lines_to_next_set * CACHE_LINE_BYTES
         is_spread = spread_bytes < 2 * self.target.l1d_bytes
-        return self.spec.layout is Layout.FEATURE_MAJOR and whole and fits and is_spread
+        possible = self.spec.layout is Layout.FEATURE_MAJOR and self.spec.dtype is not DType.INT8
+        return possible and whole and fits and is_spread
 
 
 @dataclass(frozen=True, eq=False)
 class LoweredBatch:
-    """`tiles` of rows for panels; what appends the kernel of one column, if there is one."""
+    """`tiles` of rows for panels, and their `sums`; what appends the kernel of a column, if any."""
 
     spec: MatMul
     tiles: list[Products]
+    sums: PanelSums | None
     each: Callable[[Assembler], None] | None
     counts: BatchCounts
 
@@ -85,34 +90,48 @@ def spread_pitch(batch: int) -> int:
 
 
 def expect(
-    family: str, each: Stages | None, spec: MatMul, matrix: SparseMatrix, target: Target
+    arithmetic: Arithmetic,
+    family: str,
+    each: Stages | None,
+    spec: MatMul,
+    matrix: SparseMatrix,
+    target: Target,
 ) -> BatchCounts:
-    """As if tiles were of consecutive rows."""
-    used = matrix.dense != 0
-    starts = [int(rows[0]) for rows in tile_rows(len(used), target.vector_registers - RESERVED)]
-    inputs = int(np.count_nonzero(np.logical_or.reduceat(used, starts, axis=0)))
+    """As if tiles were of consecutive rows, and no int8 weight became 0."""
+    in_panels, nnz, inputs = columns_in_panels(family, spec, target), matrix.nnz, 0
+    if in_panels:
+        used = used_words(arithmetic, matrix)
+        nnz = int(np.count_nonzero(used))
+        tiles = tile_rows(len(used), target.vector_registers - RESERVED)
+        by_tile = (used[rows[0] : rows[-1] + 1].any(axis=0) for rows in tiles)
+        inputs = sum(int(np.count_nonzero(tile)) for tile in by_tile)
     of_each = each.expect(spec.each, matrix, target) if each else None
-    in_panels = columns_in_panels(family, spec, target)
-    return BatchCounts(target, spec, matrix.nnz, in_panels, inputs, of_each)
+    return BatchCounts(target, spec, nnz, in_panels, inputs, of_each, arithmetic)
 
 
 def lower(
-    family: str, each: Stages | None, spec: MatMul, matrix: SparseMatrix, target: Target
+    arithmetic: Arithmetic,
+    family: str,
+    each: Stages | None,
+    spec: MatMul,
+    matrix: SparseMatrix,
+    target: Target,
 ) -> LoweredBatch:
     """Rows in tiles for the panels, and the kernel `each` for columns outside.
 
     Short weights in panels are stored as the float32 they stand for: one is read for 16 columns, so
     their bytes count for nothing.
     """
-    in_panels = columns_in_panels(family, spec, target)
+    in_panels, nnz = columns_in_panels(family, spec, target), matrix.nnz
     tiles: list[Products] = []
+    sums = None
     if in_panels:
-        rounded_weights = SparseMatrix(rounded(matrix.dense, spec.dtype))
-        tiles = products(rounded_weights, target.vector_registers - RESERVED)
+        accumulators = target.vector_registers - RESERVED
+        tiles, sums = panel_products(arithmetic, spec.each, matrix, accumulators)
+        nnz = sum(len(tile) for tile in tiles) if sums.ends is not None else nnz
     inputs = sum(int(np.count_nonzero(tile.first)) for tile in tiles)
-    if each is None:
-        counts = BatchCounts(target, spec, matrix.nnz, in_panels, inputs, None)
-        return LoweredBatch(spec, tiles, None, counts)
-    column = each.lower(spec.each, matrix, target)
-    counts = BatchCounts(target, spec, matrix.nnz, in_panels, inputs, column.counts)
-    return LoweredBatch(spec, tiles, lambda asm: each.emit(asm, column), counts)
+    column = each.lower(spec.each, matrix, target) if each else None
+    of_each = column.counts if column else None
+    counts = BatchCounts(target, spec, nnz, in_panels, inputs, of_each, arithmetic)
+    emit_each = None if each is None else lambda asm: each.emit(asm, column)
+    return LoweredBatch(spec, tiles, sums, emit_each, counts)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic
+from sparsejit.asm_templates.batch.panel_sums import PanelSums, emit_outputs
 from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
@@ -87,7 +89,9 @@ def shared_loads(target: Target, panels: int) -> float:
     return shares[min(panels, len(shares)) - 1]
 
 
-def emit_panels(asm: Assembler, spec: MatVec, tiles: list[Products], panels: Panels) -> None:
+def emit_panels(
+    asm: Assembler, spec: MatVec, tiles: list[Products], sums: PanelSums, panels: Panels
+) -> None:
     """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
 
     Clobbers what templates may, rdi and rsi.
@@ -99,21 +103,26 @@ def emit_panels(asm: Assembler, spec: MatVec, tiles: list[Products], panels: Pan
         for tile in tiles:
             decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
             share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target, panels.count)
-            _tile(asm, spec, tile, panels, share)
+            _tile(asm, spec, tile, sums, panels, share)
         asm.emit("ret")
 
 
 def _tile(
-    asm: Assembler, spec: MatVec, tile: Products, panels: Panels, shared: float
+    asm: Assembler,
+    spec: MatVec,
+    tile: Products,
+    sums: PanelSums,
+    panels: Panels,
+    shared: float,
 ) -> None:
     asm.emit("mov", rdi, PANEL_X)
     asm.emit("mov", rsi, PANEL_Y)
     asm.emit("mov", rax, PANELS)
     again = asm.label("again")
     asm.bind(again)
-    _start(asm, spec, tile)
-    _multiply(asm, tile, panels, _begins(spec, tile), shared)
-    _finish(asm, spec, tile, panels)
+    _start(asm, sums, tile)
+    _multiply(asm, tile, panels, sums, shared)
+    _finish(asm, spec, tile, sums, panels)
     asm.emit("add", rdi, panels.x_step)
     asm.emit("add", rsi, panels.y_step)
     asm.emit("cmp", rsi, LAST_Y)
@@ -130,30 +139,31 @@ def _sum(asm: Assembler, accumulator: int) -> Register:
     return vector(asm, asm.target.vector_registers - 1 - accumulator)
 
 
-def _start(asm: Assembler, spec: MatVec, tile: Products) -> None:
-    """Begin at the bias; without, at the first product, or at zero where there is none."""
+def _start(asm: Assembler, sums: PanelSums, tile: Products) -> None:
+    """Begin at the start; without, at the first product, or at zero where there is none."""
     everyone = np.arange(len(tile.rows))
-    if spec.bias is None:
+    if sums.start is None:
         for accumulator in np.setdiff1d(everyone, tile.accumulator):
             zero(asm, _sum(asm, int(accumulator)))
         return
-    biases = asm.literal(spec.bias[tile.rows]) + 4 * everyone
+    biases = asm.literal(sums.start[tile.rows]) + 4 * everyone
     lines = [line("vbroadcastss", _sums(asm, everyone), Literal(biases))]
     asm.stamp(len(tile.rows), lines)
 
 
-def _begins(spec: MatVec, tile: Products) -> BoolArray:
-    """Whether a product is the first of a sum that has no bias."""
+def _begins(sums: PanelSums, tile: Products) -> BoolArray:
+    """Whether a product is the first of a sum that has no start."""
     begins = np.zeros(len(tile), bool)
-    if spec.bias is None:
+    if sums.start is None:
         begins[np.unique(tile.accumulator, return_index=True)[1]] = True
     return begins
 
 
 def _multiply(
-    asm: Assembler, tile: Products, panels: Panels, begins: BoolArray, shared: float
+    asm: Assembler, tile: Products, panels: Panels, sums: PanelSums, shared: float
 ) -> None:
-    wide = asm.target.isa == "avx512"
+    wide, begins = asm.target.isa == "avx512", _begins(sums, tile)
+    in_bytes = sums.arithmetic is Arithmetic.BYTES
     by_four = _come_by_four(tile, shared, wide)
     in_register = by_four if wide else np.ones(len(tile), bool)
     x_from_memory = tile.alone & in_register
@@ -166,6 +176,8 @@ def _multiply(
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
 
     def add(first: Register, second: Register | Memory, when: BoolArray) -> list[Line]:
+        if in_bytes:
+            return [line("vpdpbusd", accumulator, first, second, when=when)]
         return [
             line("vmulps", accumulator, first, second, when=when & begins),
             line("vfmadd231ps", accumulator, first, second, when=when & ~begins),
@@ -210,7 +222,7 @@ def _weights_by_four(asm: Assembler, tile: Products, by_four: BoolArray) -> list
     """Bring such weights into register 1."""
     wide = asm.target.isa == "avx512"
     rank: IntArray = np.cumsum(by_four) - by_four
-    pool = asm.literal(np.append(tile.weight[by_four], np.zeros(4, np.float32)))
+    pool = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
     places = addresses(rank // 4 * 16, 16 if wide else 1)
     weight, four = vector(asm, 1), vector(asm, 2)
     load = "vbroadcastf32x4" if wide else "vbroadcastf128"
@@ -235,7 +247,9 @@ def _weights_one_by_one(
     return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
 
 
-def _finish(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> None:
+def _finish(
+    asm: Assembler, spec: MatVec, tile: Products, sums: PanelSums, panels: Panels
+) -> None:
     """Store the sums; those of a costly activation in two halves, the later with more scratch."""
     everyone = np.arange(len(tile.rows))
     halves = 1 if spec.activation in (Activation.NONE, Activation.RELU) else 2
@@ -246,6 +260,8 @@ def _finish(asm: Assembler, spec: MatVec, tile: Products, panels: Panels) -> Non
         own = everyone[: len(rows)]
         if first:
             _load(asm, own, rows, panels)
+        if sums.ends is not None:
+            emit_outputs(asm, spec, sums, _sums(asm, own), rows)
         free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
         apply_activation(asm, spec.activation, [_sum(asm, int(n)) for n in own], free)
         _store(asm, own, rows, panels)

@@ -37,7 +37,7 @@ class Products:
     rows: IntArray
     accumulator: IntArray
     column: IntArray
-    weight: FloatArray
+    weight: npt.NDArray[np.generic]
     first: BoolArray
     alone: BoolArray
 

@@ -78,7 +78,7 @@ def copy(
     padded destination. Clobbers rax, r8-r10 and some vectors.
     """
     whole = columns is None
-    masks = _Masks(asm, columns or 0, columns or 0)
+    masks = Masks(asm, columns or 0, columns or 0)
 
     def turn(count: int) -> None:
         moves = [(row, pair) for row in range(count) for pair in vectors]
@@ -98,7 +98,7 @@ def copy(
     turn(rest)
 
 
-class _Masks:
+class Masks:
     """Loads and stores of whole vectors, or of the first few lanes."""
 
     def __init__(self, asm: Assembler, load_lanes: int, store_lanes: int) -> None:
@@ -170,7 +170,7 @@ def _square(
 ) -> None:
     """Transpose `height` rows of `width` elements, each at most `lanes`."""
     lanes = asm.target.lanes
-    masks = _Masks(asm, width % lanes, height % lanes)
+    masks = Masks(asm, width % lanes, height % lanes)
     registers = [vector(asm, number) for number in range(lanes)]
     for row, register in enumerate(registers):
         if row < height:

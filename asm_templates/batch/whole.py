@@ -17,10 +17,11 @@ panel without padding has one.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from sparsejit.asm_templates.batch.lowered_batch import LARGEST_WORKSPACE, LoweredBatch
+from sparsejit.asm_templates.batch.panel_sums import PanelIntegers
 from sparsejit.asm_templates.batch.panels import (
     LAST_Y,
     PANEL_MASK,
@@ -93,6 +94,8 @@ class _BatchCode:
 
     def __init__(self, asm: Assembler, lowered: LoweredBatch) -> None:
         self.asm, self.lowered, self.spec = asm, lowered, lowered.spec
+        self.sums = lowered.sums
+        self.is_int8 = self.sums is not None and self.sums.ends is not None
         counts, in_panels = lowered.counts, lowered.counts.in_panels
         self.lanes = asm.target.lanes
         self.in_panels = in_panels
@@ -123,6 +126,8 @@ class _BatchCode:
         each, vector = self.spec.each, self.asm.target.vector_bytes
         as_it_lies = self._feature_pitch, vector
         room = vector * self._padding.room(each.in_features)
+        if self.sums is not None and self.is_int8:
+            room = vector * (self.sums.columns + 1)
         x = as_it_lies if self.x_stays else (vector, room)
         y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
         count = -(-self.panel_chunks[0].columns // self.lanes)
@@ -132,7 +137,7 @@ class _BatchCode:
     @cached_property
     def _padding(self) -> StridePadding:
         """Of the vectors of a feature-major x that is copied."""
-        if not self.x_lanes or self.x_stays:
+        if not self.x_lanes or self.x_stays or self.is_int8:
             return DENSE
         copied = 4 * self.spec.each.in_features * self.panel_chunks[0].columns
         return stride_padding(copied, self.asm.target)
@@ -157,7 +162,8 @@ class _BatchCode:
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
         self.asm.bind(self.entry)
-        emit_panels(self.asm, self.spec.each, self.lowered.tiles, self.panels)
+        assert self.sums is not None
+        emit_panels(self.asm, self.spec.each, self.lowered.tiles, self.sums, self.panels)
         self.asm.bind(end)
 
     @property
@@ -192,7 +198,9 @@ class _BatchCode:
     @property
     def _room(self) -> int:
         """Bytes of workspace for the panels of a chunk, or the rows of one."""
-        return max(self._x_room + self._y_room, self._row_room)
+        staging = self.is_int8 and not self.x_lanes
+        staged = self.asm.target.vector_bytes * self.spec.in_features if staging else 0
+        return max(self._x_room + self._y_room + staged, self._row_room)
 
     @property
     def _x_room(self) -> int:
@@ -236,7 +244,9 @@ class _BatchCode:
 
     def _panels(self, columns: int) -> None:
         asm, spec, starts = self.asm, self.spec, self._starts(columns)
-        if self.x_lanes:
+        if self.is_int8:
+            self._point_at_integers(columns, starts)
+        elif self.x_lanes:
             self._point_at_x(starts)
         else:
             x = MatrixPlace(_X, 4 * spec.in_features)
@@ -255,6 +265,23 @@ class _BatchCode:
         y = MatrixPlace(_Y, 4 * spec.y_features)
         for number, (first, width) in enumerate(self._widths(columns)):
             transpose(asm, self._y_work(number), y.row(first), spec.out_features, width)
+
+    def _point_at_integers(self, columns: int, starts: list[int]) -> None:
+        """int8: quantise panel by panel; batch-major, after transposing to behind the others."""
+        asm, spec, lanes = self.asm, self.spec, self.lanes
+        assert self.sums is not None
+        integers = PanelIntegers(asm, spec.each, self.sums.arithmetic)
+        staging = MatrixPlace(rsp, asm.target.vector_bytes, self._x_room + self._y_room, True)
+        for number, (first, width) in enumerate(self._widths(columns)):
+            if self.x_lanes:
+                source = replace(MatrixPlace(_X, self._feature_pitch), offset=starts[number])
+                width = min(lanes, self.in_panels)
+            else:
+                x = MatrixPlace(_X, 4 * spec.in_features).row(first)
+                transpose(asm, x, staging, width, spec.in_features)
+                source, width = staging, lanes
+            integers.emit(source, self._x_work(number), width)
+        asm.emit("mov", PANEL_X, rsp)
 
     def _widths(self, columns: int) -> list[tuple[int, int]]:
         """The first column of each panel in a chunk, and how many it has."""

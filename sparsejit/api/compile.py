@@ -4,10 +4,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.options import KernelSource, Options
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -69,8 +71,10 @@ def compile_matrix(
     Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
     machine cannot run.
     """
-    how = strategy, target, threads, tune, exact, layout, input_scale, pitch
-    return _compiled(weights, bias, Options(activation, batch, dtype, *how), progress)
+    layer = partial(Options, activation=activation, batch=batch, dtype=dtype, layout=layout)
+    kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)
+    options = kernel(target=target, input_scale=input_scale, pitch=pitch)
+    return _compiled(weights, bias, options, progress)
 
 
 def compile_source(source: KernelSource) -> Kernel:
@@ -88,6 +92,7 @@ def _compiled(
     matrix = SparseMatrix(array)
     spec = options.layer(matrix, own_bias)
     target = calibrated(Target.resolve(options.target))
+    target.check_allowed(_needed_sets(options.strategy) - target.instruction_sets)
     planner = _Planner(options, target, parse_threads(options.threads))
     progress("choosing a kernel", 0.1)
     choice = planner.plan(spec, matrix)
@@ -105,6 +110,12 @@ def _compiled(
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel
+
+
+def _needed_sets(strategy: str) -> frozenset[str]:
+    """All instruction sets that batch kernels of a family need, beyond those of their level."""
+    rows = (row for row in MATMUL_TEMPLATES if row.family == strategy)
+    return frozenset[str]().union(*(row.requires for row in rows))
 
 
 @dataclass(frozen=True)

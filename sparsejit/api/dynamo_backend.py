@@ -40,9 +40,9 @@ def dynamo_backend(
     given = {**_DEFAULTS, **(options or {})}
     kept = ModelOptions(
         calibrated(Target.resolve(given["target"])),
-        parse_threads(given["threads"]),
-        given["tune"],
-        given["exact"],
+        threads=parse_threads(given["threads"]),
+        tune=given["tune"],
+        exact=given["exact"],
     )
 
     def compile_part(graph: Graph, tile: int | None) -> Callable[..., list[Array]]:

@@ -17,9 +17,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file
 from sparsejit.planner.calibration import recalled
 
-_TARGET_FIELDS = (
-    *("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "model"),
-)
+_TARGET_FIELDS = ("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "model")
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,15 @@ class FoldingRule(NamedTuple):
 class BatchPrices:
     """What the parts of a batch cost.
 
-    `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Long
-    instructions come from L2 at `l2_code` of the rate that `Rates` has for code; code that takes
-    more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed in
-    `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
+    `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
+    that share a load, by level, each takes the place of `spreading` products. Long instructions
+    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; code that
+    takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes by n elements are transposed
+    in `square[0] + n * square[1]` cycles, by level. A kernel that runs on column after column takes
     `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
-    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Nothing hides
-    `late_inputs` of what the inputs of several panels that exceed L1 need to come from L2, and
-    `late_stores` cycles a vector of outputs.
+    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Where x and y exceed
+    L1, what is read takes `late_inputs`, and what is written `late_stores` times as long as L2's
+    rate says, beside the products.
     """
 
     loads: float
@@ -54,6 +55,8 @@ class BatchPrices:
     repeated: float
     copy: Mapping[str, float]
     dense_fetch: float
+    spreading: Mapping[str, float]
+    l3_code: float = 1.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
 

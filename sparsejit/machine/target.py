@@ -7,13 +7,14 @@ chosen, emitted and disassembled for a processor that is not here.
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.machine.core import Core
 from sparsejit.machine.cpuinfo import first_processor, numbers_of, read_machine
 from sparsejit.machine.microarchitecture import core_of
+from sparsejit.machine.permission import refusals
 from sparsejit.machine.processors.zen5 import ZEN5
 
 MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
@@ -120,12 +121,19 @@ class Target:
 
     @classmethod
     def detect(cls) -> "Target":
-        """Describe this machine, no further than SPARSEJIT_MAX_ISA allows.
+        """Describe this machine, no further than SPARSEJIT_MAX_ISA and the system allow.
 
         Raises UnsupportedTarget where the machine or the variable does not reach AVX2 and
         FMA, and for a value of the variable that is not a level.
         """
-        return _detect(os.environ.get(MAX_ISA_VARIABLE) or None)
+        return _detect(_max_isa())
+
+    @staticmethod
+    def check_allowed(instruction_sets: frozenset[str]) -> None:
+        """Raises UnsupportedTarget where the processor has them but the system refuses them."""
+        refused = refusals(instruction_sets & _processor(_max_isa()).instruction_sets)
+        if refused:
+            raise UnsupportedTarget(refused[min(refused)])
 
     @classmethod
     def named(cls, name: str) -> "Target":
@@ -165,6 +173,7 @@ class Target:
                 f"target={target!r}; give 'native', one of {', '.join(ISA_LEVELS)}, or a Target"
             )
         if not wanted.runs_on(machine):
+            cls.check_allowed(wanted.instruction_sets)
             raise UnsupportedTarget(
                 f"target {wanted.isa} does not run here (this machine, or {MAX_ISA_VARIABLE}, "
                 f"allows {machine.isa}); choose target='native'"
@@ -223,7 +232,19 @@ def _checked_level(max_isa: str | None) -> str:
     )
 
 
+def _max_isa() -> str | None:
+    return os.environ.get(MAX_ISA_VARIABLE) or None
+
+
 @lru_cache(maxsize=8)
-def _detect(max_isa: str | None) -> Target:
+def _processor(max_isa: str | None) -> Target:
+    """Whatever the system allows of it."""
     cpuinfo, caches = read_machine()
     return parse_target(cpuinfo, caches, max_isa)
+
+
+@lru_cache(maxsize=8)
+def _detect(max_isa: str | None) -> Target:
+    found = _processor(max_isa)
+    sets = found.instruction_sets
+    return replace(found, instruction_sets=sets - frozenset(refusals(sets)))

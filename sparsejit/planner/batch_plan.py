@@ -5,6 +5,7 @@ A panel costs the same however few of its columns are used, a repeated kernel by
 code by the weight, zeros included. docs/kernels/batch.md and dense.md have where prices come from.
 """
 
+import math
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
@@ -15,9 +16,9 @@ from sparsejit.asm_templates.batch.whole import chunk_columns
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.cost import Cost, cache_level, price
+from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
@@ -33,6 +34,9 @@ class _PanelBytes:
 
 
 _PANEL_BYTES = {"avx512": _PanelBytes(7.3, 7.7, 7), "avx2": _PanelBytes(12, 0, 8)}
+
+# Of the next family's time: a layer that changes layouts has nothing but panels to fall back to.
+_PANELS_ARE_BETTER = 0.85
 
 
 def batch_strategies() -> tuple[str, ...]:
@@ -65,12 +69,15 @@ def plan_batch(
 
 
 def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
-    """Whether panels are expected to be cheapest, from the layer's zeros alone."""
+    """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
     job = Job(spec, matrix, target, price_batch)
     fitting = (row for row in MATMUL_TEMPLATES if job.fits(row, exact) and row.family != "mixed")
     possible = (job.expected(row) for row in fitting if _is_possible(row, spec, target))
-    best = min(possible, key=lambda candidate: candidate.cost.ns, default=None)
-    return best is not None and best.template.family == "panels"
+    costs: dict[bool, list[float]] = {True: [], False: []}
+    for candidate in possible:
+        costs[candidate.template.family == "panels"].append(candidate.cost.ns)
+    others = min(costs[False], default=math.inf)
+    return bool(costs[True]) and min(costs[True]) < _PANELS_ARE_BETTER * others
 
 
 def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
@@ -137,10 +144,22 @@ def _transposing(counts: BatchCounts) -> float:
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
     """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
-    lanes, square = counts.target.lanes, counts.target.core.batch.square[counts.target.isa]
+    target = counts.target
+    lanes, square = target.lanes, target.core.batch.square[target.isa]
     columns = counts.repeats if layout is Layout.FEATURE_MAJOR else counts.in_panels
     whole, rest = divmod(columns, lanes)
-    return sum(square[0] + square[1] * width for width in [lanes] * whole + [rest] * (rest > 0))
+    widths = [lanes] * whole + [rest] * (rest > 0)
+    return sum(square[0] + square[1] * width + _line_cycles(counts, width) for width in widths)
+
+
+def _line_cycles(counts: BatchCounts, width: int) -> float:
+    """Cycles in which the lines of a square come from L2, where L1 does not hold both layouts."""
+    target, spec = counts.target, counts.spec
+    columns = min(spec.batch, chunk_columns(spec, target.lanes) or target.lanes)
+    if 2 * 4 * columns * (spec.in_features + spec.out_features) <= target.l1d_bytes:
+        return 0.0
+    lines = (target.lanes + width) * target.vector_bytes
+    return target.core.batch.late_inputs * lines / target.core.rates.data["L2"]
 
 
 def _panels(counts: BatchCounts) -> Cost:
@@ -153,26 +172,48 @@ def _panels(counts: BatchCounts) -> Cost:
     share, code = shared_loads(target, at_once), _PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
-    code_level = cache_level(code_bytes, data_bytes, target, target.l1i_bytes)
-    fetching = code_bytes / _code_rate(code_bytes, code_level, target)
+    fetching, code_level = _fetching(code_bytes, data_bytes, target)
     loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
-    adding = nnz / prices.products + spec.out_features * prices.store_cycles
-    later = max(loading, adding) + _late(counts, at_once)
+    products = nnz * (1 + share * prices.spreading[target.isa]) / prices.products
+    later = max(loading, products + spec.out_features * prices.store_cycles)
     first = max(fetching, later)
-    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
-    copying = spec.in_features * panels * prices.copy[target.isa] if is_copied else 0.0
-    cycles = chunks * first + (panels - chunks) * later + copying
+    computing = chunks * first + (panels - chunks) * later
+    arriving = panels * _arriving(counts, at_once)
+    hidden = core.unhidden * min(computing, arriving)
+    cycles = max(computing, arriving) + hidden + panels * _copying(counts)
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
 
-def _late(counts: BatchCounts, panels: int) -> float:
-    """Cycles of a panel, of so many computed at once, that nothing hides."""
+def _arriving(counts: BatchCounts, panels: int) -> float:
+    """Cycles in which x, y and weights pass between L1 and L2, of a panel of so many at once."""
     target, spec, prices = counts.target, counts.spec, counts.target.core.batch
-    beyond_l1 = panels * target.vector_bytes * spec.in_features > target.l1d_bytes
-    fetched = counts.inputs * target.vector_bytes if panels > 1 and beyond_l1 else 0
-    from_l2 = fetched / target.core.rates.data["L2"]
-    return prices.late_inputs * from_l2 + prices.late_stores * spec.out_features
+    features = spec.in_features + spec.out_features
+    if panels * target.vector_bytes * features <= target.l1d_bytes:
+        return 0.0
+    read = counts.inputs * target.vector_bytes + 4 * counts.nnz
+    written = spec.out_features * target.vector_bytes
+    rate = target.core.rates.data["L2"]
+    return (prices.late_inputs * read + prices.late_stores * written) / rate
+
+
+def _fetching(code_bytes: int, data_bytes: int, target: Target) -> tuple[float, str]:
+    """Cycles in which code arrives, and from where most of it comes."""
+    shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
+    cycles = {
+        level: share * code_bytes / _code_rate(code_bytes, level, target)
+        for level, share in shares.items()
+    }
+    return sum(cycles.values()), max(cycles, key=lambda level: cycles[level])
+
+
+def _copying(counts: BatchCounts) -> float:
+    """Cycles of a panel to copy x, or to bring it to integers."""
+    spec, core, isa = counts.spec, counts.target.core, counts.target.isa
+    if spec.dtype is DType.INT8:
+        return spec.in_features * core.csr[isa, counts.arithmetic.value].into_panel[0]
+    is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
+    return spec.in_features * core.batch.copy[isa] if is_copied else 0.0
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:
@@ -180,4 +221,5 @@ def _code_rate(code_bytes: int, level: str, target: Target) -> float:
     prices = target.core.batch
     if code_bytes > prices.near_l3 * target.l3_bytes:
         return prices.far_code
-    return target.core.rates.code[level] * (prices.l2_code if level == "L2" else 1)
+    longer = {"L2": prices.l2_code, "L3": prices.l3_code}
+    return target.core.rates.code[level] * longer.get(level, 1.0)

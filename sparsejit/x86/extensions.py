@@ -25,6 +25,7 @@ EXTENSIONS: dict[str, Extension] = {
     "vpexpandb": Extension(1, 2, 0, 0x62, 1, "avx512_vbmi2", "SDM 2C VPEXPAND"),
 }
 
+
 class TileExtension(NamedTuple):
     """An instruction of AMX, which PeachPy lacks; all lie in opcode map 0F38, VEX.128, W0.
 

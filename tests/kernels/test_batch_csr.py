@@ -8,7 +8,7 @@ from guard import EDGES, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights
-from test_batch import RUNNABLE, check, compiled, spec_of
+from test_batch import RUNNABLE, check, compiled, spec_of, x_for
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, csr_shape
 from sparsejit.asm_templates.batch.csr_stream import (
@@ -25,7 +25,9 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
 
-INT8_ROWS = [row for row in RUNNABLE if row.family == "csr" and row.dtype is DType.INT8]
+INT8_ROWS = [
+    row for row in RUNNABLE if row.family in ("csr", "panels") and row.dtype is DType.INT8
+]
 ROWS = [row for row in RUNNABLE if row.family == "csr" and row.dtype is DType.FLOAT32]
 
 
@@ -144,3 +146,21 @@ def test_int8_sums_are_exact(
         y = np.empty(spec.y_shape, np.float32)
         compiled(row, spec, matrix).function(2)(x.ctypes.data, y.ctypes.data)
         np.testing.assert_allclose(y, reference.matmul(spec, matrix, x), rtol=5e-7)
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+def test_int8_panels_and_the_loop_agree_to_the_bit(
+    isa: str, input_scale: float | None, layout: Layout
+) -> None:
+    matrix, bias = SparseMatrix(block_weights((70, 130), 0.2, 1)), np.linspace(-1, 1, 70)
+    each = MatVec(70, 130, bias.astype(np.float32), Activation.RELU, DType.INT8, input_scale)
+    for batch in (5, 16, 77):
+        spec = MatMul(each, batch, layout)
+        x, outputs = x_for(spec, 3), []
+        for row in (row for row in INT8_ROWS if row.isa == isa):
+            outputs.append(np.empty(spec.y_shape, np.float32))
+            compiled(row, spec, matrix).function(2)(x.ctypes.data, outputs[-1].ctypes.data)
+        for other in outputs[1:]:
+            np.testing.assert_array_equal(outputs[0], other)

@@ -2,7 +2,9 @@
 
 import ctypes
 import errno
+import re
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -10,14 +12,15 @@ from disassembly import decode
 from guard import run_in_child
 from matvec_checks import block_weights
 
+import sparsejit
 from sparsejit.artefact import support_check
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.artefact.header import c_header
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.errors import UnsupportedTarget
+from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul, MatVec
-from sparsejit.machine import cpuid
+from sparsejit.machine import cpuid, target
 from sparsejit.machine.target import Target
 from sparsejit.runtime import program, tiles
 from sparsejit.runtime.executable_memory import ExecutableMemory
@@ -57,9 +60,9 @@ class FakeLibc:
 def libc(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
     fake = FakeLibc(0)
     monkeypatch.setattr(tiles, "_libc", fake)
-    tiles.allow_tiles.cache_clear()
+    tiles.refusal.cache_clear()
     yield fake
-    tiles.allow_tiles.cache_clear()
+    tiles.refusal.cache_clear()
 
 
 def test_programs_with_tiles_ask_once(libc: FakeLibc) -> None:
@@ -72,8 +75,55 @@ def test_programs_with_tiles_ask_once(libc: FakeLibc) -> None:
 
 def test_a_refusal_is_told_with_its_remedy(libc: FakeLibc) -> None:
     libc.answer = -1
-    with pytest.raises(UnsupportedTarget, match=r"AMX tiles.*EPERM.*target='avx512'"):
+    with pytest.raises(UnsupportedTarget, match=r"AMX tiles.*EPERM.*strategy='auto'"):
         program.build("tiles", TARGET, emit_batch)
+
+
+@pytest.fixture
+def with_amx(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
+    """/proc/cpuinfo shows AMX; whether the system allows it is what `libc` answers."""
+    cpuinfo, caches = target.read_machine()
+    shown = re.sub(r"(?m)^flags.*", lambda line: f"{line[0]} {' '.join(ROW.requires)}", cpuinfo)
+    monkeypatch.setattr(target, "read_machine", lambda: (shown, caches))
+    for known in (target._processor, target._detect):
+        monkeypatch.setattr(target, known.__name__, lru_cache(known.__wrapped__))
+    return libc
+
+
+needs_avx512 = pytest.mark.skipif(not LEVEL.runs_on(Target.detect()), reason="needs avx512")
+
+
+@needs_avx512
+def test_the_system_is_asked_before_amx_is_offered(with_amx: FakeLibc) -> None:
+    assert with_amx.calls == []
+    assert Target.detect().instruction_sets >= ROW.requires
+    assert Target.resolve(TARGET) is TARGET
+    Target.detect()
+    assert with_amx.calls == [(158, 0x1023, 18)]
+
+
+@needs_avx512
+def test_where_tiles_are_refused_another_kernel_is_chosen(with_amx: FakeLibc) -> None:
+    with_amx.answer = -1
+    assert not any(name.startswith("amx") for name in Target.detect().instruction_sets)
+    weights = block_weights((256, 256), 0.1, 1)
+    kernel = sparsejit.compile_matrix(weights, batch=64, dtype="int8")
+    assert kernel.strategy not in ("auto", ROW.family)
+    x = np.ones((64, 256), np.float32)
+    np.testing.assert_allclose(kernel(x), x @ weights.T, atol=0.1)
+    with pytest.raises(UnsupportedTarget, match="AMX tiles"):
+        sparsejit.compile_matrix(weights, batch=64, dtype="int8", strategy=ROW.family)
+    with pytest.raises(UnsupportedTarget, match="AMX tiles"):
+        Target.resolve(TARGET)
+    assert len(with_amx.calls) == 1
+
+
+def test_where_there_is_no_amx_nobody_asks(libc: FakeLibc) -> None:
+    if Target.detect().has("amx_tile"):
+        pytest.skip("has AMX")
+    with pytest.raises(InvalidInput, match="int8-tiles"):
+        sparsejit.compile_matrix(np.eye(8), batch=8, dtype="int8", strategy=ROW.family)
+    assert libc.calls == []
 
 
 def test_exported_code_says_and_asks_what_it_needs() -> None:

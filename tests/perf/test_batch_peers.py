@@ -49,7 +49,8 @@ def test_batch_problems_are_a_with_more_columns() -> None:
 
 
 def test_strategies_of_a_batch_are_its_own() -> None:
-    assert available_strategies(Target.detect(), batch=16) == ["panels", "dense", "rows", "mixed"]
+    found = available_strategies(Target.detect(), batch=16)
+    assert found == ["panels", "csr", "dense", "rows", "mixed"]
 
 
 def test_aligned_copies_begin_with_a_cache_line() -> None:

@@ -125,6 +125,7 @@ def test_every_claim_can_be_measured_and_makes_sense() -> None:
         else:
             assert (claim.subject, claim.against) in contests.CONTESTS
         assert claim.least > 0 and claim.source
+        assert claim.measured is None or claim.least <= claim.measured
         assert claim.microarchitecture in (None, *MICROARCHITECTURES)
         assert claim.isa in (None, *ISA_LEVELS)
     keys = [(c.subject, c.dtype, c.against, c.microarchitecture, c.isa) for c in CLAIMS]

@@ -107,14 +107,19 @@ GOLDEN_COVE = Core(
     # Seven layers in float32 from L2 were predicted at 0.80 to 0.89 of their time, in straight code
     # at 0.94 to 0.99: nothing hides the ends of loops.
     data_rates={"broadcast-loop": 0.87, "broadcast-mixed": 0.87},
-    # Panels of 64x64 to 1024x1024, 16 and 64 columns, were predicted at 0.2 to 0.85 of their time
-    # with Zen 5's, with these at 0.85 to 1.35. 16 rows 4 KB apart take up to twice as long yet.
+    # Of 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
+    # 93 and 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights,
+    # and is one of two that multiply 512 bits. A store beyond L1 takes 5 cycles. A square takes
+    # 66 in L1, 109 beyond; on AVX2 23 and 30.
     batch=replace(
         ZEN5.batch,
-        l2_code=1.0,
-        square={"avx512": (65, 1.4), "avx2": (10, 0.6)},
+        l2_code=1.15,
+        repeated=1.05,
+        l3_code=1.33,
+        square={"avx512": (58, 0.5), "avx2": (18, 0.6)},
+        spreading={"avx512": 1.0, "avx2": 0.9},
         late_inputs=1.0,
-        late_stores=2.0,
+        late_stores=3.0,
     ),
     # Of 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256;
     # integers and bytes from 256x256, 1024x1024 and 4096x4096 at 90 %.
@@ -122,8 +127,8 @@ GOLDEN_COVE = Core(
         ("avx512", "floats"): CsrPrices(0.4, 0.7, 0.8, 3.2, 30, (2.4, 3.2), (8.8, 15), 0.3),
         ("avx512", "integers"): CsrPrices(0.4, 0.7, 0.8, 4.2, 30, (7, 9), (11, 17), 0.3),
         ("avx512", "bytes"): CsrPrices(0.4, 0.75, 0.8, 3.2, 30, (8, 10), (11, 17), 0.3),
-        ("avx2", "floats"): CsrPrices(0.7, 0.54, 0.1, 3.7, 30, (1.4, 2.7), (2.3, 5.7), 0.4),
-        ("avx2", "integers"): CsrPrices(0.7, 0.54, 0.1, 4.7, 30, (5, 7.5), (4, 7.5), 0.4),
+        ("avx2", "floats"): CsrPrices(0.6, 0.51, 0.1, 3.2, 20, (1.4, 2.7), (2.3, 5.7), 0.4),
+        ("avx2", "integers"): CsrPrices(0.6, 0.51, 0.1, 4.2, 20, (5, 7.5), (4, 7.5), 0.4),
     },
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,

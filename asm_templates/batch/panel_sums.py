@@ -1,0 +1,199 @@
+"""What panels add up, and int8 in them: x to integers, and sums of integers to outputs.
+
+Every column has a scale of its own, `reference.quantised_input` says which; it lies behind the
+panel's integers. As bytes, four inputs lie side by side as in `csr_int8`. Integers in float32 add
+up exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.batch.csr_int8 import first_sums
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic
+from sparsejit.asm_templates.batch.csr_stream import byte_words
+from sparsejit.asm_templates.batch.row_tiles import IntArray, Products, products
+from sparsejit.asm_templates.batch.transpose import Masks, MatrixPlace
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, DType, MatVec
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, r9, r10, rcx, rdi
+
+MOST_INTEGERS = 2**24 // LARGEST_INT8**2
+_MAGNITUDE_BITS = np.array(0x7FFFFFFF, np.int32)
+_OFFSETS = int(np.uint32(0x80808080).astype(np.int32))
+_AT_ONCE = 4  # inputs, of which each has a register
+
+
+@dataclass(frozen=True, eq=False)
+class PanelSums:
+    """The sums of rows begin at `start` (out_features,), or at the first product.
+
+    int8 has each row's scale and bias in `ends` (out_features, 2), and `columns` words of inputs.
+    """
+
+    arithmetic: Arithmetic
+    columns: int
+    start: npt.NDArray[np.generic] | None
+    ends: npt.NDArray[np.float32] | None = None
+
+
+def panel_products(
+    arithmetic: Arithmetic, spec: MatVec, matrix: SparseMatrix, accumulators: int
+) -> tuple[list[Products], PanelSums]:
+    """Tiles of rows, at most so many each, and what their sums are."""
+    if spec.dtype is not DType.INT8:
+        tiles = products(SparseMatrix(rounded(matrix.dense, spec.dtype)), accumulators)
+        return tiles, PanelSums(arithmetic, spec.in_features, spec.bias)
+    integers, scales = quantised_rows(matrix)
+    ends = np.zeros((spec.out_features, 2), np.float32)
+    ends[:, 0] = output_scales(spec, scales)
+    ends[:, 1] = 0 if spec.bias is None else spec.bias
+    if arithmetic is Arithmetic.INTEGERS:
+        tiles = products(SparseMatrix(integers), accumulators)
+        return tiles, PanelSums(arithmetic, spec.in_features, None, ends)
+    words = byte_words(integers)
+    # Bytes of x are multiplied from a register: no input comes with its product.
+    tiles = [
+        replace(
+            tile,
+            weight=words[tile.rows[tile.accumulator], tile.column],
+            alone=np.zeros(len(tile), bool),
+        )
+        for tile in products(SparseMatrix((words != 0).astype(np.int8)), accumulators)
+    ]
+    return tiles, PanelSums(arithmetic, words.shape[1], first_sums(arithmetic, integers), ends)
+
+
+def emit_outputs(
+    asm: Assembler,
+    spec: MatVec,
+    sums: PanelSums,
+    values: Register,
+    rows: IntArray,
+) -> None:
+    """values = sums of integers as outputs, for the panel at rdi; clobbers rcx and vectors 0 to 2.
+
+    In the order of `csr_int8`, to the same bits.
+    """
+    assert sums.ends is not None
+    wide = asm.target.isa == "avx512"
+    dynamic, has_bias = spec.input_scale is None, spec.bias is not None
+    bias, row_scale, scale = (vector(asm, number) for number in range(3))
+    asm.emit("lea", rcx, Literal(asm.literal(sums.ends[rows])))
+    if dynamic:
+        asm.emit("vmovups", scale, Memory(rdi, sums.columns * asm.target.vector_bytes))
+    places = [Memory(rcx, 8 * np.arange(len(rows)) + 4 * n, broadcast=16 * wide) for n in range(2)]
+    factor, addend = places if wide else (row_scale, bias)
+    lines = []
+    if sums.arithmetic is Arithmetic.BYTES:
+        lines.append(line("vcvtdq2ps", values, values))
+    if not wide:
+        lines.append(line("vbroadcastss", row_scale, places[0]))
+        lines.append(line("vbroadcastss", bias, places[1]))
+    if dynamic:
+        lines.append(line("vmulps", values, values, factor))
+    elif has_bias and wide:  # of the two that come from memory, one must be in a register
+        lines.append(line("vbroadcastss", scale, replace(places[0], broadcast=0)))
+    last = scale if dynamic or (wide and has_bias) else factor
+    end = ("vfmadd213ps", values, last, addend) if has_bias else ("vmulps", values, values, last)
+    asm.stamp(len(rows), [*lines, line(*end)])
+
+
+class PanelIntegers:
+    """Appends what brings x of a panel, feature-major float32, to integers."""
+
+    def __init__(self, asm: Assembler, spec: MatVec, arithmetic: Arithmetic) -> None:
+        self.asm, self.spec, self.together = asm, spec, arithmetic.together
+        self.fixed = spec.input_scale is not None
+
+    def emit(self, source: MatrixPlace, panel: MatrixPlace, columns: int) -> None:
+        """The panel, and its columns' scales behind it; clobbers rax, r8-r10 and vectors."""
+        asm, lanes = self.asm, self.asm.target.lanes
+        self.source, self.whole = source, columns == lanes
+        self.masks = Masks(asm, columns % lanes, 0)
+        self.reciprocal, self.bits = vector(asm, 8), vector(asm, 9)
+        asm.emit("lea", r9, Memory(panel.base, panel.offset))
+        if self.fixed:
+            self._broadcast(self.reciprocal, np.float32(1) / np.float32(self.spec.input_scale))
+        else:
+            self._scales(panel)
+        self._repeat(self._bytes if self.together > 1 else self._floats, _AT_ONCE)
+
+    def _broadcast(self, register: Register, value: np.generic | npt.NDArray[np.int32]) -> None:
+        self.asm.emit("vbroadcastss", register, Literal(self.asm.literal(np.array(value), 4)))
+
+    def _scales(self, panel: MatrixPlace) -> None:
+        """From the largest magnitudes, as integers, of which NaN is the largest."""
+        asm, words = self.asm, -(-self.spec.in_features // self.together)
+        sinks = [vector(asm, number) for number in range(4, 8)]
+        self._broadcast(self.bits, _MAGNITUDE_BITS)
+        for sink in sinks:
+            self._broadcast(sink, np.float32(SMALLEST_SCALE))
+
+        def largest(count: int) -> None:
+            for number in range(count):
+                loaded, sink = vector(asm, number), sinks[number]
+                self.masks.load(loaded, Memory(r8, number * self.source.pitch), self.whole)
+                asm.emit("vandps", loaded, loaded, self.bits)
+                asm.emit("vpmaxud", sink, sink, loaded)
+
+        self._repeat(largest, _AT_ONCE)
+        for first, second in ((0, 1), (2, 3), (0, 2)):
+            asm.emit("vpmaxud", sinks[first], sinks[first], sinks[second])
+        self._broadcast(self.reciprocal, np.float32(LARGEST_INT8))
+        asm.emit("vdivps", self.reciprocal, self.reciprocal, sinks[0])
+        asm.emit("vmulps", sinks[0], sinks[0], asm.constant(1 / LARGEST_INT8))
+        behind = panel.offset + words * asm.target.vector_bytes
+        asm.emit("vmovups", Memory(panel.base, behind), sinks[0])
+
+    def _repeat(self, body: Callable[[int], None], at_once: int) -> None:
+        """Run `body` for so many inputs at once, from the first at r8 on, then for the rest."""
+        asm, again = self.asm, self.asm.label("again")
+        asm.emit("lea", r8, Memory(self.source.base, self.source.offset))
+        whole, rest = divmod(self.spec.in_features, at_once)
+        if whole:
+            asm.emit("mov", dword(r10), whole)
+            asm.bind(again)
+            body(at_once)
+            asm.emit("add", r8, at_once * self.source.pitch)
+            asm.emit("sub", dword(r10), 1)
+            asm.jump("jnz", again)
+        if rest:
+            body(rest)
+
+    def _quantise(self, number: int) -> Register:
+        """A vector of one input, int32."""
+        asm, register = self.asm, vector(self.asm, number)
+        self.masks.load(register, Memory(r8, number * self.source.pitch), self.whole)
+        asm.emit("vmulps", register, register, self.reciprocal)
+        if self.fixed:
+            asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
+        asm.emit("vcvtps2dq", register, register)
+        if self.fixed:
+            asm.emit("vpmaxsd", register, register, asm.constant(-LARGEST_INT8))
+        return register
+
+    def _floats(self, count: int) -> None:
+        asm, size = self.asm, self.asm.target.vector_bytes
+        for number in range(count):
+            register = self._quantise(number)
+            asm.emit("vcvtdq2ps", register, register)
+            asm.emit("vmovups", Memory(r9, number * size), register)
+        asm.emit("add", r9, count * size)
+
+    def _bytes(self, count: int) -> None:
+        """Side by side: shifted and added, as each is 1 to 255 with its 128."""
+        asm = self.asm
+        first, *others = (self._quantise(number) for number in range(count))
+        for position, register in enumerate(others, 1):
+            asm.emit("vpslld", register, register, 8 * position)
+            asm.emit("vpaddd", first, first, register)
+        asm.emit("vpaddd", first, first, asm.constant(_OFFSETS))
+        asm.emit("vmovups", Memory(r9), first)
+        asm.emit("add", r9, asm.target.vector_bytes)
