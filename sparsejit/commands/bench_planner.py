@@ -22,7 +22,7 @@ from sparsejit.planner.calibration import calibrated
 
 
 def planner(
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable; or 1, 16, 64.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable; or 1, 16, 64")] = None,
     count: Annotated[
         int | None, typer.Option("--layers", min=1, help="Only so many layers. Default: all.")
     ] = None,
