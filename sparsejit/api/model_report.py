@@ -16,7 +16,6 @@ from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import rates_origin
 from sparsejit.planner.limits import least_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
@@ -92,7 +91,7 @@ def report_of(variant: Variant, facts: dict[str, Any], measure: bool) -> ModelRe
     layers = _layers(variant, times)
     if times is not None and times.call is not None:
         layers.append(_call(times.call, sum(times.steps) + times.call))
-    facts = {**facts, "rates": rates_origin(target), "processor": target.model}
+    facts = {**facts, "rates": target.core.origin, "processor": target.model}
     whole = None if times is None else times.whole
     return ModelReport(tuple(layers), whole, variant.tile or 1, facts)
 

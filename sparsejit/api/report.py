@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import rates_origin
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Split
 
@@ -61,7 +60,7 @@ def describe(
             for part in division.parts
         ],
         "target": target.model,
-        "rates": rates_origin(target),
+        "rates": target.core.origin,
         "candidates": [
             {
                 "kernel": candidate.template.name,

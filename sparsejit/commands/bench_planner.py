@@ -22,11 +22,11 @@ from sparsejit.planner.calibration import calibrated
 
 
 def planner(
-    batch: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1, 16, 64.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable; or 1, 16, 64")] = None,
     count: Annotated[
-        int | None, typer.Option("--layers", help="Only so many layers. Default: all.")
+        int | None, typer.Option("--layers", min=1, help="Only so many layers. Default: all.")
     ] = None,
-    first: Annotated[int, typer.Option("--from", help="Leave out so many layers first.")] = 0,
+    first: Annotated[int, typer.Option("--from", min=0, help="Leave out so many first.")] = 0,
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
     ] = None,

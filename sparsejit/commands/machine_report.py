@@ -15,7 +15,7 @@ from sparsejit.files import check_writable
 from sparsejit.install_peachpy import RouteFailed, find_working
 from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file
-from sparsejit.planner.calibration import calibrated, rates_origin
+from sparsejit.planner.calibration import recalled
 
 _TARGET_FIELDS = ("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "model")
 
@@ -72,12 +72,21 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at the processor, PeachPy and every package that the project declares."""
+    """Look at the processor, PeachPy and every package that the project declares.
+
+    Measures nothing and writes nothing.
+    """
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
-    findings = (processor, python, _peachpy(), _kernel(), *_packages())
-    rates = "none" if target is None else rates_origin(calibrated(target))
-    return Diagnosis(target, findings, rates, _cache())
+    findings = (processor, python, _peachpy(), _kernel(target), *_packages())
+    return Diagnosis(target, findings, _rates(target), _cache())
+
+
+def _rates(target: Target | None) -> str:
+    try:
+        return "none" if target is None else recalled(target).core.origin
+    except InvalidInput as error:
+        return f"none: {error}"
 
 
 def _cache() -> str:
@@ -105,11 +114,12 @@ def _peachpy() -> Finding:
         return Finding("peachpy", None, "core", remedy)
 
 
-def _kernel() -> Finding:
+def _kernel(target: Target | None) -> Finding:
+    """For the level, not for this very processor, which a first compile would measure."""
     weights = np.eye(16, dtype=np.float32)
     x = np.arange(16, dtype=np.float32)
     try:
-        kernel = compile_matrix(weights)
+        kernel = compile_matrix(weights, target="native" if target is None else target.isa)
         y = kernel(x)
     except SparseJitError as error:
         return Finding("a kernel", None, "core", str(error))

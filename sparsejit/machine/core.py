@@ -86,8 +86,8 @@ class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
 
     `assumed` if they were not measured on it; `measured` says where those are from that were
-    measured on the machine that this is. Models are those of one vendor and family, by CPUID; none
-    for one that only names itself.
+    measured on the machine that this is, `unused` what was kept of it and why it is not used.
+    Models are those of one vendor and family, by CPUID; none for one that only names itself.
 
     What kernels are made by:
     `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
@@ -141,9 +141,10 @@ class Core:
     products: str = "any other"
     assumed: bool = False
     measured: str = ""
+    unused: str = ""
 
     def __hash__(self) -> int:
-        return hash((self.key, self.data_of, self.measured))
+        return hash((self.key, self.data_of, self.measured, self.unused))
 
     def step_cycles(self, kind: str, isa: str, stored: str) -> float:
         """Cycles of a step of that kind."""
@@ -152,7 +153,8 @@ class Core:
     @property
     def origin(self) -> str:
         """Whose prices these are, in words."""
-        return self.measured or f"data of {self.data_of}"
+        known = self.measured or f"data of {self.data_of}"
+        return f"{known}, because {self.unused}" if self.unused else known
 
 
 def models(*parts: int | range) -> frozenset[int]:

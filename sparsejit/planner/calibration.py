@@ -2,12 +2,13 @@
 
 A core's own data is the start; what was measured replaces it. It is measured by `sparsejit
 calibrate`, or at the first compile on a kind of processor and compiler that nothing was kept for;
-SPARSEJIT_CALIBRATE=0 turns the latter off.
+with SPARSEJIT_CALIBRATE=0 nothing is measured but by that command, and what was kept is not used.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from functools import cache
@@ -29,15 +30,10 @@ CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
 
 _BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
 _MOST_BYTES = 128 << 20
-_LEVELS = {
-    "data": ("L1", "padded L2", "L2", "L3", "memory"),
-    "code": ("L1", "L2", "L3", "memory"),
-}
 _BEYOND = ("L3", "memory")
 TRICKS = ("padding", "redirects", "placement")
-# Cycles a nanosecond, bytes a cycle, and cycles, of any core there is; what lies outside was not
-# measured.
-_PLAUSIBLE = (1e-3, 1e5)
+# So many times what the core's data have: what lies outside was not measured.
+_PLAUSIBLE = (0.01, 100.0)
 _LOCK = Lock()
 # Of a trick, or it is left: padding takes memory, jumps and placement code.
 _LEAST_GAIN, _TRIES = 1.05, 3
@@ -95,11 +91,6 @@ class Measured:
         return Rates(self.rates.cycles_per_ns, data, code)
 
 
-def rates_origin(target: Target) -> str:
-    """In words, whose prices the planner reckons with."""
-    return target.core.origin
-
-
 def forget_calibration() -> None:
     """Read what was measured anew when it is asked for next."""
     _calibrated.cache_clear()
@@ -109,33 +100,55 @@ def calibrated(target: Target) -> Target:
     """The target at what was measured on this kind of core and compiler, now or earlier.
 
     As it is where nothing was and it is not this machine, or SPARSEJIT_CALIBRATE=0. The same
-    throughout a process.
+    throughout a process. Raises InvalidInput for another value of the variable than 0 or 1.
     """
+    if not _wanted():
+        return target
     with _LOCK:
         return _calibrated(target)
+
+
+def recalled(target: Target) -> Target:
+    """As `calibrated`, but that nothing is measured."""
+    return _recalled(target) if _wanted() else target
+
+
+def _recalled(target: Target) -> Target:
+    file = _file(target)
+    return _with(target, file, *_kept(file, target.core))
 
 
 @cache
 def _calibrated(target: Target) -> Target:
     file = _file(target)
-    try:
-        stored = recall(file)
-        found = None if stored is None else _checked(stored)
-        damage = ""
-    except DamagedFile as problem:
-        found, damage = None, f"{file} is damaged: {problem}"
-    if found is None and _is_this_machine(target) and _may_measure(file):
-        why = f", for {damage}" if damage else ""
+    found, damage = _kept(file, target.core)
+    if found is None and _is_this_machine(target) and _can_be_kept(file):
+        why = f" ({damage})" if damage else ""
         remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
-        print(f"sparsejit: measuring this processor once{why}; {remedy}", file=sys.stderr)
+        _say(f"sparsejit: measuring this processor once, for about a second; {remedy}{why}")
         found = _measured(target)
         remember(file, _to_json(found))
+    return _with(target, file, found, damage)
+
+
+def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
+    """What the file holds, or None and what is wrong with it, if there is one, and the remedy."""
+    try:
+        stored = recall(file)
+        return None if stored is None else _checked(stored, core), ""
+    except DamagedFile as problem:
+        if isinstance(problem.__cause__, OSError):
+            return None, f"{file} cannot be read: {problem}; XDG_CACHE_HOME names its folder"
+        return None, f"{file} is damaged: {problem}; `sparsejit calibrate` writes it anew"
+
+
+def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Target:
+    """The target at what was found, if anything was, and what is said of where it is from."""
     if found is not None:
         core = found.on(target.core)
         return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))
     if damage:
-        origin = f"{target.core.origin}, because {damage}; `sparsejit calibrate` writes it anew"
-        return replace(target, core=replace(target.core, measured=origin))
+        return replace(target, core=replace(target.core, unused=damage))
     return target
 
 
@@ -153,7 +166,15 @@ def calibrate(target: Target) -> Core:
     if problem is not None:
         raise InvalidInput(problem)
     forget_calibration()
-    return calibrated(target).core
+    return _recalled(target).core
+
+
+def _say(text: str) -> None:
+    """To stderr, if there is one that can be written to: stdout may be somebody's JSON."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError, ValueError):  # a full disk, a reader that has gone; a closed file
+        print(text, file=sys.stderr, flush=True)
 
 
 def _is_this_machine(target: Target) -> bool:
@@ -162,9 +183,14 @@ def _is_this_machine(target: Target) -> bool:
     return replace(target, core=here.core) == here
 
 
-def _may_measure(file: Path) -> bool:
-    if os.environ.get(CALIBRATE_VARIABLE) == "0":
-        return False
+def _wanted() -> bool:
+    value = os.environ.get(CALIBRATE_VARIABLE) or "1"
+    if value not in ("0", "1"):
+        raise InvalidInput(f"{CALIBRATE_VARIABLE}={value}: set it to 0 or 1, or unset it")
+    return value == "1"
+
+
+def _can_be_kept(file: Path) -> bool:
     try:
         check_writable(file)
     except InvalidInput:
@@ -174,7 +200,8 @@ def _may_measure(file: Path) -> bool:
 
 def _file(target: Target) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
-    return cache_file("processor", target.model, target.isa, sets, compiler_digest())
+    whose = target.core.data_of  # what of it is measured, and what is used, depends on the data
+    return cache_file("processor", target.model, whose, target.isa, sets, compiler_digest())
 
 
 def _measured(target: Target) -> Measured:
@@ -240,15 +267,19 @@ def _to_json(measured: Measured) -> dict[str, Any]:
     return {**asdict(measured), "steps": {" ".join(k): v for k, v in measured.steps.items()}}
 
 
-def _checked(stored: object) -> Measured:
-    """What was kept in a file. Raises DamagedFile, naming the field."""
+def _checked(stored: object, core: Core) -> Measured:
+    """What was kept in a file for a core. Raises DamagedFile, naming the field."""
     found = _fields("the file", stored, {field.name for field in fields(Measured)})
     rates = _fields("rates", found["rates"], {field.name for field in fields(Rates)})
-    clock = _number("cycles_per_ns", rates["cycles_per_ns"])
-    data, code = (_numbers(name, rates[name], set(_LEVELS[name])) for name in _LEVELS)
+    clock = _number("cycles_per_ns", rates["cycles_per_ns"], core.rates.cycles_per_ns)
+    data, code = (
+        _numbers(name, _fields(name, rates[name], set(known)), known)
+        for name, known in (("data", core.rates.data), ("code", core.rates.code))
+    )
     steps, tricks = found["steps"], _fields("tricks", found["tricks"], set(TRICKS))
-    if not isinstance(steps, dict) or not all(len(key.split(" ")) == 3 for key in steps):
-        raise DamagedFile("steps has keys that are no kind, level and dtype")
+    known_steps = {" ".join(key): price.cycles for key, price in core.steps.items()}
+    if not isinstance(steps, dict) or not steps.keys() <= known_steps.keys():
+        raise DamagedFile("steps has keys that are no kind, level and dtype of a step")
     if not all(isinstance(gains, bool) for gains in tricks.values()):
         raise DamagedFile("tricks has what is neither true nor false")
     if not is_number(found["shared_way"], 0.0, 1.0):
@@ -257,9 +288,10 @@ def _checked(stored: object) -> Measured:
         date.fromisoformat(found["measured_on"])
     except (TypeError, ValueError) as error:
         raise DamagedFile("measured_on is no date") from error
+    cycles = _numbers("steps", steps, known_steps)
     return Measured(
         Rates(clock, data, code),
-        {_key(key): _number(f"steps[{key!r}]", cycles) for key, cycles in steps.items()},
+        {_key(key): cycles[key] for key in cycles},
         found["shared_way"],
         tricks,
         found["measured_on"],
@@ -271,19 +303,18 @@ def _key(text: str) -> Key:
     return kind, isa, stored
 
 
-def _numbers(name: str, value: object, keys: set[str]) -> dict[str, float]:
-    numbers = _fields(name, value, keys)
-    return {key: _number(f"{name}[{key!r}]", numbers[key]) for key in sorted(keys)}
-
-
 def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict) or value.keys() != keys:
         raise DamagedFile(f"{name} has not the keys {', '.join(sorted(keys))}")
     return value
 
 
-def _number(name: str, value: Any) -> float:
-    if not is_number(value, *_PLAUSIBLE):
-        least, most = _PLAUSIBLE
+def _numbers(name: str, values: dict[str, Any], known: Mapping[str, float]) -> dict[str, float]:
+    return {key: _number(f"{name}[{key!r}]", values[key], known[key]) for key in sorted(values)}
+
+
+def _number(name: str, value: Any, known: float) -> float:
+    least, most = (known * times for times in _PLAUSIBLE)
+    if not is_number(value, least, most):
         raise DamagedFile(f"{name} is no number from {least:g} to {most:g}")
     return float(value)

@@ -18,7 +18,7 @@ from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, Relative, r8, rax, rcx, rdi, ymm, zmm
 from sparsejit.x86.placement import Placement
 
-_CHAIN = 4096
+CHAIN_CYCLES = 4096
 _LOADS = 16
 # As kernels have them: so many instructions between jumps, and where code of a page lies.
 _REDIRECTED = 48
@@ -28,12 +28,12 @@ _XOR_BYTES = 5
 
 def cycles_per_ns(target: Target) -> float:
     """The core's clock in GHz, now."""
-    return _CHAIN / least_ns(target, _dependent_additions)
+    return CHAIN_CYCLES / least_ns(target, dependent_additions)
 
 
-def _dependent_additions(asm: Assembler) -> None:
-    """Each addition waits for the one before: one cycle each."""
-    asm.stamp(_CHAIN, [line("add", rax, rcx)])
+def dependent_additions(asm: Assembler) -> None:
+    """`CHAIN_CYCLES` of them: each waits for the one before, one cycle each."""
+    asm.stamp(CHAIN_CYCLES, [line("add", rax, rcx)])
 
 
 def padded_l2_bandwidth(target: Target, places: int = 1, spaced: bool = False) -> float:
@@ -143,10 +143,15 @@ def least_ns(
     target: Target, body: Callable[[Assembler], None], arguments: Sequence[int] = (0,)
 ) -> float:
     """The shortest time of a function over the arguments it may be given."""
+    memory = function_of(target, body)
+    timings = (time_native(memory.address, (one,), samples=50) for one in arguments)
+    return min(timing.min_ns for timing in timings)
+
+
+def function_of(target: Target, body: Callable[[Assembler], None]) -> ExecutableMemory:
+    """A native function of what `body` appends."""
     asm = Assembler(target)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")
-    memory = ExecutableMemory(asm.finish().data)
-    timings = (time_native(memory.address, (one,), samples=50) for one in arguments)
-    return min(timing.min_ns for timing in timings)
+    return ExecutableMemory(asm.finish().data)

@@ -15,16 +15,13 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.planner.core_loops import CHAIN_CYCLES, dependent_additions, function_of
 from sparsejit.planner.cost import price
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import aligned, duration_ns, native_loop, pinned
-from sparsejit.x86.assembler import Assembler, line
-from sparsejit.x86.operands import rax, rcx
 
 Key = tuple[str, str, str]
 
-_CHAIN = 8192
-_CHAIN_CALLS = 8
+_CHAIN_CALLS = 16
 _ROUNDS, _MOST_ROUNDS = 12, 48
 _SAMPLE_NS = 150_000.0
 # Of cycles in one half of the rounds to those in the other: beyond, other work disturbed them.
@@ -72,7 +69,7 @@ def _probe(row: MatVecTemplate, target: Target) -> _SmallKernel:
         code_fits = cost.code_bytes <= _SHARE_OF_L1 * target.l1i_bytes
         if code_fits and cost.data_bytes <= _SHARE_OF_L1 * target.l1d_bytes:
             break
-    memory = _function(target, lambda asm: row.emit(asm, lowered))
+    memory = function_of(target, lambda asm: row.emit(asm, lowered))
     x = aligned(np.random.default_rng(0).standard_normal(spec.in_features).astype(np.float32))
     y = aligned(np.zeros(spec.out_features, np.float32))
     loop = native_loop([(memory.address, (x.ctypes.data, y.ctypes.data))])
@@ -95,7 +92,7 @@ def _least_cycles(probes: Sequence[_SmallKernel], target: Target) -> list[float]
     What other work kept disturbing counts as well: with one kernel at a measured price and its
     rival at an assumed one, choices are worse than with both a little too dear.
     """
-    memory = _function(target, _chain)
+    memory = function_of(target, dependent_additions)
     chain = native_loop([(memory.address, ())])
     halves = np.full((2, len(probes)), np.inf)
     steady = np.zeros(len(probes), bool)
@@ -107,20 +104,8 @@ def _least_cycles(probes: Sequence[_SmallKernel], target: Target) -> list[float]
                 if steady[number]:
                     continue
                 chain_ns = min(duration_ns(chain, _CHAIN_CALLS) for _ in range(2))
-                cycles = probe.ns() * _CHAIN * _CHAIN_CALLS / chain_ns
+                cycles = probe.ns() * CHAIN_CYCLES * _CHAIN_CALLS / chain_ns
                 halves[a_round % 2, number] = min(cycles, halves[a_round % 2, number])
             if a_round % _ROUNDS == _ROUNDS - 1:
                 steady = halves.max(axis=0) <= _MOST_DIFFERENCE * halves.min(axis=0)
     return [float(one) for one in halves.min(axis=0)]
-
-
-def _chain(asm: Assembler) -> None:
-    asm.stamp(_CHAIN, [line("add", rax, rcx)])
-
-
-def _function(target: Target, body: Callable[[Assembler], None]) -> ExecutableMemory:
-    asm = Assembler(target)
-    body(asm)
-    asm.emit("vzeroupper")
-    asm.emit("ret")
-    return ExecutableMemory(asm.finish().data)

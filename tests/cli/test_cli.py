@@ -16,16 +16,16 @@ import sparsejit
 from sparsejit.commands import calibrate, cli, console, doctor, machine_report
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import rates_origin
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, unset: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name != unset}
     return subprocess.run(
         [sys.executable, "-m", "sparsejit.commands.cli", *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200", **environment},
+        env={**environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -55,10 +55,11 @@ def test_doctor_names_the_rates_and_where_measurements_are_kept(tmp_path: Path) 
     assert report["cache"] == str(tmp_path / "sparsejit")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "sparsejit").write_text("a file in its place")
-    done = run("doctor", XDG_CACHE_HOME=str(tmp_path))
+    done = run("doctor", XDG_CACHE_HOME=str(tmp_path), SPARSEJIT_CALIBRATE="1")
     assert done.returncode == 0
     assert "\ncache: nothing is kept: " in done.stdout
     assert f"\nrates: data of {Target.detect().core.data_of}, because " in done.stdout
+    assert " cannot be read: Not a directory; XDG_CACHE_HOME " in done.stdout
 
 
 def test_doctor_below_avx2_fails_with_the_remedy() -> None:
@@ -74,6 +75,31 @@ def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "python: ImportError: hidden by a test" in done.stdout
     assert f"remedy for peachpy: {sys.executable} -m sparsejit.install_peachpy" in done.stdout
+
+
+def test_doctor_names_a_setting_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "off")
+    printed = CliRunner().invoke(cli.app, ["doctor"], terminal_width=200)
+    assert printed.exit_code == 1
+    remedy = "SPARSEJIT_CALIBRATE=off: set it to 0 or 1, or unset it"
+    assert f"\nremedy for a kernel: {remedy}\n" in printed.stdout
+    assert f"\nrates: none: {remedy}\n" in printed.stdout
+
+
+@pytest.mark.parametrize("peachpy", ["", "raise ImportError('hidden by a test')"])
+def test_doctor_measures_and_writes_nothing(peachpy: str, tmp_path: Path) -> None:
+    """Which would need PeachPy: as a user has it, with no setting and nothing kept."""
+    hidden, kept = tmp_path / "hidden", tmp_path / "kept"
+    hidden.mkdir()
+    kept.mkdir()
+    if peachpy:
+        (hidden / "peachpy.py").write_text(peachpy)
+    folders = {"PYTHONPATH": str(hidden), "XDG_CACHE_HOME": str(kept)}
+    done = run("doctor", "--json", unset="SPARSEJIT_CALIBRATE", **folders)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["can_run"]) == ((1, False) if peachpy else (0, True))
+    assert report["rates"] == f"data of {Target.detect().core.data_of}"
+    assert done.stderr == "" and list(kept.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -153,7 +179,7 @@ def test_outputs_are_checked_before_the_work(
 @pytest.mark.usefixtures("rates_given")
 def test_calibrate_says_where_the_rates_are_from() -> None:
     printed = CliRunner().invoke(cli.app, ["calibrate"]).stdout
-    assert printed.splitlines()[-1] == rates_origin(Target.detect())
+    assert printed.splitlines()[-1] == Target.detect().core.origin
 
 
 def test_a_dump_that_cannot_be_written_is_refused_first(

@@ -133,3 +133,12 @@ def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:
     assert isinstance(refused.exception, InvalidInput)
     assert "two outputs are one file" in str(refused.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--layers=-1", "--layers=0", "--from=-1", "--batch=0"])
+def test_the_planner_is_not_surveyed_on_less_than_nothing(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsejit.perf.planner_survey.survey", lambda *_: pytest.fail("timed"))
+    result = CliRunner().invoke(app, ["bench", "planner", option])
+    assert result.exit_code == 2 and option.partition("=")[0] in result.output

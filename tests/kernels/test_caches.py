@@ -1,237 +1,26 @@
-"""Caches of rates and times: whatever lies in their place, a kernel compiles."""
+"""Caches of times, and what names them: whatever lies in their place, a kernel compiles."""
 
-import copy
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from damaged_files import mutants
 from matvec_checks import block_weights
 
 import sparsejit
-from sparsejit.errors import InvalidInput
-from sparsejit.machine.microarchitecture import core_named
-from sparsejit.machine.target import Target
-from sparsejit.planner import cache, calibration, tuning
+from sparsejit.planner import cache, tuning
 from sparsejit.planner.plan import Candidate
 
 WEIGHTS = block_weights((64, 64), 0.2)
-MEASURED = {
-    "rates": {
-        "cycles_per_ns": 3.5,
-        "data": {"L1": 64.0, "padded L2": 40.0, "L2": 44.0, "L3": 10.0, "memory": 6.0},
-        "code": {"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 4.0},
-    },
-    "steps": {"dense avx2 float32": 0.5, "permute avx512 bfloat16": 2.5},
-    "shared_way": 0.25,
-    "tricks": {"padding": True, "redirects": False, "placement": True},
-    "measured_on": "2026-01-31",
-}
-TRICKS_OFF = {"padding": False, "redirects": False, "placement": False}
-# Of what `mutants` makes of that: fewer steps, a share of none, a trick that gains.
-STILL_RIGHT = {
-    *(f"without ('steps', '{step}')" for step in MEASURED["steps"]),
-    "('steps',) table",
-    "('shared_way',) zero",
-    "('shared_way',) tiny",
-    *(f"('tricks', '{trick}') true" for trick in MEASURED["tricks"]),
-}
-WRONG = {
-    "zero": 0,
-    "negative": -1.0,
-    "nan": float("nan"),
-    "infinity": float("inf"),
-    "huge": 1e300,
-    "beyond float": 10**400,
-    "tiny": 1e-320,
-    "text": "3.5",
-    "null": None,
-    "true": True,
-    "list": [[1.0]],
-    "table": {},
-}
-DEEP = "[" * 200_000
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calibration.forget_calibration()
-    yield tmp_path / "sparsejit"
-    calibration.forget_calibration()
-
-
-def mutants(right: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Files that are not quite `right`, each with a name."""
-    for path in list(_paths(right)):
-        yield f"without {path}", _text(_changed(right, path))
-        for name, value in WRONG.items():
-            yield f"{path} {name}", _text(_changed(right, path, value))
-    yield "one key more", _text({**right, "unknown": 1.0})
-    whole = _text(right)
-    for end in range(0, len(whole), max(1, len(whole) // 40)):
-        yield f"cut at {end}", whole[:end]
-    for name, value in WRONG.items():
-        yield f"only {name}", _text(value)
-    yield "binary", bytes(range(256))
-    yield "nested deeply", DEEP.encode()
-    yield "nested deeply in a field", whole.replace(b"{", b'{"deep": ' + DEEP.encode() + b", ", 1)
-
-
-def _paths(value: Any, *above: str) -> Iterator[tuple[str, ...]]:
-    for key, inner in value.items():
-        yield (*above, key)
-        if isinstance(inner, dict):
-            yield from _paths(inner, *above, key)
-
-
-def _changed(right: dict[str, Any], path: tuple[str, ...], *value: Any) -> dict[str, Any]:
-    """A copy with the value there replaced, or taken away where none is given."""
-    changed = copy.deepcopy(right)
-    inner = changed
-    for key in path[:-1]:
-        inner = inner[key]
-    del inner[path[-1]]
-    for given in value:
-        inner[path[-1]] = given
-    return changed
-
-
-def _text(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def processor_file(target: Target) -> Path:
-    sets = " ".join(sorted(target.instruction_sets))
-    parts = target.model, target.isa, sets, cache.compiler_digest()
-    file = cache.cache_file("processor", *parts)
-    file.parent.mkdir(parents=True)
-    return file
-
-
-@pytest.mark.parametrize("key", ["zen5", "generic"])
-def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
-    """Where the core's own data were measured: of it only the clock and what lies beyond L2."""
-    target = replace(Target.detect(), core=core_named(key))
-    file = processor_file(target)
-    file.write_bytes(_text(MEASURED))
-    core, own = calibration.calibrated(target).core, target.core
-    if key == "zen5":
-        assert core.rates.data == {**own.rates.data, "L3": 10.0, "memory": 6.0}
-        assert core.rates.cycles_per_ns == 3.5
-        assert (core.steps, core.shared_way) == (own.steps, own.shared_way)
-        assert (core.padding, core.redirects, core.placement) == (True, True, True)
-    else:
-        assert core.rates.data == MEASURED["rates"]["data"]
-        assert core.step_cycles("permute", "avx512", "bfloat16") == 2.5
-        assert (core.padding, core.redirects, core.placement) == (True, False, True)
-    assert core.origin == f"measured on 2026-01-31, {file}"
-
-
-def test_prices_that_were_not_measured_change_as_those_of_their_kind() -> None:
-    """Or a kernel whose float32 was measured has a rival at an assumed price in float16."""
-    target = replace(Target.detect(), core=core_named("generic"))
-    processor_file(target).write_bytes(_text(MEASURED))
-    core, own = calibration.calibrated(target).core, target.core
-    factor = 2.5 / own.step_cycles("permute", "avx512", "bfloat16")
-    key = "permute", "avx512", "float16"
-    assert core.step_cycles(*key) == pytest.approx(factor * own.step_cycles(*key))
-    other = "lookup", "avx512", "float32"
-    assert core.step_cycles(*other) == own.step_cycles(*other)
-
-
-def test_without_a_file_prices_are_the_core_s_data() -> None:
-    target = Target.detect()
-    assert calibration.calibrated(target) == target
-    assert calibration.rates_origin(target) == f"data of {target.core.data_of}"
-
-
-def test_a_damaged_file_is_as_good_as_none() -> None:
-    target = Target.detect()
-    file = processor_file(target)
-    damaged = {name: text for name, text in mutants(MEASURED) if name not in STILL_RIGHT}
-    assert len(damaged) == len(list(mutants(MEASURED))) - len(STILL_RIGHT)
-    for name, content in damaged.items():
-        file.write_bytes(content)
-        calibration.forget_calibration()
-        core = calibration.calibrated(target).core
-        assert core.rates == target.core.rates, name
-        known = f"data of {target.core.data_of}"
-        assert core.origin.startswith(f"{known}, because {file} is damaged: "), name
-        assert "\n" not in core.origin and len(core.origin) < 500, name
-        assert core.origin.endswith("; `sparsejit calibrate` writes it anew"), name
-
-
-def test_steps_that_nobody_can_take_are_damage() -> None:
-    target = Target.detect()
-    file = processor_file(target)
-    for steps in ({"permute": 1.0}, {"a b c d": 1.0}, {"permute avx2 float32": "1"}, [], None):
-        file.write_bytes(_text({**MEASURED, "steps": steps}))
-        calibration.forget_calibration()
-        assert "is damaged: steps" in calibration.calibrated(target).core.origin
-
-
-def test_a_folder_in_place_of_the_file() -> None:
-    target = Target.detect()
-    processor_file(target).mkdir()
-    core = calibration.calibrated(target).core
-    assert core.rates == target.core.rates
-    assert "is damaged: Is a directory" in core.origin
-
-
-def test_a_damaged_file_does_not_keep_a_kernel_from_compiling() -> None:
-    file = processor_file(Target.detect())
-    for content in (_text(_changed(MEASURED, ("shared_way",))), _text([]), DEEP.encode()):
-        file.write_bytes(content)
-        calibration.forget_calibration()
-        assert sparsejit.compile_matrix(WEIGHTS).strategy
-
-
-@pytest.fixture
-def measures(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
-    """The targets that were measured, at once; the first compile may do so."""
-    monkeypatch.setenv("SPARSEJIT_CALIBRATE", "1")
-    asked: list[Target] = []
-
-    def measured(target: Target) -> calibration.Measured:
-        asked.append(target)
-        return calibration.Measured(target.core.rates, {}, 0.1, TRICKS_OFF, "2026-01-31")
-
-    monkeypatch.setattr(calibration, "_measured", measured)
-    return asked
-
-
-def test_the_first_compile_measures_once_and_says_so(
-    measures: list[Target], capsys: pytest.CaptureFixture[str]
-) -> None:
-    kernel = sparsejit.compile_matrix(WEIGHTS)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "SPARSEJIT_CALIBRATE=0 turns that off" in said
-    assert "measured on 2026-01-31" in kernel.explain()
-    calibration.forget_calibration()
-    for target in ("native", "avx2", Target.named("avx2")):
-        sparsejit.compile_matrix(WEIGHTS, target=target)
-    assert measures == [Target.detect()]
-    assert capsys.readouterr().err == ""
-
-
-def test_a_damaged_file_is_measured_again(measures: list[Target]) -> None:
-    file = processor_file(Target.detect())
-    file.write_text("[]")
-    sparsejit.compile_matrix(WEIGHTS)
-    assert len(measures) == 1 and json.loads(file.read_text())["shared_way"] == 0.1
-
-
-def test_nothing_is_measured_that_could_not_be_kept(
-    cache_folder: Path, measures: list[Target]
-) -> None:
-    cache_folder.write_text("a file in its place")
-    sparsejit.compile_matrix(WEIGHTS)
-    assert measures == []
+    return tmp_path / "sparsejit"
 
 
 @pytest.fixture
@@ -282,15 +71,6 @@ def test_times_that_cannot_be_kept_are_used_all_the_same(
     assert re.search(r"; not kept for the next time: .* cannot be written: ", kernel.explain())
     x = np.ones(64, np.float32)
     np.testing.assert_allclose(kernel(x), WEIGHTS.astype(np.float64) @ x, atol=1e-4)
-
-
-def test_rates_that_could_not_be_kept_are_not_measured(
-    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block_with_a_file(cache_folder)
-    monkeypatch.setattr(calibration, "_measured", lambda target: pytest.fail("measured"))
-    with pytest.raises(InvalidInput, match=r"sparsejit is no folder; .* with XDG_CACHE_HOME"):
-        calibration.calibrate(Target.detect())
 
 
 def test_the_digest_knows_every_file_and_its_place(tmp_path: Path) -> None:

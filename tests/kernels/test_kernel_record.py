@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.console import Console
 
 import sparsejit
 from sparsejit.machine.target import Target
-from sparsejit.planner import calibration, split
+from sparsejit.planner import split
 from sparsejit.planner.batch_plan import batch_strategies
 from sparsejit.planner.plan import strategies
 
@@ -112,10 +113,12 @@ def test_explain_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_explain_names_the_rates_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = sparsejit.compile_matrix(W)
-    origin = calibration.rates_origin(Target.detect())
+    target = Target.detect()
+    origin = target.core.origin
     assert f"rates: {origin}" in kernel.explain()
-    assert Target.detect().core.data_of in origin
-    monkeypatch.setattr("sparsejit.api.report.rates_origin", lambda target: "measured on a day")
+    assert target.core.data_of in origin
+    measured = replace(target, core=replace(target.core, measured="measured on a day"))
+    kernel = sparsejit.compile_matrix(W, target=measured)
     assert "rates: measured on a day" in kernel.explain()
 
 

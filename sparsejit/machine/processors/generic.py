@@ -1,7 +1,9 @@
 """Any core that has no data of its own, at both levels; calibration makes better ones of these.
 
-No number is of one core: rates and prices lie between those of Zen 5 and Golden Cove, and nothing
-is done that gains on one of them and harms on the other.
+Rates, and prices of steps, lie between those of Zen 5 and Golden Cove, and no trick is used that
+gains on one of them and harms on the other. The rest is of one core: `folding`, `code_rates` and
+`gate_cycles` are Zen 5's; `batch`, `csr`, `shared_panel_loads`, `halves_share_loads`, `l2_ways` and
+`unhidden` Golden Cove's.
 """
 
 from sparsejit.machine.core import Core, StepPrice
