@@ -79,9 +79,10 @@ def test_an_empty_matrix_costs_next_to_nothing_but_in_dense_code(row: MatVecTemp
     empty = SparseMatrix(np.zeros((256, 256)))
     expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
+    moves_each_output = (row.family, row.isa) == ("permute-inline", "avx2")
     for counts in (expected, lowered.counts):
-        cost = price(counts)
-        assert (cost.ns < 50) == (row.family not in ("dense", "dot"))
+        little = price(counts).ns < (100 if moves_each_output else 25)
+        assert little == (row.family not in ("dense", "dot"))
 
 
 def test_permute_steps_count_a_diagonal_by_hand() -> None:
