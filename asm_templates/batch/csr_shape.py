@@ -129,22 +129,25 @@ class CsrCounts:
 def csr_shape(
     arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> CsrShape:
-    """As few passes as possible, nearly equally wide."""
-    vectors = -(-spec.batch // target.lanes)
-    count = -(-vectors // _VECTORS[target.isa])
-    widest = -(-vectors // count)
-    pitch = widest * target.vector_bytes
+    """As few passes as possible, nearly equally wide.
+
+    A part of a batch adds in the order of the whole, so that a column has the same bits however
+    many threads share it: its blocks are as wide, its chains as many and its passes no wider.
+    """
+    whole = spec if spec.part_of is None else spec.part_of
+    most = _widest(whole.batch, _VECTORS[target.isa], target)
+    chains = _CHAINS[arithmetic][min(most, len(_CHAINS[arithmetic])) - 1]
+    if most * chains > target.vector_registers - _OTHER_REGISTERS:
+        chains = 1
+    pitch = _widest(spec.batch, most, target) * target.vector_bytes
     columns = -(-spec.in_features // arithmetic.together)
     blocks = CsrBlocks(
         spec.out_features,
         columns,
         _even(spec.out_features, _SUMS_BYTES // pitch),
-        _even(columns, _width(arithmetic, matrix, pitch, target)),
+        _even(columns, _width(arithmetic, matrix, most * target.vector_bytes, target)),
     )
-    passes = _passes(vectors, count, vectors * target.lanes - spec.batch)
-    chains = _CHAINS[arithmetic][min(widest, len(_CHAINS[arithmetic])) - 1]
-    if widest * chains > target.vector_registers - _OTHER_REGISTERS:
-        chains = 1
+    passes = _passes(spec.batch, most, target)
     return CsrShape(arithmetic, passes, blocks, pitch, chains)
 
 
@@ -186,8 +189,16 @@ def _even(length: int, most: int) -> int:
     return -(-length // parts // _ROUND) * _ROUND
 
 
-def _passes(vectors: int, count: int, missing: int) -> tuple[Pass, ...]:
-    """`vectors` in so many passes; the last one lacks `missing` columns of whole vectors."""
+def _widest(batch: int, most: int, target: Target) -> int:
+    """Vectors in the widest of as few passes as do, of at most so many vectors each."""
+    vectors = -(-batch // target.lanes)
+    return -(-vectors // -(-vectors // most))
+
+
+def _passes(batch: int, most: int, target: Target) -> tuple[Pass, ...]:
+    """Passes of at most so many vectors; the last one lacks columns of whole vectors."""
+    vectors = -(-batch // target.lanes)
+    count, missing = -(-vectors // most), vectors * target.lanes - batch
     narrow, wider = divmod(vectors, count)
     widths = np.array([narrow + 1] * wider + [narrow] * (count - wider))
     shift = missing if vectors > 1 else 0
