@@ -10,12 +10,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.csr_stream import (
-    OFFSET_UNIT,
-    CsrBlocks,
-    segment_counts,
-    words_by_block,
-)
+from sparsejit.asm_templates.batch.csr_stream import CsrBlocks, segment_counts, words_by_block
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
@@ -180,7 +175,7 @@ def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Tar
     density = max(matrix.nnz, 1) / (matrix.in_features * matrix.out_features)
     used = 1 - (1 - density) ** arithmetic.together
     wanted = min(int(_LEAST_WEIGHTS / used), _MOST_PANEL_BYTES // pitch)
-    return min(max(fitting, wanted), (OFFSET_UNIT << 16) // pitch)
+    return max(fitting, wanted)
 
 
 def _even(length: int, most: int) -> int:
