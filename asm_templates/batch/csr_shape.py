@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_stream import CsrBlocks, segment_counts, words_by_block
+from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
@@ -42,7 +43,6 @@ _CHAINS = {
 }
 _OTHER_REGISTERS = 2  # a weight and inputs
 _SHARE_OF_L1 = 2 / 3  # that the inputs of a block may take
-_SUMS_BYTES = 1 << 20  # of stack, that the sums of a block of rows may take
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
 _MOST_PANEL_BYTES = 1 << 17  # where that takes more inputs than L1 holds
 STAGED = 64  # inputs that become integers at once
@@ -136,12 +136,11 @@ def csr_shape(
         chains = 1
     pitch = _widest(spec.batch, most, target) * target.vector_bytes
     columns = -(-spec.in_features // arithmetic.together)
-    blocks = CsrBlocks(
-        spec.out_features,
-        columns,
-        _even(spec.out_features, _SUMS_BYTES // pitch),
-        _even(columns, _width(arithmetic, matrix, most * target.vector_bytes, target)),
-    )
+    width = _even(columns, _width(arithmetic, matrix, most * target.vector_bytes, target))
+    # What the workspace has besides the sums of rows, which are rounded up.
+    others = width + STAGED + 2 + _ROUND
+    rows = _even(spec.out_features, LARGEST_WORKSPACE // pitch - others)
+    blocks = CsrBlocks(spec.out_features, columns, rows, width)
     passes = _passes(spec.batch, most, target)
     return CsrShape(arithmetic, passes, blocks, pitch, chains)
 
