@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.gather.int8_layout import byte_of_input
 from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -27,7 +28,8 @@ ROWS, ROW_BYTES = 16, 64
 TILE_BYTES = ROWS * ROW_BYTES
 STRIP_TILES = 2
 MOST_INPUTS = 1 << 14  # 16 columns of x and an expanded strip then take 768 KiB of stack
-# Of L2, what the tiles of x may take: strips of weights and y pass through it besides.
+# Of L2, what the tiles of x may take: strips of weights and y pass through it besides. They take
+# no more than half a workspace either, an expanded strip the other half.
 _X_SHARE = 1 / 4
 
 _Bytes = npt.NDArray[np.int8]
@@ -136,7 +138,8 @@ def _used_steps(matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
 def _chunk_columns(spec: MatMul, target: Target) -> int:
     """Columns of x at once: whole tiles, of nearly equal number in every chunk."""
     column_bytes = -(-spec.in_features // ROW_BYTES) * ROW_BYTES
-    most = max(1, int(_X_SHARE * target.l2_bytes) // column_bytes // ROWS)
+    x_bytes = min(int(_X_SHARE * target.l2_bytes), LARGEST_WORKSPACE // 2)
+    most = max(1, x_bytes // column_bytes // ROWS)
     tiles = -(-spec.batch // ROWS)
     return ROWS * -(-tiles // -(-tiles // most))
 

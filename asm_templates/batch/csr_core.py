@@ -181,4 +181,6 @@ def row_offsets(rows: np.ndarray, shape: CsrShape) -> np.ndarray:
 
 def input_offsets(columns: np.ndarray, shape: CsrShape) -> np.ndarray:
     """Where columns lie in the panel, in units of `OFFSET_UNIT` bytes, 16 bits."""
-    return (columns.astype(np.int64) * shape.pitch // OFFSET_UNIT).astype(np.uint16)
+    offsets = columns.astype(np.int64) * shape.pitch // OFFSET_UNIT
+    assert offsets.max(initial=0) <= np.iinfo(np.uint16).max  # which would wrap silently
+    return offsets.astype(np.uint16)

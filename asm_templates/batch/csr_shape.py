@@ -10,12 +10,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.csr_stream import (
-    OFFSET_UNIT,
-    CsrBlocks,
-    segment_counts,
-    words_by_block,
-)
+from sparsejit.asm_templates.batch.csr_stream import CsrBlocks, segment_counts, words_by_block
+from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
@@ -47,7 +43,6 @@ _CHAINS = {
 }
 _OTHER_REGISTERS = 2  # a weight and inputs
 _SHARE_OF_L1 = 2 / 3  # that the inputs of a block may take
-_SUMS_BYTES = 1 << 20  # of stack, that the sums of a block of rows may take
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
 _MOST_PANEL_BYTES = 1 << 17  # where that takes more inputs than L1 holds
 STAGED = 64  # inputs that become integers at once
@@ -129,22 +124,24 @@ class CsrCounts:
 def csr_shape(
     arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> CsrShape:
-    """As few passes as possible, nearly equally wide."""
-    vectors = -(-spec.batch // target.lanes)
-    count = -(-vectors // _VECTORS[target.isa])
-    widest = -(-vectors // count)
-    pitch = widest * target.vector_bytes
-    columns = -(-spec.in_features // arithmetic.together)
-    blocks = CsrBlocks(
-        spec.out_features,
-        columns,
-        _even(spec.out_features, _SUMS_BYTES // pitch),
-        _even(columns, _width(arithmetic, matrix, pitch, target)),
-    )
-    passes = _passes(vectors, count, vectors * target.lanes - spec.batch)
-    chains = _CHAINS[arithmetic][min(widest, len(_CHAINS[arithmetic])) - 1]
-    if widest * chains > target.vector_registers - _OTHER_REGISTERS:
+    """As few passes as possible, nearly equally wide.
+
+    A part of a batch adds in the order of the whole, so that a column has the same bits however
+    many threads share it: its blocks are as wide, its chains as many and its passes no wider.
+    """
+    whole = spec if spec.part_of is None else spec.part_of
+    most = _widest(whole.batch, _VECTORS[target.isa], target)
+    chains = _CHAINS[arithmetic][min(most, len(_CHAINS[arithmetic])) - 1]
+    if most * chains > target.vector_registers - _OTHER_REGISTERS:
         chains = 1
+    pitch = _widest(spec.batch, most, target) * target.vector_bytes
+    columns = -(-spec.in_features // arithmetic.together)
+    width = _even(columns, _width(arithmetic, matrix, most * target.vector_bytes, target))
+    # What the workspace has besides the sums of rows, which are rounded up.
+    others = width + STAGED + 2 + _ROUND
+    rows = _even(spec.out_features, LARGEST_WORKSPACE // pitch - others)
+    blocks = CsrBlocks(spec.out_features, columns, rows, width)
+    passes = _passes(spec.batch, most, target)
     return CsrShape(arithmetic, passes, blocks, pitch, chains)
 
 
@@ -177,7 +174,7 @@ def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Tar
     density = max(matrix.nnz, 1) / (matrix.in_features * matrix.out_features)
     used = 1 - (1 - density) ** arithmetic.together
     wanted = min(int(_LEAST_WEIGHTS / used), _MOST_PANEL_BYTES // pitch)
-    return min(max(fitting, wanted), (OFFSET_UNIT << 16) // pitch)
+    return max(fitting, wanted)
 
 
 def _even(length: int, most: int) -> int:
@@ -186,8 +183,16 @@ def _even(length: int, most: int) -> int:
     return -(-length // parts // _ROUND) * _ROUND
 
 
-def _passes(vectors: int, count: int, missing: int) -> tuple[Pass, ...]:
-    """`vectors` in so many passes; the last one lacks `missing` columns of whole vectors."""
+def _widest(batch: int, most: int, target: Target) -> int:
+    """Vectors in the widest of as few passes as do, of at most so many vectors each."""
+    vectors = -(-batch // target.lanes)
+    return -(-vectors // -(-vectors // most))
+
+
+def _passes(batch: int, most: int, target: Target) -> tuple[Pass, ...]:
+    """Passes of at most so many vectors; the last one lacks columns of whole vectors."""
+    vectors = -(-batch // target.lanes)
+    count, missing = -(-vectors // most), vectors * target.lanes - batch
     narrow, wider = divmod(vectors, count)
     widths = np.array([narrow + 1] * wider + [narrow] * (count - wider))
     shift = missing if vectors > 1 else 0

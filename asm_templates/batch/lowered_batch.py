@@ -10,6 +10,7 @@ from sparsejit.asm_templates.batch.csr_shape import Arithmetic, used_words
 from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
 from sparsejit.asm_templates.batch.panels import RESERVED
 from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
+from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -18,7 +19,6 @@ from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
 _WAY_BYTES = 4096  # of L1, whose sets repeat after so many bytes
-LARGEST_WORKSPACE = 1 << 20  # bytes of stack; threads have 8 MiB by default
 
 
 @dataclass(frozen=True)

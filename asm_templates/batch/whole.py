@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from sparsejit.asm_templates.batch.lowered_batch import LARGEST_WORKSPACE, LoweredBatch
+from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch
 from sparsejit.asm_templates.batch.panel_sums import PanelIntegers
 from sparsejit.asm_templates.batch.panels import (
     LAST_Y,
@@ -32,6 +32,7 @@ from sparsejit.asm_templates.batch.panels import (
     emit_panels,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
+from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout, MatMul

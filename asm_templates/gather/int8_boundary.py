@@ -5,8 +5,9 @@
 
 Dynamic: a first pass over x takes the largest magnitude. It compares the bits of floats as
 integers, in which order NaN is the largest: so a NaN in x makes the scale and every output NaN,
-and an infinity makes every output infinite or NaN. With a fixed scale values beyond 127 times it
-are clipped, and NaN counts as the largest.
+and an infinity makes every output infinite or NaN, which of them depends on the kernel: for batches
+`csr` gives NaN where `rows` may give an infinity. With a fixed scale values beyond 127 times it are
+clipped, and NaN counts as the largest.
 """
 
 from collections.abc import Iterator

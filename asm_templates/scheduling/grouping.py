@@ -207,9 +207,10 @@ class _Search:
         """
         sources, products = self.step
         lanes = sources * most_of_lane.astype(np.int32)
-        whole = _sum(-(-most // products) * products).astype(np.int32) if products > 1 else None
-        registers = _sum(most).astype(np.int32)
-        price = _BINDING * np.maximum(lanes, registers if whole is None else whole)
+        registers = whole = _sum(most).astype(np.int32)
+        if products > 1:  # rounded up; `-most` would wrap in 16 bits
+            whole = _sum((most + (products - 1)) // products * products).astype(np.int32)
+        price = _BINDING * np.maximum(lanes, whole)
         price += lanes + registers
         total: npt.NDArray[np.int32] = price.sum(axis=-2)
         return total

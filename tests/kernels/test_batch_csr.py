@@ -19,6 +19,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
     csr_stream,
     float_words,
 )
+from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -79,8 +80,9 @@ def test_passes_cover_every_batch_and_are_nearly_equally_wide(isa: str) -> None:
 
 def test_rows_beyond_the_workspace_are_cut_into_blocks() -> None:
     matrix, target = SparseMatrix(np.ones((9000, 3))), Target.named("avx512")
-    shape = csr_shape(Arithmetic.FLOATS, MatMul(MatVec(9000, 3), 64), matrix, target)
-    assert shape.blocks.rows < 9000 and shape.workspace_bytes < 2 << 20
+    for arithmetic in (Arithmetic.FLOATS, Arithmetic.BYTES):
+        shape = csr_shape(arithmetic, MatMul(MatVec(9000, 3), 64), matrix, target)
+        assert shape.blocks.rows < 9000 and shape.workspace_bytes <= LARGEST_WORKSPACE
 
 
 @pytest.mark.parametrize("layout", Layout)

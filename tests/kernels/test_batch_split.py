@@ -15,7 +15,8 @@ from matvec_checks import block_weights
 import sparsejit
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout
+from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner import batch_split
 
 FEATURE_MAJOR = Layout.FEATURE_MAJOR.value
@@ -69,29 +70,50 @@ def test_parts_together_compute_the_batch(
     np.testing.assert_allclose(kernel(x)[known], expected[known], atol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [48, 63, 64, 70])
-@pytest.mark.parametrize("strategy", ["panels", "rows", "mixed"])
+RUNNABLE_LEVELS = [isa for isa in ISA_LEVELS if Target.named(isa).runs_on(Target.detect())]
+# The loop over compressed rows cuts its passes and inputs by the batch and the level.
+DIVIDED = [
+    *((family, DType.FLOAT32, "native") for family in ("panels", "rows", "mixed", "dense")),
+    ("panels", DType.INT8, "native"),
+    *(("csr", dtype, isa) for dtype in (DType.FLOAT32, DType.INT8) for isa in RUNNABLE_LEVELS),
+]
+
+
+@pytest.mark.parametrize("batch", [48, 63, 70, 144])
+@pytest.mark.parametrize(("strategy", "dtype", "isa"), DIVIDED)
 @pytest.mark.parametrize("layout", Layout)
 def test_columns_have_the_same_bits_on_any_number_of_threads(
-    layout: Layout, strategy: str, batch: int
+    layout: Layout, strategy: str, dtype: DType, isa: str, batch: int
 ) -> None:
-    """Sixteen rows cannot be divided, so columns are."""
+    """Sixteen rows cannot be divided, so columns are. Equal columns have equal bits too."""
     if strategy == "mixed" and batch % 16 == 0:
         pytest.skip("no columns remain")
-    weights = block_weights((16, 60), 0.4, 1)
+    weights = block_weights((16, 1500 if strategy == "csr" else 60), 0.4, 1)
 
     def kernel_on(threads: int) -> sparsejit.Kernel:
         return sparsejit.compile_matrix(
-            weights, batch=batch, layout=layout, strategy=strategy, threads=threads
+            weights,
+            batch=batch,
+            layout=layout,
+            strategy=strategy,
+            dtype=dtype,
+            target=isa,
+            threads=threads,
         )
 
     alone = kernel_on(1)
     x = x_for(alone)
-    for threads in (2, 3, 4):
+    axis = alone.spec.x_shape.index(batch)
+    equal = np.repeat(x.take([0], axis), batch, axis)
+    expected, same = alone(x), alone(equal)
+    if strategy != "mixed":  # which computes its last columns otherwise
+        np.testing.assert_array_equal(same, np.repeat(same.take([0], axis), batch, axis))
+    for threads in (2, 3):
         shared = kernel_on(threads)
         parts = columns_of(shared)
         assert len(parts) > 1 and sum(parts) == batch
-        np.testing.assert_array_equal(shared(x), alone(x))
+        np.testing.assert_array_equal(shared(x), expected)
+        np.testing.assert_array_equal(shared(equal), same)
 
 
 def test_equal_parts_are_the_same_code() -> None:
