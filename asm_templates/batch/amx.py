@@ -30,7 +30,6 @@ from sparsejit.asm_templates.batch.amx_ends import (
     X_TILES,
     X,
     Y,
-    repeat,
 )
 from sparsejit.asm_templates.batch.amx_frame import COLUMN_TILES, SUM_TILES, TileFrame
 from sparsejit.asm_templates.batch.amx_layout import (
@@ -40,6 +39,7 @@ from sparsejit.asm_templates.batch.amx_layout import (
     TILE_BYTES,
     LoweredTiles,
 )
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.ir.spec import Layout
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (

@@ -7,8 +7,6 @@ transposed: in either layout tiles of x and of sums lie as x and y do.
     batch-major     x rows of columns, 64 inputs each; sums rows of columns, a lane an output
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES
@@ -18,6 +16,7 @@ from sparsejit.asm_templates.gather.int8_boundary import (
     emit_scale,
 )
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, Layout, MatMul
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -55,20 +54,6 @@ _RECIPROCAL, _SCALE, _MAGNITUDE, _LOWEST, _ORDER = (zmm(number) for number in ra
 _MAGNITUDE_BITS = 0x7FFFFFFF
 # Of 16 bytes in four groups, one of each group in turn.
 _FOURS = np.tile(np.arange(16, dtype=np.int8).reshape(4, 4).T.ravel(), 4)
-
-
-def repeat(asm: Assembler, times: int, counter: Register, body: Callable[[], None]) -> None:
-    """Run `body` so many times; it keeps `counter`."""
-    if times == 0:
-        return
-    again = asm.label("again")
-    if times > 1:
-        asm.emit("mov", dword(counter), times)
-        asm.bind(again)
-    body()
-    if times > 1:
-        asm.emit("sub", dword(counter), 1)
-        asm.jump("jnz", again)
 
 
 def begin_quantising(asm: Assembler, spec: MatMul) -> None:

@@ -57,7 +57,7 @@ class TileCounts:
 
 @dataclass(frozen=True, eq=False)
 class LoweredTiles:
-    """`strips` of two tiles of outputs each, or one for the last, and what they read.
+    """Strips of two tiles of outputs each, or one for the last: what they read.
 
     `steps` is for each strip how many, then the bytes from the first tile of x to that of each.
     `weights` are dense tiles, or the nonzero bytes where `bits` has a bit for each byte.
@@ -65,7 +65,6 @@ class LoweredTiles:
     """
 
     spec: MatMul
-    strips: int
     most_steps: int
     steps: npt.NDArray[np.int32]
     weights: _Bytes
@@ -111,7 +110,6 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredTiles:
     bias = None if spec.bias is None else _padded(spec.bias, outputs)
     return LoweredTiles(
         spec,
-        len(used),
         int(used.sum(axis=1).max()),
         np.concatenate(steps).astype(np.int32),
         weights,
