@@ -1,8 +1,8 @@
 """Any core that has no data of its own, at both levels; calibration makes better ones of these.
 
 Rates, and prices of steps, lie between those of Zen 5 and Golden Cove, and no trick is used that
-gains on one of them and harms on the other. The rest is of one core: `folding`, `code_rates` and
-`gate_cycles` are Zen 5's; `batch`, `csr`, `shared_panel_loads`, `halves_share_loads`, `l2_ways` and
+gains on one of them and harms on the other. The rest is of one core: `folding` and `gate_cycles`
+are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_loads`, `l2_ways` and
 `unhidden` Golden Cove's.
 """
 
@@ -34,7 +34,7 @@ GENERIC = Core(
     shared_far=0.3,
     l2_ways=16,
     unhidden=0.1,
-    code_rates=ZEN5.code_rates,
+    code_rates=GOLDEN_COVE.code_rates,
     data_rates={kind: rate**0.5 for kind, rate in GOLDEN_COVE.data_rates.items()},
     batch=GOLDEN_COVE.batch,
     csr=GOLDEN_COVE.csr,
