@@ -207,9 +207,9 @@ class _Search:
         """
         sources, products = self.step
         lanes = sources * most_of_lane.astype(np.int32)
-        registers = whole = _sum(most).astype(np.int32)
-        if products > 1:  # rounded up; `-most` would wrap in 16 bits
-            whole = _sum((most + (products - 1)) // products * products).astype(np.int32)
+        # Rounded up; `-most` would wrap in 16 bits.
+        whole = _sum((most + (products - 1)) // products * products).astype(np.int32)
+        registers = _sum(most).astype(np.int32) if products > 1 else whole
         price = _BINDING * np.maximum(lanes, whole)
         price += lanes + registers
         total: npt.NDArray[np.int32] = price.sum(axis=-2)
