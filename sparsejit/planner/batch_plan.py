@@ -148,8 +148,10 @@ def _squares(counts: BatchCounts, layout: Layout) -> float:
     lanes, square = target.lanes, target.core.batch.square[target.isa]
     columns = counts.repeats if layout is Layout.FEATURE_MAJOR else counts.in_panels
     whole, rest = divmod(columns, lanes)
-    widths = [lanes] * whole + [rest] * (rest > 0)
-    return sum(square[0] + square[1] * width + _line_cycles(counts, width) for width in widths)
+    return sum(
+        times * (square[0] + square[1] * width + _line_cycles(counts, width))
+        for times, width in ((whole, lanes), (rest > 0, rest))
+    )
 
 
 def _line_cycles(counts: BatchCounts, width: int) -> float:
