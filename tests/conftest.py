@@ -18,6 +18,9 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
 # Nor is it measured: prices are those of its data.
 os.environ["SPARSEJIT_CALIBRATE"] = "0"
 
+# Output is that of a pipe, whatever terminal the tests run in.
+os.environ.pop("COLUMNS", None)
+
 # An example may compile a kernel or wait for a busy core; that is not a failure.
 settings.register_profile("sparsejit", deadline=None)
 settings.load_profile("sparsejit")

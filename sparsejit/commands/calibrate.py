@@ -8,6 +8,7 @@ from sparsejit.commands.console import (
     check_outputs,
     console,
     hand_over,
+    say,
 )
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import TRICKS
@@ -38,4 +39,4 @@ def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     figures = ", ".join(f"{name} {cycles:.2f}" for name, cycles in steps.items())
     console.print(f"steps, cycles: {figures}")
     console.print(", ".join(f"{name} {'on' if on else 'off'}" for name, on in tricks.items()))
-    console.print(core.origin, soft_wrap=True, markup=False)
+    say(core.origin)

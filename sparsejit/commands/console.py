@@ -26,6 +26,11 @@ JsonFileOption = Annotated[
 ]
 
 
+def say(line: str, style: str | None = None) -> None:
+    """Print a line as it is: no path in it is broken, or read as markup."""
+    console.print(line, style=style, soft_wrap=True, markup=False)
+
+
 def print_json(value: Any) -> None:
     """Write `value` to stdout as JSON, without colour or wrapping."""
     typer.echo(json.dumps(value, indent=2))

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sparsejit.commands.console import JsonOption, console, print_json, require
+from sparsejit.commands.console import JsonOption, console, print_json, require, say
 from sparsejit.commands.synth import check_wav, write_wav
 from sparsejit.files import check_writable
 from sparsejit.ir.spec import DType
@@ -56,8 +56,8 @@ def demo(
     console.print(_layer_table(layers))
     console.print(_synthesis_table(voice, synthesis))
     console.print(f'"{utterance.text}" ({utterance.name}, not in the training data)')
-    console.print(f"{len(audio) / voice.sample_rate:.1f} s of speech in {out / 'demo.wav'}")
-    console.print(f"spectrograms in {out / 'demo.png'}")
+    say(f"{len(audio) / voice.sample_rate:.1f} s of speech in {out / 'demo.wav'}")
+    say(f"spectrograms in {out / 'demo.png'}")
 
 
 def _prune(seed: int, quiet: bool) -> dict[str, float]:

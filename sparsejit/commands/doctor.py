@@ -9,6 +9,7 @@ from sparsejit.commands.console import (
     check_outputs,
     console,
     hand_over,
+    say,
 )
 from sparsejit.commands.machine_report import Diagnosis, Finding, examine
 from sparsejit.machine.target import Target
@@ -33,11 +34,11 @@ def _print(diagnosis: Diagnosis) -> None:
     if diagnosis.target is not None:
         _print_target(diagnosis.target)
     for name, text in (("rates", diagnosis.rates), ("cache", diagnosis.cache)):
-        console.print(f"{name}: {text}", soft_wrap=True, markup=False)
+        say(f"{name}: {text}")
     for finding in diagnosis.findings:
         if not finding.ok:
             remedy = f"remedy for {finding.name}: {finding.remedy}"
-            console.print(remedy, style=_style(finding), soft_wrap=True, markup=False)
+            say(remedy, style=_style(finding))
     console.print("ready" if diagnosis.can_run else "not ready: the core lacks what is red")
 
 

@@ -18,6 +18,7 @@ from sparsejit.commands.console import (
     error_console,
     print_json,
     require,
+    say,
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
@@ -77,9 +78,9 @@ def compile_command(
         print_json(report.as_dict())
         return
     console.print(report)
-    console.print(f"model in {out}", soft_wrap=True, markup=False)
+    say(f"model in {out}")
     if export is not None:
-        console.print(f"code for C in {export}", soft_wrap=True, markup=False)
+        say(f"code for C in {export}")
 
 
 def run_command(
@@ -101,7 +102,7 @@ def run_command(
     for path, result in zip(out, results, strict=True):
         with atomic_path(path) as place, place.open("wb") as file:
             np.save(file, result)
-        console.print(f"{path}: {result.dtype} {list(result.shape)}", soft_wrap=True, markup=False)
+        say(f"{path}: {result.dtype} {list(result.shape)}")
 
 
 def _compiled(

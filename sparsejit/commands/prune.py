@@ -15,6 +15,7 @@ from sparsejit.commands.console import (
     error_console,
     print_json,
     require,
+    say,
     write_json,
 )
 from sparsejit.errors import InvalidInput
@@ -85,7 +86,7 @@ def _report(
     console.print(result.report)
     if result.after:
         console.print(_figures(result))
-    console.print(f"pruned weights in {out}")
+    say(f"pruned weights in {out}")
 
 
 def _carry_out(

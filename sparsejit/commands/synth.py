@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparsejit.commands.console import JsonOption, console, print_json, require
+from sparsejit.commands.console import JsonOption, print_json, require, say
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.voice.bundled import VOICE
@@ -54,7 +54,7 @@ def synth(
         print_json(report)
         return
     speed = f"made in {computing:.2f} s, {seconds / computing:.1f} times real time"
-    console.print(f"{seconds:.1f} s of speech in {out}, {speed}")
+    say(f"{seconds:.1f} s of speech in {out}, {speed}")
 
 
 def check_wav(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sparsejit.commands.console import console, error_console, require
+from sparsejit.commands.console import error_console, require, say
 
 if TYPE_CHECKING:
     from sparsejit.voice.train import TrainingPlan, TrainingProgress
@@ -44,7 +44,7 @@ def train(
         "seed": seed,
     }
     plan = TrainingPlan(**{name: value for name, value in chosen.items() if value is not None})
-    console.print(f"voice: {_carry_out(folder, out, plan, device)}")
+    say(f"voice: {_carry_out(folder, out, plan, device)}")
 
 
 def _carry_out(folder: Path, out: Path, plan: "TrainingPlan", device: str | None) -> Path:
