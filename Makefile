@@ -13,7 +13,7 @@ demo: setup
 	$(BIN)/sparsejit demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(UNKNOWN),--unknown-processor)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(UNKNOWN),--unknown-processor)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -33,13 +33,14 @@ def may_lie(position: int, length: int, placement: Placement) -> bool:
 def test_every_piece_lies_where_it_may_and_every_gap_has_room_for_its_jump(
     position, lengths, part
 ):
-    placement = Placement(2 * PAGE_BYTES, part)
+    placement, start = Placement(2 * PAGE_BYTES, part), position
     gaps = placement.gaps(position, np.array(lengths))
     for gap, length in zip(gaps, lengths, strict=True):
         if gap:
             assert gap >= JUMP_BYTES
             inside = position < placement.whole or position % PAGE_BYTES >= PAGE_BYTES - part
-            assert not inside or may_lie(position, JUMP_BYTES, placement)
+            # Nothing before the first piece could leave room for its jump.
+            assert not inside or position == start or may_lie(position, JUMP_BYTES, placement)
             position += int(gap)
             assert may_lie(position, length, placement)
         position += length
