@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.machine.target import Target
-from sparsejit.planner.core_loops import least_ns, load_bandwidth, padded_l2_bandwidth, repeat
+from sparsejit.planner.core_loops import least_ns, load_bandwidth, padded_l2_bandwidth
 from sparsejit.x86.assembler import Assembler, line
-from sparsejit.x86.operands import ymm, zmm
+from sparsejit.x86.operands import rax, ymm, zmm
 
 _ACCUMULATORS = 12  # latency 4 at two a cycle needs 8; AVX2 has 16 registers
 _FMA_PASSES = 1000
@@ -79,13 +80,11 @@ def _fma_gflops(target: Target) -> float:
     targets = register(np.arange(_ACCUMULATORS))
     source = register(_ACCUMULATORS)
 
-    def one_pass(asm: Assembler) -> None:
-        asm.stamp(_ACCUMULATORS, [line("vfmadd231ps", targets, source, source)])
-
     def body(asm: Assembler) -> None:
         for number in range(_ACCUMULATORS + 1):  # zeros: stale bits could be slow denormals
             asm.emit("vxorps", ymm(number), ymm(number), ymm(number))
-        repeat(asm, _FMA_PASSES, one_pass)
+        multiply = line("vfmadd231ps", targets, source, source)
+        repeat(asm, _FMA_PASSES, rax, lambda: asm.stamp(_ACCUMULATORS, [multiply]))
 
     elapsed = least_ns(target, body)
     return 2 * target.lanes * _ACCUMULATORS * _FMA_PASSES / elapsed

@@ -114,7 +114,7 @@ class _TileCode:
         asm.emit("mov", self.chunk_y, rsi)
         asm.emit("mov", dword(_PITCH), ROW_BYTES)
         chunks, rest = divmod(self.spec.batch, self.chunk)
-        self.frame.repeat(chunks, self.chunks_left, partial(self._chunk, self.chunk))
+        repeat(asm, chunks, self.chunks_left, partial(self._chunk, self.chunk))
         if rest:
             self._chunk(rest)
         self.frame.leave()
@@ -142,7 +142,7 @@ class _TileCode:
         asm.emit("mov", dword(rax), spec.out_features)
         asm.emit("mov", self.outputs_left, rax)
         whole, rest = divmod(len(self.lowered.scales) // ROWS, STRIP_TILES)
-        self.frame.repeat(whole, self.strips_left, partial(self._strip, STRIP_TILES, columns))
+        repeat(asm, whole, self.strips_left, partial(self._strip, STRIP_TILES, columns))
         if rest:
             self._strip(rest, columns)
         x_bytes, y_bytes = (4, 4) if self.feature_major else (
@@ -203,7 +203,7 @@ class _TileCode:
             tiles -= width
             self._columns(height, width, expands=True, kept=tiles > 0)
         pair = partial(self._columns, height, COLUMN_TILES)
-        self.frame.repeat(tiles // COLUMN_TILES, self.pairs_left, pair)
+        repeat(asm, tiles // COLUMN_TILES, self.pairs_left, pair)
         if tiles % COLUMN_TILES:
             self._columns(height, tiles % COLUMN_TILES)
         self._set_columns_left(columns)

@@ -16,8 +16,14 @@ from sparsejit.asm_templates.gather.int8_boundary import (
     emit_scale,
 )
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.int8_inputs import (
+    begin_largest,
+    broadcast,
+    emit_scale_of,
+    to_int32,
+)
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, Layout, MatMul
+from sparsejit.ir.spec import LARGEST_INT8, Layout, MatMul
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -44,24 +50,21 @@ SUMS, Y, ROW_SCALES, ROWS_LEFT = rdx, r11, rcx, rax
 LANE_SCALES, LANE_BIAS = zmm(4), zmm(5)
 # What `quantise_tile` takes: x (rdi, as int8_boundary has it), its tiles, where its scales go.
 X, X_TILES = rdi, r9
-ROWS_OF_X = rcx
 
 _AT_ONCE = 4  # rows of sums
 _SCRATCH = [zmm(number) for number in range(6, 32)]
 _PARTS = [zmm(number) for number in range(4)]
 _LARGEST = [zmm(number) for number in range(4, 8)]
 _RECIPROCAL, _SCALE, _MAGNITUDE, _LOWEST, _ORDER = (zmm(number) for number in range(8, 13))
-_MAGNITUDE_BITS = 0x7FFFFFFF
 # Of 16 bytes in four groups, one of each group in turn.
 _FOURS = np.tile(np.arange(16, dtype=np.int8).reshape(4, 4).T.ravel(), 4)
 
 
 def begin_quantising(asm: Assembler, spec: MatMul) -> None:
     """Constants that hold for all columns of x."""
-    asm.emit("vbroadcastss", _LOWEST, _element(asm, np.full(4, -LARGEST_INT8, np.int8)))
+    broadcast(asm, _LOWEST, np.full(4, -LARGEST_INT8, np.int8))
     if spec.layout is Layout.FEATURE_MAJOR:
         asm.emit("vmovups", _ORDER, Literal(asm.literal(_FOURS)))
-        asm.emit("vbroadcastss", _MAGNITUDE, _element(asm, np.int32(_MAGNITUDE_BITS)))
 
 
 def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
@@ -83,8 +86,7 @@ def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
 
 def _scales_of_columns(asm: Assembler, spec: MatMul) -> None:
     """The reciprocal and the scale of each column, from its largest magnitude."""
-    for register in _LARGEST:
-        asm.emit("vbroadcastss", register, _element(asm, np.float32(SMALLEST_SCALE)))
+    begin_largest(asm, _LARGEST, _MAGNITUDE)
 
     def turn(count: int) -> None:
         for part, largest in zip(_PARTS[:count], _LARGEST, strict=False):
@@ -100,9 +102,7 @@ def _scales_of_columns(asm: Assembler, spec: MatMul) -> None:
     first, *others = _LARGEST
     for register in others:
         asm.emit("vpmaxud", first, first, register)
-    asm.emit("vbroadcastss", _RECIPROCAL, _element(asm, np.float32(LARGEST_INT8)))
-    asm.emit("vdivps", _RECIPROCAL, _RECIPROCAL, first)
-    asm.emit("vmulps", _SCALE, first, asm.constant(1 / LARGEST_INT8))
+    emit_scale_of(asm, first, _RECIPROCAL, _SCALE)
 
 
 def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
@@ -111,9 +111,7 @@ def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
         masked = part.masked(LANE_MASK, zeroing=True)
         asm.emit("vmulps", masked, _RECIPROCAL, Memory(r8))
         asm.emit("add", r8, 4 * spec.pitch)
-        if spec.each.input_scale is not None:
-            asm.emit("vminps", part, part, asm.constant(float(LARGEST_INT8)))
-        asm.emit("vcvtps2dq", part, part)
+        to_int32(asm, spec.each, part)
     for part in _PARTS[count:]:
         asm.emit("vpxord", part, part, part)
     _pack(asm, spec)
@@ -220,8 +218,3 @@ def _scale_rows(
         asm.emit("vfmadd132ps", register, LANE_BIAS, scale)
     else:
         asm.emit("vfmadd213ps", register, LANE_SCALES, LANE_BIAS)
-
-
-def _element(asm: Assembler, value: np.generic | np.ndarray) -> Literal:
-    """Four bytes of the pool, for a broadcast."""
-    return Literal(asm.literal(np.asarray(value), 4))

@@ -1,7 +1,5 @@
 """What an AMX kernel keeps on the stack, and the state that it leaves as it found it."""
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -29,10 +27,10 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.stack import make_room, pop, push
 
 COLUMN_TILES = 2  # of x, multiplied at once
 SUM_TILES = STRIP_TILES * COLUMN_TILES  # tiles 0 to 3; then two of weights, two of x
-_PAGE = 4096
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 _SLOTS = 8
 
@@ -66,21 +64,14 @@ class TileFrame:
         return Memory(rsp, self._slots + 8 * (self._used - 1))
 
     def enter(self) -> None:
-        """Save registers, make room page by page, keep and set the tiles' configuration.
+        """Save registers, make room, keep and set the tiles' configuration.
 
         Clobbers rax and rbp.
         """
-        asm, again = self.asm, self.asm.label("again")
-        for register in _SAVED:
-            asm.emit("push", register)
+        asm = self.asm
+        push(asm, _SAVED)
         asm.emit("mov", rbp, rsp)
-        asm.emit("mov", dword(rax), -(-(self._bytes + 64) // _PAGE))
-        asm.bind(again)
-        asm.emit("sub", rsp, _PAGE)
-        asm.emit("mov", Memory(rsp), rax)
-        asm.emit("sub", dword(rax), 1)
-        asm.jump("jnz", again)
-        asm.emit("and", rsp, -64)
+        make_room(asm, self._bytes)
         asm.emit("mov", self._caller, rbp)
         asm.emit("sttilecfg", self._configuration)
         asm.emit("lea", rax, Literal(asm.literal(_configuration(self.spec))))
@@ -98,22 +89,7 @@ class TileFrame:
         asm.emit("ldtilecfg", self._configuration)
         asm.bind(done)
         asm.emit("mov", rsp, self._caller)
-        for register in reversed(_SAVED):
-            asm.emit("pop", register)
-
-    def repeat(self, times: int, counter: Memory, body: Callable[[], None]) -> None:
-        """Run `body` so many times, counting in memory. Clobbers rax."""
-        if times == 0:
-            return
-        asm, again = self.asm, self.asm.label("again")
-        if times > 1:
-            asm.emit("mov", dword(rax), times)
-            asm.emit("mov", counter, rax)
-            asm.bind(again)
-        body()
-        if times > 1:
-            self.add(counter, -1)
-            asm.jump("jnz", again)
+        pop(asm, _SAVED)
 
     def add(self, place: Memory, number: int) -> None:
         """Add to a number in memory; flags are those of the sum. Clobbers rax."""

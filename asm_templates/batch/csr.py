@@ -30,7 +30,7 @@ from sparsejit.asm_templates.batch.csr_core import (
     input_offsets,
     row_offsets,
 )
-from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums
+from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_rows
 from sparsejit.asm_templates.batch.csr_shape import (
     STAGED,
     Arithmetic,
@@ -48,8 +48,8 @@ from sparsejit.asm_templates.batch.csr_stream import (
     float_words,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -75,6 +75,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.stack import make_room, pop, push
 
 _X, _Y, _INPUT_BLOCKS_LEFT = r14, r15, r13
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
@@ -118,10 +119,7 @@ def lower(
     start: npt.NDArray[np.generic] | None = spec.bias
     ends = None
     if spec.dtype is DType.INT8:
-        integers, scales = quantised_rows(matrix)
-        ends = np.zeros((spec.out_features, 2), np.float32)
-        ends[:, 0] = output_scales(spec.each, scales)
-        ends[:, 1] = 0 if spec.bias is None else spec.bias
+        integers, ends = int8_rows(spec.each, matrix)
         start = first_sums(arithmetic, integers)
         in_bytes = arithmetic is Arithmetic.BYTES
         words = byte_words(integers) if in_bytes else float_words(integers.astype(np.float32))
@@ -153,7 +151,7 @@ class _CsrCode:
         self._place_stream()
         self._enter()
         for part in self.shape.passes:
-            self._repeat(part.times, _PASSES_LEFT, partial(self._pass, part))
+            repeat(self.asm, part.times, _PASSES_LEFT, partial(self._pass, part))
         self._leave()
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
@@ -173,41 +171,16 @@ class _CsrCode:
         self.ends = None if ends is None else Literal(asm.literal(ends))
 
     def _enter(self) -> None:
-        """Save registers, and make room page by page: the stack grows on demand only."""
         asm = self.asm
-        again = asm.label("again")
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         asm.emit("mov", rbp, rsp)
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
-        room = self.shape.workspace_bytes + _SLOT_BYTES + _PAGE
-        asm.emit("mov", dword(rax), -(-room // _PAGE))
-        asm.bind(again)
-        asm.emit("sub", rsp, _PAGE)
-        asm.emit("mov", Memory(rsp), rax)
-        asm.emit("sub", dword(rax), 1)
-        asm.jump("jnz", again)
-        asm.emit("and", rsp, -_PAGE)
+        make_room(asm, self.shape.workspace_bytes + _SLOT_BYTES, _PAGE)
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
-        for register in reversed(_SAVED):
-            self.asm.emit("pop", register)
-
-    def _repeat(self, times: int, counter: Memory, body: Callable[[], None]) -> None:
-        """Run `body` so many times, counting in memory."""
-        asm, again = self.asm, self.asm.label("again")
-        if times > 1:
-            asm.emit("mov", dword(rax), times)
-            asm.emit("mov", counter, rax)
-            asm.bind(again)
-        body()
-        if times > 1:
-            asm.emit("mov", rax, counter)
-            asm.emit("sub", rax, 1)
-            asm.emit("mov", counter, rax)
-            asm.jump("jnz", again)
+        pop(self.asm, _SAVED)
 
     def _pass(self, part: Pass) -> None:
         asm, spec, blocks = self.asm, self.spec, self.shape.blocks
@@ -220,8 +193,7 @@ class _CsrCode:
         if self.is_int8:
             self._scales(part)
         whole, rest = divmod(spec.out_features, blocks.rows)
-        if whole:
-            self._repeat(whole, _ROW_BLOCKS_LEFT, partial(self._rows, part, blocks.rows))
+        repeat(asm, whole, _ROW_BLOCKS_LEFT, partial(self._rows, part, blocks.rows))
         if rest:
             self._rows(part, rest)
         columns = part.vectors * self.lanes
@@ -307,8 +279,7 @@ class _CsrCode:
 
     def _in_stages(self, inputs: int, body: Callable[[int], None]) -> None:
         whole, rest = divmod(inputs, self.staged)
-        if whole:
-            self._repeat(whole, _STAGES_LEFT, partial(body, self.staged))
+        repeat(self.asm, whole, _STAGES_LEFT, partial(body, self.staged))
         if rest:
             body(rest)
 

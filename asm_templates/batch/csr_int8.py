@@ -9,14 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.shared.int8_inputs import (
+    begin_largest,
+    broadcast,
+    clip_negative,
+    emit_scale_of,
+    fixed_reciprocal,
+    to_int32,
+)
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import SMALLEST_SCALE, MatVec
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, r10, r12, rsp
+from sparsejit.x86.operands import Memory, Register, dword, r8, r10, r12, rsp
 
-_MAGNITUDE_BITS = 0x7FFFFFFF
 _OFFSET = 128
-_OFFSETS = np.uint32(0x80808080).astype(np.int32)
+_OFFSETS = int(np.uint32(0x80808080).astype(np.int32))
 # Where the integers of x go; it moves on with them.
 PANEL = r12
 
@@ -30,9 +39,24 @@ def first_sums(
     return (-_OFFSET * integers.sum(axis=1, dtype=np.int64)).astype(np.int32)
 
 
-def _element(asm: Assembler, value: np.generic) -> Literal:
-    """One element of the pool, for a broadcast."""
-    return Literal(asm.literal(np.array(value), 4))
+def int8_rows(
+    spec: MatVec, matrix: SparseMatrix
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Weights (out_features, in_features), and the scale and the bias of rows (out_features, 2)."""
+    integers, scales = quantised_rows(matrix)
+    ends = np.zeros((spec.out_features, 2), np.float32)
+    ends[:, 0] = output_scales(spec, scales)
+    ends[:, 1] = 0 if spec.bias is None else spec.bias
+    return integers, ends
+
+
+def side_by_side(asm: Assembler, parts: list[Register]) -> None:
+    """The first of up to four = their int32 as bytes, each 1 to 255 with its 128, of 32 bits."""
+    first, *others = parts
+    for position, register in enumerate(others, 1):
+        asm.emit("vpslld", register, register, 8 * position)
+        asm.emit("vpaddd", first, first, register)
+    asm.emit("vpaddd", first, first, asm.constant(_OFFSETS))
 
 
 class CsrInt8:
@@ -56,10 +80,10 @@ class CsrInt8:
     def start(self) -> None:
         """The reciprocal of a fixed scale, or the least largest magnitude."""
         asm, value = self.asm, vector(self.asm, 0)
-        start = np.float32(SMALLEST_SCALE)
         if self.fixed:
-            start = np.float32(1) / np.float32(self.spec.input_scale)
-        asm.emit("vbroadcastss", value, _element(asm, start))
+            fixed_reciprocal(asm, self.spec, value)
+        else:
+            broadcast(asm, value, np.float32(SMALLEST_SCALE))
         for number in range(self.vectors):
             asm.emit("vmovups", self.reciprocal(number), value)
 
@@ -68,7 +92,7 @@ class CsrInt8:
         asm, again = self.asm, self.asm.label("again")
         sinks = [vector(asm, number) for number in range(self.vectors)]
         bits, loaded = vector(asm, self.vectors), vector(asm, self.vectors + 1)
-        asm.emit("vbroadcastss", bits, _element(asm, np.int32(_MAGNITUDE_BITS)))
+        begin_largest(asm, [], bits)
         for number, sink in enumerate(sinks):
             asm.emit("vmovups", sink, self.reciprocal(number))
         asm.emit("lea", r8, Memory(base, offset))
@@ -88,10 +112,8 @@ class CsrInt8:
         asm, largest, value = self.asm, vector(self.asm, 0), vector(self.asm, 1)
         for number in range(self.vectors):
             asm.emit("vmovups", largest, self.reciprocal(number))
-            asm.emit("vbroadcastss", value, _element(asm, np.float32(LARGEST_INT8)))
-            asm.emit("vdivps", value, value, largest)
+            emit_scale_of(asm, largest, value, largest)
             asm.emit("vmovups", self.reciprocal(number), value)
-            asm.emit("vmulps", largest, largest, asm.constant(1 / LARGEST_INT8))
             asm.emit("vmovups", self.scale(number), largest)
 
     def integers(self, base: Register, offset: int, inputs: int) -> None:
@@ -112,11 +134,8 @@ class CsrInt8:
         asm = self.asm
         asm.emit("vmovups", register, self._place(r8, position * self.shape.pitch, number))
         asm.emit("vmulps", register, register, self.reciprocal(number))
-        if self.fixed:
-            asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
-        asm.emit("vcvtps2dq", register, register)
-        if self.fixed:
-            asm.emit("vpmaxsd", register, register, asm.constant(-LARGEST_INT8))
+        to_int32(asm, self.spec, register)
+        clip_negative(asm, self.spec, register)
 
     def _floats(self, number: int) -> None:
         value = vector(self.asm, number)
@@ -125,16 +144,11 @@ class CsrInt8:
         self.asm.emit("vmovups", self._place(PANEL, 0, number), value)
 
     def _bytes(self, number: int) -> None:
-        """Four side by side: shifted and added, as each is 1 to 255 with its 128."""
-        asm = self.asm
-        first, *others = (vector(asm, 4 * number + position) for position in range(4))
-        for position, register in enumerate((first, *others)):
+        parts = [vector(self.asm, 4 * number + position) for position in range(4)]
+        for position, register in enumerate(parts):
             self._quantise(register, number, position)
-            if position:
-                asm.emit("vpslld", register, register, 8 * position)
-                asm.emit("vpaddd", first, first, register)
-        asm.emit("vpaddd", first, first, asm.constant(int(_OFFSETS)))
-        asm.emit("vmovups", self._place(PANEL, 0, number), first)
+        side_by_side(self.asm, parts)
+        self.asm.emit("vmovups", self._place(PANEL, 0, number), parts[0])
 
     def outputs(self, values: list[Register], row: Register, scratch: list[Register]) -> None:
         """values = the sums in them as outputs; the row's scale and bias lie at `row`."""

@@ -11,22 +11,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.csr_int8 import first_sums
+from sparsejit.asm_templates.batch.csr_int8 import first_sums, int8_rows, side_by_side
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.csr_stream import byte_words
 from sparsejit.asm_templates.batch.row_tiles import IntArray, Products, products
 from sparsejit.asm_templates.batch.transpose import Masks, MatrixPlace
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.shared.int8_inputs import (
+    begin_largest,
+    clip_negative,
+    emit_scale_of,
+    fixed_reciprocal,
+    to_int32,
+)
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, DType, MatVec
+from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, r9, r10, rcx, rdi
 
 MOST_INTEGERS = 2**24 // LARGEST_INT8**2
-_MAGNITUDE_BITS = np.array(0x7FFFFFFF, np.int32)
-_OFFSETS = int(np.uint32(0x80808080).astype(np.int32))
 _AT_ONCE = 4  # inputs, of which each has a register
 
 
@@ -50,10 +54,7 @@ def panel_products(
     if spec.dtype is not DType.INT8:
         tiles = products(SparseMatrix(rounded(matrix.dense, spec.dtype)), accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, spec.bias)
-    integers, scales = quantised_rows(matrix)
-    ends = np.zeros((spec.out_features, 2), np.float32)
-    ends[:, 0] = output_scales(spec, scales)
-    ends[:, 1] = 0 if spec.bias is None else spec.bias
+    integers, ends = int8_rows(spec, matrix)
     if arithmetic is Arithmetic.INTEGERS:
         tiles = products(SparseMatrix(integers), accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, None, ends)
@@ -120,21 +121,16 @@ class PanelIntegers:
         self.reciprocal, self.bits = vector(asm, 8), vector(asm, 9)
         asm.emit("lea", r9, Memory(panel.base, panel.offset))
         if self.fixed:
-            self._broadcast(self.reciprocal, np.float32(1) / np.float32(self.spec.input_scale))
+            fixed_reciprocal(asm, self.spec, self.reciprocal)
         else:
             self._scales(panel)
         self._repeat(self._bytes if self.together > 1 else self._floats, _AT_ONCE)
-
-    def _broadcast(self, register: Register, value: np.generic | npt.NDArray[np.int32]) -> None:
-        self.asm.emit("vbroadcastss", register, Literal(self.asm.literal(np.array(value), 4)))
 
     def _scales(self, panel: MatrixPlace) -> None:
         """From the largest magnitudes, as integers, of which NaN is the largest."""
         asm, words = self.asm, -(-self.spec.in_features // self.together)
         sinks = [vector(asm, number) for number in range(4, 8)]
-        self._broadcast(self.bits, _MAGNITUDE_BITS)
-        for sink in sinks:
-            self._broadcast(sink, np.float32(SMALLEST_SCALE))
+        begin_largest(asm, sinks, self.bits)
 
         def largest(count: int) -> None:
             for number in range(count):
@@ -146,9 +142,7 @@ class PanelIntegers:
         self._repeat(largest, _AT_ONCE)
         for first, second in ((0, 1), (2, 3), (0, 2)):
             asm.emit("vpmaxud", sinks[first], sinks[first], sinks[second])
-        self._broadcast(self.reciprocal, np.float32(LARGEST_INT8))
-        asm.emit("vdivps", self.reciprocal, self.reciprocal, sinks[0])
-        asm.emit("vmulps", sinks[0], sinks[0], asm.constant(1 / LARGEST_INT8))
+        emit_scale_of(asm, sinks[0], self.reciprocal, sinks[0])
         behind = panel.offset + words * asm.target.vector_bytes
         asm.emit("vmovups", Memory(panel.base, behind), sinks[0])
 
@@ -172,11 +166,8 @@ class PanelIntegers:
         asm, register = self.asm, vector(self.asm, number)
         self.masks.load(register, Memory(r8, number * self.source.pitch), self.whole)
         asm.emit("vmulps", register, register, self.reciprocal)
-        if self.fixed:
-            asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
-        asm.emit("vcvtps2dq", register, register)
-        if self.fixed:
-            asm.emit("vpmaxsd", register, register, asm.constant(-LARGEST_INT8))
+        to_int32(asm, self.spec, register)
+        clip_negative(asm, self.spec, register)
         return register
 
     def _floats(self, count: int) -> None:
@@ -188,12 +179,7 @@ class PanelIntegers:
         asm.emit("add", r9, count * size)
 
     def _bytes(self, count: int) -> None:
-        """Side by side: shifted and added, as each is 1 to 255 with its 128."""
-        asm = self.asm
-        first, *others = (self._quantise(number) for number in range(count))
-        for position, register in enumerate(others, 1):
-            asm.emit("vpslld", register, register, 8 * position)
-            asm.emit("vpaddd", first, first, register)
-        asm.emit("vpaddd", first, first, asm.constant(_OFFSETS))
-        asm.emit("vmovups", Memory(r9), first)
+        asm, parts = self.asm, [self._quantise(number) for number in range(count)]
+        side_by_side(asm, parts)
+        asm.emit("vmovups", Memory(r9), parts[0])
         asm.emit("add", r9, asm.target.vector_bytes)

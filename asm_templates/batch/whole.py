@@ -51,11 +51,11 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.stack import make_room, pop, push
 
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
 # for every panel; 128 gain no more.
 CHUNK_COLUMNS = 64
-_PAGE = 4096
 _X, _Y, _CHUNKS_LEFT, _COLUMNS_LEFT = r12, r13, rbx, r14
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
@@ -174,27 +174,16 @@ class _BatchCode:
     def _enter(self) -> None:
         """Save registers, make room for the workspace, and point at x and y."""
         asm = self.asm
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         asm.emit("mov", rbp, rsp)
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
         self._make_room(max(self._y_room, self._row_room) if self.x_stays else self._room)
 
     def _make_room(self, room: int) -> None:
-        """Move the stack pointer page by page, touching each: the stack grows on demand only."""
-        asm = self.asm
-        if room == 0:
-            return
-        again = asm.label("again")
-        asm.emit("mov", rsp, rbp)  # an earlier chunk may have made room
-        asm.emit("mov", dword(rax), -(-(room + 64) // _PAGE))
-        asm.bind(again)
-        asm.emit("sub", rsp, _PAGE)
-        asm.emit("mov", Memory(rsp), rax)
-        asm.emit("sub", dword(rax), 1)
-        asm.jump("jnz", again)
-        asm.emit("and", rsp, -64)
+        if room:
+            self.asm.emit("mov", rsp, rbp)  # an earlier chunk may have made room
+            make_room(self.asm, room)
 
     @property
     def _room(self) -> int:
@@ -224,8 +213,7 @@ class _BatchCode:
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
-        for register in reversed(_SAVED):
-            self.asm.emit("pop", register)
+        pop(self.asm, _SAVED)
 
     def _repeat(self, chunk: _Chunk, body: Callable[[], None]) -> None:
         """Run `body` for each chunk, with x and y moving on."""

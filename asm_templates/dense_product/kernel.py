@@ -30,7 +30,6 @@ from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
-    dword,
     r8,
     r9,
     r10,
@@ -47,13 +46,13 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.stack import make_room, pop, push
 
 _A, _B, _STEPS_LEFT = rax, rcx, r8  # of a tile, moving along the depth
 _TILE_A, _TILE_C, _TILES_LEFT = r9, r10, rbx
 _STRIP_B, _STRIP_C, _STRIPS_LEFT = r11, r12, rbp
 _FRAME, _AHEAD = r13, r14
 _SAVED = (rbx, rbp, r12, r13, r14)
-_PAGE = 4096
 # A strip from beyond L2 is fetched while so many tiles or more work on the one before it.
 _TILES_TO_FETCH_IN = 3
 
@@ -99,8 +98,7 @@ class _ProductCode:
 
     def emit(self) -> None:
         asm = self.asm
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         if self.spec.transposed:
             self._make_room()
         if self.b_literal is None:
@@ -115,22 +113,12 @@ class _ProductCode:
             self._strip(vectors, rest % self.lanes)
         if self.spec.transposed:
             asm.emit("mov", rsp, _FRAME)
-        for register in reversed(_SAVED):
-            asm.emit("pop", register)
+        pop(asm, _SAVED)
 
     def _make_room(self) -> None:
-        """Room for a transposed strip, page by page: the stack grows on demand only."""
-        asm = self.asm
-        asm.emit("mov", _FRAME, rsp)
-        room = self.spec.depth * self.tiles.vectors * self.vector_bytes + 64
-        asm.emit("mov", dword(rax), -(-room // _PAGE))
-        again = asm.label("again")
-        asm.bind(again)
-        asm.emit("sub", rsp, _PAGE)
-        asm.emit("mov", Memory(rsp), rax)
-        asm.emit("sub", dword(rax), 1)
-        asm.jump("jnz", again)
-        asm.emit("and", rsp, -64)
+        """Room for a transposed strip."""
+        self.asm.emit("mov", _FRAME, rsp)
+        make_room(self.asm, self.spec.depth * self.tiles.vectors * self.vector_bytes)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
         """All rows by so many vectors of columns, the last of `lanes_of_last` unless that is 0."""

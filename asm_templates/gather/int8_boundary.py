@@ -1,25 +1,27 @@
 """Between float32 and int8: x to integers in -127 .. 127, int32 sums to outputs.
 
-    q = round(x / scale)            scale = max |x| / 127, or the spec's fixed `input_scale`
+    q = round(x / scale)            `shared.int8_inputs` has the scale
     y = sum * scale * scale of the row + bias
 
-Dynamic: a first pass over x takes the largest magnitude. It compares the bits of floats as
-integers, in which order NaN is the largest: so a NaN in x makes the scale and every output NaN,
-and an infinity makes every output infinite or NaN, which of them depends on the kernel: for batches
-`csr` gives NaN where `rows` may give an infinity. With a fixed scale values beyond 127 times it are
-clipped, and NaN counts as the largest.
+Dynamic: a first pass over x takes the largest magnitude. NaN in x is the largest and makes the
+scale and every output NaN, and an infinity makes every output infinite or NaN, which of them
+depends on the kernel: for batches `csr` gives NaN where `rows` may give an infinity. With a fixed
+scale values beyond 127 times it are clipped, and NaN counts as the largest.
 """
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from sparsejit.asm_templates.shared import rows
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+from sparsejit.asm_templates.shared.int8_inputs import (
+    begin_largest,
+    emit_scale_of,
+    fixed_reciprocal,
+    to_int32,
+)
+from sparsejit.ir.spec import MatVec
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, rdi
 
-_MAGNITUDE_BITS = 0x7FFFFFFF
 # Halves of a vector change places, then quarters, down to single lanes: mnemonic, sources, order.
 _SWAPS = {
     "avx512": (
@@ -35,21 +37,16 @@ def emit_scale(
 ) -> None:
     """Both registers in all lanes: the reciprocal of the scale of x; the scale, where dynamic."""
     if spec.input_scale is not None:
-        value = np.float32(1) / np.float32(spec.input_scale)
-        asm.emit("vbroadcastss", reciprocal, _element(asm, value))
+        fixed_reciprocal(asm, spec, reciprocal)
         return
     *largest, magnitude_bits, loaded = scratch[:SCALE_SCRATCH]
-    asm.emit("vbroadcastss", magnitude_bits, _element(asm, np.int32(_MAGNITUDE_BITS)))
-    for register in largest:
-        asm.emit("vbroadcastss", register, _element(asm, np.float32(SMALLEST_SCALE)))
+    begin_largest(asm, largest, magnitude_bits)
     for number, first in enumerate(range(0, spec.in_features, asm.target.lanes)):
         _load_bits(asm, spec, first, loaded, magnitude_bits)
         sink = largest[number % len(largest)]
         asm.emit("vpmaxud", sink, sink, loaded)
     _reduce(asm, largest)
-    asm.emit("vbroadcastss", reciprocal, _element(asm, np.float32(LARGEST_INT8)))
-    asm.emit("vdivps", reciprocal, reciprocal, largest[0])
-    asm.emit("vmulps", scale, largest[0], asm.constant(1 / LARGEST_INT8))
+    emit_scale_of(asm, largest[0], reciprocal, scale)
 
 
 def emit_integers(
@@ -68,9 +65,7 @@ def emit_integers(
     else:
         rows.load(asm, register, rdi, first, spec.in_features, register)
         asm.emit("vmulps", register, reciprocal, register)
-    if spec.input_scale is not None:
-        asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
-    asm.emit("vcvtps2dq", register, register)
+    to_int32(asm, spec, register)
 
 
 def emit_output(
@@ -119,8 +114,3 @@ def _reduce(asm: Assembler, largest: list[Register]) -> None:
     for mnemonic, sources, order in _SWAPS[asm.target.isa]:
         asm.emit(mnemonic, other, *[total] * sources, order)
         asm.emit("vpmaxud", total, total, other)
-
-
-def _element(asm: Assembler, value: np.generic) -> Literal:
-    """One element of the pool, for a broadcast."""
-    return Literal(asm.literal(np.array(value), 4))

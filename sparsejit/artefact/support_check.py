@@ -35,6 +35,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.stack import pop, push
 
 SUPPORTED = 1
 _REGISTERS = {"eax": rax, "ebx": rbx, "ecx": rcx, "edx": rdx}
@@ -126,13 +127,11 @@ def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
 def _ask_for_tiles(asm: Assembler, lacks: Label) -> None:
     """Jump to `lacks` where Linux refuses. A system call also writes rcx and r11."""
     kept = (rdi, rsi, r11)
-    for register in kept:
-        asm.emit("push", register)
+    push(asm, kept)
     for register, number in _ASK_FOR_TILES:
         asm.emit("mov", dword(register), number)
     asm.emit("syscall")
-    for register in reversed(kept):
-        asm.emit("pop", register)
+    pop(asm, kept)
     asm.emit("test", rax, rax)
     asm.jump("jnz", lacks)
 

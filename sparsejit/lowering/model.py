@@ -51,6 +51,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
+from sparsejit.x86.stack import pop, push
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _POINTER = 8
@@ -157,13 +158,11 @@ class _ModelCode:
         asm.jump("jnz", again)
         asm.bind(done)
         asm.emit("mov", rax, self.status)
-        for register in reversed(_SAVED):
-            asm.emit("pop", register)
+        pop(asm, _SAVED)
 
     def _enter(self, asm: Assembler) -> None:
         """Save registers, and bring the pointers to where kernels look for them."""
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         asm.emit("mov", WORKSPACE, rdx)
         for number in range(self._pointers):
             inputs = len(self.graph.inputs)

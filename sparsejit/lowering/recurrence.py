@@ -39,6 +39,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
+from sparsejit.x86.stack import pop, push
 
 _SAVED = (rbx, r12, r13, r14, r15)
 _FLOAT = 4
@@ -158,8 +159,7 @@ class _TimeLoop:
 
     def emit(self, asm: Assembler, at: Locations) -> None:
         """Append all steps."""
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         starts = (r12, at.reads[0]), (r13, at.writes[0]), (r14, at.reads[1])
         for register, start in starts:
             start.point(asm, register)
@@ -171,8 +171,7 @@ class _TimeLoop:
         self._step(asm, at)
         asm.emit("sub", rbx, 1)
         asm.jump("jnz", again)
-        for register in reversed(_SAVED):
-            asm.emit("pop", register)
+        pop(asm, _SAVED)
 
     def _step(self, asm: Assembler, at: Locations) -> None:
         asm.emit("mov", rdi, r14)

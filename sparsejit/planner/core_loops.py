@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import (
     CACHE_LINE_BYTES,
     DENSE,
@@ -70,7 +71,7 @@ def load_bandwidth(
         asm.jump("jnz", again)
 
     def body(asm: Assembler) -> None:
-        repeat(asm, passes, one_pass)
+        repeat(asm, passes, r8, lambda: one_pass(asm))
 
     elapsed = least_ns_reading(target, body, trips * step, places)
     return trips * loads * target.vector_bytes * passes / elapsed
@@ -118,16 +119,6 @@ def shared_way(target: Target, code_rate: float, data_rate: float) -> float:
     code = 4 * _XOR_BYTES * count / code_rate
     data = target.vector_bytes * count / data_rate
     return float(np.clip((both - max(code, data)) / min(code, data), 0.0, 1.0))
-
-
-def repeat(asm: Assembler, times: int, body: Callable[[Assembler], None]) -> None:
-    """Append a loop around `body`, which must keep r8."""
-    again = asm.label("repeat")
-    asm.emit("mov", r8, times)
-    asm.bind(again)
-    body(asm)
-    asm.emit("sub", r8, 1)
-    asm.jump("jnz", again)
 
 
 def least_ns_reading(

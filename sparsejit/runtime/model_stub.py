@@ -49,6 +49,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.stack import pop, push
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 
@@ -101,8 +102,7 @@ class _ModelStub:
 
     def emit(self, workspaces: list[Any], fallback: Callable[..., list[Any]]) -> ExecutableMemory:
         asm = self._asm
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         asm.emit("sub", rsp, self._frame)
         asm.emit("mov", rbx, rsi)
         asm.emit("mov", rbp, rdx)
@@ -239,5 +239,4 @@ class _ModelStub:
 
     def _leave(self) -> None:
         self._asm.emit("add", rsp, self._frame)
-        for register in reversed(_SAVED):
-            self._asm.emit("pop", register)
+        pop(self._asm, _SAVED)

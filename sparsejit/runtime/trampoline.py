@@ -45,6 +45,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
+from sparsejit.x86.stack import pop, push
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -109,8 +110,8 @@ def _run_unlocked(asm: Assembler, kernel: int) -> None:
 
     Three pushes leave the stack aligned to 16 bytes for the calls.
     """
-    for register in (rbx, r12, r13):
-        asm.emit("push", register)
+    kept = rbx, r12, r13
+    push(asm, kept)
     asm.emit("mov", rdx, Memory(rcx, REFERENCES))
     asm.emit("add", rdx, 1)
     asm.emit("mov", Memory(rcx, REFERENCES), rdx)
@@ -125,5 +126,4 @@ def _run_unlocked(asm: Assembler, kernel: int) -> None:
     asm.emit("mov", rdi, r12)
     emit_call(asm, python_function("PyEval_RestoreThread"))
     asm.emit("mov", rax, rbx)
-    for register in (r13, r12, rbx):
-        asm.emit("pop", register)
+    pop(asm, kept)

@@ -22,6 +22,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
+from sparsejit.x86.stack import pop, push
 
 # With a pause each, 22 to 70 ns: a worker looks for work some 40 microseconds long before it
 # sleeps, and a caller yields its core to a worker that takes that long.
@@ -95,8 +96,8 @@ def add(asm: Assembler, place: Memory, amount: int) -> None:
 def _emit_serve(asm: Assembler) -> None:
     """void serve(mailbox): run requests until one has no function."""
     spin, look, taken, stop = (asm.label(name) for name in ("spin", "look", "taken", "stop"))
-    for register in (rbx, rbp, r12):  # three, which aligns the stack to 16 bytes
-        asm.emit("push", register)
+    kept = rbx, rbp, r12  # three, which aligns the stack to 16 bytes
+    push(asm, kept)
     asm.emit("mov", rbx, rdi)
     asm.emit("mov", dword(r12), SPINS_BEFORE_PARKING)
     asm.bind(spin)
@@ -125,8 +126,7 @@ def _emit_serve(asm: Assembler) -> None:
     asm.jump("jmp", spin)
 
     asm.bind(stop)
-    for register in (r12, rbp, rbx):
-        asm.emit("pop", register)
+    pop(asm, kept)
     asm.emit("ret")
 
 

@@ -29,6 +29,7 @@ from sparsejit.x86.operands import (
     ymm,
     zmm,
 )
+from sparsejit.x86.stack import pop, push
 
 CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
 _NAMES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
@@ -85,8 +86,8 @@ class Checker:
 def _checker_code(target: Target) -> bytes:
     """void checker(places, function): five pointers, see `Checker.call`."""
     asm = Assembler(target)
-    for register in (*CALLEE_SAVED, rdi):
-        asm.emit("push", register)  # seven, which aligns the stack to 16 bytes
+    kept = *CALLEE_SAVED, rdi  # seven, which aligns the stack to 16 bytes
+    push(asm, kept)
     asm.emit("sub", rsp, 16)
     asm.emit("stmxcsr", Memory(rsp))
     asm.emit("mov", rax, rsi)
@@ -103,8 +104,7 @@ def _checker_code(target: Target) -> bytes:
     _store_state(asm, target)
     asm.emit("ldmxcsr", Memory(rsp))
     asm.emit("add", rsp, 16)
-    for register in (rdi, *reversed(CALLEE_SAVED)):
-        asm.emit("pop", register)
+    pop(asm, kept)
     asm.emit("vzeroupper")
     asm.emit("ret")
     return asm.finish().data

@@ -58,6 +58,7 @@ from sparsejit.x86.operands import (
     rsi,
     xmm,
 )
+from sparsejit.x86.stack import pop, push
 
 FLOAT = 4
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
@@ -189,8 +190,7 @@ class _Emitter:
 
     def emit(self) -> None:
         asm = self.asm
-        for register in _SAVED:
-            asm.emit("push", register)
+        push(asm, _SAVED)
         asm.emit("mov", rbx, rdi)
         asm.emit("mov", rbp, argument("workspace"))
         asm.emit("mov", r12, argument("gate_terms"))
@@ -205,8 +205,7 @@ class _Emitter:
         asm.jump("jnz", sample)
         self._next_frame()
         asm.jump("jnz", frame)
-        for register in reversed(_SAVED):
-            asm.emit("pop", register)
+        pop(asm, _SAVED)
 
     def _sample(self) -> None:
         self._predict()

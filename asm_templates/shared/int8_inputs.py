@@ -1,0 +1,60 @@
+"""float32 inputs to int8: the steps that all kernels share, to the same bits.
+
+    q = round(x / scale)            scale = max |x| / 127, or the spec's fixed `input_scale`
+
+The largest magnitude is found by comparing the bits of floats as integers, in which order NaN is
+the largest. See `ir.reference.quantised_input`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Register
+
+_MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
+
+
+def broadcast(
+    asm: Assembler, register: Register, value: np.generic | npt.NDArray[np.int8]
+) -> None:
+    """Every lane of register = four bytes of the pool."""
+    asm.emit("vbroadcastss", register, Literal(asm.literal(np.asarray(value), 4)))
+
+
+def begin_largest(asm: Assembler, sinks: list[Register], magnitude_bits: Register) -> None:
+    """Before magnitudes are compared: the bits that remain of x, the least that counts."""
+    broadcast(asm, magnitude_bits, _MAGNITUDE_BITS)
+    for sink in sinks:
+        broadcast(asm, sink, np.float32(SMALLEST_SCALE))
+
+
+def emit_scale_of(
+    asm: Assembler, largest: Register, reciprocal: Register, scale: Register
+) -> None:
+    """The scale of x and its reciprocal from the largest magnitudes; `scale` may be `largest`."""
+    broadcast(asm, reciprocal, np.float32(LARGEST_INT8))
+    asm.emit("vdivps", reciprocal, reciprocal, largest)
+    asm.emit("vmulps", scale, largest, asm.constant(1 / LARGEST_INT8))
+
+
+def fixed_reciprocal(asm: Assembler, spec: MatVec, register: Register) -> None:
+    """register = 1 over the spec's own scale."""
+    broadcast(asm, register, np.float32(1) / np.float32(spec.input_scale))
+
+
+def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
+    """register = x over its scale, rounded, not above 127; NaN becomes 127.
+
+    Below -127 only a fixed scale leads, see `clip_negative`.
+    """
+    if spec.input_scale is not None:
+        asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
+    asm.emit("vcvtps2dq", register, register)
+
+
+def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
+    """int32 not below -127 where their scale is fixed."""
+    if spec.input_scale is not None:
+        asm.emit("vpmaxsd", register, register, asm.constant(-LARGEST_INT8))
