@@ -22,6 +22,7 @@ from sparsejit.asm_templates.gather import (
     lane16,
     lookup,
     permute,
+    permute_anywhere,
     permute_inline,
 )
 from sparsejit.asm_templates.gather.lookup_layout import chunk_count
@@ -93,13 +94,20 @@ _STAGES = {
     "dense": Stages(dense.expect, dense.lower, dense.emit),
     "dot": Stages(dot.expect, dot.lower, dot.emit),
     "permute": Stages(permute.expect, permute.lower, permute.emit),
-    "permute-inline": Stages(permute_inline.expect, permute_inline.lower, permute_inline.emit),
+    "permute-inline": Stages(permute_inline.expect, permute_inline.lower, permute.emit),
     "immediate": Stages(immediate.expect, immediate.lower, immediate.emit),
     "lane16": Stages(lane16.expect, lane16.lower, permute.emit),
     "lookup": Stages(lookup.expect, lookup.lower, lookup.emit),
     "int8-permute": Stages(int8_permute.expect, int8_permute.lower, int8_permute.emit),
     "int8-single": Stages(int8_single.expect, int8_single.lower, int8_permute.emit),
     "int8-pairs": Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
+}
+
+# Where a level has a kernel of its own.
+_STAGES_AT = {
+    ("permute-inline", "avx2"): Stages(
+        permute_anywhere.expect, permute_anywhere.lower, permute_anywhere.emit
+    ),
 }
 
 _BOTH, _AVX512, _AVX2 = ("avx512", "avx2"), ("avx512",), ("avx2",)
@@ -151,7 +159,7 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = tuple(
         f"{SHORT_NAMES[dtype]}{family}-{isa}",
         family,
         isa,
-        _STAGES[family],
+        _STAGES_AT.get((family, isa), _STAGES[family]),
         source,
         dtype,
         requires,

@@ -7,18 +7,16 @@
 
 It pays where shifts share a port with FMA, and where bytes from L2 bound a kernel: a seventh fewer.
 Short weights leave no room for an index, so they are stored as float32. What else a kernel does is
-told in `permute`, of which this is a form. On AVX2 it is another kernel: `permute_anywhere`.
+told in `permute`, of which this is a form. AVX2 has `permute_anywhere` in its place.
 """
 
 from dataclasses import replace
 
-from sparsejit.asm_templates.gather import permute, permute_anywhere
 from sparsejit.asm_templates.gather.permute import AVX512, LoweredPermute, expect_for, lower_for
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
-from sparsejit.x86.assembler import Assembler
 
 KIND = "permute-inline"
 INLINE = replace(AVX512, index_in_weight=True)
@@ -26,23 +24,9 @@ INLINE = replace(AVX512, index_in_weight=True)
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """As `permute.expect`, without indices."""
-    if target.isa == "avx2":
-        return permute_anywhere.expect(spec, matrix, target)
     return expect_for(KIND, INLINE.folding_on(target), matrix, target)
 
 
-def lower(
-    spec: MatVec, matrix: SparseMatrix, target: Target
-) -> LoweredPermute | permute_anywhere.LoweredAnywhere:
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
     """Of any dtype."""
-    if target.isa == "avx2":
-        return permute_anywhere.lower(spec, matrix, target)
     return lower_for(KIND, INLINE.folding_on(target), spec, matrix, target)
-
-
-def emit(asm: Assembler, lowered: LoweredPermute | permute_anywhere.LoweredAnywhere) -> None:
-    """x and y must not overlap; see `table` for the contract."""
-    if isinstance(lowered, permute_anywhere.LoweredAnywhere):
-        permute_anywhere.emit(asm, lowered)
-    else:
-        permute.emit(asm, lowered)
