@@ -26,6 +26,8 @@ from sparsejit.planner.split import (
     Part,
     Split,
     barrier_ns,
+    nearest_bounds,
+    some_rows,
     undivided,
     why_alone,
 )
@@ -120,12 +122,8 @@ class _Layer:
             return []
         # A row without weights still has a sum to store.
         reached = np.cumsum(np.add.reduceat(self.matrix.row_counts + 1, starts))
-        inner: list[int] = []
-        for part in range(1, count):
-            nearest = int(np.abs(reached - reached[-1] * part / count).argmin()) + 1
-            least = inner[-1] + 1 if inner else 1
-            inner.append(min(max(nearest, least), len(starts) - (count - part)))
-        return [0, *(ROW_STEP * number for number in inner), self.spec.out_features]
+        shares = np.arange(1, count) / count
+        return [*nearest_bounds(reached, shares), self.spec.out_features]
 
     def _some_columns(self, first: int, end: int) -> MatMul:
         padded = self.spec.padded_to is not None and end == self.spec.batch
@@ -133,10 +131,7 @@ class _Layer:
         return replace(self.spec, batch=end - first, padded_to=room, part_of=self.spec)
 
     def _some_rows(self, first: int, end: int) -> MatMul:
-        each = self.spec.each
-        bias = None if each.bias is None else each.bias[first:end]
-        part = replace(each, out_features=end - first, bias=bias)
-        return replace(self.spec, each=part, part_of=self.spec)
+        return replace(self.spec, each=some_rows(self.spec.each, first, end), part_of=self.spec)
 
     def columns(self, bounds: list[int]) -> list[Part]:
         """The parts; those of equal columns and room are the same code."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -176,9 +177,7 @@ def split(
     bounds = _balanced_bounds(spec, matrix, whole, target, count, barrier / ns)
     parts = []
     for first, end in pairwise(bounds):
-        bias = None if spec.bias is None else spec.bias[first:end]
-        part_spec = replace(spec, out_features=end - first, bias=bias)
-        rows = matrix.rows(first, end)
+        part_spec, rows = some_rows(spec, first, end), matrix.rows(first, end)
         parts.append(Part(first, part_spec, rows, plan_part(part_spec, rows)))
     expected = parallel_ns(ns, count, barrier)
     reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
@@ -226,10 +225,27 @@ def _balanced_bounds(
     nothing = SparseMatrix(np.zeros_like(groups[0].dense))
     own = np.maximum(steps - expect(specs[0], nothing, target).steps, 0)
     reached = np.cumsum(own if own.any() else steps)
-    inner: list[int] = []
-    for part in range(1, count):
-        wanted = reached[-1] * (head_start + (1 - head_start) * part / count)
-        nearest = int(np.abs(reached - wanted).argmin()) + 1
-        least = inner[-1] + 1 if inner else 1
-        inner.append(min(max(nearest, least), len(groups) - (count - part)))
-    return [0, *(ROW_STEP * number for number in inner), matrix.out_features]
+    shares = head_start + (1 - head_start) * np.arange(1, count) / count
+    return [*nearest_bounds(reached, shares), matrix.out_features]
+
+
+def nearest_bounds(
+    reached: npt.NDArray[np.generic], shares: npt.NDArray[np.float64]
+) -> list[int]:
+    """The first row of each part, so that parts end near these shares of all.
+
+    `reached` is what each `ROW_STEP` rows add up to; each part has some. There is one more part
+    than shares.
+    """
+    bounds = [0]
+    for number, share in enumerate(shares):
+        nearest = int(np.abs(reached - reached[-1] * share).argmin()) + 1
+        last = len(reached) - (len(shares) - number)
+        bounds.append(min(max(nearest, bounds[-1] + 1), last))
+    return [ROW_STEP * number for number in bounds]
+
+
+def some_rows(spec: MatVec, first: int, end: int) -> MatVec:
+    """Those outputs alone."""
+    bias = None if spec.bias is None else spec.bias[first:end]
+    return replace(spec, out_features=end - first, bias=bias)
