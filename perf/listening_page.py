@@ -61,8 +61,8 @@ class ListeningPage:
 
     text, source: what is said, and where the recording is from. machine: on what all was measured.
     takes: whatever there is to hear, the recording first. samplers: whole samplers, ours first,
-    each beside the time that a sample at `sample_rate` lasts. layers: the kernels of ours, measured
-    alone. density: share of its weights that are not zero.
+    each beside the time that a sample at `sample_rate` lasts; `timed` says how. layers: the kernels
+    of ours, measured alone. density: share of its weights that are not zero.
     """
 
     text: str
@@ -71,6 +71,7 @@ class ListeningPage:
     takes: Sequence[Take]
     layers: Sequence[Row]
     samplers: Sequence[SampleTime]
+    timed: str
     sample_rate: int
     density: float
 

@@ -165,6 +165,8 @@ def _write_page(
         takes=takes,
         layers=[row for comparison in layers for row in comparison.rows],
         samplers=_samplers(synthesis),
+        timed="Medians; torch runs the same layers densely, "
+        "without the signal processing around them.",
         sample_rate=voice.sample_rate,
         density=_density(voice),
     )

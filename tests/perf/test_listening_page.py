@@ -66,6 +66,7 @@ PAGE = ListeningPage(
     ),
     layers=(layer(f"first {HOSTILE}", 1500.0), layer("second", 500.0)),
     samplers=(SampleTime("ours", 4.0), SampleTime(f"torch {HOSTILE}", 120.0)),
+    timed=f"timed {HOSTILE}",
     sample_rate=RATE,
     density=0.1,
 )
@@ -96,7 +97,7 @@ def test_the_page_needs_nothing_else(whole: WholePage) -> None:
 
 def test_text_is_escaped(whole: WholePage) -> None:
     text = "".join(whole.text)
-    for start in ("words", "source", "machine", "Recording", "note", "first", "torch"):
+    for start in ("words", "source", "machine", "Recording", "note", "first", "torch", "timed"):
         assert f"{start} {HOSTILE}" in text
     (said,) = {audio["aria-label"] for audio in whole.of("audio") if HOSTILE in audio["aria-label"]}
     assert said == f"Recording {HOSTILE}, 1.5 seconds"
