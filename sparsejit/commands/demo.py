@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import typer
-from rich.console import Group
+from rich.console import Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -157,11 +157,11 @@ def _write_page(
     from sparsejit.perf.listening_page import ListeningPage
 
     target = Target.detect()
-    clock = f"{cycles_per_ns(target):.1f} GHz by its clock now"
+    clock = f"{cycles_per_ns(target):.1f} GHz"
     page = ListeningPage(
         text=utterance.text,
         source=f"{utterance.name} of LJ Speech (public domain), which training did not hear.",
-        machine=f"{target.model} ({target.core.key}, {target.isa}), one core, {clock}",
+        machine=f"{target.model} ({target.core.key}, {target.isa}), one core at {clock}",
         takes=takes,
         layers=[row for comparison in layers for row in comparison.rows],
         samplers=_samplers(synthesis),
@@ -197,7 +197,8 @@ def _layer_table(layers: "list[Comparison]") -> Table:
         title_justify="left",
     )
     for heading, _ in LAYER_COLUMNS:
-        table.add_column(heading, justify="left" if heading == "layer" else "right")
+        justify: JustifyMethod = "left" if heading == "layer" else "right"
+        table.add_column(heading, justify=justify, no_wrap=" " not in heading)
     for comparison in layers:
         (row,) = comparison.rows
         table.add_row(*(cell(row) for _, cell in LAYER_COLUMNS))
