@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.graph import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
-from sparsejit.lowering.loop import GraphLoop, build_loop
+from sparsejit.lowering.loop import GraphLoop, Role, build_loop
 from sparsejit.lowering.model import lower_model, without_code
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
@@ -22,12 +22,13 @@ from sparsejit.voice.sample_graph import SampleGraph
 class SampleLoop:
     """The native function, what `loop` says of its operands, and the record of its kernels.
 
-    `initial` are the states of a stream that begins.
+    `initial` are the states of a stream that begins, `results` the types of what a sample gives.
     """
 
     program: Program
     loop: GraphLoop
     initial: tuple[Array, ...]
+    results: tuple[TensorType, ...]
     steps: tuple[Step, ...]
     workspace_bytes: int
 
@@ -51,4 +52,6 @@ def compile_sample_loop(
     lowered = lower_model(graph, ModelOptions(target))
     program = build_loop(lowered, sample.loop, "sample-loop")
     steps = without_code(lowered.steps)
-    return SampleLoop(program, sample.loop, sample.initial, steps, lowered.workspace_bytes)
+    both = zip(sample.loop.outputs, graph.outputs, strict=True)
+    results = tuple(value.type for role, value in both if role is Role.SAMPLE)
+    return SampleLoop(program, sample.loop, sample.initial, results, steps, lowered.workspace_bytes)
