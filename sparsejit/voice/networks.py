@@ -1,0 +1,65 @@
+"""What the loop of a `VoiceSpec` reads of every frame and sample, from the conditioning."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.graph import Array
+from sparsejit.voice.conditioning import DoubleArray, ExactLinear
+from sparsejit.voice.loop_arrays import LoopArrays
+from sparsejit.voice.spec_graph import FrameTerm, SpecGraph
+
+
+class RowwiseLinear:
+    """W x + b of rows x in float64: the same bits for a row, however many there are.
+
+    `ExactLinear` with every row scaled by its own power of two, so that no bound on x is needed.
+    """
+
+    def __init__(self, weight: npt.ArrayLike, bias: npt.ArrayLike | None = None) -> None:
+        self._exact = ExactLinear(weight, 0.0)
+        self._bias = np.float64(0) if bias is None else np.asarray(bias, np.float64)
+
+    def __call__(self, x: DoubleArray) -> DoubleArray:
+        """x (rows, in); returns (rows, out)."""
+        _, exponents = np.frexp(np.abs(x).max(axis=1, initial=0, keepdims=True))
+        scaled = self._exact(np.ldexp(x, -exponents))
+        return np.ldexp(scaled, exponents) + self._bias
+
+
+class FrameTerms:
+    """A network's terms of frames, computed from its conditioning."""
+
+    def __init__(self, graph: SpecGraph) -> None:
+        self._kernels = graph.kernels
+        self._terms = [
+            (term, {name: RowwiseLinear(weights) for name, weights in term.weights.items()})
+            for term in graph.terms
+        ]
+
+    def __call__(self, conditioning: Mapping[str, DoubleArray], frames: int) -> LoopArrays:
+        """The inputs of `frames` frames.
+
+        conditioning: by its name (frames, size); of interpolated conditioning (frames + taps - 1,
+        size), from `taps` // 2 frames before the first.
+        """
+        arrays: list[Array] = []
+        for term, products in self._terms:
+            arrays += _frames_of(term, products, conditioning, frames)
+        kernels = [np.tile(kernel, (frames, 1)) for kernel in self._kernels]
+        return LoopArrays(frames, arrays, kernels)
+
+
+def _frames_of(
+    term: FrameTerm,
+    products: Mapping[str, RowwiseLinear],
+    conditioning: Mapping[str, DoubleArray],
+    frames: int,
+) -> list[Array]:
+    """An array (frames, n) for each tap."""
+    total = np.tile(term.constant, (frames + term.taps - 1, 1))
+    for name, product in products.items():
+        total = total + product(conditioning[name])
+    narrow = np.ascontiguousarray(total, np.float32)
+    return [narrow[tap : tap + frames] for tap in range(term.taps)]
