@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Element, TensorType, Value
-from sparsejit.ir.ops.sampling import SumOfRows, Uniform
+from sparsejit.ir.ops.sampling import GruStep, SumOfRows, Uniform
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Reshape, Slice
 from sparsejit.ir.spec import Activation
@@ -208,7 +208,15 @@ class _NetworkBuilder:
         before, matrix, rest = self._product(layer, parts, weight_ih, both)
         gates = self._linear(f"{name}.input", before, matrix, rest)
         new_bias = np.where(np.arange(3 * hidden) < 2 * hidden, 0, bias_hh)
-        states[name] = state = self.make.gru(name, gates, states[name], weight_hh, new_bias)
+        recurrent = self.make.linear(
+            name,
+            states[name],
+            weight_hh.astype(np.float32),
+            self.make.constant(f"{name}.bias", new_bias.astype(np.float32)),
+            input_scale=STATE_STEP,
+        )
+        operands = gates, recurrent, states[name]
+        states[name] = state = self.make.apply(GruStep(), *operands, name=f"{name}.gates")
         if not layer.residual:
             return Features.of_computed(state, 1.0)
         return self._with_residual(layer, parts[0], state)

@@ -108,7 +108,8 @@ def test_what_a_frame_changes_is_not_multiplied_once_a_sample() -> None:
         for node in graph.nodes
         if isinstance(node.op, Linear)
     }
-    assert shapes == {"rnn2.input": (72, 24), "fc1": (20, 24), "fc2": (16, 20)}
+    recurrent = {"rnn1": (72, 24), "rnn2": (72, 24)}
+    assert shapes == {**recurrent, "rnn2.input": (72, 24), "fc1": (20, 24), "fc2": (16, 20)}
 
 
 def test_a_row_s_product_does_not_depend_on_others() -> None:
