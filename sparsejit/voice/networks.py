@@ -33,33 +33,36 @@ class FrameTerms:
 
     def __init__(self, graph: SpecGraph) -> None:
         self._kernels = graph.kernels
-        self._terms = [
-            (term, {name: RowwiseLinear(weights) for name, weights in term.weights.items()})
+        self._terms = graph.terms
+        self._products = {
+            (term.name, name): RowwiseLinear(weights)
             for term in graph.terms
-        ]
+            if isinstance(term, FrameTerm)
+            for name, weights in term.weights.items()
+        }
 
     def __call__(self, conditioning: Mapping[str, DoubleArray], frames: int) -> LoopArrays:
         """The inputs of `frames` frames.
 
         conditioning: by its name (frames, size); of interpolated conditioning (frames + taps - 1,
-        size), from `taps` // 2 frames before the first.
+        size), from `taps` // 2 frames before the first. Of linear prediction PREDICTOR, (frames,
+        32), and RESIDUAL_SCALE and LEVEL_SCALE, (frames,).
         """
         arrays: list[Array] = []
-        for term, products in self._terms:
-            arrays += _frames_of(term, products, conditioning, frames)
+        for term in self._terms:
+            if isinstance(term, FrameTerm):
+                arrays += self._rows(term, conditioning, frames)
+            else:
+                arrays.append(np.ascontiguousarray(conditioning[term], np.float32))
         kernels = [np.tile(kernel, (frames, 1)) for kernel in self._kernels]
         return LoopArrays(frames, arrays, kernels)
 
-
-def _frames_of(
-    term: FrameTerm,
-    products: Mapping[str, RowwiseLinear],
-    conditioning: Mapping[str, DoubleArray],
-    frames: int,
-) -> list[Array]:
-    """An array (frames, n) for each tap."""
-    total = np.tile(term.constant, (frames + term.taps - 1, 1))
-    for name, product in products.items():
-        total = total + product(conditioning[name])
-    narrow = np.ascontiguousarray(total, np.float32)
-    return [narrow[tap : tap + frames] for tap in range(term.taps)]
+    def _rows(
+        self, term: FrameTerm, conditioning: Mapping[str, DoubleArray], frames: int
+    ) -> list[Array]:
+        """An array (frames, n) for each tap."""
+        total = np.tile(term.constant, (frames + term.taps - 1, 1))
+        for name in term.weights:
+            total = total + self._products[term.name, name](conditioning[name])
+        narrow = np.ascontiguousarray(total, np.float32)
+        return [narrow[tap : tap + frames] for tap in range(term.taps)]

@@ -19,12 +19,18 @@ from sparsejit.ir.spec import Activation, Choice
 
 Shape = tuple[int, ...]
 
-LAST_SAMPLE, LAST_CLASS = "last sample", "last class"
+LAST_SAMPLE = "last sample"
+PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE = "predictor", "residual scale", "level scale"
+# Of a signal, in tables.
+LEVELS = 256
 
 
 @dataclass(frozen=True)
 class LastSample:
-    """The sample before, one number in [-1, 1]; of classes, 2 k / (classes - 1) - 1. 0 at first."""
+    """The sample before, one number in [-1, 1], 0 at first.
+
+    Of classes that is 2 k / (classes - 1) - 1, and with linear prediction the signal.
+    """
 
     name: str = LAST_SAMPLE
     size: int = 1
@@ -40,6 +46,40 @@ class LastClass:
     name: str
     size: int
     first: int
+
+
+@dataclass(frozen=True)
+class LastSampleRow:
+    """A row of tensors["<name>.table"], (256, size), for the level of the signal before.
+
+    That is of 256 levels on the mu-law curve of the signal times the frame's level scale.
+    """
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """The same for the level of the signal's prediction."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class LinearPrediction:
+    """Classes say what linear prediction leaves of a signal, the sample before pre-emphasis.
+
+    prediction = sum over k of predictor[k] * signal[t - 1 - k]
+    signal = clamp(amplitude of the class * residual scale + prediction, -limit, limit)
+    sample = signal + emphasis * the sample before
+
+    Of a frame: PREDICTOR (32,), the oldest signal's weight first, RESIDUAL_SCALE and LEVEL_SCALE.
+    """
+
+    limit: float
+    emphasis: float
 
 
 @dataclass(frozen=True)
@@ -189,7 +229,7 @@ class BinaryTree:
         return self.classes
 
 
-NetworkInput: TypeAlias = LastSample | LastClass
+NetworkInput: TypeAlias = LastSample | LastClass | LastSampleRow | PredictionRow
 FrameConditioning: TypeAlias = HeldConditioning | InterpolatedConditioning
 SampleLayer: TypeAlias = DenseSpec | GruSpec
 SampleOutput: TypeAlias = Categorical | MixtureOfLogistics | Gaussian | BinaryTree
@@ -200,7 +240,8 @@ class VoiceSpec:
     """A network that makes `hop_length` samples of each frame of conditioning.
 
     Raises InvalidInput for two parts of one name, conditioning that is not declared, layers whose
-    sizes do not fit, and a last class where the output has no classes.
+    sizes do not fit, a last class or a prediction where the output has no classes, and rows of a
+    signal without a prediction.
     """
 
     sample_rate: int
@@ -210,6 +251,7 @@ class VoiceSpec:
     layers: tuple[SampleLayer, ...]
     output: SampleOutput
     temperature: float = 1.0
+    prediction: LinearPrediction | None = None
 
     def __post_init__(self) -> None:
         names = [part.name for part in (*self.inputs, *self.conditioning, *self.layers)]
@@ -217,15 +259,27 @@ class VoiceSpec:
             if names.count(name) > 1:
                 count = names.count(name)
                 raise InvalidInput(f"{count} parts are named {name!r}; give each its own")
-        for each in self.inputs:
-            if isinstance(each, LastClass) and not isinstance(
-                self.output, Categorical | BinaryTree
-            ):
-                raise InvalidInput(
-                    f"input {each.name!r} is the last class, which {type(self.output).__name__} "
-                    "has not; give LastSample"
-                )
+        self._check_inputs()
         self._check_layers()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a sample is one of some classes."""
+        return isinstance(self.output, Categorical | BinaryTree)
+
+    def _check_inputs(self) -> None:
+        kind = type(self.output).__name__
+        if self.prediction and not self.has_classes:
+            raise InvalidInput(f"linear prediction with {kind}; give an output that has classes")
+        for each in self.inputs:
+            if isinstance(each, LastClass) and not self.has_classes:
+                raise InvalidInput(
+                    f"input {each.name!r} is the last class, which {kind} has not; give LastSample"
+                )
+            if isinstance(each, LastSampleRow | PredictionRow) and not self.prediction:
+                raise InvalidInput(
+                    f"input {each.name!r} is a row for a signal; give the spec a LinearPrediction"
+                )
 
     def _check_layers(self) -> None:
         sizes = {each.name: each.size for each in self.conditioning}
@@ -267,6 +321,8 @@ class VoiceSpec:
         for each in self.inputs:
             if isinstance(each, LastClass):
                 shapes[f"{each.name}.table"] = (self.output.parameters, each.size)
+            elif not isinstance(each, LastSample):
+                shapes[f"{each.name}.table"] = (LEVELS, each.size)
         for one in self.conditioning:
             if isinstance(one, InterpolatedConditioning):
                 shapes[f"{one.name}.kernel"] = (self.hop_length, one.taps)

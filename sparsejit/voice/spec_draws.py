@@ -1,4 +1,4 @@
-"""How a sample is drawn from what the last layer says, as operators of the graph."""
+"""How a class or sample is drawn from what the last layer says, as operators of the graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from sparsejit.voice.sample_graph import SampleGraphBuilder
 from sparsejit.voice.spec import (
     BinaryTree,
     Categorical,
-    Companding,
     Gaussian,
     MixtureOfLogistics,
     SampleOutput,
@@ -25,27 +24,18 @@ _EDGE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnValues:
-    """The sample given, what the network is fed of it, and its class where it has one."""
-
-    sample: Value
-    fed_back: Value
-    drawn: Value | None
-
-
-@dataclass(frozen=True, eq=False)
 class SampleDraw:
-    """Draws by the uniform numbers that `uniform` makes, one a call."""
+    """Draws by the uniform numbers that `uniform` makes, one a call: a class, or a sample."""
 
     make: SampleGraphBuilder
     temperature: float
     uniform: Callable[[], Value]
 
-    def of(self, output: SampleOutput, parameters: Value) -> DrawnValues:
-        """The sample that `output` draws from parameters (n,)."""
+    def of(self, output: SampleOutput, parameters: Value) -> Value:
+        """What `output` draws from parameters (n,): a class int64 (), or a sample float32 ()."""
         match output:
             case Categorical():
-                return self._categorical(output, parameters)
+                return self._categorical(parameters)
             case MixtureOfLogistics():
                 return self._mixture(output, parameters)
             case Gaussian():
@@ -53,20 +43,11 @@ class SampleDraw:
             case BinaryTree():
                 return self._tree(output, parameters)
 
-    def _categorical(self, output: Categorical, logits: Value) -> DrawnValues:
+    def _categorical(self, logits: Value) -> Value:
         draw = Draw(1 / self.temperature)
-        drawn = self.make.apply(draw, logits, self.uniform(), name="draw")
-        return self._class(output, drawn)
+        return self.make.apply(draw, logits, self.uniform(), name="draw")
 
-    def _class(self, output: Categorical | BinaryTree, drawn: Value) -> DrawnValues:
-        levels = class_levels(output.classes)
-        fed_back = self._picked(self._constant("levels", levels), drawn)
-        if output.companding is Companding.LINEAR:
-            return DrawnValues(fed_back, fed_back, drawn)
-        amplitudes = self._constant("amplitudes", expanded(levels, output.classes))
-        return DrawnValues(self._picked(amplitudes, drawn), fed_back, drawn)
-
-    def _mixture(self, output: MixtureOfLogistics, parameters: Value) -> DrawnValues:
+    def _mixture(self, output: MixtureOfLogistics, parameters: Value) -> Value:
         count = output.components
         logits, means, scales = (
             self.make.apply(Slice(0, n * count, (n + 1) * count), parameters, name="mixture")
@@ -74,7 +55,7 @@ class SampleDraw:
         )
         draw = Draw(1 / self.temperature)
         component = self.make.apply(draw, logits, self.uniform(), name="component")
-        mean, log_scale = (self._picked(each, component) for each in (means, scales))
+        mean, log_scale = (picked(self.make, each, component) for each in (means, scales))
         u = self.uniform()
         # 1 - u is exact: log of it keeps its digits where u is near 1.
         below, above = (self._inside(each) for each in (u, self._number("sub", 1.0, u)))
@@ -86,7 +67,7 @@ class SampleDraw:
         """[0, 1] to [1e-5, 1 - 1e-5]."""
         return self._number("fma", uniform, 1 - 2 * _EDGE, _EDGE)
 
-    def _gaussian(self, output: Gaussian, parameters: Value) -> DrawnValues:
+    def _gaussian(self, output: Gaussian, parameters: Value) -> Value:
         mean, log_deviation = (self._element(parameters, n) for n in range(2))
         u, v = self.uniform(), self.uniform()
         squared = self._number("mul", self._number("log", self._number("sub", 1.0, u)), -2.0)
@@ -94,31 +75,24 @@ class SampleDraw:
         noise = self._number("mul", self._number("sqrt", squared), wave)
         return self._continuous(mean, log_deviation, output.least_log_deviation, noise)
 
-    def _continuous(self, mean: Value, log_scale: Value, least: float, noise: Value) -> DrawnValues:
+    def _continuous(self, mean: Value, log_scale: Value, least: float, noise: Value) -> Value:
         """mean + temperature * exp(max(log scale, least)) * noise, within [-1, 1]."""
         scale = self._number("exp", self._number("maximum", log_scale, least))
         spread = self._number("mul", noise, self.temperature)
         free = self._number("fma", scale, spread, mean)
-        sample = self._number("minimum", self._number("maximum", free, -1.0), 1.0)
-        return DrawnValues(sample, sample, None)
+        return self._number("minimum", self._number("maximum", free, -1.0), 1.0)
 
-    def _tree(self, output: BinaryTree, parameters: Value) -> DrawnValues:
+    def _tree(self, output: BinaryTree, parameters: Value) -> Value:
         colder = self._number("mul", parameters, 1 / self.temperature)
         odds = self._number("sigmoid", colder)
         node = self.make.constant("root", np.array(1, np.int64))
         two = self.make.constant("two", np.array(2, np.int64))
         for _ in range(output.bits):
-            is_one = self._number("less", self.uniform(), self._picked(odds, node))
+            is_one = self._number("less", self.uniform(), picked(self.make, odds, node))
             bit = self.make.apply(Cast(Element.INT64), is_one, name="bit")
             node = self._number("add", self._number("mul", node, two), bit)
         root = self.make.constant("leaves", np.array(output.classes, np.int64))
-        return self._class(output, self._number("sub", node, root))
-
-    def _picked(self, numbers: Value, index: Value) -> Value:
-        """Number `index` of numbers (n,): ()."""
-        column = self.make.apply(Reshape((numbers.shape[0], 1)), numbers, name="picked")
-        row = self.make.apply(Embedding(), index, column, name="picked")
-        return self.make.apply(Reshape(()), row, name="picked")
+        return self._number("sub", node, root)
 
     def _element(self, numbers: Value, index: int) -> Value:
         one = self.make.apply(Slice(0, index, index + 1), numbers, name="parameter")
@@ -135,12 +109,8 @@ class SampleDraw:
         return self.make.number(kind, *values, name="sample")
 
 
-def class_levels(classes: int) -> Array:
-    """2 k / (classes - 1) - 1 for every class k, float64."""
-    return 2 * np.arange(classes) / (classes - 1) - 1
-
-
-def expanded(levels: Array, classes: int) -> Array:
-    """What mu-law levels in [-1, 1] stand for, mu = classes - 1, float64."""
-    mu = classes - 1
-    return np.sign(levels) * ((1.0 + mu) ** np.abs(levels) - 1) / mu
+def picked(make: SampleGraphBuilder, numbers: Value, index: Value) -> Value:
+    """Number `index` of numbers (n,): ()."""
+    column = make.apply(Reshape((numbers.shape[0], 1)), numbers, name="picked")
+    row = make.apply(Embedding(), index, column, name="picked")
+    return make.apply(Reshape(()), row, name="picked")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Element, TensorType, Value
+from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows, Uniform
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Reshape, Slice
@@ -23,15 +23,15 @@ from sparsejit.voice.spec import (
     DenseSpec,
     GruSpec,
     InterpolatedConditioning,
-    LastClass,
     LastSample,
+    NetworkInput,
     SampleLayer,
     VoiceSpec,
 )
-from sparsejit.voice.spec_draws import DrawnValues, SampleDraw
+from sparsejit.voice.spec_draws import SampleDraw
 from sparsejit.voice.spec_features import DoubleArray, Features, columns_of
+from sparsejit.voice.spec_turn import INDEX, SampleTurn
 
-_INDEX = TensorType((), Element.INT64)
 Tensors = Mapping[str, FloatArray]
 
 
@@ -52,11 +52,12 @@ class FrameTerm:
 class SpecGraph:
     """A graph, its inputs of a frame, and the kernels (hop, taps) that its inputs of a sample are.
 
-    Results of a sample are the sample and, of an output that has classes, the class, int64.
+    Results of a sample are the sample and, of an output that has classes, the class, int64. A term
+    that is a name is given as it is.
     """
 
     sample: SampleGraph
-    terms: tuple[FrameTerm, ...]
+    terms: tuple[FrameTerm | str, ...]
     kernels: tuple[FloatArray, ...]
 
 
@@ -73,10 +74,8 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     """
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)
-    make = build.make
-    seed = make.input(Role.CALL, "seed", _INDEX)
-    states = build.states()
-    last = {each.name: _last_state(make, each) for each in spec.inputs}
+    make, turn = build.make, build.turn
+    seed = make.input(Role.CALL, "seed", INDEX)
     count = make.state("counter", np.array(0, np.int64))
 
     def uniform() -> Value:
@@ -85,28 +84,23 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
         count = make.next(count)
         return number
 
-    parameters = build.network(last, states)
-    drawn = SampleDraw(make, spec.temperature, uniform).of(spec.output, parameters)
-    make.give(drawn.sample, *[] if drawn.drawn is None else [drawn.drawn])
-    make.keep(*states.values(), *(_next(each, drawn) for each in spec.inputs), count)
-    return build.finish()
+    choice = SampleDraw(make, spec.temperature, uniform).of(spec.output, build.network())
+    sample = turn.after(choice)
+    make.give(sample, *[choice] if spec.has_classes else [])
+    return build.finish(count)
 
 
 def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     """The graph of the last layer's results (n,) for samples that are given, for a score.
 
-    Of a sample: each of `spec.inputs`, a float32 () or an int64 () class, after the kernels.
+    Of a sample, after the kernels: its class, int64 (), or where it has none itself, float32 ().
     """
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)
-    states = build.states()
-    kinds = (float_type(()) if isinstance(e, LastSample) else _INDEX for e in spec.inputs)
-    last = {
-        each.name: build.make.input(Role.SAMPLE, each.name, kind)
-        for each, kind in zip(spec.inputs, kinds, strict=True)
-    }
-    build.make.give(build.network(last, states))
-    build.make.keep(*states.values())
+    kind = INDEX if spec.has_classes else float_type(())
+    choice = build.make.input(Role.SAMPLE, "given", kind)
+    build.make.give(build.network())
+    build.turn.after(choice)
     return build.finish()
 
 
@@ -122,19 +116,6 @@ def check_tensors(spec: VoiceSpec, tensors: Tensors) -> None:
             raise InvalidInput(f"tensor {name!r} contains NaN or infinity; give finite weights")
 
 
-def _last_state(make: SampleGraphBuilder, each: LastSample | LastClass) -> Value:
-    if isinstance(each, LastSample):
-        return make.state(each.name, np.array(0, np.float32))
-    return make.state(each.name, np.array(each.first, np.int64))
-
-
-def _next(each: LastSample | LastClass, drawn: DrawnValues) -> Value:
-    if isinstance(each, LastSample):
-        return drawn.fed_back
-    assert drawn.drawn is not None
-    return drawn.drawn
-
-
 class _NetworkBuilder:
     """Builds the layers, and notes what they want of a frame."""
 
@@ -144,6 +125,12 @@ class _NetworkBuilder:
         self._terms: list[FrameTerm] = []
         self._kernels: dict[str, list[Value]] = {}
         self._conditioning = {each.name: each for each in spec.conditioning}
+        self.turn = SampleTurn(self.make, spec)
+        self._states = {
+            layer.name: self.make.state(layer.name, np.zeros(layer.size, np.float32))
+            for layer in spec.layers
+            if isinstance(layer, GruSpec)
+        }
         # Before all other inputs of a sample.
         for each in spec.conditioning:
             if isinstance(each, InterpolatedConditioning):
@@ -154,31 +141,25 @@ class _NetworkBuilder:
         row = self.make.input(Role.SAMPLE, f"{each.name}.kernel", float_type((each.taps,)))
         return [_element(self.make, row, tap) for tap in range(each.taps)]
 
-    def states(self) -> dict[str, Value]:
-        """Those of the GRUs, by their names."""
-        return {
-            layer.name: self.make.state(layer.name, np.zeros(layer.size, np.float32))
-            for layer in self.spec.layers
-            if isinstance(layer, GruSpec)
-        }
-
-    def network(self, last: Mapping[str, Value], states: dict[str, Value]) -> Value:
-        """What the last layer gives, (n,); `states` become the next ones."""
-        parts = [self._input(each, last[each.name]) for each in self.spec.inputs]
+    def network(self) -> Value:
+        """What the last layer gives, (n,)."""
+        parts = [self._input(each) for each in self.spec.inputs]
         result = parts[0]
         for layer in self.spec.layers:
-            if isinstance(layer, GruSpec):
-                result = self._gru(layer, parts, states)
-            else:
-                result = self._dense(layer, parts)
+            result = self._layer(layer, parts)
             parts = [result]
         return self._value(self.spec.layers[-1].name, result)
 
-    def _input(self, each: LastSample | LastClass, last: Value) -> Features:
+    def _input(self, each: NetworkInput) -> Features:
+        last = self.turn.last(each)
         if isinstance(each, LastSample):
             return Features(np.zeros(1), scaled=((last, np.ones(1)),))
-        table = self._tensors[f"{each.name}.table"]
-        return Features(np.zeros(each.size), rows=((last, table),))
+        return Features(np.zeros(each.size), rows=((last, self._tensors[f"{each.name}.table"]),))
+
+    def _layer(self, layer: SampleLayer, parts: Sequence[Features]) -> Features:
+        if isinstance(layer, GruSpec):
+            return self._gru(layer, parts)
+        return self._dense(layer, parts)
 
     def _dense(self, layer: DenseSpec, parts: Sequence[Features]) -> Features:
         name = layer.name
@@ -197,7 +178,7 @@ class _NetworkBuilder:
         value = self._value(layer.name, rest)
         return self.make.number(layer.activation.value, value, name=layer.name)
 
-    def _gru(self, layer: GruSpec, parts: Sequence[Features], states: dict[str, Value]) -> Features:
+    def _gru(self, layer: GruSpec, parts: Sequence[Features]) -> Features:
         name, hidden = layer.name, layer.size
         weight_ih, weight_hh, bias_ih, bias_hh = (
             self._tensors[f"{name}.{each}"]
@@ -210,13 +191,13 @@ class _NetworkBuilder:
         new_bias = np.where(np.arange(3 * hidden) < 2 * hidden, 0, bias_hh)
         recurrent = self.make.linear(
             name,
-            states[name],
+            self._states[name],
             weight_hh.astype(np.float32),
             self.make.constant(f"{name}.bias", new_bias.astype(np.float32)),
             input_scale=STATE_STEP,
         )
-        operands = gates, recurrent, states[name]
-        states[name] = state = self.make.apply(GruStep(), *operands, name=f"{name}.gates")
+        operands = gates, recurrent, self._states[name]
+        self._states[name] = state = self.make.apply(GruStep(), *operands, name=f"{name}.gates")
         if not layer.residual:
             return Features.of_computed(state, 1.0)
         return self._with_residual(layer, parts[0], state)
@@ -302,10 +283,13 @@ class _NetworkBuilder:
             value = self.make.number("fma", frame, weight, value, name=name)
         return value
 
-    def finish(self) -> SpecGraph:
+    def finish(self, *states: Value) -> SpecGraph:
+        """The graph; `states` are more than the turn's and the GRUs'."""
+        self.make.keep(*self.turn.states(), *self._states.values(), *states)
         kernels = (self._tensors[f"{name}.kernel"] for name in self._kernels)
         narrow = tuple(np.ascontiguousarray(kernel, np.float32) for kernel in kernels)
-        return SpecGraph(self.make.finish(), tuple(self._terms), narrow)
+        given = () if self.turn.signal is None else self.turn.signal.terms
+        return SpecGraph(self.make.finish(), (*given, *self._terms), narrow)
 
 
 def _element(make: SampleGraphBuilder, row: Value, index: int) -> Value:

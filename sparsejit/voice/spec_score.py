@@ -12,8 +12,7 @@ from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.networks import FrameTerms
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.spec import Categorical, LastSample, NetworkInput
-from sparsejit.voice.spec_draws import class_levels
+from sparsejit.voice.spec import Categorical
 from sparsejit.voice.spec_graph import forced_graph
 
 
@@ -45,19 +44,9 @@ class ForcedNetwork:
             wanted = frames * self._voice.spec.hop_length
             raise InvalidInput(f"classes have shape {given.shape}; give ({wanted},) for this mel")
         arrays = self._terms(features, frames)
-        before = [self._last(each, given) for each in self._voice.spec.inputs]
-        inputs = LoopArrays(frames, arrays.of_frames, (*arrays.of_samples, *before))
+        inputs = LoopArrays(frames, arrays.of_frames, (*arrays.of_samples, given))
         (logits,) = Sampler(self._loop, seed=0).run(inputs)
         return _nats(logits.astype(np.float64) / self._voice.spec.temperature, given)
-
-    def _last(self, each: NetworkInput, classes: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
-        """That input for every sample."""
-        output = self._voice.spec.output
-        assert isinstance(output, Categorical)
-        if isinstance(each, LastSample):
-            levels = class_levels(output.classes).astype(np.float32)
-            return np.concatenate([np.zeros(1, np.float32), levels[classes[:-1]]])
-        return np.concatenate([[each.first], classes[:-1]])
 
 
 def _nats(

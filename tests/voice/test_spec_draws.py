@@ -14,7 +14,6 @@ from sparsejit.voice.sample_graph import SampleGraph, SampleGraphBuilder
 from sparsejit.voice.spec import (
     BinaryTree,
     Categorical,
-    Companding,
     Gaussian,
     MixtureOfLogistics,
     SampleOutput,
@@ -35,8 +34,8 @@ def draws_of(output: SampleOutput) -> SampleGraph:
         counters.append(make.next(counters[-1]))
         return make.apply(Uniform(), seed, counters[-2], name="uniform")
 
-    drawn = SampleDraw(make, TEMPERATURE, uniform).of(output, parameters)  # type: ignore[arg-type]
-    make.give(drawn.sample, drawn.fed_back)
+    choice = SampleDraw(make, TEMPERATURE, uniform).of(output, parameters)  # type: ignore[arg-type]
+    make.give(choice)
     make.keep(counters[-1])
     return make.finish()
 
@@ -66,37 +65,27 @@ def leaf(parameters: Array, numbers: Array) -> float:
     node = 1
     for number in numbers:
         node = 2 * node + (number < reference.sigmoid(parameters[node] / TEMPERATURE))
-    return 2 * (node - len(parameters)) / (len(parameters) - 1) - 1
+    return node - len(parameters)
 
 
-def level(parameters: Array, numbers: Array) -> float:
-    return 2 * chosen(parameters, numbers[0]) / (len(parameters) - 1) - 1
+def of_softmax(parameters: Array, numbers: Array) -> float:
+    return chosen(parameters, numbers[0])
 
 
 OUTPUTS = [
-    (Categorical(32), level, 1),
+    (Categorical(32), of_softmax, 1),
     (MixtureOfLogistics(4, -2.5), logistic, 2),
     (Gaussian(-3), normal, 2),
-    (BinaryTree(5, Companding.LINEAR), leaf, 5),
+    (BinaryTree(5), leaf, 5),
 ]
 
 
 @pytest.mark.parametrize(("output", "formula", "numbers"), OUTPUTS)
-def test_a_sample_is_what_its_formula_says(output, formula, numbers):  # type: ignore[no-untyped-def]
+def test_a_choice_is_what_its_formula_says(output, formula, numbers):  # type: ignore[no-untyped-def]
     parameters = np.random.default_rng(4).normal(0, 1.5, (SAMPLES, output.parameters))
     turns = GraphTurns(draws_of(output), LoopArrays(1, (), (parameters,)), SEED)
     counters = np.arange(SAMPLES * numbers, dtype=np.uint64).reshape(SAMPLES, numbers)
     stream = reference.random_uniform(SEED, counters).astype(np.float64)
     for row, drawn_by in zip(parameters, stream, strict=True):
-        (sample, _), margin = turns.next()
-        assert abs(sample - formula(row, drawn_by)) < 1e-5 or margin < 1e-6
-
-
-def test_mu_law_gives_amplitudes_and_feeds_levels() -> None:
-    parameters = np.random.default_rng(4).normal(0, 1.5, (SAMPLES, 256))
-    mu_law = draws_of(Categorical(256, Companding.MU_LAW))
-    turns = GraphTurns(mu_law, LoopArrays(1, (), (parameters,)), SEED)
-    for _ in range(50):
-        (sample, level), _ = turns.next()
-        curve = np.sign(level) * (256 ** abs(level) - 1) / 255
-        assert sample == pytest.approx(curve, abs=1e-6)
+        (choice,), margin = turns.next()
+        assert abs(choice - formula(row, drawn_by)) < 1e-5 or margin < 1e-6

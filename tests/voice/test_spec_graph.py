@@ -25,8 +25,8 @@ from sparsejit.voice.networks import FrameTerms, RowwiseLinear
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.spec import Categorical, DenseSpec, Gaussian, LastClass, LastSample
-from sparsejit.voice.spec_draws import expanded
 from sparsejit.voice.spec_graph import drawing_graph, forced_graph, spec_graph
+from sparsejit.voice.spec_turn import expanded
 
 FRAMES = 24
 # A draw may differ from the float64 reference where its number is this close to a decision.
@@ -48,15 +48,21 @@ def test_parameters_are_those_of_the_plain_formulas(name: str) -> None:
     tensors = random_tensors(spec)
     conditioning = random_conditioning(spec, frames)
     generator = np.random.default_rng(3)
-    classes = generator.integers(0, 60, frames * HOP)
-    samples = generator.uniform(-1, 1, frames * HOP).astype(np.float32)
+    choices = samples = generator.uniform(-1, 1, frames * HOP).astype(np.float32)
+    if spec.has_classes:
+        choices = generator.integers(0, spec.output.parameters, frames * HOP)
+        samples = 2 * choices / (spec.output.parameters - 1) - 1
     graph = forced_graph(spec, tensors)
     arrays = FrameTerms(graph)(conditioning, frames)
-    given = [classes if isinstance(each, LastClass) else samples for each in spec.inputs]
-    of_samples = (*arrays.of_samples, *given)
+    of_samples = (*arrays.of_samples, choices)
     turns = GraphTurns(graph.sample, LoopArrays(frames, arrays.of_frames, of_samples), 0)
-    rows = np.stack(given, axis=1)
-    for wanted in plain_parameters(spec, tensors, conditioning, rows):
+    before = [
+        np.append(each.first, choices[:-1])
+        if isinstance(each, LastClass)
+        else np.append(0, samples[:-1])
+        for each in spec.inputs
+    ]
+    for wanted in plain_parameters(spec, tensors, conditioning, np.stack(before, axis=1)):
         (found,), _ = turns.next()
         np.testing.assert_allclose(found, wanted, atol=2e-6)
 
