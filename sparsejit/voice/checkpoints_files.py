@@ -61,9 +61,9 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
 
 
 def _as_arrays(state: Mapping[str, Any]) -> dict[str, FloatArray]:
-    """float32 arrays; counters of steps and batches are left out."""
+    """Copies in float32, since training may go on; counters of steps and batches are left out."""
     return {
-        name: np.asarray(to_array(value, name), np.float32)
+        name: np.array(to_array(value, name), np.float32)
         for name, value in state.items()
         if name.rpartition(".")[2] not in _COUNTERS
     }

@@ -24,8 +24,8 @@ class RowwiseLinear:
     def __call__(self, x: DoubleArray) -> DoubleArray:
         """x (rows, in); returns (rows, out)."""
         _, exponents = np.frexp(np.abs(x).max(axis=1, initial=0, keepdims=True))
-        scaled = self._exact(np.ldexp(x, -exponents))
-        return np.ldexp(scaled, exponents) + self._bias
+        scaled = self._exact(x * np.ldexp(1.0, -exponents))
+        return scaled * np.ldexp(1.0, exponents) + self._bias
 
 
 class FrameTerms:

@@ -103,6 +103,15 @@ def test_a_stream_gives_the_samples_of_one_call(cuts: list[int]) -> None:
     np.testing.assert_array_equal(streamed, voice.generate(mel, seed=2))
 
 
+def test_training_that_goes_on_does_not_change_a_voice() -> None:
+    module = fatchord()
+    tensors = read_checkpoint(module.state_dict())
+    before = tensors["fc1.weight"].copy()
+    with torch.no_grad():
+        module.fc1.weight.zero_()
+    np.testing.assert_array_equal(tensors["fc1.weight"], before)
+
+
 def test_files_of_both_kinds_are_read(tmp_path: Path) -> None:
     state = fatchord().state_dict()
     torch.save(state, tmp_path / "voice.pyt")
