@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.errors import InvalidInput
 from sparsejit.voice.conditioning import DoubleArray
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.networks import RowwiseLinear
@@ -69,7 +70,8 @@ def taps_in_a_row(weight: FloatArray) -> FloatArray:
 def interpolation_kernel(kernels: Sequence[FloatArray], taps: int) -> FloatArray:
     """What repeating by (len(k) - 1) / 2 and smoothing with k, for each k in turn, comes to.
 
-    Returns float32 (hop, taps): the weights of the frames around each sample of a frame.
+    Returns float32 (hop, taps): the weights of the frames around each sample of a frame. Raises
+    InvalidInput where samples depend on more frames.
     """
     frames = 3 * taps
     impulse = np.zeros(frames)
@@ -81,5 +83,12 @@ def interpolation_kernel(kernels: Sequence[FloatArray], taps: int) -> FloatArray
         impulse = np.convolve(np.repeat(impulse, scale), kernel[::-1].astype(np.float64), "same")
         hop *= scale
     # Frame f's weight in a sample of the frame in the middle is that of the middle in f's mirror.
-    around = impulse.reshape(frames, hop)[frames // 2 - taps // 2 :][:taps]
-    return around[::-1].T.astype(np.float32)
+    rows = impulse.reshape(frames, hop)[::-1]
+    first = frames // 2 - taps // 2
+    if rows[:first].any() or rows[first + taps :].any():
+        scales = [(len(kernel) - 1) // 2 for kernel in kernels]
+        raise InvalidInput(
+            f"upsampling by {scales} with smoothing reads more than the {taps} frames that the "
+            "residual stack reads; describe the network by a VoiceSpec"
+        )
+    return rows[first : first + taps].T.astype(np.float32)

@@ -95,6 +95,13 @@ def test_a_mixture_draws_from_torch_s_parameters() -> None:
     assert ties <= 1
 
 
+def test_upsampling_that_reads_too_far_is_refused() -> None:
+    """Three repeats by one still smooth, over three frames more."""
+    state = FatchordModule(bands=BANDS, scales=(1, 1, 1, 4)).state_dict()
+    with pytest.raises(InvalidInput, match=r"by \[1, 1, 1, 4\] with smoothing reads"):
+        WaveRNN.from_checkpoint(state)
+
+
 @pytest.mark.parametrize("cuts", [[1, 2], [3, 3, 9], [5]])
 def test_a_stream_gives_the_samples_of_one_call(cuts: list[int]) -> None:
     voice = WaveRNN.from_checkpoint(fatchord().state_dict())
