@@ -33,10 +33,13 @@ def player(rate: int) -> Iterator[Callable[[FloatArray], None]]:
             except device_error as error:
                 failures.append(error)
 
-    def play(samples: FloatArray) -> None:
-        waiting.put(samples)
+    def check() -> None:
         if failures:
             raise InvalidInput(f"the audio device stopped ({failures[0]}); leave out --play")
+
+    def play(samples: FloatArray) -> None:
+        waiting.put(samples)
+        check()
 
     thread = Thread(target=write)
     thread.start()
@@ -51,6 +54,7 @@ def player(rate: int) -> Iterator[Callable[[FloatArray], None]]:
         thread.join()
         stream.stop()
         stream.close()
+    check()
 
 
 def _open_device(rate: int) -> tuple[Any, type[Exception]]:

@@ -30,7 +30,7 @@ SOURCE_SUFFIXES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class SpeakingTask:
     """One file to speak into another."""
 
@@ -127,7 +127,7 @@ def speak_tasks(
             continue
         report.spoken[task] = outcome
         finished()
-    for task, outcome in crew(again):
+    for task, outcome in crew(sorted(again)):
         if isinstance(outcome, str):
             report.failed[task] = outcome
         else:

@@ -173,7 +173,7 @@ def ray_cluster(manner: Manner, address: str) -> Iterator[Crew]:
 
 
 def _check_that_it_listens(address: str) -> None:
-    """Ray itself tries for minutes. Of another form than host:port, it says at once what is wrong."""
+    """Ray would try for minutes; of other forms than host:port it says at once what is wrong."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return
