@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsejit.commands.console import JsonOption, console, print_json, require, say
-from sparsejit.commands.synth import check_wav, write_wav
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.core_loops import cycles_per_ns
 from sparsejit.voice.bundled import Utterance, bundled_recording, bundled_utterance
+from sparsejit.voice.wav_file import check_wav, write_wav
 from sparsejit.voice.wavernn import WaveRNN
 
 if TYPE_CHECKING:
