@@ -12,6 +12,7 @@ from sparsejit.commands.synth_folder import FolderOptions, synth_folder
 from sparsejit.commands.synth_play import player
 from sparsejit.commands.synth_progress import SpeakingBar
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.spec import DType
 from sparsejit.voice.bulk import Manner
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import HOP_LENGTH, FloatArray
@@ -36,6 +37,9 @@ def synth(
         float | None,
         typer.Option(help="Of the draw; the voice's own if left out."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="How its matrices are stored: float32, bfloat16, float16 or int8.")
+    ] = "float32",
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
@@ -53,7 +57,7 @@ def synth(
     A folder is spoken by all cores, or a Ray cluster; the same command goes on where it stopped.
     """
     require("soundfile")
-    manner = Manner(voice, seed, temperature)
+    manner = Manner(voice, seed, temperature, DType.parse(dtype).value)
     options = FolderOptions(overwrite, workers, ray)
     if source.is_dir():
         if play:
@@ -71,7 +75,7 @@ def _synth_file(source: Path, out: Path, manner: Manner, play: bool, as_json: bo
     check_wav(out)
     if out.exists() and out.samefile(source):
         raise InvalidInput(f"{out} is the recording itself; name another file")
-    speaker = WaveRNN.from_pretrained(manner.voice, manner.temperature)
+    speaker = manner.compile()
     with ExitStack() as stack:
         hear = stack.enter_context(player(speaker.sample_rate)) if play else None
         spoken = _speak(speaker, source, out, manner.seed, hear)
@@ -81,6 +85,7 @@ def _synth_file(source: Path, out: Path, manner: Manner, play: bool, as_json: bo
         "out": str(out),
         "seed": manner.seed,
         "temperature": speaker.weights.temperature,
+        "dtype": manner.dtype,
         "sample_rate": speaker.sample_rate,
         "seconds": spoken.seconds,
         "computing_seconds": spoken.computing_seconds,

@@ -13,7 +13,6 @@ from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
 from sparsejit.voice.bulk import Crew, FolderReport, Manner, SpeakingTask, speak_tasks, tasks_of
 from sparsejit.voice.crews import available_cores, ray_cluster, worker_processes
-from sparsejit.voice.wavernn import WaveRNN
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def synth_folder(
     tasks = tasks_of(folder, out)
     # Here first: a voice that cannot be spoken with is found, and where this processor was never
     # measured, that is done once and without others beside it.
-    speaker = WaveRNN.from_pretrained(manner.voice, manner.temperature)
+    speaker = manner.compile()
     started = native_timing.clock()
     report = _speak(tasks, manner, options)
     wall_seconds = (native_timing.clock() - started) / 1e9
@@ -50,6 +49,7 @@ def synth_folder(
             "out": str(out),
             "voice": str(manner.voice),
             "seed": manner.seed,
+            "dtype": manner.dtype,
             "temperature": speaker.weights.temperature,
             "sample_rate": speaker.sample_rate,
         }

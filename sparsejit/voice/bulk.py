@@ -40,11 +40,16 @@ class SpeakingTask:
 
 @dataclass(frozen=True)
 class Manner:
-    """How all files of a folder are spoken."""
+    """How all files of a folder are spoken; `dtype` is how the voice's matrices are stored."""
 
     voice: Path
     seed: int = 0
     temperature: float | None = None
+    dtype: str = "float32"
+
+    def compile(self) -> WaveRNN:
+        """The voice. Raises as `WaveRNN.from_pretrained` does."""
+        return WaveRNN.from_pretrained(self.voice, self.temperature, self.dtype)
 
     def speak(self, task: SpeakingTask, look_up: Callable[[], None]) -> SpokenFile | str:
         """Speak one file, and say in one line why it failed, if it did.
@@ -52,7 +57,7 @@ class Manner:
         `look_up` is called after every piece; what it raises beyond Exception ends the work.
         """
         try:
-            voice = _voice(self.voice, self.temperature)
+            voice = _compiled(self)
             count_frames(task.source, lambda _: look_up())
             return speak_file(voice, task.source, task.out, self.seed, lambda _: look_up())
         except SparseJitError as error:
@@ -146,6 +151,6 @@ def _is_there(task: SpeakingTask) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _voice(file: Path, temperature: float | None) -> WaveRNN:
-    """Compiled once in each process."""
-    return WaveRNN.from_pretrained(file, temperature)
+def _compiled(manner: Manner) -> WaveRNN:
+    """Once in each process."""
+    return manner.compile()

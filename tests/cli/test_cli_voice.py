@@ -74,6 +74,18 @@ def test_the_temperature_is_that_of_the_draw(recording: Path, tmp_path: Path) ->
         np.testing.assert_allclose(written, np.clip(expected, -1, 1), atol=2.0**-15)
 
 
+def test_a_voice_may_be_stored_as_int8(recording: Path, tmp_path: Path) -> None:
+    out = tmp_path / "short.wav"
+    done = run("synth", recording, out, "--dtype", "int8", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["dtype"] == "int8"
+    mel = WaveRNN.from_pretrained().features(*soundfile.read(recording))
+    expected = WaveRNN.from_pretrained(dtype="int8").generate(mel)
+    np.testing.assert_allclose(soundfile.read(out)[0], expected, atol=2**-15)
+    refused = run("synth", recording, out, "--dtype", "int4")
+    assert refused.exit_code != 0 and "int4" in str(refused.exception)
+
+
 @pytest.mark.parametrize("temperature", ["0", "-1", "nan", "inf"])
 def test_a_temperature_that_cannot_be_is_refused(
     recording: Path, tmp_path: Path, temperature: str
