@@ -25,6 +25,9 @@ from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
 from sparsejit.voice.weights import VoiceWeights
 
+# Of a stream: more gain no speed, and nothing interrupts what is being spoken.
+_MOST_FRAMES_AT_ONCE = 64
+
 
 class WaveRNN:
     """A pruned voice compiled into one native function. Thread-safe.
@@ -50,6 +53,8 @@ class WaveRNN:
         self.loop: SampleLoop = compile_sample_loop(
             graph, calibrated(Target.resolve(target)), dtype
         )
+        # What is made or faulted in at first use, here, or a first stream would wait for it.
+        self.generate(np.full((self.n_mels, 1), np.log10(features.POWER_FLOOR)))
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"
@@ -175,13 +180,15 @@ class WaveRNN:
     def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
         """Speak chunks of log-mel (80, any number of frames) as they arrive.
 
-        Two frames of look-ahead are held back until they can be spoken. The chunks joined are
-        the samples `generate` gives for the joined mel. Raises InvalidInput as `generate` does,
-        for the first chunk that is wrong.
+        Two frames of look-ahead are held back until they can be spoken. The pieces joined are the
+        samples `generate` gives for the joined mel. A piece is at most 64 frames, however long the
+        chunk was; the first is one frame, so that it is there at once. Raises InvalidInput as
+        `generate` does, for the first chunk that is wrong.
         """
         sampler = Sampler(self.loop, seed)
         context = 2 * self.source.context_frames
         waiting: FloatArray | None = None
+        longest = 1
         for chunk in mel_frames:
             frames = self._checked_frames(chunk)
             if not frames.shape[1]:
@@ -189,9 +196,12 @@ class WaveRNN:
             if waiting is None:
                 waiting = self.source.beyond(frames[:, :1])
             waiting = np.concatenate([waiting, frames], axis=1)
-            if waiting.shape[1] > context:
-                yield sampler.generate(self.source.conditioning(waiting, context=True))
-                waiting = waiting[:, -context:]
+            while waiting.shape[1] > context:
+                piece = waiting[:, : longest + context]
+                yield sampler.generate(self.source.conditioning(piece, context=True))
+                waiting = waiting[:, piece.shape[1] - context :]
+                # Whoever plays them has a piece to play while one twice as long is made.
+                longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
         if waiting is not None:
             last = self.source.beyond(waiting[:, -1:])
             rest = np.concatenate([waiting, last], axis=1)
