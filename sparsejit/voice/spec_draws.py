@@ -86,11 +86,10 @@ class SampleDraw:
         colder = self._number("mul", parameters, 1 / self.temperature)
         odds = self._number("sigmoid", colder)
         node = self.make.constant("root", np.array(1, np.int64))
-        two = self.make.constant("two", np.array(2, np.int64))
         for _ in range(output.bits):
             is_one = self._number("less", self.uniform(), picked(self.make, odds, node))
             bit = self.make.apply(Cast(Element.INT64), is_one, name="bit")
-            node = self._number("add", self._number("mul", node, two), bit)
+            node = self._number("add", self._number("add", node, node), bit)
         root = self.make.constant("leaves", np.array(output.classes, np.int64))
         return self._number("sub", node, root)
 
