@@ -34,8 +34,8 @@ ONLY_IN = {
     "ctypes": {"runtime", "perf"},
     "torch": {"frontends", "prune", "voice", "perf"},
 }
-# Speaking needs no torch; only training does.
-VOICE_WITH_TORCH = {"module", "gru", "train"}
+# Speaking needs no torch; only training does, and reading the checkpoints that torch wrote.
+VOICE_WITH_TORCH = {"module", "gru", "train", "checkpoints_files"}
 # Instructions are learned in one place, and its ELF writer is used in one.
 WITH_PEACHPY = {"encoder", "object_file"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")

@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
+from sparsejit.ir.ops.sampling import PREDICTION_WINDOW
 from sparsejit.voice.features import MEL_RANGE, N_MELS, POWER_FLOOR, FloatArray
-from sparsejit.voice.prediction import RESIDUAL_SCALE, SIGNAL_SCALE, predictor_from_mel
+from sparsejit.voice.loop_arrays import LoopArrays
+from sparsejit.voice.prediction import ORDER, RESIDUAL_SCALE, SIGNAL_SCALE, predictor_from_mel
 
 CONTEXT_FRAMES = 2
 # A float64 holds every whole number to 2**53: inputs of 23 bits times a row of weights of 29, and
@@ -49,6 +51,14 @@ class Conditioning:
     @property
     def frames(self) -> int:
         return len(self.gate_terms)
+
+    def loop_arrays(self) -> LoopArrays:
+        """In the order of `sample_graph`'s inputs."""
+        predictors = np.zeros((self.frames, PREDICTION_WINDOW), np.float32)
+        predictors[:, PREDICTION_WINDOW - ORDER :] = self.predictors[:, ::-1]
+        scales = self.residual_scales, self.input_scales
+        arrays = (self.gate_terms, self.dense_biases, predictors, *scales)
+        return LoopArrays(self.frames, [np.ascontiguousarray(a, np.float32) for a in arrays])
 
 
 class ExactLinear:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.graph import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
-from sparsejit.lowering.loop import GraphLoop, build_loop
+from sparsejit.lowering.loop import GraphLoop, Role, build_loop
 from sparsejit.lowering.model import lower_model, without_code
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
@@ -23,13 +23,14 @@ from sparsejit.voice.sample_graph import SampleGraph
 class SampleLoop:
     """The native function, what `loop` says of its operands, and the record of its kernels.
 
-    `initial` are the states of a stream that begins; a probe keeps its slots in the workspace from
-    `probe_offset` on.
+    `initial` are the states of a stream that begins, `results` the types of what a sample gives. A
+    probe keeps its slots in the workspace from `probe_offset` on.
     """
 
     program: Program
     loop: GraphLoop
     initial: tuple[Array, ...]
+    results: tuple[TensorType, ...]
     steps: tuple[Step, ...]
     workspace_bytes: int
     probe_offset: int
@@ -60,10 +61,12 @@ def compile_sample_loop(
     lowered = lower_model(graph, ModelOptions(target))
     timed = probe(lowered.probe_offset) if probe else None
     program = build_loop(lowered, sample.loop, "sample-loop", timed)
+    both = zip(sample.loop.outputs, graph.outputs, strict=True)
     return SampleLoop(
         program,
         sample.loop,
         sample.initial,
+        tuple(value.type for role, value in both if role is Role.SAMPLE),
         without_code(lowered.steps),
         lowered.workspace_bytes,
         lowered.probe_offset,

@@ -15,7 +15,9 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
-from sparsejit.voice.conditioning import CONTEXT_FRAMES, checked_mel
+from sparsejit.voice.checkpoints import ForeignVoice
+from sparsejit.voice.checkpoints_files import read_checkpoint
+from sparsejit.voice.checkpoints_formats import foreign_voice
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.sample_graph import sample_graph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
@@ -38,19 +40,18 @@ class WaveRNN:
     >>> audio = voice.generate(voice.features(recording, rate), seed=0)
     """
 
-    sample_rate = features.SAMPLE_RATE
-    hop_length = features.HOP_LENGTH
-    n_mels = features.N_MELS
-
     def __init__(
         self,
-        weights: VoiceWeights,
+        source: VoiceWeights | ForeignVoice,
         target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
     ) -> None:
-        self.weights = weights
+        self.source = source
+        self.sample_rate, self.hop_length = source.sample_rate, source.hop_length
+        self.n_mels = source.n_mels
+        graph = sample_graph(source) if isinstance(source, VoiceWeights) else source.graph.sample
         self.loop: SampleLoop = compile_sample_loop(
-            sample_graph(weights), calibrated(Target.resolve(target)), dtype
+            graph, calibrated(Target.resolve(target)), dtype
         )
         # What is made or faulted in at first use, here, or a first stream would wait for it.
         self.generate(np.full((self.n_mels, 1), np.log10(features.POWER_FLOOR)))
@@ -68,32 +69,34 @@ class WaveRNN:
         return self._summary().html()
 
     @property
+    def weights(self) -> VoiceWeights:
+        """Those of a voice of our own. Raises InvalidInput for another project's."""
+        if isinstance(self.source, ForeignVoice):
+            raise InvalidInput("this voice is another project's; voice.source has its tensors")
+        return self.source
+
+    @property
     def layers(self) -> tuple[LayerSummary, ...]:
         """The matrices of the network that runs once a sample, with the kernels chosen for them."""
-        weights = self.weights
-        matrices = {
-            "recurrent": weights.recurrent,
-            "dense": weights.dense,
-            "output": weights.output,
-        }
         return tuple(
             LayerSummary(
-                name,
-                matrix.shape[0],
-                matrix.shape[1],
-                int(np.count_nonzero(matrix)),
-                self.loop.plans[name].chosen.template.name,
-                self.loop.plans[name].chosen.cost.ns,
+                step.origin.name,
+                step.facts.layer.out_features,
+                step.facts.layer.in_features,
+                step.facts.nnz,
+                step.facts.plan.chosen.template.name,
+                step.facts.plan.chosen.cost.ns,
             )
-            for name, matrix in matrices.items()
+            for step in self.loop.steps
+            if step.facts.plan is not None and step.facts.layer is not None
         )
 
     def _summary(self) -> VoiceSummary:
         layers = self.layers
         density = sum(layer.nnz for layer in layers) / sum(la.rows * la.columns for la in layers)
         title = (
-            f"WaveRNN, {self.weights.hidden_size} units, {density:.1%} of weights left, "
-            f"temperature {self.weights.temperature:g}, {self.sample_rate:,} Hz"
+            f"WaveRNN, {self.source.hidden_size} units, {density:.1%} of weights left, "
+            f"temperature {self.source.temperature:g}, {self.sample_rate:,} Hz"
         )
         return VoiceSummary(title, layers)
 
@@ -118,6 +121,27 @@ class WaveRNN:
         return cls(weights, dtype=dtype)
 
     @classmethod
+    def from_checkpoint(
+        cls,
+        source: str | Path | Mapping[str, Any],
+        sample_rate: int | None = None,
+        companding: str | None = None,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+    ) -> "WaveRNN":
+        """Compile a WaveRNN that another project trained, pruned or not.
+
+        source: a state dict, or a file of one, safetensors or torch's (only tensors are read), of
+            fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same words.
+        sample_rate, companding: what a state dict does not say; `foreign_voice` has the defaults.
+
+        Raises InvalidInput that names the first tensor that does not fit, and as
+        `read_checkpoint` does.
+        """
+        voice = foreign_voice(read_checkpoint(source), sample_rate, companding)
+        return cls(voice, target, dtype)
+
+    @classmethod
     def from_torch(
         cls, module: Any, temperature: float = 1.0, dtype: str | Mapping[str, str] = "float32"
     ) -> "WaveRNN":
@@ -134,16 +158,24 @@ class WaveRNN:
         return cls(module.weights(temperature), dtype=dtype)
 
     def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
-        """Log-mel (80, frames) of mono audio at any sample rate, for `generate`."""
+        """Log-mel (80, frames) of mono audio at any sample rate, for `generate`.
+
+        Raises InvalidInput for a voice of another project, which has features of its own.
+        """
+        if isinstance(self.source, ForeignVoice):
+            raise InvalidInput(
+                "this voice was trained on another project's mels; compute them as that does"
+            )
         return features.log_mel(np.asarray(audio, np.float32), rate)
 
     def generate(self, mel: npt.ArrayLike, seed: int = 0) -> FloatArray:
         """Speak log-mel (80, frames): 220 * frames float32 samples at 22,050 Hz.
 
-        The same seed gives the same samples. Raises InvalidInput for a mel of another shape, with
-        NaN or infinity in it, or on another scale than log10 power.
+        A voice of another project has its own `n_mels`, `hop_length` and `sample_rate`. The same
+        seed gives the same samples. Raises InvalidInput for a mel of another shape, with NaN or
+        infinity in it, or on another scale than log10 power, or the other project's.
         """
-        return Sampler(self.loop, seed).generate(self.weights.conditioning(mel))
+        return Sampler(self.loop, seed).generate(self.source.conditioning(mel))
 
     def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
         """Speak chunks of log-mel (80, any number of frames) as they arrive.
@@ -154,6 +186,7 @@ class WaveRNN:
         `generate` does, for the first chunk that is wrong.
         """
         sampler = Sampler(self.loop, seed)
+        context = 2 * self.source.context_frames
         waiting: FloatArray | None = None
         longest = 1
         for chunk in mel_frames:
@@ -161,20 +194,20 @@ class WaveRNN:
             if not frames.shape[1]:
                 continue
             if waiting is None:
-                waiting = np.repeat(frames[:, :1], CONTEXT_FRAMES, axis=1)
+                waiting = self.source.beyond(frames[:, :1])
             waiting = np.concatenate([waiting, frames], axis=1)
-            while waiting.shape[1] > 2 * CONTEXT_FRAMES:
-                piece = waiting[:, : longest + 2 * CONTEXT_FRAMES]
-                yield sampler.generate(self.weights.conditioning(piece, context=True))
-                waiting = waiting[:, piece.shape[1] - 2 * CONTEXT_FRAMES :]
+            while waiting.shape[1] > context:
+                piece = waiting[:, : longest + context]
+                yield sampler.generate(self.source.conditioning(piece, context=True))
+                waiting = waiting[:, piece.shape[1] - context :]
                 # Whoever plays them has a piece to play while one twice as long is made.
                 longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
         if waiting is not None:
-            last = np.repeat(waiting[:, -1:], CONTEXT_FRAMES, axis=1)
+            last = self.source.beyond(waiting[:, -1:])
             rest = np.concatenate([waiting, last], axis=1)
-            yield sampler.generate(self.weights.conditioning(rest, context=True))
+            yield sampler.generate(self.source.conditioning(rest, context=True))
 
     def _checked_frames(self, chunk: npt.ArrayLike) -> FloatArray:
         """A chunk of a stream as (80, frames); one frame may come as (80,)."""
         frames = np.asarray(to_array(chunk, "the mel"), np.float32)
-        return checked_mel(frames[:, None] if frames.ndim == 1 else frames)
+        return self.source.checked_mel(frames[:, None] if frames.ndim == 1 else frames)

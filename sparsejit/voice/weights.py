@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..artefact.sealed import read_sealed, write_sealed
 from ..errors import DamagedFile, InvalidInput
 from ..files import check_writable
-from .conditioning import Conditioning, FrameNetwork
+from .conditioning import CONTEXT_FRAMES, Conditioning, FrameNetwork, checked_mel
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
 from .prediction import CLASSES
 
@@ -83,6 +83,11 @@ class VoiceWeights:
         check_temperature(self.temperature)
         _check_tensors(self.tensors)
 
+    sample_rate = SAMPLE_RATE
+    hop_length = HOP_LENGTH
+    n_mels = N_MELS
+    context_frames = CONTEXT_FRAMES
+
     @property
     def hidden_size(self) -> int:
         return self.recurrent.shape[1]
@@ -123,6 +128,14 @@ class VoiceWeights:
     @cached_property
     def _frame_network(self) -> FrameNetwork:
         return FrameNetwork(self.tensors)
+
+    def checked_mel(self, mel: npt.ArrayLike) -> FloatArray:
+        """See `conditioning.checked_mel`."""
+        return checked_mel(mel)
+
+    def beyond(self, frame: FloatArray) -> FloatArray:
+        """What lies beyond the first or last frame (80, 1): it again, twice."""
+        return np.repeat(frame, self.context_frames, axis=1)
 
     def conditioning(self, mel: npt.ArrayLike, context: bool = False) -> Conditioning:
         """Return the per-frame arrays for log10 mel (80, F); see `FrameNetwork.__call__`."""

@@ -1,0 +1,68 @@
+"""What the loop of a `VoiceSpec` reads of every frame and sample, from the conditioning."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.graph import Array
+from sparsejit.voice.conditioning import DoubleArray, ExactLinear
+from sparsejit.voice.loop_arrays import LoopArrays
+from sparsejit.voice.spec_graph import FrameTerm, SpecGraph
+
+
+class RowwiseLinear:
+    """W x + b of rows x in float64: the same bits for a row, however many there are.
+
+    `ExactLinear` with every row scaled by its own power of two, so that no bound on x is needed.
+    """
+
+    def __init__(self, weight: npt.ArrayLike, bias: npt.ArrayLike | None = None) -> None:
+        self._exact = ExactLinear(weight, 0.0)
+        self._bias = np.float64(0) if bias is None else np.asarray(bias, np.float64)
+
+    def __call__(self, x: DoubleArray) -> DoubleArray:
+        """x (rows, in); returns (rows, out)."""
+        _, exponents = np.frexp(np.abs(x).max(axis=1, initial=0, keepdims=True))
+        scaled = self._exact(x * np.ldexp(1.0, -exponents))
+        return scaled * np.ldexp(1.0, exponents) + self._bias
+
+
+class FrameTerms:
+    """A network's terms of frames, computed from its conditioning."""
+
+    def __init__(self, graph: SpecGraph) -> None:
+        self._kernels = graph.kernels
+        self._terms = graph.terms
+        self._products = {
+            (term.name, name): RowwiseLinear(weights)
+            for term in graph.terms
+            if isinstance(term, FrameTerm)
+            for name, weights in term.weights.items()
+        }
+
+    def __call__(self, conditioning: Mapping[str, DoubleArray], frames: int) -> LoopArrays:
+        """The inputs of `frames` frames.
+
+        conditioning: by its name (frames, size); of interpolated conditioning (frames + taps - 1,
+        size), from `taps` // 2 frames before the first. Of linear prediction PREDICTOR, (frames,
+        32), and RESIDUAL_SCALE and LEVEL_SCALE, (frames,).
+        """
+        arrays: list[Array] = []
+        for term in self._terms:
+            if isinstance(term, FrameTerm):
+                arrays += self._rows(term, conditioning, frames)
+            else:
+                arrays.append(np.ascontiguousarray(conditioning[term], np.float32))
+        kernels = [np.tile(kernel, (frames, 1)) for kernel in self._kernels]
+        return LoopArrays(frames, arrays, kernels)
+
+    def _rows(
+        self, term: FrameTerm, conditioning: Mapping[str, DoubleArray], frames: int
+    ) -> list[Array]:
+        """An array (frames, n) for each tap."""
+        total = np.tile(term.constant, (frames + term.taps - 1, 1))
+        for name in term.weights:
+            total = total + self._products[term.name, name](conditioning[name])
+        narrow = np.ascontiguousarray(total, np.float32)
+        return [narrow[tap : tap + frames] for tap in range(term.taps)]

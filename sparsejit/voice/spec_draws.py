@@ -1,0 +1,115 @@
+"""How a class or sample is drawn from what the last layer says, as operators of the graph."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.sampling import Draw
+from sparsejit.ir.ops.selection import Embedding
+from sparsejit.ir.ops.views import Reshape, Slice
+from sparsejit.voice.sample_graph import SampleGraphBuilder
+from sparsejit.voice.spec import (
+    BinaryTree,
+    Categorical,
+    Gaussian,
+    MixtureOfLogistics,
+    SampleOutput,
+)
+
+# Uniform numbers of a mixture keep this far from 0 and 1.
+_EDGE = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class SampleDraw:
+    """Draws by the uniform numbers that `uniform` makes, one a call: a class, or a sample."""
+
+    make: SampleGraphBuilder
+    temperature: float
+    uniform: Callable[[], Value]
+
+    def of(self, output: SampleOutput, parameters: Value) -> Value:
+        """What `output` draws from parameters (n,): a class int64 (), or a sample float32 ()."""
+        match output:
+            case Categorical():
+                return self._categorical(parameters)
+            case MixtureOfLogistics():
+                return self._mixture(output, parameters)
+            case Gaussian():
+                return self._gaussian(output, parameters)
+            case BinaryTree():
+                return self._tree(output, parameters)
+
+    def _categorical(self, logits: Value) -> Value:
+        draw = Draw(1 / self.temperature)
+        return self.make.apply(draw, logits, self.uniform(), name="draw")
+
+    def _mixture(self, output: MixtureOfLogistics, parameters: Value) -> Value:
+        count = output.components
+        logits, means, scales = (
+            self.make.apply(Slice(0, n * count, (n + 1) * count), parameters, name="mixture")
+            for n in range(3)
+        )
+        draw = Draw(1 / self.temperature)
+        component = self.make.apply(draw, logits, self.uniform(), name="component")
+        mean, log_scale = (picked(self.make, each, component) for each in (means, scales))
+        u = self.uniform()
+        # 1 - u is exact: log of it keeps its digits where u is near 1.
+        below, above = (self._inside(each) for each in (u, self._number("sub", 1.0, u)))
+        logs = (self._number("log", each) for each in (below, above))
+        noise = self._number("sub", *logs)
+        return self._continuous(mean, log_scale, output.least_log_scale, noise)
+
+    def _inside(self, uniform: Value) -> Value:
+        """[0, 1] to [1e-5, 1 - 1e-5]."""
+        return self._number("fma", uniform, 1 - 2 * _EDGE, _EDGE)
+
+    def _gaussian(self, output: Gaussian, parameters: Value) -> Value:
+        mean, log_deviation = (self._element(parameters, n) for n in range(2))
+        u, v = self.uniform(), self.uniform()
+        squared = self._number("mul", self._number("log", self._number("sub", 1.0, u)), -2.0)
+        wave = self._number("cos", self._number("mul", v, 2 * np.pi))
+        noise = self._number("mul", self._number("sqrt", squared), wave)
+        return self._continuous(mean, log_deviation, output.least_log_deviation, noise)
+
+    def _continuous(self, mean: Value, log_scale: Value, least: float, noise: Value) -> Value:
+        """mean + temperature * exp(max(log scale, least)) * noise, within [-1, 1]."""
+        scale = self._number("exp", self._number("maximum", log_scale, least))
+        spread = self._number("mul", noise, self.temperature)
+        free = self._number("fma", scale, spread, mean)
+        return self._number("minimum", self._number("maximum", free, -1.0), 1.0)
+
+    def _tree(self, output: BinaryTree, parameters: Value) -> Value:
+        colder = self._number("mul", parameters, 1 / self.temperature)
+        odds = self._number("sigmoid", colder)
+        node = self.make.constant("root", np.array(1, np.int64))
+        for _ in range(output.bits):
+            is_one = self._number("less", self.uniform(), picked(self.make, odds, node))
+            bit = self.make.apply(Cast(Element.INT64), is_one, name="bit")
+            node = self._number("add", self._number("add", node, node), bit)
+        root = self.make.constant("leaves", np.array(output.classes, np.int64))
+        return self._number("sub", node, root)
+
+    def _element(self, numbers: Value, index: int) -> Value:
+        one = self.make.apply(Slice(0, index, index + 1), numbers, name="parameter")
+        return self.make.apply(Reshape(()), one, name="parameter")
+
+    def _constant(self, name: str, array: Array) -> Value:
+        return self.make.constant(name, array.astype(np.float32))
+
+    def _number(self, kind: str, *operands: Value | float) -> Value:
+        values = (
+            each if isinstance(each, Value) else self._constant("number", np.array(each))
+            for each in operands
+        )
+        return self.make.number(kind, *values, name="sample")
+
+
+def picked(make: SampleGraphBuilder, numbers: Value, index: Value) -> Value:
+    """Number `index` of numbers (n,): ()."""
+    column = make.apply(Reshape((numbers.shape[0], 1)), numbers, name="picked")
+    row = make.apply(Embedding(), index, column, name="picked")
+    return make.apply(Reshape(()), row, name="picked")

@@ -1,0 +1,96 @@
+"""Features of a sample as a sum of what is known about them, so that a product is taken of no
+more than it must: what only a frame changes is multiplied once a frame, a scalar by a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.graph import Value
+
+DoubleArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """constant + sum of column * scalar + rows of tables + W c of conditioning + computed.
+
+    constant and columns are (n,), tables (rows, n), W (n, size of c); `computed` is (n,) and no
+    larger than `largest` in size, where that is known.
+    """
+
+    constant: DoubleArray
+    scaled: tuple[tuple[Value, DoubleArray], ...] = ()
+    rows: tuple[tuple[Value, DoubleArray], ...] = ()
+    conditioning: Mapping[str, DoubleArray] = field(default_factory=dict)
+    computed: Value | None = None
+    largest: float | None = None
+
+    @classmethod
+    def of_computed(cls, value: Value, largest: float | None = None) -> Features:
+        """What a layer made."""
+        return cls(np.zeros(value.shape[0]), computed=value, largest=largest)
+
+    @classmethod
+    def of_conditioning(cls, name: str, size: int) -> Features:
+        return cls(np.zeros(size), conditioning={name: np.eye(size)})
+
+    @property
+    def size(self) -> int:
+        return len(self.constant)
+
+    @property
+    def known(self) -> Features:
+        """Without what is computed."""
+        return replace(self, computed=None, largest=None)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing is in it."""
+        some = self.scaled or self.rows or self.conditioning or self.computed
+        return not some and not self.constant.any()
+
+    def product(self, matrix: DoubleArray) -> Features:
+        """matrix (m, n) times all of it but what is computed."""
+        return Features(
+            matrix @ self.constant,
+            tuple((scalar, matrix @ column) for scalar, column in self.scaled),
+            tuple((index, table @ matrix.T) for index, table in self.rows),
+            {name: matrix @ weights for name, weights in self.conditioning.items()},
+        )
+
+    def plus(self, other: Features) -> Features:
+        """The sum of both, one of which is computed at most."""
+        both = dict(self.conditioning)
+        for name, weights in other.conditioning.items():
+            both[name] = both[name] + weights if name in both else weights
+        return Features(
+            self.constant + other.constant,
+            _summed(self.scaled + other.scaled),
+            _summed(self.rows + other.rows),
+            both,
+            self.computed or other.computed,
+            other.largest if self.computed is None else self.largest,
+        )
+
+
+def _summed(
+    parts: tuple[tuple[Value, DoubleArray], ...],
+) -> tuple[tuple[Value, DoubleArray], ...]:
+    """One part for each value."""
+    sums: dict[Value, DoubleArray] = {}
+    for value, array in parts:
+        sums[value] = sums[value] + array if value in sums else array
+    return tuple(sums.items())
+
+
+def columns_of(
+    matrix: DoubleArray, parts: Sequence[Features]
+) -> Iterator[tuple[Features, DoubleArray]]:
+    """Each part of a concatenation with the matrix's columns for it."""
+    ends = np.cumsum([part.size for part in parts])
+    yield from zip(parts, np.split(matrix, ends[:-1], axis=1), strict=True)

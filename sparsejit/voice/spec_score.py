@@ -1,0 +1,57 @@
+"""What a network thinks of audio that is given: teacher-forced negative log-likelihood."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
+from sparsejit.voice.checkpoints import ForeignVoice
+from sparsejit.voice.loop_arrays import LoopArrays
+from sparsejit.voice.networks import FrameTerms
+from sparsejit.voice.sample_loop import compile_sample_loop
+from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.spec import Categorical
+from sparsejit.voice.spec_graph import forced_graph
+
+
+class ForcedNetwork:
+    """A voice's network compiled to be fed with audio that is given.
+
+    Raises InvalidInput for an output that is not categorical.
+    """
+
+    def __init__(
+        self, voice: ForeignVoice, target: Target, dtypes: str | Mapping[str, str] = "float32"
+    ) -> None:
+        if not isinstance(voice.spec.output, Categorical):
+            kind = type(voice.spec.output).__name__
+            raise InvalidInput(f"{kind} gives no classes to score; give a categorical network")
+        self._voice = voice
+        graph = forced_graph(voice.spec, voice.tensors)
+        self._terms = FrameTerms(graph)
+        self._loop = compile_sample_loop(graph.sample, target, dtypes)
+
+    def nats(self, mel: npt.ArrayLike, classes: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """-log p(class), (samples,), of mel (bands, F) and hop_length * F classes, from silence.
+
+        Raises InvalidInput for another number of classes, and as `ForeignVoice.checked_mel`.
+        """
+        features, frames = self._voice.frame_features(mel)
+        given = np.asarray(classes, np.int64)
+        if given.shape != (frames * self._voice.spec.hop_length,):
+            wanted = frames * self._voice.spec.hop_length
+            raise InvalidInput(f"classes have shape {given.shape}; give ({wanted},) for this mel")
+        arrays = self._terms(features, frames)
+        inputs = LoopArrays(frames, arrays.of_frames, (*arrays.of_samples, given))
+        (logits,) = Sampler(self._loop, seed=0).run(inputs)
+        return _nats(logits.astype(np.float64) / self._voice.spec.temperature, given)
+
+
+def _nats(
+    logits: npt.NDArray[np.float64], classes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    wide = logits - logits.max(axis=1, keepdims=True)
+    chosen = np.take_along_axis(wide, classes[:, None], axis=1)[:, 0]
+    return np.log(np.exp(wide).sum(axis=1)) - chosen

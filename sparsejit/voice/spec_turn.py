@@ -1,0 +1,136 @@
+"""From one sample to the next: what the network reads of the last one, and what it becomes.
+
+A choice is what was drawn or is given: a class, or where there are none the sample.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Element, TensorType, Value
+from sparsejit.ir.ops.sampling import PREDICTION_WINDOW, Predict, Quantise, Reconstruct
+from sparsejit.ir.ops.types import float_type
+from sparsejit.lowering.loop import Role
+from sparsejit.voice.prediction import THRESHOLDS
+from sparsejit.voice.sample_graph import SampleGraphBuilder
+from sparsejit.voice.spec import (
+    LAST_SAMPLE,
+    LEVEL_SCALE,
+    PREDICTOR,
+    RESIDUAL_SCALE,
+    BinaryTree,
+    Categorical,
+    Companding,
+    LastClass,
+    LastSample,
+    LinearPrediction,
+    NetworkInput,
+    PredictionRow,
+    VoiceSpec,
+)
+from sparsejit.voice.spec_draws import picked
+
+INDEX = TensorType((), Element.INT64)
+
+
+class PredictedSignal:
+    """The signal of linear prediction: its states, and its inputs of a frame."""
+
+    # In the order of the loop's inputs.
+    terms = (PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE)
+
+    def __init__(self, make: SampleGraphBuilder, spec: LinearPrediction) -> None:
+        self._make, self._spec = make, spec
+        predictor = make.input(Role.FRAME, PREDICTOR, float_type((PREDICTION_WINDOW,)))
+        self._residual_scale = make.input(Role.FRAME, RESIDUAL_SCALE, float_type(()))
+        self._level_scale = make.input(Role.FRAME, LEVEL_SCALE, float_type(()))
+        self._history = make.state("history", np.zeros(PREDICTION_WINDOW, np.float32))
+        self._last_output = make.state("last output", np.array(0, np.float32))
+        self.last = make.newest(self._history)
+        self.prediction = make.apply(Predict(), self._history, predictor, name="prediction")
+
+    def level(self, signal: Value) -> Value:
+        """Its row of a table."""
+        make = self._make
+        scaled = make.number("mul", signal, self._level_scale, name="level")
+        return make.apply(Quantise(), scaled, make.constant("thresholds", THRESHOLDS), name="level")
+
+    def after(self, choice: Value, amplitudes: Value) -> Value:
+        """The sample of a class; `keep` comes next."""
+        op = Reconstruct(self._spec.limit, self._spec.emphasis)
+        operands = choice, amplitudes, self._residual_scale, self.prediction, self._last_output
+        signal, output = self._make.apply_all(op, *operands, name="signal")
+        self._history = self._make.shifted(self._history, signal)
+        self._last_output = output
+        return output
+
+    def states(self) -> tuple[Value, Value]:
+        return self._history, self._last_output
+
+
+@dataclass(eq=False)
+class SampleTurn:
+    """The states that samples leave to the next ones."""
+
+    make: SampleGraphBuilder
+    spec: VoiceSpec
+
+    def __post_init__(self) -> None:
+        make, prediction = self.make, self.spec.prediction
+        self.signal = None if prediction is None else PredictedSignal(make, prediction)
+        self._states: dict[str, Value] = {}
+        for each in self.spec.inputs:
+            if isinstance(each, LastClass):
+                self._states[each.name] = make.state(each.name, np.array(each.first, np.int64))
+            elif isinstance(each, LastSample) and self.signal is None:
+                self._states[each.name] = make.state(each.name, np.array(0, np.float32))
+
+    def last(self, each: NetworkInput) -> Value:
+        """The number, or the row of the table, that an input is."""
+        if self.signal is None or isinstance(each, LastClass):
+            return self._states[each.name]
+        if isinstance(each, LastSample):
+            return self.signal.last
+        is_prediction = isinstance(each, PredictionRow)
+        return self.signal.level(self.signal.prediction if is_prediction else self.signal.last)
+
+    def after(self, choice: Value) -> Value:
+        """The sample that is given; states become those of the next turn."""
+        output = self.spec.output
+        sample, fed_back = choice, choice
+        if isinstance(output, Categorical | BinaryTree):
+            sample, fed_back = self._of_class(output, choice)
+        for each in self._states:
+            self._states[each] = fed_back if each == LAST_SAMPLE else choice
+        return sample
+
+    def _of_class(self, output: Categorical | BinaryTree, choice: Value) -> tuple[Value, Value]:
+        """Its sample, and what the network is fed."""
+        levels = class_levels(output.classes)
+        is_linear = output.companding is Companding.LINEAR
+        heights = levels if is_linear else expanded(levels, output.classes)
+        amplitudes = self.make.constant("amplitudes", heights.astype(np.float32))
+        if self.signal is not None:
+            sample = self.signal.after(choice, amplitudes)
+            return sample, sample
+        sample = picked(self.make, amplitudes, choice)
+        if is_linear:
+            return sample, sample
+        table = self.make.constant("levels", levels.astype(np.float32))
+        return sample, picked(self.make, table, choice)
+
+    def states(self) -> tuple[Value, ...]:
+        """For `keep`, in their order."""
+        signal = () if self.signal is None else self.signal.states()
+        return (*signal, *self._states.values())
+
+
+def class_levels(classes: int) -> Array:
+    """2 k / (classes - 1) - 1 for every class k, float64."""
+    return 2 * np.arange(classes) / (classes - 1) - 1
+
+
+def expanded(levels: Array, classes: int) -> Array:
+    """What mu-law levels in [-1, 1] stand for, mu = classes - 1, float64."""
+    mu = classes - 1
+    return np.sign(levels) * ((1.0 + mu) ** np.abs(levels) - 1) / mu

@@ -1,0 +1,172 @@
+"""A `VoiceSpec` as a graph against its plain formulas, and compiled against the graph."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from spec_networks import (
+    AUX,
+    CONDITIONING,
+    HOP,
+    MEL,
+    SPECS,
+    GraphTurns,
+    plain_parameters,
+    random_conditioning,
+    random_tensors,
+    two_grus,
+)
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.ops.products import Linear
+from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.voice.loop_arrays import LoopArrays
+from sparsejit.voice.networks import FrameTerms, RowwiseLinear
+from sparsejit.voice.sample_loop import compile_sample_loop
+from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.spec import Categorical, DenseSpec, Gaussian, LastClass, LastSample
+from sparsejit.voice.spec_graph import drawing_graph, forced_graph, spec_graph
+from sparsejit.voice.spec_turn import expanded
+
+FRAMES = 24
+# A draw may differ from the float64 reference where its number is this close to a decision.
+ROUNDING_TIE = 2e-5
+
+
+@pytest.fixture(params=ISA_LEVELS)
+def target(request: pytest.FixtureRequest) -> Target:
+    wanted = Target.named(request.param)
+    if not wanted.runs_on(Target.detect()):
+        pytest.skip(f"this machine has no {request.param}")
+    return wanted
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_parameters_are_those_of_the_plain_formulas(name: str) -> None:
+    """However products were joined: concatenated conditioning, residual additions, tables."""
+    spec, frames = SPECS[name], 4
+    tensors = random_tensors(spec)
+    conditioning = random_conditioning(spec, frames)
+    generator = np.random.default_rng(3)
+    choices = samples = generator.uniform(-1, 1, frames * HOP).astype(np.float32)
+    if spec.has_classes:
+        choices = generator.integers(0, spec.output.parameters, frames * HOP)
+        samples = 2 * choices / (spec.output.parameters - 1) - 1
+    graph = forced_graph(spec, tensors)
+    arrays = FrameTerms(graph)(conditioning, frames)
+    of_samples = (*arrays.of_samples, choices)
+    turns = GraphTurns(graph.sample, LoopArrays(frames, arrays.of_frames, of_samples), 0)
+    before = [
+        np.append(each.first, choices[:-1])
+        if isinstance(each, LastClass)
+        else np.append(0, samples[:-1])
+        for each in spec.inputs
+    ]
+    for wanted in plain_parameters(spec, tensors, conditioning, np.stack(before, axis=1)):
+        (found,), _ = turns.next()
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_compiled_draws_are_the_graph_s_or_ties(name: str, target: Target) -> None:
+    spec = SPECS[name]
+    graph = drawing_graph(spec, random_tensors(spec))
+    arrays = FrameTerms(graph)(random_conditioning(spec, FRAMES), FRAMES)
+    sampler = Sampler(compile_sample_loop(graph.sample, target), 7)
+    audio = sampler.generate(arrays)
+    turns, ties = GraphTurns(graph.sample, arrays, 7), 0
+    assert len(audio) == FRAMES * HOP and len(np.unique(audio)) > 5
+    for index, sample in enumerate(audio):
+        (wanted, *drawn), margin = turns.next()
+        if abs(float(wanted) - sample) > 2e-5:
+            ties += 1
+            assert margin < ROUNDING_TIE, f"sample {index}: {sample}, not {wanted}"
+        fed_back = sample
+        for each in drawn:
+            assert sampler.classes[index] == each or margin < ROUNDING_TIE
+            fed_back = 2 * sampler.classes[index] / (spec.output.parameters - 1) - 1
+            turns.follow("excitation", sampler.classes[index])
+        turns.follow("last sample", fed_back)
+    assert ties <= 2
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_chunks_give_the_samples_of_one_call(name: str) -> None:
+    spec = SPECS[name]
+    graph = drawing_graph(spec, random_tensors(spec))
+    loop, terms = compile_sample_loop(graph.sample, Target.detect()), FrameTerms(graph)
+    conditioning = random_conditioning(spec, FRAMES)
+    whole = Sampler(loop, 3).generate(terms(conditioning, FRAMES))
+    sampler, pieces = Sampler(loop, 3), []
+    for first, end in ((0, 1), (1, 4), (4, FRAMES)):
+        more = {MEL: 2}
+        part = {n: a[first : end + more.get(n, 0)] for n, a in conditioning.items()}
+        pieces.append(sampler.generate(terms(part, end - first)))
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_what_a_frame_changes_is_not_multiplied_once_a_sample() -> None:
+    """A scalar's column, conditioning's columns and a linear layer before a GRU cost no product."""
+    spec = two_grus(Categorical(16))
+    graph = spec_graph(spec, random_tensors(spec)).graph
+    shapes = {
+        node.outputs[0].origin.name: node.inputs[1].shape
+        for node in graph.nodes
+        if isinstance(node.op, Linear)
+    }
+    recurrent = {"rnn1": (72, 24), "rnn2": (72, 24)}
+    assert shapes == {**recurrent, "rnn2.input": (72, 24), "fc1": (20, 24), "fc2": (16, 20)}
+
+
+def test_a_row_s_product_does_not_depend_on_others() -> None:
+    generator = np.random.default_rng(0)
+    weight, x = generator.standard_normal((30, 50)), generator.standard_normal((40, 50))
+    x *= 10.0 ** generator.integers(-6, 6, (40, 1))
+    product = RowwiseLinear(weight, np.ones(30))
+    whole = product(x)
+    np.testing.assert_allclose(whole, x @ weight.T + 1, rtol=1e-5, atol=1e-5 * np.abs(x).max())
+    for count in (1, 3):
+        np.testing.assert_array_equal(product(x[7 : 7 + count]), whole[7 : 7 + count])
+    np.testing.assert_array_equal(product(np.zeros((2, 50))), np.ones((2, 30)))
+
+
+def test_mu_law_levels_expand_to_g711_s_curve() -> None:
+    np.testing.assert_allclose(expanded(np.array([-1, 0, 0.5, 1]), 256), [-1, 0, 15 / 255, 1])
+
+
+SPEC = two_grus(Categorical(16))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": (LastSample(), LastSample())}, "2 parts are named 'last sample'"),
+        ({"conditioning": CONDITIONING[:1]}, "layer 'I' reads 'aux'; conditioning is mel"),
+        ({"layers": SPEC.layers[:-1]}, "the last layer has 20 features; Categorical takes 16"),
+        (
+            {"layers": (replace(SPEC.layers[0], added=(AUX,)), *SPEC.layers[1:])},
+            "'aux' of 4 features is added to layer 'I'; give 24",
+        ),
+        (
+            {"layers": (DenseSpec("I", 8), *SPEC.layers[1:])},
+            "layer 'rnn1' of 24 units is added to 8 features",
+        ),
+        (
+            {"inputs": (LastClass("k", 4, 0),), "output": Gaussian()},
+            "input 'k' is the last class, which Gaussian has not",
+        ),
+    ],
+)
+def test_a_spec_whose_parts_do_not_fit_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        replace(SPEC, **change)  # type: ignore[arg-type]
+
+
+def test_tensors_of_another_shape_are_refused_by_name() -> None:
+    tensors = random_tensors(SPEC)
+    with pytest.raises(InvalidInput, match=r"'fc1.weight' has shape None, not \(20, 28\)"):
+        spec_graph(SPEC, {n: a for n, a in tensors.items() if n != "fc1.weight"})
+    with pytest.raises(InvalidInput, match=r"'extra' has shape \(2,\), not None"):
+        spec_graph(SPEC, {**tensors, "extra": np.zeros(2, np.float32)})
+    with pytest.raises(InvalidInput, match=r"'I\.bias' contains NaN"):
+        spec_graph(SPEC, {**tensors, "I.bias": np.full(24, np.nan, np.float32)})
