@@ -33,9 +33,7 @@ def train(
     dense_amount: Annotated[
         float | None, typer.Option(help="Share of the dense layers' weights; else the same.")
     ] = None,
-    pattern: Annotated[
-        str | None, typer.Option(help="What to prune in, such as lane16 or 1x8.")
-    ] = None,
+    pattern: Annotated[str | None, typer.Option(help="What to prune in, such as lane16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="At its highest.")] = None,
     int8_start: Annotated[
         float | None, typer.Option(help="Share of the training after which it rounds to int8.")
