@@ -14,7 +14,7 @@ from ..ir.reference import stored_weights
 from ..ir.sparse_matrix import SparseMatrix
 from ..ir.spec import DType
 from .conditioning import CONTEXT_FRAMES
-from .dataset import Batch, Clip, load_clips
+from .dataset import Batch, Clip, audio_files, load_clips
 from .features import HOP_LENGTH, FloatArray
 from .module import WaveRNNModule
 from .prediction import CLASSES, IndexArray
@@ -40,10 +40,12 @@ def held_out_nats(
     folder: str | os.PathLike[str],
     cache: str | os.PathLike[str],
     dtypes: Sequence[str] = ("float32", "bfloat16", "float16", "int8"),
+    most_frames: int | None = None,
 ) -> dict[str, float]:
     """Return the nats a sample of the voice's own held-out recordings, for each dtype.
 
-    Teacher-forced over whole recordings, every sample weighing the same, at temperature 1.
+    Teacher-forced over whole recordings, or the first `most_frames` of each, every sample weighing
+    the same, at temperature 1.
     bfloat16 and float16 round the three matrices of the sample loop; int8 rounds their inputs as
     well, as `Int8Linear` says. All sums are float32. `folder` has the recordings, `cache` receives
     their encoding.
@@ -51,15 +53,16 @@ def held_out_nats(
     Raises InvalidInput for an unknown dtype, and where a held-out recording is not in `folder`.
     """
     kinds = [DType.parse(dtype) for dtype in dtypes]
-    clips = {clip.name: clip for clip in load_clips(folder, cache)}
-    missing = sorted(set(weights.held_out) - clips.keys())
+    missing = sorted(set(weights.held_out) - {path.stem for path in audio_files(folder)})
     if missing or not weights.held_out:
-        wrong = f"lacks the recording {missing[0]}" if missing else "has none that it names"
+        wrong = f"lacks the recording {missing[0]}" if missing else "has none: the voice names none"
         raise InvalidInput(f"{folder} {wrong}; give the voice's own folder")
-    chosen = [clips[name] for name in weights.held_out]
+    chosen = load_clips(folder, cache, weights.held_out)
     with matrix_product_precision("highest"):
         return {
-            kind.value: evaluate(in_dtype(weights, kind), chosen, "cpu", int8=kind is DType.INT8)
+            kind.value: evaluate(
+                in_dtype(weights, kind), chosen, "cpu", 20, most_frames, kind is DType.INT8
+            )
             for kind in kinds
         }
 
@@ -109,7 +112,7 @@ def evaluate(
     total = 0.0
     for batch in _pieces(clips, ends, frames):
         loss, state = negative_log_likelihood(model, batch, state, int8)
-        total += loss.item() * np.count_nonzero(batch.targets != _NO_TARGET)
+        total += loss.item() * int(np.count_nonzero(batch.targets != _NO_TARGET))
     return total / (sum(ends) * HOP_LENGTH)
 
 

@@ -23,7 +23,7 @@ from .module import WaveRNNModule
 from .plan import TrainingPlan
 from .weights import DENSE_LAYERS, RECURRENT, VoiceWeights
 
-CHECKPOINT_SECONDS = 180.0
+CHECKPOINT_SECONDS = 300.0
 # How much of each held-out recording the log goes by: a second.
 LOGGED_FRAMES = 100
 
@@ -213,6 +213,7 @@ def _run(
             due = seconds > CHECKPOINT_SECONDS or trainer.step == plan.steps
             if due and not stop:
                 row = _describe(trainer, losses, seconds, held_out)
+                density = row["density"]
                 with checkpoint.with_name("log.jsonl").open("a") as log:
                     log.write(json.dumps(row) + "\n")
                 losses, since = [], time.perf_counter()

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 soundfile = pytest.importorskip("soundfile")
 
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
+from sparsejit.voice import dataset  # noqa: E402
 from sparsejit.voice import train as training  # noqa: E402
 from sparsejit.voice.dataset import Streams, held_out_names, load_clips  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
@@ -164,6 +165,24 @@ def test_an_epoch_of_streams_uses_every_clip(folder, tmp_path):
     streams = Streams(clips, 2, clips[0].frames)
     heard = {mel.tobytes() for batch in islice(streams, 4) for mel in batch.mel}
     assert len(heard) == 8
+
+
+def test_only_the_recordings_asked_for_are_encoded(folder, tmp_path, monkeypatch):
+    encode, asked = dataset.encode_clips, []
+
+    def watched(recordings):
+        asked.append(sorted(recordings))
+        return encode(recordings)
+
+    monkeypatch.setattr(dataset, "encode_clips", watched)
+    two = load_clips(folder, tmp_path, ("clip3", "clip5"))
+    everything = load_clips(folder, tmp_path)
+    again = load_clips(folder, tmp_path, ("clip3", "clip5"))
+    assert asked == [["clip3", "clip5"], [f"clip{i}" for i in range(8)]]
+    for one, other, whole in zip(two, again, everything[3:6:2], strict=True):
+        assert one.name == other.name == whole.name
+        np.testing.assert_array_equal(one.classes, whole.classes)
+        np.testing.assert_array_equal(other.classes, whole.classes)
 
 
 def test_held_out_recordings_are_spread_and_few():
