@@ -18,6 +18,7 @@ from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.rows import load, vector, zero
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import CategoricalDraw
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, rax, rdi, rdx, rsi, xmm
 
@@ -43,8 +44,8 @@ _EXCHANGES: dict[str, tuple[tuple[str, int, int], ...]] = {
 def emit_categorical_draw(asm: Assembler, spec: CategoricalDraw) -> None:
     """Append the draw of `spec.CategoricalDraw`, any number of classes.
 
-    rdi: logits, float32 (classes,); rsi: where the class goes, int32; rdx: scratch for
-    `scratch_floats(asm, spec)` float32; xmm0: the uniform number in [0, 1), float32 in lane 0.
+    rdi: logits, float32 (classes,); rsi: where the class goes, int64; rdx: scratch for
+    `scratch_floats(target, spec)` float32; xmm0: the uniform number in [0, 1), float32 in lane 0.
     The class is in 0 .. classes - 1 whatever the logits, NaN included. Clobbers rax, r8, the
     vector registers, k1 and k7.
     """
@@ -54,9 +55,9 @@ def emit_categorical_draw(asm: Assembler, spec: CategoricalDraw) -> None:
     _emit_count(asm, spec)
 
 
-def scratch_floats(asm: Assembler, spec: CategoricalDraw) -> int:
+def scratch_floats(target: Target, spec: CategoricalDraw) -> int:
     """How many float32 of scratch a draw needs: the classes, rounded up to whole vectors."""
-    return -(-spec.classes // asm.target.lanes) * asm.target.lanes
+    return -(-spec.classes // target.lanes) * target.lanes
 
 
 def _free(asm: Assembler) -> list[Register]:
@@ -170,4 +171,4 @@ def _emit_count(asm: Assembler, spec: CategoricalDraw) -> None:
     asm.emit("mov", largest_class, spec.classes - 1)
     asm.emit("cmp", count, largest_class)
     asm.emit("cmova", count, largest_class)
-    asm.emit("mov", Memory(rsi), count)
+    asm.emit("mov", Memory(rsi), r8)

@@ -1,20 +1,24 @@
-"""The signal side of a vocoder: linear prediction, quantisation, table look-up, reconstruction.
+"""The signal side of a vocoder: linear prediction, quantisation, table look-up.
 
-These are the steps between the network's layers. Their float32 order of operations is part of
-the definition (`sparsejit/voice/reference_sampler.py` repeats it), so that native code and numpy
-agree to the bit and only the network's sums can differ in rounding: hence no fused multiply-add.
+These are steps between a network's layers. Their float32 order of operations is part of the
+definition (`ir.ops.sampling`), so that native code and numpy agree to the bit and only the
+network's sums can differ in rounding: hence no fused multiply-add.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.spans import Span, emit_spans
+from sparsejit.ir.ops.sampling import PREDICTION_WINDOW
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm, ymm
 
-PREDICTION_WINDOW = 32  # samples a prediction reads; older than the order, they weigh zero
 _GREATER_OR_EQUAL = 13  # vcmpps predicate GE_OS
 _COARSE = 16  # entries a first comparison skips
+_VECTORS_IN_STEP = 8
 
 
 def emit_prediction(
@@ -46,7 +50,7 @@ def emit_prediction(
 
 
 class Quantiser:
-    """Counts how many of 255 ascending thresholds are <= a value, in two comparisons.
+    """Counts how many of `THRESHOLDS` ascending thresholds are <= a value, in two comparisons.
 
     The first finds which run of 16 thresholds the value falls into, the second its place there.
     """
@@ -89,32 +93,24 @@ class Quantiser:
 
 
 def emit_sum_of_rows(
-    asm: Assembler, destination: Memory, sources: list[Memory], length: int
+    asm: Assembler, destination: Register, sources: Sequence[Register], length: int
 ) -> None:
     """destination = sources[0] + sources[1] + ..., `length` floats, in that order of addition.
 
-    Everything is read and written in whole vectors: pad the arrays.
+    All are addresses. Clobbers rax, the vector registers and k7.
     """
-    lanes = asm.target.lanes
-    for position in range(-(-length // lanes)):
-        total, offset = vector(asm, position % 8), 4 * lanes * position
-        asm.emit("vmovups", total, _moved(sources[0], offset))
-        for source in sources[1:]:
-            asm.emit("vaddps", total, total, _moved(source, offset))
-        asm.emit("vmovups", _moved(destination, offset), total)
+    totals = [vector(asm, number) for number in range(_VECTORS_IN_STEP)]
+    other, spare = (vector(asm, _VECTORS_IN_STEP + number) for number in range(2))
 
+    def body(span: Span) -> None:
+        for position, total in enumerate(totals[: len(span.firsts)]):
+            span.load(total, sources[0], position, spare)
+            for source in sources[1:]:
+                span.load(other, source, position, spare)
+                asm.emit("vaddps", total, total, other)
+            span.store(total, destination, position, spare)
 
-def emit_add_relu(asm: Assembler, values: Memory, bias: Memory, length: int) -> None:
-    """values = max(values + bias, 0), `length` floats in whole vectors."""
-    lanes = asm.target.lanes
-    zero = vector(asm, 8)
-    asm.emit("vxorps", ymm(8), ymm(8), ymm(8))
-    for position in range(-(-length // lanes)):
-        total, offset = vector(asm, position % 8), 4 * lanes * position
-        asm.emit("vmovups", total, _moved(values, offset))
-        asm.emit("vaddps", total, total, _moved(bias, offset))
-        asm.emit("vmaxps", total, total, zero)
-        asm.emit("vmovups", _moved(values, offset), total)
+    emit_spans(asm, length, _VECTORS_IN_STEP, body)
 
 
 def _moved(place: Memory, offset: int) -> Memory:

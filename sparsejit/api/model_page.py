@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,16 +29,19 @@ _COLUMNS = (
 )
 _TEXT_COLUMNS = 2  # the first, which are set flush left
 
-_STYLE = """
-body { font: 14px system-ui, sans-serif; margin: 2em; color: #222 }
-table { border-collapse: collapse } td, th { padding: .25em .7em; text-align: right }
-th { border-bottom: 2px solid #444; position: sticky; top: 0; background: #fff }
-tr:nth-child(even) { background: #f4f4f4 }
+_BARS = """
 td:nth-child(-n+2), th:nth-child(-n+2), td:last-child, th:last-child { text-align: left }
-.bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid #444; overflow: hidden }
+.bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
+  overflow: hidden }
 .bar div { overflow: hidden; white-space: nowrap; font-size: 11px; padding: .3em 0 0 .2em;
-  border-right: 1px solid #fff; box-sizing: border-box }
+  border-right: 1px solid var(--page); color: #1c2127; box-sizing: border-box }
 """
+
+
+@cache
+def page_style() -> str:
+    """The style sheet that every page written here begins with: colours, light and dark; tables."""
+    return Path(__file__).with_name("page.css").read_text()
 
 
 def as_text(report: ModelReport) -> str:
@@ -79,7 +84,8 @@ def as_page(report: ModelReport) -> str:
     )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sparsejit model</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Where the time goes</h1><ul>{facts}</ul>"
+        f"<style>{page_style()}{_BARS}</style></head>"
+        f"<body><h1>Where the time goes</h1><ul>{facts}</ul>"
         f'<div class="bar">{"".join(map(_segment, enumerate(report.layers)))}</div>'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></body></html>\n"
     )

@@ -13,7 +13,16 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.ops import casts, convolution, pointwise, products, recurrent, selection, views
+from sparsejit.ir.ops import (
+    casts,
+    convolution,
+    pointwise,
+    products,
+    recurrent,
+    sampling,
+    selection,
+    views,
+)
 from sparsejit.ir.spec import Choice
 from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
@@ -180,6 +189,8 @@ OPERATORS = RecordCodec(
         *(products.Linear, products.Bmm),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
+        *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
+        *(sampling.Predict, sampling.Reconstruct),
         *(selection.Embedding, selection.EmbeddingBag, selection.ArgMax, selection.TopK),
         *(views.Reshape, views.Permute, views.Slice, views.Expand, views.Concat, views.Pad),
     )

@@ -1,4 +1,4 @@
-"""`sparsejit demo`: prune, compile, speak, and show what each part costs."""
+"""`sparsejit demo`: prune, compile, speak, and show what each part costs, also as a page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,44 +6,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import typer
-from rich.console import Group
+from rich.console import Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from sparsejit.commands.console import JsonOption, console, print_json, require, say
 from sparsejit.commands.synth import check_wav, write_wav
-from sparsejit.files import check_writable
+from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType
-from sparsejit.voice.bundled import bundled_utterance
+from sparsejit.machine.target import Target
+from sparsejit.planner.core_loops import cycles_per_ns
+from sparsejit.voice.bundled import Utterance, bundled_recording, bundled_utterance
 from sparsejit.voice.wavernn import WaveRNN
 
 if TYPE_CHECKING:
-    from sparsejit.perf.kernels import Comparison, Row
+    from sparsejit.perf.kernels import Comparison
+    from sparsejit.perf.listening_page import SampleTime, Take
     from sparsejit.perf.synthesis import SynthesisTime
     from sparsejit.prune.showcase import PrunePoint, Showcase
 
 FloatArray = npt.NDArray[np.float32]
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_DENSE_BLAS = ("OpenBLAS sgemv", "MKL sgemv", "numpy (OpenBLAS)", "torch.mv")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where demo.wav and demo.png go.")] = Path("out"),
+    out: Annotated[
+        Path, typer.Option(help="The folder for demo.html, demo.wav and demo.png.")
+    ] = Path("out"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the pruning run and of the voice.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Prune a small network live, speak with the bundled voice, and measure every layer."""
-    require("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl")
+    require("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "jinja2")
     check_wav(out / "demo.wav")
     check_writable(out / "demo.png")
+    check_writable(out / "demo.html")
     report: dict[str, Any] = {"prune": _prune(seed, quiet=as_json)}
     voice, utterance = WaveRNN.from_pretrained(), bundled_utterance()
     audio = voice.generate(utterance.mel, seed)
     write_wav(out / "demo.wav", audio, voice.sample_rate)
     _draw(out / "demo.png", voice, utterance.mel, audio, utterance.text)
     layers, synthesis = _measure(voice, utterance.mel)
+    takes = _takes(voice, utterance, audio)
+    _write_page(out / "demo.html", voice, utterance, takes, layers, synthesis)
     report["layers"] = [row.as_dict() for comparison in layers for row in comparison.rows]
     report["synthesis"] = {
         **vars(synthesis),
@@ -57,7 +64,7 @@ def demo(
     console.print(_synthesis_table(voice, synthesis))
     console.print(f'"{utterance.text}" ({utterance.name}, not in the training data)')
     say(f"{len(audio) / voice.sample_rate:.1f} s of speech in {out / 'demo.wav'}")
-    say(f"spectrograms in {out / 'demo.png'}")
+    say(f"spectrograms in {out / 'demo.png'}; all of it to hear and see in {out / 'demo.html'}")
 
 
 def _prune(seed: int, quiet: bool) -> dict[str, float]:
@@ -125,54 +132,85 @@ def _measure(voice: WaveRNN, mel: FloatArray) -> "tuple[list[Comparison], Synthe
         return layers, time_synthesis(voice, mel)
 
 
+def _takes(voice: WaveRNN, utterance: Utterance, audio: FloatArray) -> "list[Take]":
+    """What the page plays: the recording, and what was spoken from its mel."""
+    from sparsejit.perf.listening_page import Take
+
+    spoken = (
+        f"Spoken from the recording's mel spectrogram alone: {voice.weights.hidden_size} units, "
+        f"{_density(voice):.0%} of the weights left, in one compiled function."
+    )
+    return [
+        Take("Recording", "The human speaker.", bundled_recording(), voice.sample_rate),
+        Take("Pruned, float32", spoken, audio, voice.sample_rate),
+    ]
+
+
+def _write_page(
+    path: Path,
+    voice: WaveRNN,
+    utterance: Utterance,
+    takes: "list[Take]",
+    layers: "list[Comparison]",
+    synthesis: "SynthesisTime",
+) -> None:
+    from sparsejit.perf.listening_page import ListeningPage
+
+    target = Target.detect()
+    clock = f"{cycles_per_ns(target):.1f} GHz"
+    page = ListeningPage(
+        text=utterance.text,
+        source=f"{utterance.name} of LJ Speech (public domain), which training did not hear.",
+        machine=f"{target.model} ({target.core.key}, {target.isa}), one core at {clock}",
+        takes=takes,
+        layers=[row for comparison in layers for row in comparison.rows],
+        samplers=_samplers(synthesis),
+        timed="Medians; torch runs the same layers densely, "
+        "without the signal processing around them.",
+        sample_rate=voice.sample_rate,
+        density=_density(voice),
+    )
+    with atomic_path(path) as temporary:
+        temporary.write_text(page.html(), "utf-8")
+
+
+def _density(voice: WaveRNN) -> float:
+    """The share of the weights used once a sample that pruning left."""
+    return sum(la.nnz for la in voice.layers) / sum(la.rows * la.columns for la in voice.layers)
+
+
+def _samplers(time: "SynthesisTime") -> "list[SampleTime]":
+    """Whole samplers by their medians, ours first."""
+    from sparsejit.perf.listening_page import SampleTime
+
+    return [
+        SampleTime("sparsejit, one native function", time.us_median),
+        SampleTime("torch eager, the network alone", time.us_torch),
+    ]
+
+
 def _layer_table(layers: "list[Comparison]") -> Table:
+    from sparsejit.perf.layer_columns import LAYER_COLUMNS
+
     table = Table(
         title="layers of the voice, one core, times against peers in this run",
         title_justify="left",
     )
-    table.add_column("layer")
-    for column in (
-        "shape",
-        "nonzeros",
-        "kernel",
-        "code KiB",
-        "ns",
-        "GFLOPS effective",
-        "real",
-        "of limit",
-        "over F.linear",
-        "over dense BLAS",
-    ):
-        table.add_column(column, justify="right")
+    for heading, _ in LAYER_COLUMNS:
+        justify: JustifyMethod = "left" if heading == "layer" else "right"
+        table.add_column(heading, justify=justify, no_wrap=" " not in heading)
     for comparison in layers:
         (row,) = comparison.rows
-        table.add_row(*_layer_cells(row))
+        table.add_row(*(cell(row) for _, cell in LAYER_COLUMNS))
     return table
-
-
-def _layer_cells(row: "Row") -> tuple[str, ...]:
-    blas = [row.speed_up(peer.name) for peer in row.peers if peer.name in _DENSE_BLAS]
-    return (
-        row.problem,
-        f"{row.M} x {row.N}",
-        f"{row.nnz:,} ({row.nnz / (row.M * row.N):.0%})",
-        row.strategy,
-        f"{row.code_bytes / 1024:.1f}",
-        f"{row.ns_min:,.0f}",
-        f"{row.effective_gflops:.0f}",
-        f"{row.real_gflops:.1f}",
-        f"{row.share_of_limit:.0%} {row.limit}",
-        f"{row.speed_up('torch F.linear'):.1f}x",
-        f"{min(blas):.1f}x",
-    )
 
 
 def _synthesis_table(voice: WaveRNN, time: "SynthesisTime") -> Table:
     table = Table(title="the whole sampler, one core", title_justify="left")
     for column in ("", "us a sample", "times real time"):
         table.add_column(column, justify="left" if not column else "right")
-    names = ("sparsejit, one native function", "torch eager, the network alone")
-    for name, us in zip(names, (time.us_median, time.us_torch), strict=True):
-        table.add_row(name, f"{us:.2f}", f"{1e6 / (voice.sample_rate * us):.1f}")
+    for sampler in _samplers(time):
+        real_time = 1e6 / (voice.sample_rate * sampler.us)
+        table.add_row(sampler.name, f"{sampler.us:.2f}", f"{real_time:.1f}")
     table.caption = f"{time.speed_up:.0f} times faster than torch eager"
     return table

@@ -54,7 +54,8 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.stack import pop, push
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
-_POINTER = 8
+POINTER = 8  # bytes
+LOOP_SLOTS = 4
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class LoweredModel:
 
     @property
     def header_bytes(self) -> int:
-        """Of the workspace before the first buffer: pointers, tiles, the status, probes' slots."""
-        slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + self.probe_slots
-        return -(-slots * _POINTER // 64) * 64
+        """Before the first buffer: pointers, tiles, the status, what loops and probes keep."""
+        slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + LOOP_SLOTS + self.probe_slots
+        return -(-slots * POINTER // 64) * 64
 
     @property
     def workspace_bytes(self) -> int:
@@ -80,7 +81,12 @@ class LoweredModel:
     @property
     def status_offset(self) -> int:
         """Where the function leaves its result as int64."""
-        return _POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
+        return POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
+
+    @property
+    def loop_offset(self) -> int:
+        """Where `LOOP_SLOTS` int64 slots begin, for `loop`."""
+        return self.status_offset + POINTER
 
     @property
     def probe_slots(self) -> int:
@@ -90,7 +96,7 @@ class LoweredModel:
     @property
     def probe_offset(self) -> int:
         """Where they begin."""
-        return self.status_offset + _POINTER
+        return self.loop_offset + POINTER * LOOP_SLOTS
 
 
 def lower_model(
@@ -123,16 +129,16 @@ def _is_there(view: View, number: int) -> bool:
 
 def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) -> Program:
     """The native function; with a probe, one for timing its steps."""
-    return build(name, lowered.options.target, _ModelCode(lowered, probe).emit)
+    return build(name, lowered.options.target, ModelCode(lowered, probe).emit)
 
 
-class _ModelCode:
-    """Appends the function's code."""
+class ModelCode:
+    """Appends the function's code; `_advance` and `_end` are what a loop has otherwise."""
 
     def __init__(self, lowered: LoweredModel, probe: Probe | None) -> None:
         self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
         self.literals: dict[ConstantBuffer, int] = {}
-        self.tiles = Memory(WORKSPACE, _POINTER * self._pointers)
+        self.tiles = Memory(WORKSPACE, POINTER * self._pointers)
         self.status = Memory(WORKSPACE, lowered.status_offset)
 
     @property
@@ -157,6 +163,7 @@ class _ModelCode:
         asm.emit("mov", self.tiles, rax)
         asm.jump("jnz", again)
         asm.bind(done)
+        self._end(asm)
         asm.emit("mov", rax, self.status)
         pop(asm, _SAVED)
 
@@ -167,19 +174,29 @@ class _ModelCode:
         for number in range(self._pointers):
             inputs = len(self.graph.inputs)
             table, place = (rdi, number) if number < inputs else (rsi, number - inputs)
-            asm.emit("mov", rax, Memory(table, _POINTER * place))
-            asm.emit("mov", Memory(WORKSPACE, _POINTER * number), rax)
+            asm.emit("mov", rax, Memory(table, POINTER * place))
+            asm.emit("mov", Memory(WORKSPACE, POINTER * number), rax)
         asm.emit("mov", self.tiles, rcx)
         asm.emit("xor", dword(rax), dword(rax))
         asm.emit("mov", self.status, rax)
 
     def _advance(self, asm: Assembler) -> None:
         """Move inputs and outputs on by a tile."""
-        for number, value in enumerate((*self.graph.inputs, *self.graph.outputs)):
-            slot = Memory(WORKSPACE, _POINTER * number)
-            asm.emit("mov", rax, slot)
-            asm.emit("add", rax, value.type.bytes)
-            asm.emit("mov", slot, rax)
+        for number in range(self._pointers):
+            self._move_on(asm, number)
+
+    def _move_on(self, asm: Assembler, number: int) -> None:
+        """The pointer of an operand, inputs first, to what lies behind it. Clobbers rax."""
+        value = (*self.graph.inputs, *self.graph.outputs)[number]
+        asm.emit("mov", rax, self._slot(number))
+        asm.emit("add", rax, value.type.bytes)
+        asm.emit("mov", self._slot(number), rax)
+
+    def _slot(self, number: int) -> Memory:
+        return Memory(WORKSPACE, POINTER * number)
+
+    def _end(self, asm: Assembler) -> None:
+        """Nothing is left to do."""
 
     def _probe(self, asm: Assembler, number: int, end: Label) -> None:
         if self.probe is not None:
@@ -201,9 +218,9 @@ class _ModelCode:
     def _place(self, asm: Assembler, view: View) -> Location:
         buffer, inputs = view.buffer, len(self.graph.inputs)
         if isinstance(buffer, InputBuffer):
-            return ByPointer(_POINTER * buffer.number, view.offset)
+            return ByPointer(POINTER * buffer.number, view.offset)
         if isinstance(buffer, OutputBuffer):
-            return ByPointer(_POINTER * (inputs + buffer.number), view.offset)
+            return ByPointer(POINTER * (inputs + buffer.number), view.offset)
         if isinstance(buffer, ConstantBuffer):
             if buffer not in self.literals:
                 self.literals[buffer] = asm.literal(buffer.array)

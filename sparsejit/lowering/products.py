@@ -14,7 +14,7 @@ from sparsejit.asm_templates.lowered import WEIGHT_BYTES
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
@@ -35,7 +35,8 @@ def lower_linear(low: Lowering, node: Node) -> None:
     matrix = SparseMatrix(low.constant(weights))
     values = low.constant(bias[0]) if bias else None
     out_features, in_features = weights.shape
-    each = MatVec(out_features, in_features, values, op.activation, op.dtype, op.input_scale)
+    scale = op.input_scale if op.dtype is DType.INT8 else None
+    each = MatVec(out_features, in_features, values, op.activation, op.dtype, scale)
     each.check_weights(matrix.dense)
     rows = prod(x.shape[:-1])
     stayed = x in low.feature_major

@@ -16,7 +16,16 @@ from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, GruUpdate, Layer, LstmUpdate, MatMul, MatVec, RnnUpdate
+from sparsejit.ir.spec import (
+    Activation,
+    DType,
+    GruUpdate,
+    Layer,
+    LstmUpdate,
+    MatMul,
+    MatVec,
+    RnnUpdate,
+)
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.products import plan_layer, product_facts
 from sparsejit.lowering.step import Facts, Locations, Step
@@ -87,7 +96,13 @@ def _layer(
     matrix = SparseMatrix(low.constant(weights))
     values = low.constant(bias)
     out_features, in_features = weights.shape
-    each = MatVec(out_features, in_features, values if values.any() else None, dtype=op.dtype)
+    each = MatVec(
+        out_features,
+        in_features,
+        values if values.any() else None,
+        dtype=op.dtype,
+        input_scale=op.input_scale if op.dtype is DType.INT8 else None,
+    )
     each.check_weights(matrix.dense)
     return each if batch == 1 else MatMul(each, batch), matrix
 

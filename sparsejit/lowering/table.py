@@ -9,6 +9,7 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, SumOfRows, Uniform
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
@@ -17,6 +18,14 @@ from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
+from sparsejit.lowering.sampling import (
+    lower_draw,
+    lower_predict,
+    lower_quantise,
+    lower_reconstruct,
+    lower_sum_of_rows,
+    lower_uniform,
+)
 from sparsejit.lowering.selection import (
     lower_argmax,
     lower_embedding,
@@ -52,4 +61,10 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     EmbeddingBag: lower_embedding_bag,
     ArgMax: lower_argmax,
     TopK: lower_topk,
+    Uniform: lower_uniform,
+    Draw: lower_draw,
+    Quantise: lower_quantise,
+    SumOfRows: lower_sum_of_rows,
+    Predict: lower_predict,
+    Reconstruct: lower_reconstruct,
 }

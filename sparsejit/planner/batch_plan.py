@@ -145,8 +145,10 @@ def _transposing(counts: BatchCounts) -> float:
 def _squares(counts: BatchCounts, layout: Layout) -> float:
     """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
     target = counts.target
-    lanes, square = target.lanes, target.core.batch.square[target.isa]
-    columns = counts.repeats if layout is Layout.FEATURE_MAJOR else counts.in_panels
+    lanes, prices = target.lanes, target.core.batch
+    feature_major = layout is Layout.FEATURE_MAJOR
+    columns = counts.repeats if feature_major else counts.in_panels
+    square = (prices.feature_major_square if feature_major else prices.square)[target.isa]
     whole, rest = divmod(columns, lanes)
     return sum(
         times * (square[0] + square[1] * width + _line_cycles(counts, width))

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..artefact.sealed import read_sealed
-from .features import FloatArray
+from .features import FloatArray, load_audio
 
 DATA = Path(__file__).parent / "data"
 VOICE = DATA / "voice.safetensors"
 UTTERANCE = DATA / "utterance.safetensors"
+RECORDING = DATA / "utterance.flac"  # of LJ Speech, public domain
 
 
 @dataclass(frozen=True)
@@ -24,3 +25,11 @@ def bundled_utterance() -> Utterance:
     """Return the bundled utterance; DamagedFile if the installed file is not whole."""
     tensors, metadata = read_sealed(UTTERANCE, "install sparsejit again")
     return Utterance(metadata["name"], metadata["text"], tensors["mel"])
+
+
+def bundled_recording() -> FloatArray:
+    """The recording that the bundled utterance's mel is of: float32 (samples,) at 22,050 Hz.
+
+    Raises InvalidInput if the installed file cannot be read, MissingDependency without soundfile.
+    """
+    return load_audio(RECORDING)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.pointwise.signal import PREDICTION_WINDOW
 from sparsejit.ir import reference
+from sparsejit.ir.ops.sampling import PREDICTION_WINDOW
 from sparsejit.ir.spec import CategoricalDraw, GruUpdate
 from sparsejit.voice.conditioning import Conditioning
 from sparsejit.voice.features import HOP_LENGTH
@@ -29,7 +29,7 @@ from sparsejit.voice.weights import VoiceWeights
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawnSample:
     """One sample of the reference: the class drawn, the output sample, and how close it was.
 
     `margin` is the distance from uniform * total to the nearest partial sum, relative to the
@@ -46,7 +46,7 @@ def sample(
     conditioning: Conditioning,
     seed: int,
     follow: Iterable[int] | None = None,
-) -> Iterator[Draw]:
+) -> Iterator[DrawnSample]:
     """Draw sample after sample; with `follow`, continue from those classes instead of the drawn.
 
     Following a compiled sampler's classes compares every single draw, however many differ.
@@ -60,7 +60,7 @@ def sample(
         drawn, margin = state.draw(logits, index)
         chosen = drawn if followed is None else next(followed)
         output = state.reconstruct(prediction, chosen, conditioning.residual_scales[frame])
-        yield Draw(drawn, output, margin)
+        yield DrawnSample(drawn, output, margin)
 
 
 class _State:

@@ -1,6 +1,6 @@
 """The voice as users see it: mel in, speech out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.conditioning import CONTEXT_FRAMES, checked_mel
 from sparsejit.voice.features import FloatArray
+from sparsejit.voice.sample_graph import sample_graph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
@@ -34,9 +35,16 @@ class WaveRNN:
     hop_length = features.HOP_LENGTH
     n_mels = features.N_MELS
 
-    def __init__(self, weights: VoiceWeights, target: str | Target = "native") -> None:
+    def __init__(
+        self,
+        weights: VoiceWeights,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+    ) -> None:
         self.weights = weights
-        self.loop: SampleLoop = compile_sample_loop(weights, calibrated(Target.resolve(target)))
+        self.loop: SampleLoop = compile_sample_loop(
+            sample_graph(weights), calibrated(Target.resolve(target)), dtype
+        )
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"

@@ -110,7 +110,7 @@ def test_demo_checks_where_it_writes_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_command, "_prune", forbid)
-    for name in ("demo.wav", "demo.png"):
+    for name in ("demo.wav", "demo.png", "demo.html"):
         folder = tmp_path / name[-3:]
         (folder / name).mkdir(parents=True)
         refused = run("demo", "--out", folder)

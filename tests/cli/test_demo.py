@@ -1,5 +1,7 @@
 """`sparsejit demo`, whole: what it writes and what it reports."""
 
+import base64
+import io
 import json
 from pathlib import Path
 
@@ -7,10 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 from fake_clock import TICK_NS, ticking
+from headless_browser import OpenPage, chromium
 from typer.testing import CliRunner
+from whole_page import WholePage
 
 from sparsejit.commands.cli import app
-from sparsejit.voice.bundled import bundled_utterance
+from sparsejit.voice.bundled import bundled_recording, bundled_utterance
 from sparsejit.voice.features import log_mel
 
 
@@ -56,3 +60,35 @@ def test_the_sampler_is_timed_beside_torch(report: dict, folder: Path) -> None:
 
 def test_gradual_pruning_beats_cutting_at_once(report: dict) -> None:
     assert report["prune"]["gradual"] < report["prune"]["one_shot"]
+
+
+def test_the_recording_is_that_of_the_utterance() -> None:
+    np.testing.assert_allclose(log_mel(bundled_recording()), bundled_utterance().mel, atol=1e-4)
+
+
+@pytest.mark.usefixtures("report")
+def test_the_page_plays_the_recording_and_what_was_spoken(folder: Path) -> None:
+    html = (folder / "demo.html").read_text("utf-8")
+    assert len(html) < 3_000_000
+    page = WholePage(html)
+    assert bundled_utterance().text in "".join(page.text)
+    players = page.of("audio")
+    sounds = [
+        soundfile.read(io.BytesIO(base64.b64decode(player["src"].split(",")[1])), dtype="float32")
+        for player in players
+    ]
+    assert [rate for _, rate in sounds] == [22_050, 22_050]
+    np.testing.assert_array_equal(sounds[0][0], bundled_recording())
+    spoken, _ = soundfile.read(folder / "demo.wav", dtype="float32")
+    np.testing.assert_allclose(sounds[1][0], spoken, atol=2**-15)  # formats round their own ways
+    assert len(page.of("img")) == len(players)
+
+
+@pytest.mark.usefixtures("report")
+def test_the_page_fits_a_phone(folder: Path) -> None:
+    with chromium() as browser:
+        page = OpenPage(browser, folder / "demo.html", width=360)
+        samples = (len(bundled_recording()), soundfile.info(folder / "demo.wav").frames)
+        assert page.durations() == pytest.approx([n / 22_050 for n in samples], abs=0.01)
+        assert page.needed_width() <= page.width
+        assert page.complaints == []

@@ -141,7 +141,7 @@ def test_categorical_draw(isa: str) -> None:
     for classes in LENGTHS:
         spec = CategoricalDraw(classes)
         kernel = _native(isa, partial(_emit_draw_from_pointer, spec=spec))
-        floats = scratch_floats(Assembler(Target.named(isa)), spec)
+        floats = scratch_floats(Target.named(isa), spec)
         for edge in EDGES:
             check = partial(_check_categorical_draw, kernel, spec, floats, edge)
             checks.append((f"{classes}, {edge}", check))
@@ -158,7 +158,7 @@ def _check_categorical_draw(
 ) -> None:
     values = np.random.default_rng(spec.classes).standard_normal(spec.classes, np.float32)
     uniform = np.array([0.6], np.float32)
-    empty = (np.zeros(1, np.float32), np.zeros(scratch_length, np.float32))
+    empty = (np.zeros(2, np.float32), np.zeros(scratch_length, np.float32))
     logits, drawn, scratch, number = (
         GuardedArray(array, edge) for array in (values, *empty, uniform)
     )
@@ -166,7 +166,7 @@ def _check_categorical_draw(
     kernel.function(4)(*(array.address for array in arrays))
     assert all(array.surroundings_intact() for array in arrays)
     expected = reference.categorical_draw(spec, values, float(uniform[0]))
-    assert drawn.values.view(np.int32)[0] == expected
+    assert drawn.values.view(np.int64)[0] == expected
 
 
 def _native(isa: str, body: Callable[[Assembler], None]) -> ExecutableMemory:

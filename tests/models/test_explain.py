@@ -4,7 +4,6 @@ import ctypes
 import io
 import json
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from small_models import compiled, pruned, small_graph
+from whole_page import WholePage
 
 from sparsejit.api import model_report
 from sparsejit.api.model_report import example_arrays, groups_of, report_of
@@ -176,34 +176,6 @@ def test_equal_families_are_told_apart_by_name() -> None:
     assert first.template.family == second.template.family == "rows"
     assert plan.reason.startswith(f"{first.template.name} is predicted cheapest")
     assert f"next is {second.template.name} at" in plan.reason
-
-
-class WholePage(HTMLParser):
-    """Holds that tags nest, and keeps text, tags and what attributes say."""
-
-    VOID = frozenset({"meta"})
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in self.VOID and tag != "br":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 @pytest.mark.usefixtures("steady_clock")

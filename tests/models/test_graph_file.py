@@ -21,6 +21,7 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
+from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, SumOfRows, Uniform
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
@@ -39,6 +40,12 @@ RECORDS = [
     Convolution((2,), (1,), (1,), transposed=True, output_padding=(1,)),
     Pooling(PoolingKind.AVERAGE, (2, 2), (2, 2), ((0, 1), (0, 0)), (1, 1), counts_padding=False),
     Recurrence(RecurrentCell.LSTM, reverse=True, dtype=DType.BFLOAT16),
+    Uniform(),
+    Draw(1 / 0.9),
+    Quantise(),
+    SumOfRows(),
+    Predict(),
+    Reconstruct(4.0, 0.9),
     Embedding(),
     EmbeddingBag(BagKind.MEAN, with_offsets=True),
     ArgMax(keeps_axis=True),

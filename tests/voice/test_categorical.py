@@ -41,8 +41,8 @@ def drawer(isa: str, spec: CategoricalDraw) -> Callable[[FloatArray, float], int
     target = Target.named(isa)
     program = build("draw", target, body)
     function = program.memory.function(4)
-    scratch = np.empty(scratch_floats(Assembler(target), spec), np.float32)
-    drawn = np.zeros(1, np.int32)
+    scratch = np.empty(scratch_floats(target, spec), np.float32)
+    drawn = np.zeros(1, np.int64)
 
     def draw(logits: FloatArray, uniform: float) -> int:
         given = np.array([uniform], np.float32)

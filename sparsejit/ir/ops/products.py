@@ -13,7 +13,7 @@ class Linear:
     """y = activation(x W^T + bias) over the last axis: x (..., in), W (out, in), bias (out,).
 
     The bias may be left out. W counts as stored in `dtype`; with int8 x is quantised too, by
-    `input_scale` or by its largest magnitude (`spec.MatVec`).
+    `input_scale` or by its largest magnitude (`spec.MatVec`); other dtypes pass it over.
     """
 
     activation: Activation = Activation.NONE

@@ -1,0 +1,211 @@
+"""Steps of a network that makes a signal sample by sample: draws, levels, rows, predictions."""
+
+from collections.abc import Callable
+
+from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
+from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
+from sparsejit.asm_templates.pointwise.signal import (
+    Quantiser,
+    emit_prediction,
+    emit_sum_of_rows,
+)
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.sampling import Draw, Reconstruct
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    xmm,
+)
+
+_FLOAT = 4
+# Addresses of rows; the last one used is that of the rest.
+_ROWS = (rdi, rsi, rdx, rcx, r8, r9, r10)
+MOST_TABLES = len(_ROWS) - 1
+
+
+def lower_uniform(low: Lowering, node: Node) -> None:
+    """One number of the counter-based generator."""
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        _load(asm, at.reads[0], rdi)
+        _load(asm, at.reads[1], rsi)
+        emit_random_uniform(asm)
+        at.writes[0].point(asm, rdi)
+        asm.emit("vmovss", Memory(rdi), xmm(0))
+
+    _add(low, node, "uniform", "a random number", emit)
+
+
+def lower_draw(low: Lowering, node: Node) -> None:
+    """Weights of all classes, their partial sums, and how many the number exceeds."""
+    assert isinstance(node.op, Draw)
+    spec = node.op.spec(node.inputs[0].shape[0])
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[1].point(asm, rax)
+        asm.emit("vmovss", xmm(0), Memory(rax))
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        at.scratch.point(asm, rdx)
+        emit_categorical_draw(asm, spec)
+
+    scratch = _FLOAT * scratch_floats(low.target, spec)
+    _add(low, node, "draw", f"one of {spec.classes} classes", emit, scratch)
+
+
+def lower_quantise(low: Lowering, node: Node) -> None:
+    """Two comparisons with constant thresholds."""
+    number, thresholds = node.inputs
+    table = low.constant(thresholds)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rax)
+        asm.emit("vmovss", xmm(3), Memory(rax))
+        Quantiser(asm, table).emit(rdx, xmm(3), rcx)
+        at.writes[0].point(asm, rdi)
+        asm.emit("mov", Memory(rdi), rdx)
+
+    into = low.dense_result(node.output)
+    facts = Facts(f"one of {len(table) + 1} levels")
+    low.add(Step("level", node.output.origin, (low.view(number),), (into,), emit, facts))
+
+
+def lower_sum_of_rows(low: Lowering, node: Node) -> None:
+    """One pass over the rows. Raises CompileError for more tables than registers."""
+    count, features = len(node.inputs) // 2, node.output.shape[0]
+    rows = [table.shape[0] for table in node.inputs[count:-1]]
+    if count > MOST_TABLES:
+        raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        indices, tables = at.reads[:count], at.reads[count:-1]
+        asm.emit("xor", dword(r11), dword(r11))
+        for register, index, table, height in zip(_ROWS, indices, tables, rows, strict=False):
+            _row(asm, register, (index, table), (height, features))
+        _report(asm, at)
+        at.reads[-1].point(asm, _ROWS[count])
+        at.writes[0].point(asm, r11)
+        emit_sum_of_rows(asm, r11, _ROWS[: count + 1], features)
+
+    _add(low, node, "sum-of-rows", f"{count} rows of {features} features by index", emit)
+
+
+def lower_predict(low: Lowering, node: Node) -> None:
+    """Products and a tree of additions."""
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rcx)
+        at.reads[1].point(asm, rdx)
+        emit_prediction(asm, xmm(0), Memory(rcx), Memory(rdx))
+        at.writes[0].point(asm, rdi)
+        asm.emit("vmovss", Memory(rdi), xmm(0))
+
+    _add(low, node, "predict", "from past samples", emit)
+
+
+def lower_reconstruct(low: Lowering, node: Node) -> None:
+    """Scalars from end to end."""
+    op = node.op
+    assert isinstance(op, Reconstruct)
+    level, levels, *numbers = node.inputs
+    count, shape = levels.shape[0], (levels.shape[0], 1)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        value = xmm(0)
+        asm.emit("xor", dword(r11), dword(r11))
+        _row(asm, rdi, (at.reads[0], at.reads[1]), shape)
+        _report(asm, at)
+        asm.emit("vmovss", value, Memory(rdi))
+        for number, place in enumerate(at.reads[2:], 1):
+            place.point(asm, rdi)
+            asm.emit("vmovss", xmm(number), Memory(rdi))
+        asm.emit("vmulss", value, value, xmm(1))
+        asm.emit("vaddss", value, value, xmm(2))
+        asm.emit("vminss", value, value, _constant(asm, op.limit))
+        asm.emit("vmaxss", value, value, _constant(asm, -op.limit))
+        at.writes[0].point(asm, rdi)
+        asm.emit("vmovss", Memory(rdi), value)
+        asm.emit("vmulss", xmm(3), xmm(3), _constant(asm, op.emphasis))
+        asm.emit("vaddss", value, value, xmm(3))
+        at.writes[1].point(asm, rdi)
+        asm.emit("vmovss", Memory(rdi), value)
+
+    writes = tuple(map(low.dense_result, node.outputs))
+    reads = (*map(low.contiguous, (level, levels)), *map(low.view, numbers))
+    facts = Facts(f"from one of {count} levels")
+    low.add(Step("reconstruct", node.outputs[0].origin, reads, writes, emit, facts))
+
+
+def _constant(asm: Assembler, value: float) -> Literal:
+    """One float32 of the pool."""
+    return Literal(asm.constant(value).offset)
+
+
+def _report(asm: Assembler, at: Locations) -> None:
+    """Have the function say so where r11 is not 0."""
+    known = asm.label("all rows exist")
+    asm.emit("test", dword(r11), dword(r11))
+    asm.jump("jz", known)
+    at.status.report(asm)
+    asm.bind(known)
+
+
+def _load(asm: Assembler, place: Location, register: Register) -> None:
+    """register = the 64 bits that lie there."""
+    place.point(asm, register)
+    asm.emit("mov", register, Memory(register))
+
+
+def _row(
+    asm: Assembler,
+    register: Register,
+    place: tuple[Location, Location],
+    shape: tuple[int, int],
+) -> None:
+    """register = the address of a table's row by index; r11 = 1 where there is none, and row 0.
+
+    Clobbers rax.
+    """
+    index, table = place
+    rows, features = shape
+    known = asm.label("row exists")
+    _load(asm, index, register)
+    asm.emit("cmp", register, rows)
+    asm.jump("jb", known)
+    asm.emit("mov", dword(r11), 1)
+    asm.emit("xor", dword(register), dword(register))
+    asm.bind(known)
+    asm.emit("imul", register, register, _FLOAT * features)
+    table.point(asm, rax)
+    asm.emit("add", register, rax)
+
+
+def _add(
+    low: Lowering,
+    node: Node,
+    kernel: str,
+    reason: str,
+    emit: Callable[[Assembler, Locations], None],
+    scratch_bytes: int = 0,
+) -> None:
+    """Append a step from row-major operands to a row-major result."""
+    into = low.dense_result(node.output)
+    reads = tuple(map(low.contiguous, node.inputs))
+    origin = node.output.origin
+    low.add(Step(kernel, origin, reads, (into,), emit, Facts(reason), scratch_bytes))
