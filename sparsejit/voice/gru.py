@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..ir.spec import LARGEST_INT8
-from .rounding import STATE_STEP, integer_rows
+from .rounding import integer_rows
+from .sample_graph import STATE_STEP
 
 # Steps of the backward pass whose tensors fit the second-level cache together.
 BLOCK = 20

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ir.spec import LARGEST_INT8, SMALLEST_SCALE
-
-# The step of a GRU's state, which lies in [-1, 1].
-STATE_STEP = 1 / LARGEST_INT8
+from .sample_graph import STATE_STEP
 
 
 def integer_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

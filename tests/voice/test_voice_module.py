@@ -10,7 +10,8 @@ from sparsejit.ir.spec import DType, GruUpdate, MatVec  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH  # noqa: E402
 from sparsejit.voice.gru import BLOCK, FusedGRU  # noqa: E402
 from sparsejit.voice.module import WaveRNNModule  # noqa: E402
-from sparsejit.voice.rounding import STATE_STEP, Int8Linear, integer_rows  # noqa: E402
+from sparsejit.voice.rounding import Int8Linear, integer_rows  # noqa: E402
+from sparsejit.voice.sample_graph import STATE_STEP  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
 
 
