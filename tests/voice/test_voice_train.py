@@ -13,7 +13,11 @@ from sparsejit.voice import dataset  # noqa: E402
 from sparsejit.voice import train as training  # noqa: E402
 from sparsejit.voice.dataset import Streams, held_out_names, load_clips  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
-from sparsejit.voice.likelihood import evaluate, held_out_nats  # noqa: E402
+from sparsejit.voice.likelihood import (  # noqa: E402
+    evaluate,
+    held_out_nats,
+    negative_log_likelihood,
+)
 from sparsejit.voice.module import WaveRNNModule  # noqa: E402
 from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
 from sparsejit.voice.train import TrainingPlan, train  # noqa: E402
@@ -64,18 +68,30 @@ def test_a_plan_that_prunes_nothing_leaves_every_weight(folder, tmp_path):
 
 
 def test_training_goes_on_from_a_voice(folder, trained, tmp_path):
-    start = VoiceWeights.load(trained)
+    start = replace(VoiceWeights.load(trained), held_out=("clip0",))
     plan = replace(PLAN, hidden_size=24, samples=PLAN.samples_a_step, warm_up_steps=10**9)
     weights = VoiceWeights.load(train(folder, tmp_path, plan, "cpu", start=start))
     gates = (np.split(matrix, 3) for matrix in (weights.recurrent, start.recurrent))
     for gate, given in zip(*gates, strict=True):
         np.testing.assert_allclose(gate[:16, :16][given != 0], given[given != 0], atol=1e-3)
+    assert weights.held_out == ("clip0",)
 
 
 def test_rounding_starts_where_the_plan_says():
     plan = TrainingPlan(samples=100 * 7040, int8_start=0.85)
     assert [plan.rounds_at(step) for step in (0, 84, 85, 99)] == [False, False, True, True]
     assert not replace(plan, int8_start=1.0).rounds_at(99)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_step_rounds_where_the_plan_says(folder, tmp_path, int8):
+    clips = load_clips(folder, tmp_path)
+    trainer = training.Trainer(replace(PLAN, int8_start=0.0 if int8 else 1.0), clips, "cpu")
+    batch = next(iter(trainer.streams))
+    with torch.no_grad():
+        wanted, _ = negative_log_likelihood(trainer.model, batch, trainer.state, int8)
+        other, _ = negative_log_likelihood(trainer.model, batch, trainer.state, not int8)
+    assert trainer.run_step(batch) == wanted.item() != other.item()
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(folder, trained, tmp_path, monkeypatch):
