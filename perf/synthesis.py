@@ -56,7 +56,7 @@ def time_synthesis(voice: WaveRNN, mel: FloatArray, repeats: int = 5) -> Synthes
             started = native_timing.clock()
             samples = sampler.generate(conditioning)
             times.append((native_timing.clock() - started) / 1e3 / len(samples))
-        us_torch = _torch_us(voice.weights)
+        us_torch = torch_us(voice.weights)
     measured = times[1:]  # the first call warms up
     return SynthesisTime(voice.sample_rate, min(measured), float(np.median(measured)), us_torch)
 
@@ -70,8 +70,8 @@ def layer_matrices(weights: VoiceWeights) -> list[GivenMatrix]:
     ]
 
 
-def _torch_us(weights: VoiceWeights) -> float:
-    """Median microseconds of one eager step over random inputs."""
+def torch_us(weights: VoiceWeights) -> float:
+    """Median microseconds of one eager step of the dense network over random inputs."""
     step = _EagerStep(weights)
     times = []
     for index in range(_WARM_UP_SAMPLES + _TORCH_SAMPLES):

@@ -9,6 +9,7 @@ from rich.table import Table
 from sparsejit.commands.bench_batch import batch, sweep
 from sparsejit.commands.bench_models import models, peers
 from sparsejit.commands.bench_planner import planner
+from sparsejit.commands.bench_synth import synth
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -38,6 +39,7 @@ bench.command()(peers)
 bench.command()(planner)
 bench.command()(batch)
 bench.command()(sweep)
+bench.command()(synth)
 
 
 @bench.command()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
+from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
 from sparsejit.asm_templates.pointwise.signal import (
     Quantiser,
@@ -13,6 +14,7 @@ from sparsejit.asm_templates.shared.location import Location
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.sampling import Draw, Reconstruct
+from sparsejit.ir.spec import GruUpdate
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
@@ -104,6 +106,19 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
         emit_sum_of_rows(asm, r11, _ROWS[: count + 1], features)
 
     _add(low, node, "sum-of-rows", f"{count} rows of {features} features by index", emit)
+
+
+def lower_gru_step(low: Lowering, node: Node) -> None:
+    """The gates of all units."""
+    spec = GruUpdate(node.output.shape[0])
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        for register, place in zip((rdi, rsi, rdx), at.reads, strict=True):
+            place.point(asm, register)
+        at.writes[0].point(asm, rcx)
+        emit_gru_update(asm, spec, (rcx,))
+
+    _add(low, node, "gru-step", f"gates of {spec.hidden} units", emit)
 
 
 def lower_predict(low: Lowering, node: Node) -> None:

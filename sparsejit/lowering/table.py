@@ -9,7 +9,15 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
-from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, SumOfRows, Uniform
+from sparsejit.ir.ops.sampling import (
+    Draw,
+    GruStep,
+    Predict,
+    Quantise,
+    Reconstruct,
+    SumOfRows,
+    Uniform,
+)
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
@@ -20,6 +28,7 @@ from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.sampling import (
     lower_draw,
+    lower_gru_step,
     lower_predict,
     lower_quantise,
     lower_reconstruct,
@@ -65,6 +74,7 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Draw: lower_draw,
     Quantise: lower_quantise,
     SumOfRows: lower_sum_of_rows,
+    GruStep: lower_gru_step,
     Predict: lower_predict,
     Reconstruct: lower_reconstruct,
 }

@@ -37,10 +37,11 @@ class BatchPrices:
     `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
     that share a load, by level, each takes the place of `spreading` products. Long instructions
     come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; code that
-    takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes of features by n
-    columns are transposed in `square[0] + n * square[1]` cycles, by level; where x is feature-major
-    and y as well, in as many of `feature_major_square`. A kernel that runs on column after column takes
-    `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line.
+    takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes of features by n columns are
+    transposed in `square[0] + n * square[1]` cycles, by level; where x is feature-major and y as
+    well, `feature_major_square` says how many. A kernel that runs on column after column takes
+    `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line; a
+    panel's x becomes integers in `into_integers` of the time that `CsrPrices.into_panel` says.
     Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Where x and y exceed
     L1, what is read takes `late_inputs`, and what is written `late_stores` times as long as L2's
     rate says, beside the products.
@@ -56,6 +57,7 @@ class BatchPrices:
     feature_major_square: Mapping[str, tuple[float, float]]
     repeated: float
     copy: Mapping[str, float]
+    into_integers: float
     dense_fetch: float
     spreading: Mapping[str, float]
     l3_code: float = 1.0

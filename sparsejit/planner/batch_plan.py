@@ -215,7 +215,8 @@ def _copying(counts: BatchCounts) -> float:
     """Cycles of a panel to copy x, or to bring it to integers."""
     spec, core, isa = counts.spec, counts.target.core, counts.target.isa
     if spec.dtype is DType.INT8:
-        return spec.in_features * core.csr[isa, counts.arithmetic.value].into_panel[0]
+        into_panel = core.csr[isa, counts.arithmetic.value].into_panel[0]
+        return spec.in_features * core.batch.into_integers * into_panel
     is_copied = spec.layout is Layout.FEATURE_MAJOR and not counts.x_stays
     return spec.in_features * core.batch.copy[isa] if is_copied else 0.0
 

@@ -16,10 +16,10 @@ import numpy as np
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.sampling import (
     PREDICTION_WINDOW,
     Draw,
+    GruStep,
     Predict,
     Quantise,
     Reconstruct,
@@ -128,20 +128,6 @@ class SampleGraphBuilder:
         op, matrix = Linear(activation, input_scale=input_scale), self.constant(name, weights)
         return self.apply(op, x, matrix, bias, name=name)
 
-    def gru(self, name: str, gates: Value, state: Value, weights: Array, bias: Array) -> Value:
-        """The next state (H,) from gates (3H,) and W_hh (3H, H), b_hh (3H,)."""
-        hidden = weights.shape[1]
-        each = Origin(name)
-        every, _ = self._graph.add(
-            Recurrence(RecurrentCell.GRU, input_scale=STATE_STEP),
-            self.apply(Reshape((1, 1, 3 * hidden)), gates, name=name),
-            self.apply(Reshape((1, hidden)), state, name=name),
-            self.constant(name, weights),
-            self.constant(f"{name}.bias", bias),
-            origin=each,
-        )
-        return self.apply(Reshape((hidden,)), every, name=name)
-
     def finish(self) -> SampleGraph:
         graph = self._graph.finish([value for _, value in self._outputs])
         roles = tuple(role for role, _ in self._outputs)
@@ -173,8 +159,10 @@ def sample_graph(weights: VoiceWeights) -> SampleGraph:
     first, third = (_level(make, signal, input_scale) for signal in signals)
     tables = [make.constant("table", table) for table in weights.input_tables]
     rows = (first, last_class, third, *tables)
+    bias = make.constant("recurrent.bias", _recurrent_bias(weights))
+    recurrent = make.linear("recurrent", state, weights.recurrent, bias, input_scale=STATE_STEP)
     gates = make.apply(SumOfRows(), *rows, gate_terms, name="input")
-    state = make.gru("recurrent", gates, state, weights.recurrent, _recurrent_bias(weights))
+    state = make.apply(GruStep(), gates, recurrent, state, name="gates")
     dense = make.linear("dense", state, weights.dense, dense_bias, Activation.RELU, STATE_STEP)
     bias = make.constant("output.bias", weights.output_bias)
     logits = make.linear("output", dense, weights.output, bias)

@@ -1,6 +1,6 @@
 """The per-sample network of a voice as one native function, compiled like any other graph."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.loop import GraphLoop, build_loop
 from sparsejit.lowering.model import lower_model, without_code
+from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
@@ -22,7 +23,8 @@ from sparsejit.voice.sample_graph import SampleGraph
 class SampleLoop:
     """The native function, what `loop` says of its operands, and the record of its kernels.
 
-    `initial` are the states of a stream that begins.
+    `initial` are the states of a stream that begins; a probe keeps its slots in the workspace from
+    `probe_offset` on.
     """
 
     program: Program
@@ -30,6 +32,7 @@ class SampleLoop:
     initial: tuple[Array, ...]
     steps: tuple[Step, ...]
     workspace_bytes: int
+    probe_offset: int
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -44,11 +47,24 @@ class SampleLoop:
 
 
 def compile_sample_loop(
-    sample: SampleGraph, target: Target, dtypes: str | Mapping[str, str] = "float32"
+    sample: SampleGraph,
+    target: Target,
+    dtypes: str | Mapping[str, str] = "float32",
+    probe: Callable[[int], Probe] | None = None,
 ) -> SampleLoop:
-    """Compile a sample graph; `dtypes` as in `compile`, by the layers' names."""
+    """Compile a sample graph; `dtypes` as in `compile`, by the layers' names.
+
+    `probe` makes what times the steps, from the offset of its first slot.
+    """
     graph = with_dtypes(run_passes(sample.graph), dtypes)
     lowered = lower_model(graph, ModelOptions(target))
-    program = build_loop(lowered, sample.loop, "sample-loop")
-    steps = without_code(lowered.steps)
-    return SampleLoop(program, sample.loop, sample.initial, steps, lowered.workspace_bytes)
+    timed = probe(lowered.probe_offset) if probe else None
+    program = build_loop(lowered, sample.loop, "sample-loop", timed)
+    return SampleLoop(
+        program,
+        sample.loop,
+        sample.initial,
+        without_code(lowered.steps),
+        lowered.workspace_bytes,
+        lowered.probe_offset,
+    )

@@ -20,8 +20,8 @@ class Sampler:
     """One utterance in progress: its own state, the shared native code.
 
     Chunks of any number of frames give the samples that one call with all frames would give.
-    `classes` of the last call, int64, are kept for inspection. Not for two threads at once; make
-    one Sampler per thread.
+    `classes` of the last call, int64, and the bytes of `workspace` are kept for inspection. Not for
+    two threads at once; make one Sampler per thread.
     """
 
     def __init__(self, loop: SampleLoop, seed: int) -> None:
@@ -30,7 +30,7 @@ class Sampler:
         self.classes: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._loop = loop.loop
         self._native = loop.program.memory.function(4)
-        self._workspace = new_workspace(loop.workspace_bytes)
+        self.workspace = new_workspace(loop.workspace_bytes)
         self._seed = np.array(seed, np.uint64)
         self._inputs = _OperandTable(self._loop.inputs)
         self._outputs = _OperandTable(self._loop.outputs)
@@ -46,7 +46,7 @@ class Sampler:
         frames = _frame_arrays(conditioning)
         self._inputs.set(Role.FRAME, frames)
         self._outputs.set(Role.SAMPLE, [samples, self.classes])
-        self._native(self._inputs.table, self._outputs.table, self._workspace.ctypes.data, count)
+        self._native(self._inputs.table, self._outputs.table, self.workspace.ctypes.data, count)
         return samples
 
 

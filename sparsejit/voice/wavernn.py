@@ -27,6 +27,10 @@ from sparsejit.voice.weights import VoiceWeights
 class WaveRNN:
     """A pruned voice compiled into one native function. Thread-safe.
 
+    dtype: how the matrices of the network are stored, float32, bfloat16, float16 or int8; or a dict
+        from names of `layers` to that. With int8 inputs of products are quantised too, the state in
+        steps of 1/127, and sums are exact.
+
     >>> voice = WaveRNN.from_pretrained()
     >>> audio = voice.generate(voice.features(recording, rate), seed=0)
     """
@@ -90,7 +94,10 @@ class WaveRNN:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path = VOICE, temperature: float | None = None
+        cls,
+        path: str | Path = VOICE,
+        temperature: float | None = None,
+        dtype: str | Mapping[str, str] = "float32",
     ) -> "WaveRNN":
         """The bundled voice, or the one in a file that `sparsejit train` wrote.
 
@@ -101,10 +108,14 @@ class WaveRNN:
         a voice.
         """
         weights = VoiceWeights.load(path)
-        return cls(weights if temperature is None else replace(weights, temperature=temperature))
+        if temperature is not None:
+            weights = replace(weights, temperature=temperature)
+        return cls(weights, dtype=dtype)
 
     @classmethod
-    def from_torch(cls, module: Any, temperature: float = 1.0) -> "WaveRNN":
+    def from_torch(
+        cls, module: Any, temperature: float = 1.0, dtype: str | Mapping[str, str] = "float32"
+    ) -> "WaveRNN":
         """Compile a `sparsejit.voice.module.WaveRNNModule`, pruned or not.
 
         Classes are drawn from softmax(logits / temperature). Raises InvalidInput for another
@@ -115,7 +126,7 @@ class WaveRNN:
                 f"{type(module).__name__} is not a voice; "
                 "give a sparsejit.voice.module.WaveRNNModule"
             )
-        return cls(module.weights(temperature))
+        return cls(module.weights(temperature), dtype=dtype)
 
     def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
         """Log-mel (80, frames) of mono audio at any sample rate, for `generate`."""

@@ -21,7 +21,15 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
-from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, SumOfRows, Uniform
+from sparsejit.ir.ops.sampling import (
+    Draw,
+    GruStep,
+    Predict,
+    Quantise,
+    Reconstruct,
+    SumOfRows,
+    Uniform,
+)
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
@@ -44,6 +52,7 @@ RECORDS = [
     Draw(1 / 0.9),
     Quantise(),
     SumOfRows(),
+    GruStep(),
     Predict(),
     Reconstruct(4.0, 0.9),
     Embedding(),

@@ -18,6 +18,7 @@ from sparsejit.ir.ops.sampling import (
     PREDICTION_WINDOW,
     THRESHOLDS,
     Draw,
+    GruStep,
     Predict,
     Quantise,
     Reconstruct,
@@ -129,6 +130,14 @@ def test_too_many_tables_are_refused() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("hidden", [1, 7, 16, 33, 129, 384])
+def test_a_gru_s_gates(isa: str, hidden: int) -> None:
+    gates, recurrent = random_floats(1, 3 * hidden), random_floats(2, 3 * hidden)
+    graph, given = graph_of(GruStep(), gates, recurrent, np.tanh(random_floats(3, hidden)))
+    check_graph(graph, given, Target.named(isa), 1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_prediction_is_a_tree_of_sums(isa: str) -> None:
     samples, weights = random_floats(1, PREDICTION_WINDOW), random_floats(2, PREDICTION_WINDOW)
     graph, given = graph_of(Predict(), samples, weights)
@@ -161,6 +170,7 @@ def test_a_signal_is_rounded_step_by_step(
         (Quantise(), [*real(0.5), random_floats(0, 7)]),
         (SumOfRows(), [whole(0), random_floats(0, 2, 3), random_floats(0, 4)]),
         (SumOfRows(), [whole(0), random_floats(0, 2, 3)]),
+        (GruStep(), [random_floats(0, 12), random_floats(0, 9), random_floats(0, 4)]),
         (Predict(), [random_floats(0, 20), random_floats(0, 20)]),
         (Reconstruct(1.0, 0.5), [*real(1), random_floats(0, 9), *real(1, 2, 3)]),
     ],

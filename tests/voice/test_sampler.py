@@ -152,3 +152,36 @@ def test_a_bad_chunk_of_a_stream_is_named(voice: WaveRNN) -> None:
 def test_a_bad_seed_is_named(voice: WaveRNN, seed: int) -> None:
     with pytest.raises(InvalidInput, match=str(seed)):
         voice.generate(speech_like_mel(1), seed)
+
+
+def test_stored_shorter_it_still_speaks(target: Target) -> None:
+    """The state is quantised in steps of 1/127, whatever its largest magnitude."""
+    weights = VoiceWeights.random(hidden=72, density=0.3)
+    mel = speech_like_mel(3)
+    voices = {dtype: WaveRNN(weights, target, dtype) for dtype in ("float32", "bfloat16", "int8")}
+    spoken = {dtype: voice.generate(mel, seed=4) for dtype, voice in voices.items()}
+    for dtype in ("bfloat16", "int8"):
+        assert not np.array_equal(spoken[dtype], spoken["float32"])
+    layers = [(step.origin.name, step.facts.layer) for step in voices["int8"].loop.steps]
+    scales = {name: (spec.dtype.value, spec.input_scale) for name, spec in layers if spec}
+    state = ("int8", 1 / 127)
+    assert scales == {"recurrent": state, "dense": state, "output": ("int8", None)}
+
+
+def test_layers_may_have_dtypes_of_their_own() -> None:
+    weights = VoiceWeights.random(hidden=64)
+    voice = WaveRNN(weights, dtype={"recurrent": "int8"})
+    kernels = {layer.name: layer.kernel for layer in voice.layers}
+    assert "int8" in kernels["recurrent"] and "f32" in kernels["dense"]
+
+
+def test_an_int8_voice_is_the_same_however_it_is_cut() -> None:
+    voice = WaveRNN(VoiceWeights.random(hidden=64), dtype="int8")
+    mel = speech_like_mel(9)
+    pieces = list(voice.stream([mel[:, :2], mel[:, 2:3], mel[:, 3:]], seed=1))
+    np.testing.assert_array_equal(np.concatenate(pieces), voice.generate(mel, seed=1))
+
+
+def test_a_dtype_that_is_none_is_named() -> None:
+    with pytest.raises(InvalidInput, match="int4"):
+        WaveRNN(VoiceWeights.random(hidden=64), dtype="int4")

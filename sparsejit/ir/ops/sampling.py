@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import float_type, require
-from sparsejit.ir.spec import CategoricalDraw
+from sparsejit.ir.spec import CategoricalDraw, GruUpdate
 
 # Samples that a prediction reads; those older than its order weigh zero.
 PREDICTION_WINDOW = 32
@@ -99,6 +99,25 @@ class SumOfRows:
         count = len(operands) // 2
         picked = zip(operands[:count], operands[count:-1], strict=True)
         return (sum(table[index] for index, table in picked) + operands[-1],)
+
+
+@dataclass(frozen=True)
+class GruStep:
+    """A GRU's next state (hidden,) after its products: `reference.gru_update`.
+
+    Operands: input and recurrent gates (3 * hidden,) with their biases, and the state (hidden,).
+    """
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        wanted = "give input gates and recurrent gates (3 * hidden,) and the state (hidden,)"
+        require(len(operands) == 3 and len(operands[2].shape) == 1, self, operands, wanted)
+        gates = float_type((3 * operands[2].shape[0],))
+        require(operands[:2] == (gates, gates), self, operands, wanted)
+        return (operands[2],)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        gates, recurrent, state = operands
+        return (reference.gru_update(GruUpdate(len(state)), gates, recurrent, state),)
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,13 @@ GOLDEN_COVE = Core(
     # Of 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
     # 93 and 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights,
     # and is one of two that multiply 512 bits. A store beyond L1 takes 5 cycles. A square takes
-    # 66 in L1, 109 beyond; on AVX2 23 and 30. Feature-major one of 2 columns takes as long as one of
-    # 16: A at batch 2 to 16 as rows, 1000 ns beside 208 a column.
+    # 66 in L1, 109 beyond; on AVX2 23 and 30. Feature-major one of 2 columns takes as long as
+    # one of 16: A at batch 2 to 16 as rows, 1000 ns beside 208 a column.
     batch=replace(
         ZEN5.batch,
         l2_code=1.15,
         repeated=1.05,
+        into_integers=0.85,
         l3_code=1.33,
         square={"avx512": (58, 0.5), "avx2": (18, 0.6)},
         feature_major_square={"avx512": (91, 0), "avx2": (26, 0)},

@@ -110,6 +110,7 @@ BATCH = BatchPrices(
     near_l3=1 / 3,
     square={"avx512": (35, 1.0), "avx2": (8, 0.5)},
     feature_major_square={"avx512": (35, 1.0), "avx2": (8, 0.5)},
+    into_integers=1.0,
     repeated=1.15,
     copy={"avx512": 2.5, "avx2": 1.3},
     dense_fetch=0.6,
