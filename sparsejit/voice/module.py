@@ -16,6 +16,16 @@ from .weights import CONDITION_SIZE, DENSE_SIZE, EMBEDDING_SIZE, INPUTS, RECURRE
 BY_GATE = ("rnn.", "condition_gates.")
 
 
+def check_wide_enough(hidden_size: int, weights: VoiceWeights) -> None:
+    """Raise InvalidInput where a network of that size cannot start from the voice."""
+    given = weights.hidden_size
+    if given > hidden_size:
+        raise InvalidInput(
+            f"the voice to start from has {given} units, the network {hidden_size}; give {given} "
+            "or more"
+        )
+
+
 class WaveRNNModule(nn.Module):
     """Next-class network: three 8-bit inputs and a mel in, 256 logits out, each sample.
 
@@ -66,11 +76,7 @@ class WaveRNNModule(nn.Module):
         Raises InvalidInput for a voice with more units than this network.
         """
         size, given = self.hidden_size, weights.hidden_size
-        if given > size:
-            raise InvalidInput(
-                f"the voice to start from has {given} units, the network {size}; give {given} or "
-                "more"
-            )
+        check_wide_enough(size, weights)
         with torch.no_grad():
             self.get_parameter(RECURRENT).view(3, size, size)[:, :given, given:] = 0
             self.fc1.weight[:, given:] = 0

@@ -19,7 +19,7 @@ from ..errors import DamagedFile, InvalidInput
 from ..files import atomic_path, check_writable
 from .dataset import Batch, Clip, Streams, audio_files, held_out_names, load_clips
 from .likelihood import evaluate, matrix_product_precision, negative_log_likelihood
-from .module import WaveRNNModule
+from .module import WaveRNNModule, check_wide_enough
 from .plan import TrainingPlan
 from .weights import DENSE_LAYERS, RECURRENT, VoiceWeights
 
@@ -150,11 +150,13 @@ def train(
     one, are then held out again.
 
     Raises InvalidInput for fewer than four recordings, an unreadable or empty one, a device that
-    is not here, an `out` that cannot be written to, or a checkpoint of another network; DamagedFile
-    for one that cannot be read.
+    is not here, an `out` that cannot be written to, a checkpoint of another network, or a `start`
+    wider than the plan's; DamagedFile for a checkpoint that cannot be read.
     """
     plan = plan or TrainingPlan()
     device = _choose_device(device)
+    if start is not None:
+        check_wide_enough(plan.hidden_size, start)
     audio_files(folder)
     voice = check_writable(Path(out) / "voice.safetensors")
     checkpoint = check_writable(voice.with_name("checkpoint.pt"))
