@@ -93,21 +93,39 @@ class Quantiser:
 
 
 def emit_sum_of_rows(
-    asm: Assembler, destination: Register, sources: Sequence[Register], length: int
+    asm: Assembler,
+    destination: Register,
+    sources: Sequence[Register],
+    length: int,
+    half_index: Register | None = None,
 ) -> None:
     """destination = sources[0] + sources[1] + ..., `length` floats, in that order of addition.
 
-    All are addresses. Clobbers rax, the vector registers and k7.
+    All are addresses. With `half_index`, which is clobbered, all but the last are float16, in whole
+    vectors. Clobbers rax, the vector registers and k7.
     """
     totals = [vector(asm, number) for number in range(_VECTORS_IN_STEP)]
     other, spare = (vector(asm, _VECTORS_IN_STEP + number) for number in range(2))
+    *rows, rest = sources
+
+    def load(span: Span, register: Register, row: Register, position: int) -> None:
+        if half_index is None:
+            span.load(register, row, position, spare)
+            return
+        index = None if span.index is None else half_index
+        asm.emit("vcvtph2ps", register, Memory(row, 2 * span.firsts[position], index))
 
     def body(span: Span) -> None:
+        if half_index is not None and span.index is not None:
+            asm.emit("mov", half_index, span.index)
+            asm.emit("shr", half_index, 1)
         for position, total in enumerate(totals[: len(span.firsts)]):
-            span.load(total, sources[0], position, spare)
-            for source in sources[1:]:
-                span.load(other, source, position, spare)
+            load(span, total, rows[0], position)
+            for row in rows[1:]:
+                load(span, other, row, position)
                 asm.emit("vaddps", total, total, other)
+            span.load(other, rest, position, spare)
+            asm.emit("vaddps", total, total, other)
             span.store(total, destination, position, spare)
 
     emit_spans(asm, length, _VECTORS_IN_STEP, body)

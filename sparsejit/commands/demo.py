@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsejit.commands.console import JsonOption, console, print_json, require, say
-from sparsejit.commands.synth import check_wav, write_wav
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.core_loops import cycles_per_ns
 from sparsejit.voice.bundled import Utterance, bundled_recording, bundled_utterance
+from sparsejit.voice.wav_file import check_wav, write_wav
 from sparsejit.voice.wavernn import WaveRNN
 
 if TYPE_CHECKING:
@@ -45,23 +45,23 @@ def demo(
     check_writable(out / "demo.html")
     report: dict[str, Any] = {"prune": _prune(seed, quiet=as_json)}
     voice, utterance = WaveRNN.from_pretrained(), bundled_utterance()
+    short = WaveRNN.from_pretrained(dtype="int8")
     audio = voice.generate(utterance.mel, seed)
     write_wav(out / "demo.wav", audio, voice.sample_rate)
     _draw(out / "demo.png", voice, utterance.mel, audio, utterance.text)
-    layers, synthesis = _measure(voice, utterance.mel)
-    takes = _takes(voice, utterance, audio)
-    _write_page(out / "demo.html", voice, utterance, takes, layers, synthesis)
+    layers, times = _measure([voice, short], utterance.mel)
+    takes = _takes(voice, audio, short.generate(utterance.mel, seed))
+    _write_page(out / "demo.html", voice, utterance, takes, layers, times)
     report["layers"] = [row.as_dict() for comparison in layers for row in comparison.rows]
-    report["synthesis"] = {
-        **vars(synthesis),
-        "real_time_factor": synthesis.real_time_factor,
-        "speed_up": synthesis.speed_up,
-    }
+    report["synthesis"], report["synthesis_int8"] = (
+        {**vars(time), "real_time_factor": time.real_time_factor, "speed_up": time.speed_up}
+        for time in times
+    )
     if as_json:
         print_json(report)
         return
     console.print(_layer_table(layers))
-    console.print(_synthesis_table(voice, synthesis))
+    console.print(_synthesis_table(voice, times))
     console.print(f'"{utterance.text}" ({utterance.name}, not in the training data)')
     say(f"{len(audio) / voice.sample_rate:.1f} s of speech in {out / 'demo.wav'}")
     say(f"spectrograms in {out / 'demo.png'}; all of it to hear and see in {out / 'demo.html'}")
@@ -119,20 +119,23 @@ def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: 
     draw_mels(path, mel, spoken, voice.hop_length / voice.sample_rate, text)
 
 
-def _measure(voice: WaveRNN, mel: FloatArray) -> "tuple[list[Comparison], SynthesisTime]":
+def _measure(
+    voices: list[WaveRNN], mel: FloatArray
+) -> "tuple[list[Comparison], list[SynthesisTime]]":
+    """The layers of the first voice, and each voice as a whole."""
     from sparsejit.perf.kernels import run
     from sparsejit.perf.synthesis import layer_matrices, time_synthesis
 
     with console.status("measuring") as status:
         layers = []
-        for matrix in layer_matrices(voice.weights):
-            family = voice.loop.plans[matrix.name].chosen.template.family
+        for matrix in layer_matrices(voices[0].weights):
+            family = voices[0].loop.plans[matrix.name].chosen.template.family
             layers += run([matrix], [family], status.update, [DType.FLOAT32])
         status.update("synthesis")
-        return layers, time_synthesis(voice, mel)
+        return layers, [time_synthesis(voice, mel) for voice in voices]
 
 
-def _takes(voice: WaveRNN, utterance: Utterance, audio: FloatArray) -> "list[Take]":
+def _takes(voice: WaveRNN, audio: FloatArray, short: FloatArray) -> "list[Take]":
     """What the page plays: the recording, and what was spoken from its mel."""
     from sparsejit.perf.listening_page import Take
 
@@ -143,6 +146,7 @@ def _takes(voice: WaveRNN, utterance: Utterance, audio: FloatArray) -> "list[Tak
     return [
         Take("Recording", "The human speaker.", bundled_recording(), voice.sample_rate),
         Take("Pruned, float32", spoken, audio, voice.sample_rate),
+        Take("Pruned, int8", "The same weights as 8-bit integers.", short, voice.sample_rate),
     ]
 
 
@@ -152,7 +156,7 @@ def _write_page(
     utterance: Utterance,
     takes: "list[Take]",
     layers: "list[Comparison]",
-    synthesis: "SynthesisTime",
+    times: "list[SynthesisTime]",
 ) -> None:
     from sparsejit.perf.listening_page import ListeningPage
 
@@ -164,7 +168,7 @@ def _write_page(
         machine=f"{target.model} ({target.core.key}, {target.isa}), one core at {clock}",
         takes=takes,
         layers=[row for comparison in layers for row in comparison.rows],
-        samplers=_samplers(synthesis),
+        samplers=_samplers(times),
         timed="Medians; torch runs the same layers densely, "
         "without the signal processing around them.",
         sample_rate=voice.sample_rate,
@@ -179,12 +183,14 @@ def _density(voice: WaveRNN) -> float:
     return sum(la.nnz for la in voice.layers) / sum(la.rows * la.columns for la in voice.layers)
 
 
-def _samplers(time: "SynthesisTime") -> "list[SampleTime]":
+def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
     """Whole samplers by their medians, ours first."""
     from sparsejit.perf.listening_page import SampleTime
 
+    time, short = times
     return [
         SampleTime("sparsejit, one native function", time.us_median),
+        SampleTime("the same in int8", short.us_median),
         SampleTime("torch eager, the network alone", time.us_torch),
     ]
 
@@ -205,12 +211,12 @@ def _layer_table(layers: "list[Comparison]") -> Table:
     return table
 
 
-def _synthesis_table(voice: WaveRNN, time: "SynthesisTime") -> Table:
+def _synthesis_table(voice: WaveRNN, times: "list[SynthesisTime]") -> Table:
     table = Table(title="the whole sampler, one core", title_justify="left")
     for column in ("", "us a sample", "times real time"):
         table.add_column(column, justify="left" if not column else "right")
-    for sampler in _samplers(time):
+    for sampler in _samplers(times):
         real_time = 1e6 / (voice.sample_rate * sampler.us)
         table.add_row(sampler.name, f"{sampler.us:.2f}", f"{real_time:.1f}")
-    table.caption = f"{time.speed_up:.0f} times faster than torch eager"
+    table.caption = f"{times[0].speed_up:.0f} times faster than torch eager"
     return table

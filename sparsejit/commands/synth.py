@@ -1,24 +1,34 @@
-"""`sparsejit synth`: speak a recording's mel again."""
+"""`sparsejit synth`: a voice speaks a recording's mel again, or a folder of them."""
 
-import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
-import numpy.typing as npt
 import typer
 
 from sparsejit.commands.console import JsonOption, print_json, require, say
+from sparsejit.commands.synth_folder import FolderOptions, synth_folder
+from sparsejit.commands.synth_play import player
+from sparsejit.commands.synth_progress import SpeakingBar
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path, check_writable
+from sparsejit.ir.spec import DType
+from sparsejit.voice.bulk import Manner
 from sparsejit.voice.bundled import VOICE
-from sparsejit.voice.features import load_audio, log_mel
+from sparsejit.voice.features import HOP_LENGTH, FloatArray
+from sparsejit.voice.speaking import SpokenFile, count_frames, speak_file
+from sparsejit.voice.wav_file import check_wav
 from sparsejit.voice.wavernn import WaveRNN
 
 
 def synth(
-    recording: Annotated[Path, typer.Argument(help="Audio whose mel is spoken again.")],
-    out: Annotated[Path, typer.Option(help="The WAV file to write.")] = Path("out/synth.wav"),
+    source: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, help="A recording, log-mel (80, frames) in a .npy, or a folder of these."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="The WAV file to write; a folder for a folder.")],
     voice: Annotated[Path, typer.Option(help="A voice file.")] = VOICE,
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same samples.")
@@ -27,46 +37,83 @@ def synth(
         float | None,
         typer.Option(help="Of the draw; the voice's own if left out."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="How its matrices are stored: float32, bfloat16, float16 or int8.")
+    ] = "float32",
+    play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of a folder: processes; one a core if left out.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Of a folder: a Ray cluster speaks it.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Analyse a recording into log-mel features and let a voice speak them."""
-    require("soundfile", "scipy")
+    """Reduce recordings to log-mel features and let a voice speak them.
+
+    A folder is spoken by all cores, or a Ray cluster; the same command goes on where it stopped.
+    """
+    require("soundfile")
+    manner = Manner(voice, seed, temperature, DType.parse(dtype).value)
+    options = FolderOptions(overwrite, workers, ray)
+    if source.is_dir():
+        if play:
+            raise InvalidInput(f"{source} is a folder; --play is for one recording")
+        synth_folder(source, out, manner, options, as_json)
+        return
+    if options != FolderOptions():
+        raise InvalidInput(
+            f"{source} is one recording; --overwrite, --workers and --ray are for a folder"
+        )
+    _synth_file(source, out, manner, play, as_json)
+
+
+def _synth_file(source: Path, out: Path, manner: Manner, play: bool, as_json: bool) -> None:
     check_wav(out)
-    speaker = WaveRNN.from_pretrained(voice, temperature)
-    mel = log_mel(load_audio(recording))
-    started = time.perf_counter()
-    audio = speaker.generate(mel, seed)
-    computing = time.perf_counter() - started
-    write_wav(out, audio, speaker.sample_rate)
-    seconds = len(audio) / speaker.sample_rate
+    if out.exists() and out.samefile(source):
+        raise InvalidInput(f"{out} is the recording itself; name another file")
+    speaker = manner.compile()
+    with ExitStack() as stack:
+        hear = stack.enter_context(player(speaker.sample_rate)) if play else None
+        spoken = _speak(speaker, source, out, manner.seed, hear)
     report = {
-        "recording": str(recording),
-        "voice": str(voice),
+        "recording": str(source),
+        "voice": str(manner.voice),
         "out": str(out),
-        "seed": seed,
+        "seed": manner.seed,
         "temperature": speaker.weights.temperature,
+        "dtype": manner.dtype,
         "sample_rate": speaker.sample_rate,
-        "seconds": seconds,
-        "computing_seconds": computing,
-        "real_time_factor": seconds / computing,
+        "seconds": spoken.seconds,
+        "computing_seconds": spoken.computing_seconds,
+        "real_time_factor": spoken.real_time_factor,
+        "first_audio_ms": spoken.first_audio_ms,
     }
     if as_json:
         print_json(report)
         return
-    speed = f"made in {computing:.2f} s, {seconds / computing:.1f} times real time"
-    say(f"{seconds:.1f} s of speech in {out}, {speed}")
+    speed = f"made in {spoken.computing_seconds:.2f} s, {spoken.real_time_factor:.1f} times real"
+    first = f"first audio after {spoken.first_audio_ms:.1f} ms"
+    say(f"{spoken.seconds:.1f} s of speech in {out}, {speed} time, {first}")
 
 
-def check_wav(path: Path) -> None:
-    """Raise InvalidInput if `write_wav` could not write to `path`."""
-    if path.suffix != ".wav":
-        raise InvalidInput(f"{path} is not a .wav path; name the output something.wav")
-    check_writable(path)
+def _speak(
+    speaker: WaveRNN,
+    source: Path,
+    out: Path,
+    seed: int,
+    hear: Callable[[FloatArray], None] | None,
+) -> SpokenFile:
+    with SpeakingBar() as bar:
+        bar.begin(f"reading {source.name}", None)
+        bar.begin("speaking", count_frames(source, bar.step))
 
+        def heard(samples: FloatArray) -> None:
+            bar.step(len(samples) // HOP_LENGTH)
+            if hear is not None:
+                hear(samples)
 
-def write_wav(path: Path, audio: npt.NDArray[np.float32], rate: int) -> None:
-    """Write 16-bit mono PCM; ask `check_wav` before."""
-    import soundfile
-
-    with atomic_path(path) as temporary:
-        soundfile.write(temporary, np.clip(audio, -1, 1), rate, subtype="PCM_16")
+        return speak_file(speaker, source, out, seed, heard)

@@ -9,7 +9,10 @@ from sparsejit.ir.graph import Graph, Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.sampling import SumOfRows
 from sparsejit.ir.spec import DType
+
+_STORING = Linear | Convolution | Recurrence | SumOfRows
 
 
 def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
@@ -32,7 +35,7 @@ def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
 
 
 def _stores_weights(node: Node) -> bool:
-    return isinstance(node.op, Linear | Convolution | Recurrence)
+    return isinstance(node.op, _STORING)
 
 
 def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
@@ -40,5 +43,5 @@ def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
     for pattern, kind in kinds.items():
         if fnmatchcase(name, pattern):
             dtype = kind
-    assert isinstance(node.op, Linear | Convolution | Recurrence)
+    assert isinstance(node.op, _STORING)
     return replace(node, op=replace(node.op, dtype=dtype))

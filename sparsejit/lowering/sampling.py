@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
@@ -10,11 +12,11 @@ from sparsejit.asm_templates.pointwise.signal import (
     emit_prediction,
     emit_sum_of_rows,
 )
-from sparsejit.asm_templates.shared.location import Location
-from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.sampling import Draw, Reconstruct
-from sparsejit.ir.spec import GruUpdate
+from sparsejit.asm_templates.shared.location import InPool, Location
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.ops.sampling import Draw, Reconstruct, SumOfRows
+from sparsejit.ir.spec import DType, GruUpdate
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
@@ -37,7 +39,7 @@ from sparsejit.x86.operands import (
 
 _FLOAT = 4
 # Addresses of rows; the last one used is that of the rest.
-_ROWS = (rdi, rsi, rdx, rcx, r8, r9, r10)
+_ROWS = (rdi, rsi, rdx, rcx, r8, r9)
 MOST_TABLES = len(_ROWS) - 1
 
 
@@ -90,22 +92,42 @@ def lower_quantise(low: Lowering, node: Node) -> None:
 
 def lower_sum_of_rows(low: Lowering, node: Node) -> None:
     """One pass over the rows. Raises CompileError for more tables than registers."""
-    count, features = len(node.inputs) // 2, node.output.shape[0]
-    rows = [table.shape[0] for table in node.inputs[count:-1]]
+    op, count, features = node.op, len(node.inputs) // 2, node.output.shape[0]
+    assert isinstance(op, SumOfRows)
     if count > MOST_TABLES:
         raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
+    short = op.dtype is not DType.FLOAT32
+    tables = node.inputs[count:-1]
+    halves = [_halves(low.constant(table), low.target.lanes) for table in tables] if short else []
+    rows = [table.shape[0] for table in tables]
+    row_bytes = halves[0][0].nbytes if short else _FLOAT * features
 
     def emit(asm: Assembler, at: Locations) -> None:
-        indices, tables = at.reads[:count], at.reads[count:-1]
+        places = [InPool(asm.literal(half)) for half in halves] or at.reads[count:-1]
         asm.emit("xor", dword(r11), dword(r11))
-        for register, index, table, height in zip(_ROWS, indices, tables, rows, strict=False):
-            _row(asm, register, (index, table), (height, features))
+        for register, index, table, height in zip(_ROWS, at.reads, places, rows, strict=False):
+            _row(asm, register, (index, table), (height, row_bytes))
         _report(asm, at)
         at.reads[-1].point(asm, _ROWS[count])
         at.writes[0].point(asm, r11)
-        emit_sum_of_rows(asm, r11, _ROWS[: count + 1], features)
+        emit_sum_of_rows(asm, r11, _ROWS[: count + 1], features, r10 if short else None)
 
-    _add(low, node, "sum-of-rows", f"{count} rows of {features} features by index", emit)
+    into = low.dense_result(node.output)
+    read = (*node.inputs[:count], node.inputs[-1]) if short else node.inputs
+    facts = Facts(f"{count} rows of {features} features by index", weight_bytes=count * row_bytes)
+    reads = tuple(map(low.contiguous, read))
+    low.add(Step("sum-of-rows", node.output.origin, reads, (into,), emit, facts))
+
+
+def _halves(table: Array, lanes: int) -> Array:
+    """A table as float16, its rows whole vectors. Raises InvalidInput for greater numbers."""
+    rows, features = table.shape
+    stored = np.zeros((rows, -(-features // lanes) * lanes), np.float16)
+    with np.errstate(over="ignore"):
+        stored[:, :features] = table
+    if not np.isfinite(stored).all():
+        raise InvalidInput("a table exceeds the range of float16; store it as float32")
+    return stored
 
 
 def lower_gru_step(low: Lowering, node: Node) -> None:
@@ -139,7 +161,7 @@ def lower_reconstruct(low: Lowering, node: Node) -> None:
     op = node.op
     assert isinstance(op, Reconstruct)
     level, levels, *numbers = node.inputs
-    count, shape = levels.shape[0], (levels.shape[0], 1)
+    count, shape = levels.shape[0], (levels.shape[0], _FLOAT)
 
     def emit(asm: Assembler, at: Locations) -> None:
         value = xmm(0)
@@ -198,7 +220,7 @@ def _row(
     Clobbers rax.
     """
     index, table = place
-    rows, features = shape
+    rows, row_bytes = shape
     known = asm.label("row exists")
     _load(asm, index, register)
     asm.emit("cmp", register, rows)
@@ -206,7 +228,7 @@ def _row(
     asm.emit("mov", dword(r11), 1)
     asm.emit("xor", dword(register), dword(register))
     asm.bind(known)
-    asm.emit("imul", register, register, _FLOAT * features)
+    asm.emit("imul", register, register, row_bytes)
     table.point(asm, rax)
     asm.emit("add", register, rax)
 

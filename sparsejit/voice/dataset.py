@@ -20,7 +20,7 @@ from .prediction import ZERO_CLASS, IndexArray
 
 AUDIO_SUFFIXES = (".flac", ".ogg", ".wav")
 # Raise when features or coding change: it names the cache.
-ENCODING_VERSION = 1
+ENCODING_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Log-mel features of a recording, and reading recordings."""
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidInput, MissingDependency
+from .resampling import Resampler
 
 SAMPLE_RATE = 22_050
 HOP_LENGTH = 220
@@ -20,8 +22,12 @@ POWER_FLOOR = 1e-9
 # What log10 power can be: from the floor to a tone at full scale (2.1), and as much beyond as a
 # network that predicts mels may err.
 MEL_RANGE = (-9.5, 2.5)
+_READ_AT_ONCE = 1 << 16  # samples of a recording
+_FRAMES_AT_ONCE = 256
 
 FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
 
 
 def log_mel(audio: npt.ArrayLike, rate: int = SAMPLE_RATE) -> FloatArray:
@@ -33,32 +39,96 @@ def log_mel(audio: npt.ArrayLike, rate: int = SAMPLE_RATE) -> FloatArray:
 
     Raises InvalidInput for audio that is not one-dimensional, finite and at least a frame long.
     """
-    samples = resample(_checked_audio(audio), rate, SAMPLE_RATE)
-    frames = len(samples) // HOP_LENGTH
-    if frames == 0:
-        raise InvalidInput(
-            f"the audio has {len(samples)} samples at {SAMPLE_RATE} Hz; "
-            f"give at least one frame of {HOP_LENGTH}"
-        )
-    lead = WINDOW_LENGTH // 2 - HOP_LENGTH // 2
-    padded = np.pad(samples, (lead, WINDOW_LENGTH))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW_LENGTH)
-    windows = windows[: frames * HOP_LENGTH : HOP_LENGTH]
-    # A periodic Hann window, as librosa and torch.stft use.
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW_LENGTH) / WINDOW_LENGTH)
-    spectrum = np.fft.rfft(windows * hann, FFT_LENGTH, axis=1)
-    power = (spectrum.real**2 + spectrum.imag**2) / np.sum(hann**2)
-    bands = power @ mel_filters().T
-    return np.log10(np.maximum(bands, POWER_FLOOR)).T.astype(np.float32)
+    stream = MelStream(rate)
+    return np.concatenate([stream.push(audio), stream.finish()], axis=1)
 
 
-def mel_centres() -> npt.NDArray[np.float64]:
+class MelStream:
+    """`log_mel` of one recording that comes in pieces: the same frames to the bit, however cut.
+
+    Needs the memory of a few seconds of audio, beside what it returns.
+    """
+
+    def __init__(self, rate: int = SAMPLE_RATE) -> None:
+        self._resampler = Resampler(rate, SAMPLE_RATE)
+        # From the first sample of the next frame's window; the first window begins in silence.
+        self._waiting = np.zeros(WINDOW_LENGTH // 2 - HOP_LENGTH // 2, np.float32)
+        self._samples = self._given = 0
+
+    def push(self, audio: npt.ArrayLike) -> FloatArray:
+        """The frames, (80, any number of them), that the next piece of mono audio completes."""
+        return self._frames(self._resampler.push(_checked_audio(audio)))
+
+    def finish(self) -> FloatArray:
+        """The frames whose windows reach beyond the end; InvalidInput where there was none."""
+        rest = self._frames(self._resampler.finish())
+        frames = self._samples // HOP_LENGTH
+        if frames == 0:
+            raise InvalidInput(
+                f"the audio has {self._samples} samples at {SAMPLE_RATE} Hz; "
+                f"give at least one frame of {HOP_LENGTH}"
+            )
+        missing = frames - self._given
+        silence = np.zeros(WINDOW_LENGTH, np.float32)
+        last = _mel_of_windows(np.concatenate([self._waiting, silence]), missing)
+        return np.concatenate([rest, last], axis=1)
+
+    def _frames(self, samples: FloatArray) -> FloatArray:
+        self._samples += len(samples)
+        self._waiting = np.concatenate([self._waiting, samples])
+        frames = max(0, (len(self._waiting) - WINDOW_LENGTH) // HOP_LENGTH + 1)
+        mel = _mel_of_windows(self._waiting, frames)
+        self._waiting = self._waiting[frames * HOP_LENGTH :]
+        self._given += frames
+        return mel
+
+
+def _mel_of_windows(samples: FloatArray, frames: int) -> FloatArray:
+    """Log-mel (80, frames) of the first windows, each 220 samples after the one before."""
+    mel = np.empty((N_MELS, frames), np.float32)
+    for first in range(0, frames, _FRAMES_AT_ONCE):
+        last = min(first + _FRAMES_AT_ONCE, frames)
+        piece = samples[first * HOP_LENGTH : (last - 1) * HOP_LENGTH + WINDOW_LENGTH]
+        windows = np.lib.stride_tricks.sliding_window_view(piece, WINDOW_LENGTH)[::HOP_LENGTH]
+        spectrum = np.fft.rfft(windows * _hann(), FFT_LENGTH, axis=1)
+        power = spectrum.real**2 + spectrum.imag**2
+        mel[:, first:last] = np.log10(np.maximum(_bands(power), POWER_FLOOR)).T
+    return mel
+
+
+def _bands(power: DoubleArray) -> DoubleArray:
+    """Weighted means (frames, 80) of power (frames, 513).
+
+    Bin by bin, not by a matrix product: a BLAS sums a frame in another order beside others.
+    """
+    bins, weights, starts = _filters_in_a_row()
+    return np.add.reduceat(power[:, bins] * weights, starts, axis=1)
+
+
+@cache
+def _hann() -> DoubleArray:
+    """A periodic Hann window, as librosa and torch.stft use."""
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW_LENGTH) / WINDOW_LENGTH)
+
+
+@cache
+def _filters_in_a_row() -> tuple[IndexArray, DoubleArray, IndexArray]:
+    """Bins and weights of all filters, one after the other, and where each starts.
+
+    The weights include the power of the window.
+    """
+    filters, bins = np.nonzero(mel_filters())
+    weights = mel_filters()[filters, bins] / np.sum(_hann() ** 2)
+    return bins, weights, np.searchsorted(filters, np.arange(N_MELS))
+
+
+def mel_centres() -> DoubleArray:
     """Return the centre frequencies of the bands in Hz, float64 (80,)."""
     return _mel_edges()[1:-1]
 
 
 @cache
-def mel_filters() -> npt.NDArray[np.float64]:
+def mel_filters() -> DoubleArray:
     """Return triangular filters (80, 513) over FFT bins; each row sums to one."""
     bins = np.fft.rfftfreq(FFT_LENGTH, 1 / SAMPLE_RATE)
     edges = _mel_edges()
@@ -69,23 +139,9 @@ def mel_filters() -> npt.NDArray[np.float64]:
     return triangles / triangles.sum(axis=1, keepdims=True)
 
 
-def _mel_edges() -> npt.NDArray[np.float64]:
+def _mel_edges() -> DoubleArray:
     low, high = (2595 * np.log10(1 + hz / 700) for hz in (MEL_LOW_HZ, MEL_HIGH_HZ))
     return 700 * (10 ** (np.linspace(low, high, N_MELS + 2) / 2595) - 1)
-
-
-def resample(audio: FloatArray, rate: int, new_rate: int) -> FloatArray:
-    """Return `audio` at `new_rate`, band-limited by truncating its spectrum (numpy only)."""
-    if rate <= 0:
-        raise InvalidInput(f"the sample rate is {rate}; give a positive number of Hz")
-    if rate == new_rate or len(audio) == 0:
-        return audio
-    length = round(len(audio) * new_rate / rate)
-    spectrum = np.fft.rfft(audio.astype(np.float64))
-    kept = np.zeros(length // 2 + 1, dtype=complex)
-    shared = min(len(spectrum), len(kept))
-    kept[:shared] = spectrum[:shared]
-    return (np.fft.irfft(kept, length) * (length / len(audio))).astype(np.float32)
 
 
 def load_audio(path: str | os.PathLike[str]) -> FloatArray:
@@ -93,21 +149,31 @@ def load_audio(path: str | os.PathLike[str]) -> FloatArray:
 
     Raises InvalidInput if the file is unreadable, empty or not finite.
     """
+    return np.concatenate(list(audio_pieces(path)))
+
+
+def audio_pieces(path: str | os.PathLike[str]) -> Iterator[FloatArray]:
+    """What `load_audio` returns, piece by piece; the same errors, where the piece is."""
     try:
         import soundfile
     except ImportError as error:
         raise MissingDependency("soundfile is missing: pip install soundfile") from error
     file = Path(path)
+    samples_read = 0
     try:
-        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError) as error:
+        with soundfile.SoundFile(file) as recording:
+            resampler = Resampler(recording.samplerate, SAMPLE_RATE)
+            while len(samples := recording.read(_READ_AT_ONCE, "float32", always_2d=True)):
+                samples_read += len(samples)
+                yield resampler.push(_checked_audio(samples.mean(axis=1)))
+            yield resampler.finish()
+    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: no header
         raise InvalidInput(
             f"cannot read audio from {file} ({error}); give WAV, FLAC or another "
             "format that libsndfile reads"
         ) from error
-    if len(samples) == 0:
+    if not samples_read:
         raise InvalidInput(f"{file} holds 0 samples; remove it or give a recording with sound")
-    return resample(_checked_audio(samples.mean(axis=1)), rate, SAMPLE_RATE)
 
 
 def _checked_audio(audio: npt.ArrayLike) -> FloatArray:

@@ -23,6 +23,9 @@ from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
 from sparsejit.voice.weights import VoiceWeights
 
+# Of a stream: more gain no speed, and nothing interrupts what is being spoken.
+_MOST_FRAMES_AT_ONCE = 64
+
 
 class WaveRNN:
     """A pruned voice compiled into one native function. Thread-safe.
@@ -49,6 +52,8 @@ class WaveRNN:
         self.loop: SampleLoop = compile_sample_loop(
             sample_graph(weights), calibrated(Target.resolve(target)), dtype
         )
+        # What is made or faulted in at first use, here, or a first stream would wait for it.
+        self.generate(np.full((self.n_mels, 1), np.log10(features.POWER_FLOOR)))
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"
@@ -143,12 +148,14 @@ class WaveRNN:
     def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
         """Speak chunks of log-mel (80, any number of frames) as they arrive.
 
-        Two frames of look-ahead are held back until they can be spoken. The chunks joined are
-        the samples `generate` gives for the joined mel. Raises InvalidInput as `generate` does,
-        for the first chunk that is wrong.
+        Two frames of look-ahead are held back until they can be spoken. The pieces joined are the
+        samples `generate` gives for the joined mel. A piece is at most 64 frames, however long the
+        chunk was; the first is one frame, so that it is there at once. Raises InvalidInput as
+        `generate` does, for the first chunk that is wrong.
         """
         sampler = Sampler(self.loop, seed)
         waiting: FloatArray | None = None
+        longest = 1
         for chunk in mel_frames:
             frames = self._checked_frames(chunk)
             if not frames.shape[1]:
@@ -156,9 +163,12 @@ class WaveRNN:
             if waiting is None:
                 waiting = np.repeat(frames[:, :1], CONTEXT_FRAMES, axis=1)
             waiting = np.concatenate([waiting, frames], axis=1)
-            if waiting.shape[1] > 2 * CONTEXT_FRAMES:
-                yield sampler.generate(self.weights.conditioning(waiting, context=True))
-                waiting = waiting[:, -2 * CONTEXT_FRAMES :]
+            while waiting.shape[1] > 2 * CONTEXT_FRAMES:
+                piece = waiting[:, : longest + 2 * CONTEXT_FRAMES]
+                yield sampler.generate(self.weights.conditioning(piece, context=True))
+                waiting = waiting[:, piece.shape[1] - 2 * CONTEXT_FRAMES :]
+                # Whoever plays them has a piece to play while one twice as long is made.
+                longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
         if waiting is not None:
             last = np.repeat(waiting[:, -1:], CONTEXT_FRAMES, axis=1)
             rest = np.concatenate([waiting, last], axis=1)

@@ -37,9 +37,9 @@ def run(*arguments: str | Path) -> Result:
 
 def test_synth_says_how_fast_it_was(recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "spoken.wav"
-    done = run("synth", recording, "--out", out)
+    done = run("synth", recording, out)
     assert done.exit_code == 0, done.output
-    speed = r"made in \d+\.\d\d s, \d+\.\d times real time\n"
+    speed = r"made in \d+\.\d\d s, \d+\.\d times real time, first audio after \d+\.\d ms\n"
     assert re.fullmatch(rf"0\.2 s of speech in {re.escape(str(out))}, {speed}", done.stdout)
     audio, rate = soundfile.read(out)
     assert (len(audio), rate) == (4400, 22_050)
@@ -47,9 +47,9 @@ def test_synth_says_how_fast_it_was(recording: Path, tmp_path: Path) -> None:
 
 def test_synth_reports_json_alone_on_stdout(recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "spoken.wav"
-    options = ("--json", "--seed", "3", "--temperature", "0.5", "--out", str(out))
+    arguments = (str(recording), str(out), "--json", "--seed", "3", "--temperature", "0.5")
     done = subprocess.run(
-        [sys.executable, "-m", "sparsejit.commands.cli", "synth", str(recording), *options],
+        [sys.executable, "-m", "sparsejit.commands.cli", "synth", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -59,6 +59,7 @@ def test_synth_reports_json_alone_on_stdout(recording: Path, tmp_path: Path) -> 
     report = json.loads(done.stdout)
     assert report["real_time_factor"] == report["seconds"] / report["computing_seconds"]
     assert report["seconds"] == pytest.approx(4400 / 22_050)
+    assert set(report) >= {"recording", "voice", "sample_rate", "first_audio_ms"}
     assert (report["seed"], report["temperature"], report["out"]) == (3, 0.5, str(out))
 
 
@@ -66,11 +67,23 @@ def test_the_temperature_is_that_of_the_draw(recording: Path, tmp_path: Path) ->
     mel = log_mel(load_audio(recording))
     for temperature in (0.3, 2.0):
         out = tmp_path / f"{temperature}.wav"
-        done = run("synth", recording, "--out", out, "--temperature", temperature)
+        done = run("synth", recording, out, "--temperature", temperature)
         assert done.exit_code == 0, done.output
         expected = WaveRNN.from_pretrained(temperature=temperature).generate(mel)
         written, _ = soundfile.read(out, dtype="float32")
         np.testing.assert_allclose(written, np.clip(expected, -1, 1), atol=2.0**-15)
+
+
+def test_a_voice_may_be_stored_as_int8(recording: Path, tmp_path: Path) -> None:
+    out = tmp_path / "short.wav"
+    done = run("synth", recording, out, "--dtype", "int8", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["dtype"] == "int8"
+    mel = WaveRNN.from_pretrained().features(*soundfile.read(recording))
+    expected = WaveRNN.from_pretrained(dtype="int8").generate(mel)
+    np.testing.assert_allclose(soundfile.read(out)[0], expected, atol=2**-15)
+    refused = run("synth", recording, out, "--dtype", "int4")
+    assert refused.exit_code != 0 and "int4" in str(refused.exception)
 
 
 @pytest.mark.parametrize("temperature", ["0", "-1", "nan", "inf"])
@@ -78,7 +91,7 @@ def test_a_temperature_that_cannot_be_is_refused(
     recording: Path, tmp_path: Path, temperature: str
 ) -> None:
     out = tmp_path / "spoken.wav"
-    refused = run("synth", recording, "--out", out, "--temperature", temperature)
+    refused = run("synth", recording, out, "--temperature", temperature)
     assert isinstance(refused.exception, InvalidInput)
     assert "the temperature is" in str(refused.exception)
     assert not out.exists()
@@ -99,9 +112,10 @@ def forbid(*arguments: object) -> None:
 def test_synth_checks_where_it_writes_before_the_work(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synth_command, "load_audio", forbid)
+    monkeypatch.setattr(synth_command, "count_frames", forbid)
+    monkeypatch.setattr(synth_command.WaveRNN, "from_pretrained", forbid)
     for out in [*unwritable(tmp_path, "spoken.wav"), tmp_path / "spoken.mp3"]:
-        refused = run("synth", recording, "--out", out)
+        refused = run("synth", recording, out)
         assert isinstance(refused.exception, InvalidInput), out
         assert str(out) in str(refused.exception)
 

@@ -20,6 +20,7 @@ from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner import batch_split
 
 FEATURE_MAJOR = Layout.FEATURE_MAJOR.value
+LANES = Target.detect().lanes
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -122,9 +123,9 @@ def test_equal_parts_are_the_same_code() -> None:
         batch: sparsejit.compile_matrix(
             weights, batch=batch, layout=FEATURE_MAJOR, strategy="panels", threads=2
         ).image.code_bytes
-        for batch in (64, 80)  # 32 and 32 columns; 48 and 32
+        for batch in (4 * LANES, 5 * LANES)  # two panels each; three and two
     }
-    assert sizes[80] > 1.5 * sizes[64]
+    assert sizes[5 * LANES] > 1.5 * sizes[4 * LANES]
 
 
 def priced(monkeypatch: pytest.MonkeyPatch, ns: Callable[[Any], float]) -> None:
@@ -169,22 +170,22 @@ def test_a_barrier_that_costs_more_than_it_saves_is_not_paid(
 
 def test_one_panel_is_shared_by_rows() -> None:
     for layout in Layout:
-        assert columns_of(shared(16, layout=layout.value)) == [16, 16]
+        assert columns_of(shared(LANES, layout=layout.value)) == [LANES, LANES]
 
 
 def test_parts_begin_at_whole_panels() -> None:
     weights = block_weights((16, 64), 0.5, 1)
     kernel = sparsejit.compile_matrix(
-        weights, batch=70, layout=FEATURE_MAJOR, strategy="panels", threads=2
+        weights, batch=4 * LANES + 6, layout=FEATURE_MAJOR, strategy="panels", threads=2
     )
-    assert columns_of(kernel) == [48, 22]
+    assert columns_of(kernel) == [3 * LANES, LANES + 6]
 
 
 def make_batch(
     layout: Layout, by_columns: bool, threads: int = 3
 ) -> tuple[sparsejit.Kernel, np.ndarray, np.ndarray]:
     """A kernel in parts, an input, and what it gives for it."""
-    shape, batch = ((16, 50), 60) if by_columns else ((80, 50), 16)
+    shape, batch = ((16, 50), 60) if by_columns else ((80, 50), LANES)
     weights, pitch = block_weights(shape, 0.3, 1), 80 if layout is Layout.FEATURE_MAJOR else None
     kernel = sparsejit.compile_matrix(
         weights, batch=batch, layout=layout, pitch=pitch, threads=threads, strategy="panels"

@@ -51,7 +51,7 @@ RECORDS = [
     Uniform(),
     Draw(1 / 0.9),
     Quantise(),
-    SumOfRows(),
+    SumOfRows(DType.FLOAT16),
     GruStep(),
     Predict(),
     Reconstruct(4.0, 0.9),

@@ -25,6 +25,7 @@ from sparsejit.ir.ops.sampling import (
     SumOfRows,
     Uniform,
 )
+from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.loop import GraphLoop, Role, build_loop
 from sparsejit.lowering.model import lower_model
@@ -114,10 +115,32 @@ def test_rows_add_up_in_their_order(isa: str, edge: Edge, features: int) -> None
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("features", FEATURES)
+def test_short_rows_are_float16(isa: str, edge: Edge, features: int) -> None:
+    tables = [random_floats(n, 5, features) for n in range(2)]
+    rest, op = random_floats(9, features), SumOfRows(DType.INT8)
+    graph, given = graph_of(op, whole(4), whole(1), *tables, rest, constants=(2, 3))
+    ran = run_tiles(graph, [array[None] for array in given], Target.named(isa), edge)
+    halves = [table.astype(np.float16).astype(np.float32) for table in tables]
+    assert ran.status == 0
+    np.testing.assert_array_equal(ran.outputs[0][0], halves[0][4] + halves[1][1] + rest)
+
+
+def test_rows_beyond_float16_are_refused() -> None:
+    table = np.full((2, 8), 7e4, np.float32)
+    operands = whole(0), table, random_floats(0, 8)
+    graph, _ = graph_of(SumOfRows(DType.BFLOAT16), *operands, constants=(1,))
+    with pytest.raises(InvalidInput, match="exceeds the range of float16; store it as float32"):
+        lower_model(graph, ModelOptions(Target.named("avx2")))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])
 @pytest.mark.parametrize("index", [-1, 5, 2**40])
-def test_a_row_that_is_not_there_is_reported(isa: str, index: int) -> None:
+def test_a_row_that_is_not_there_is_reported(isa: str, dtype: DType, index: int) -> None:
     table, rest = random_floats(1, 5, 20), random_floats(2, 20)
-    graph, given = graph_of(SumOfRows(), whole(index), table, rest)
+    graph, given = graph_of(SumOfRows(dtype), whole(index), table, rest, constants=(1,))
     assert run_tiles(graph, [array[None] for array in given], Target.named(isa)).status == 1
 
 

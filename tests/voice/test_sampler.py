@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.voice import reference_sampler
+from sparsejit.voice import weights as voice_weights
 from sparsejit.voice.bundled import VOICE, bundled_utterance
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.wavernn import WaveRNN
@@ -96,6 +97,24 @@ def test_stream_speaks_as_soon_as_the_look_ahead_is_there(voice: WaveRNN) -> Non
     first = next(voice.stream(frames()))
     assert len(first) == voice.hop_length
     assert frames_pulled == 3
+
+
+def test_stream_speaks_a_long_chunk_in_pieces_that_grow_to_64_frames(voice: WaveRNN) -> None:
+    mel = speech_like_mel(200)
+    pieces = list(voice.stream([mel[:, :5], mel[:, 5:]], 3))
+    frames = [len(piece) // voice.hop_length for piece in pieces]
+    assert frames == [1, 2, 4, 8, 16, 32, 64, 64, 7, 2]
+    np.testing.assert_array_equal(np.concatenate(pieces), voice.generate(mel, 3))
+
+
+def test_nothing_is_left_to_make_when_a_stream_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    voice = WaveRNN(VoiceWeights.random(hidden=8))
+
+    def forbid(*arguments: object) -> None:
+        raise AssertionError("made when the stream began")
+
+    monkeypatch.setattr(voice_weights, "FrameNetwork", forbid)
+    assert len(next(voice.stream([speech_like_mel(3)]))) == voice.hop_length
 
 
 def test_one_seed_gives_one_utterance(voice: WaveRNN) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import float_type, require
-from sparsejit.ir.spec import CategoricalDraw, GruUpdate
+from sparsejit.ir.spec import CategoricalDraw, DType, GruUpdate
 
 # Samples that a prediction reads; those older than its order weigh zero.
 PREDICTION_WINDOW = 32
@@ -81,8 +81,12 @@ class Quantise:
 class SumOfRows:
     """tables[0][indices[0]] + tables[1][indices[1]] + ... + rest, added in that order.
 
-    Operands: int64 () indices, as many tables (rows, features), the rest (features,).
+    Operands: int64 () indices, as many tables (rows, features), the rest (features,). Tables are
+    stored as float32 or, with any shorter `dtype`, as float16: nothing is multiplied, and no other
+    format of 16 bits keeps as much of them.
     """
+
+    dtype: DType = DType.FLOAT32
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         wanted = "give int64 indices, as many tables (rows, features), and a vector (features,)"
