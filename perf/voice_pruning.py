@@ -23,13 +23,9 @@ from sparsejit.perf.history import RESULTS, append_rows, circumstances, read_row
 from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown
 from sparsejit.prune import CubicSchedule, Pruner
 from sparsejit.voice.dataset import Clip, held_out_names, load_clips
-from sparsejit.voice.train import (
-    Trainer,
-    TrainingPlan,
-    bfloat16_products,
-    evaluate,
-    read_checkpoint,
-)
+from sparsejit.voice.likelihood import evaluate, matrix_product_precision
+from sparsejit.voice.plan import TrainingPlan
+from sparsejit.voice.train import Trainer, read_checkpoint
 
 TARGET = "rnn.weight_hh_l0"
 PATTERNS = ("unstructured", "lane16", "1x8", "1x16")
@@ -46,13 +42,23 @@ class Sizes:
     def dense_plan(self) -> TrainingPlan:
         """Ends at a learning rate to go on from."""
         return TrainingPlan(
-            self.hidden_size, self.dense_samples, self.streams, final_learning_rate=5e-4
+            self.hidden_size,
+            self.dense_samples,
+            self.streams,
+            final_learning_rate=5e-4,
+            int8_start=1.0,
         )
 
     def extra_plan(self, samples: int, order: int) -> TrainingPlan:
         """No warm-up: Adam's moments come with the checkpoint."""
         return TrainingPlan(
-            self.hidden_size, samples, self.streams, learning_rate=5e-4, warm_up_steps=1, seed=order
+            self.hidden_size,
+            samples,
+            self.streams,
+            learning_rate=5e-4,
+            warm_up_steps=1,
+            int8_start=1.0,
+            seed=order,
         )
 
 
@@ -134,7 +140,7 @@ class VoiceStudy:
         trainer = Trainer(plan, self.training, "cpu", Pruner(0.0, targets=TARGET))
         if path.exists():
             trainer.restore(path)
-        with bfloat16_products():
+        with matrix_product_precision("medium"):
             for batch in islice(trainer.streams, plan.steps - trainer.step):
                 trainer.run_step(batch)
                 if trainer.step % 100 == 0 or trainer.step == plan.steps:
@@ -148,9 +154,10 @@ class VoiceStudy:
         content = read_checkpoint(dense)
         trainer.model.load_state_dict(content["model"])
         trainer.optimizer.load_state_dict(content["optimizer"])
-        with bfloat16_products():
+        with matrix_product_precision("medium"):
             losses = [trainer.run_step(batch) for batch in islice(trainer.streams, plan.steps)]
-            nats = evaluate(trainer.model, self.held_out, "cpu")
+            shortest = min(clip.frames for clip in self.held_out)
+            nats = evaluate(trainer.model, self.held_out, "cpu", most_frames=shortest)
         trainer.pruner.finalize()
         matrix = trainer.model.get_parameter(TARGET).detach().numpy()
         with atomic_path(self.out / arm.matrix) as temporary, temporary.open("wb") as file:

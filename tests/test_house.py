@@ -35,7 +35,7 @@ ONLY_IN = {
     "torch": {"frontends", "prune", "voice", "perf"},
 }
 # Speaking needs no torch; only training does, and reading the checkpoints that torch wrote.
-VOICE_WITH_TORCH = {"module", "gru", "train", "checkpoints_files"}
+VOICE_WITH_TORCH = {"module", "gru", "train", "likelihood", "rounding", "checkpoints_files"}
 # Instructions are learned in one place, and its ELF writer is used in one.
 WITH_PEACHPY = {"encoder", "object_file"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")

@@ -27,8 +27,24 @@ def train(
     hidden_size: Annotated[
         int | None, typer.Option(help="Units of the GRU, a multiple of 8.")
     ] = None,
-    amount: Annotated[float | None, typer.Option(help="Share of weights to prune.")] = None,
-    pattern: Annotated[str | None, typer.Option(help="What to prune in, such as 1x8.")] = None,
+    amount: Annotated[
+        float | None, typer.Option(help="Share of the recurrent weights to prune; 0 for none.")
+    ] = None,
+    dense_amount: Annotated[
+        float | None, typer.Option(help="Share of the dense layers' weights; else the same.")
+    ] = None,
+    pattern: Annotated[str | None, typer.Option(help="What to prune in, such as lane16.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="At its highest.")] = None,
+    int8_start: Annotated[
+        float | None, typer.Option(help="Share of the training after which it rounds to int8.")
+    ] = None,
+    product_precision: Annotated[
+        str | None, typer.Option(help="highest, or medium for products of bfloat16.")
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A voice to begin as; its zeros may grow."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of weights and batches.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where present.")] = None,
 ) -> None:
@@ -40,23 +56,31 @@ def train(
         "samples": samples,
         "hidden_size": hidden_size,
         "amount": amount,
+        "dense_amount": dense_amount,
         "pattern": pattern,
+        "learning_rate": learning_rate,
+        "int8_start": int8_start,
+        "product_precision": product_precision,
         "seed": seed,
     }
     plan = TrainingPlan(**{name: value for name, value in chosen.items() if value is not None})
-    say(f"voice: {_carry_out(folder, out, plan, device)}")
+    say(f"voice: {_carry_out(folder, out, plan, device, start)}")
 
 
-def _carry_out(folder: Path, out: Path, plan: "TrainingPlan", device: str | None) -> Path:
+def _carry_out(
+    folder: Path, out: Path, plan: "TrainingPlan", device: str | None, start: Path | None
+) -> Path:
     """Train; Ctrl-C exits with status 130 where there is a checkpoint to go on from."""
     from sparsejit.voice.train import train as train_voice
+    from sparsejit.voice.weights import VoiceWeights
 
+    begin = None if start is None else VoiceWeights.load(start)
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         error_console.print(f"going on from {checkpoint}")
     try:
         with TrainingBar() as bar:
-            return train_voice(folder, out, plan, device, bar.show)
+            return train_voice(folder, out, plan, device, bar.show, begin)
     except KeyboardInterrupt:
         if not checkpoint.exists():
             raise

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,23 @@ def held_out_names(names: list[str], count: int = 8) -> list[str]:
     return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
 
 
-def load_clips(folder: str | os.PathLike[str], cache: str | os.PathLike[str]) -> list[Clip]:
-    """Return every recording of `folder`, encoded; the encoding is kept in folder `cache`."""
+def load_clips(
+    folder: str | os.PathLike[str],
+    cache: str | os.PathLike[str],
+    names: Collection[str] | None = None,
+) -> list[Clip]:
+    """Return the recordings of `folder`, encoded; the encoding is kept in folder `cache`.
+
+    All of them, or those whose names without suffix are in `names`.
+    """
     files = audio_files(folder)
-    stored = Path(cache) / f"clips-{_fingerprint(files)}.npz"
+    chosen = [path for path in files if names is None or path.stem in names]
+    stored = _cached(files, cache)
     if not stored.exists():
-        clips = encode_clips({path.stem: load_audio(path) for path in files})
-        _save(clips, stored)
-    return _load(stored)
+        stored = _cached(chosen, cache)
+    if not stored.exists():
+        _save(encode_clips({path.stem: load_audio(path) for path in chosen}), stored)
+    return [clip for clip in _load(stored) if names is None or clip.name in names]
 
 
 def encode_clips(recordings: dict[str, FloatArray]) -> list[Clip]:
@@ -97,9 +106,11 @@ def encode_clips(recordings: dict[str, FloatArray]) -> list[Clip]:
     ]
 
 
-def _fingerprint(files: list[Path]) -> str:
+def _cached(files: list[Path], cache: str | os.PathLike[str]) -> Path:
+    """Where the encoding of just these files is kept."""
     listing = "\n".join(f"{path.name} {path.stat().st_size}" for path in files)
-    return hashlib.sha256(f"{ENCODING_VERSION}\n{listing}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{ENCODING_VERSION}\n{listing}".encode()).hexdigest()
+    return Path(cache) / f"clips-{digest[:16]}.npz"
 
 
 def _save(clips: list[Clip], path: Path) -> None:

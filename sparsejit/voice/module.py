@@ -5,10 +5,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidInput
 from .features import HOP_LENGTH, N_MELS
 from .gru import FusedGRU
 from .prediction import CLASSES
-from .weights import CONDITION_SIZE, DENSE_SIZE, EMBEDDING_SIZE, INPUTS, VoiceWeights
+from .rounding import Int8Linear
+from .weights import CONDITION_SIZE, DENSE_SIZE, EMBEDDING_SIZE, INPUTS, RECURRENT, VoiceWeights
+
+# The tensors whose rows are units of the gates r, z, n.
+BY_GATE = ("rnn.", "condition_gates.")
+
+
+def check_wide_enough(hidden_size: int, weights: VoiceWeights) -> None:
+    """Raise InvalidInput where a network of that size cannot start from the voice."""
+    given = weights.hidden_size
+    if given > hidden_size:
+        raise InvalidInput(
+            f"the voice to start from has {given} units, the network {hidden_size}; give {given} "
+            "or more"
+        )
 
 
 class WaveRNNModule(nn.Module):
@@ -44,6 +59,33 @@ class WaveRNNModule(nn.Module):
         with torch.no_grad():
             self.embedding.weight.copy_(position * direction + 0.1 * noise)
 
+    @classmethod
+    def from_weights(cls, weights: VoiceWeights) -> "WaveRNNModule":
+        """The network of a voice."""
+        model = cls(weights.hidden_size)
+        model.load_state_dict(
+            {name: torch.from_numpy(value) for name, value in weights.tensors.items()}
+        )
+        return model
+
+    def start_from(self, weights: VoiceWeights) -> None:
+        """Take over a voice's weights; where this network is wider, the wider one says the same.
+
+        Units that the voice lacks keep their random inputs, but nothing listens to them yet.
+
+        Raises InvalidInput for a voice with more units than this network.
+        """
+        size, given = self.hidden_size, weights.hidden_size
+        check_wide_enough(size, weights)
+        with torch.no_grad():
+            self.get_parameter(RECURRENT).view(3, size, size)[:, :given, given:] = 0
+            self.fc1.weight[:, given:] = 0
+            for name, value in self.state_dict().items():
+                found = torch.from_numpy(weights.tensors[name])
+                if name.startswith(BY_GATE):
+                    value, found = value.view(3, size, -1), found.view(3, given, -1)
+                value[tuple(slice(length) for length in found.shape)] = found
+
     def condition(self, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Return gate terms (F, B, 3H) and dense biases (F, B, 256) of mel (B, 80, F + 4).
 
@@ -54,11 +96,13 @@ class WaveRNNModule(nn.Module):
         summary = torch.tanh(self.conv2(torch.tanh(self.conv1(scaled)))).permute(2, 0, 1)
         return self.condition_gates(summary), self.condition_dense(summary)
 
-    def forward(self, inputs: Tensor, mel: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, inputs: Tensor, mel: Tensor, state: Tensor, int8: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return logits (T, B, 256) and the state (B, H) after T = 220 F steps.
 
         inputs: int64 (T, B, 3): s[t-1], class[t-1], prediction, each 0..255.
-        mel: (B, 80, F + 4). state: (B, H).
+        mel: (B, 80, F + 4). state: (B, H). int8: round the products as int8 kernels do.
         """
         steps, batch, _ = inputs.shape
         offsets = CLASSES * torch.arange(INPUTS, device=inputs.device)
@@ -67,9 +111,19 @@ class WaveRNNModule(nn.Module):
         weight_ih, weight_hh, bias_ih, bias_hh = self.rnn.all_weights[0]
         gates = nn.functional.linear(embedded, weight_ih, bias_ih)
         gates = gates.view(-1, HOP_LENGTH, batch, 3 * self.hidden_size) + gate_terms[:, None]
-        states, last = FusedGRU.apply(gates.view(steps, batch, -1), state, weight_hh, bias_hh)
-        dense = self.fc1(states).view(-1, HOP_LENGTH, batch, DENSE_SIZE) + dense_biases[:, None]
-        return self.fc2(torch.relu(dense)).view(steps, batch, CLASSES), last
+        gates = gates.view(steps, batch, -1)
+        states, last = FusedGRU.apply(gates, state, weight_hh, bias_hh, int8)
+        dense = self._linear(self.fc1, states, int8, state=True)
+        dense = dense.view(-1, HOP_LENGTH, batch, DENSE_SIZE) + dense_biases[:, None]
+        logits = self._linear(self.fc2, torch.relu(dense), int8, state=False)
+        return logits.view(steps, batch, CLASSES), last
+
+    @staticmethod
+    def _linear(layer: nn.Linear, x: Tensor, int8: bool, state: bool) -> Tensor:
+        """The layer of x with all but the last axis flattened; `state`: as in Int8Linear."""
+        if not int8:
+            return layer(x.flatten(0, -2))
+        return Int8Linear.apply(x.flatten(0, -2), layer.weight, state) + layer.bias
 
     def weights(self, temperature: float = 1.0, held_out: Sequence[str] = ()) -> VoiceWeights:
         """Return the network's weights for the sampler, to be run at `temperature`.

@@ -1,7 +1,8 @@
-"""How intelligible a voice is: STOI of free-running speech against the recordings."""
+"""How good free-running speech is against the recordings: STOI and pitch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from ..errors import InvalidInput, MissingDependency
 from .dataset import audio_files
 from .features import HOP_LENGTH, SAMPLE_RATE, FloatArray, load_audio, log_mel
+from .pitch import PitchAgreement, pitch_agreement
 
 
 class Generator(Protocol):
@@ -18,16 +20,24 @@ class Generator(Protocol):
     def generate(self, mel: npt.ArrayLike, *, seed: int = 0) -> FloatArray: ...
 
 
-def stoi_held_out(
+@dataclass(frozen=True)
+class SpeechScore:
+    """How one recording fared: STOI (Taal et al. 2011, pystoi), 0 to 1, and pitch."""
+
+    stoi: float
+    pitch: PitchAgreement
+
+
+def score_held_out(
     voice: Generator,
     folder: str | os.PathLike[str],
     names: Sequence[str],
     seed: int = 0,
-) -> dict[str, float]:
-    """Return the STOI of each recording of `folder` named in `names`, resynthesised from its mel.
+) -> dict[str, SpeechScore]:
+    """Score each recording of `folder` named in `names`, resynthesised from its mel.
 
-    STOI (Taal et al. 2011, as pystoi computes it) is 0 to 1. `names` are file names without
-    suffix; a voice's own held-out ones are `voice.weights.held_out`.
+    `names` are file names without suffix; a voice's own held-out ones are
+    `voice.weights.held_out`.
 
     Raises InvalidInput if a named recording is not in `folder`.
     """
@@ -37,16 +47,24 @@ def stoi_held_out(
         raise InvalidInput(
             f"{folder} lacks the recording {missing[0]}; give the voice's own folder"
         )
-    return {name: stoi_of(voice, files[name], seed) for name in names}
+    return {name: score_of(voice, files[name], seed) for name in names}
 
 
-def stoi_of(voice: Generator, recording: Path, seed: int = 0) -> float:
-    """Return the STOI of one recording spoken again by `voice` from its mel."""
+def score_of(voice: Generator, recording: Path, seed: int = 0) -> SpeechScore:
+    """Score one recording spoken again by `voice` from its mel."""
     try:
         from pystoi import stoi
     except ImportError as error:
         raise MissingDependency("pystoi is missing: pip install pystoi") from error
     audio = load_audio(recording)
     mel = log_mel(audio)
+    audio = audio[: mel.shape[1] * HOP_LENGTH]
     spoken = voice.generate(mel, seed=seed)
-    return float(stoi(audio[: mel.shape[1] * HOP_LENGTH], spoken, SAMPLE_RATE))
+    return SpeechScore(float(stoi(audio, spoken, SAMPLE_RATE)), pitch_agreement(audio, spoken))
+
+
+def mean_pitch_agreement(scores: Iterable[SpeechScore]) -> float:
+    """The share of all voiced frames, of all recordings, that are within a semitone."""
+    found = [score.pitch for score in scores if score.pitch.frames]
+    frames = sum(pitch.frames for pitch in found)
+    return sum(pitch.within_a_semitone * pitch.frames for pitch in found) / max(frames, 1)

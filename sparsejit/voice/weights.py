@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,18 @@ from ..errors import DamagedFile, InvalidInput
 from ..files import check_writable
 from .conditioning import CONTEXT_FRAMES, Conditioning, FrameNetwork, checked_mel
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
+from .packing import BITS, VALUES, pack, unpack
 from .prediction import CLASSES
 
 # What a file says of itself, and must say to be read.
 IDENTITY = {
-    "format": "sparsejit-voice-2",
+    "format": "sparsejit-voice-3",
     "sample_rate": str(SAMPLE_RATE),
     "hop_length": str(HOP_LENGTH),
     "n_mels": str(N_MELS),
 }
+# Format 2 differs in that no matrix is packed.
+_READABLE = ("sparsejit-voice-2", IDENTITY["format"])
 _FORMAT_1 = b'"sparsejit-voice-1"'
 _REMEDY = (
     "copy it again, or repeat the `sparsejit train` that made it: its checkpoint has the voice"
@@ -39,6 +43,9 @@ DENSE_SIZE = 256
 CONDITION_SIZE = 128
 EMBEDDING_SIZE = 64
 INPUTS = 3
+# The matrices that are pruned: one that is multiplied by the state, and the two dense layers.
+RECURRENT = "rnn.weight_hh_l0"
+DENSE_LAYERS = ("fc1.weight", "fc2.weight")
 
 
 def tensor_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
@@ -144,6 +151,8 @@ class VoiceWeights:
     def save(self, path: str | os.PathLike[str], dtype: npt.DTypeLike = np.float16) -> None:
         """Write the tensors as `dtype`, under a digest of the whole file that `load` verifies.
 
+        Of the pruned matrices zeros are not stored.
+
         Raises InvalidInput for a dtype other than float16 and float32, where a value is beyond its
         range, and where the file cannot be written.
         """
@@ -160,6 +169,8 @@ class VoiceWeights:
             "temperature": repr(float(self.temperature)),
             "held_out": json.dumps(list(self.held_out)),
         }
+        for name in (RECURRENT, *DENSE_LAYERS):
+            stored |= pack(name, stored.pop(name))
         write_sealed(Path(path), stored, metadata)
 
     @classmethod
@@ -181,12 +192,12 @@ class VoiceWeights:
                 ) from None
             raise
         for name, wanted in IDENTITY.items():
-            if metadata.get(name) != wanted:
-                found = metadata.get(name)
+            found = metadata.get(name)
+            if found != wanted and not (name == "format" and found in _READABLE):
                 raise DamagedFile(f"{file} has {name} {found!r}, not {wanted!r}; {_REMEDY}")
         try:
             return cls(
-                {name: value.astype(np.float32) for name, value in tensors.items()},
+                {name: value.astype(np.float32) for name, value in _unpacked(tensors).items()},
                 float(metadata["temperature"]),
                 tuple(json.loads(metadata["held_out"])),
             )
@@ -207,6 +218,17 @@ class VoiceWeights:
             kept = generator.random((rows // 8, columns)) < density
             tensors[name] *= np.repeat(kept, 8, axis=0) / np.sqrt(density)
         return cls({name: value.astype(np.float32) for name, value in tensors.items()})
+
+
+def _unpacked(stored: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a file with their pruned matrices whole."""
+    tensors = dict(stored)
+    shapes = tensor_shapes(len(stored["rnn.bias_hh_l0"]) // 3)
+    for name in (RECURRENT, *DENSE_LAYERS):
+        if name + BITS in stored:
+            bits, values = tensors.pop(name + BITS), tensors.pop(name + VALUES)
+            tensors[name] = unpack(name, bits, values, shapes[name])
+    return tensors
 
 
 def check_temperature(temperature: float) -> None:

@@ -110,6 +110,22 @@ def test_a_finished_run_repeated_writes_its_voice_again(speech: Path, tmp_path: 
         np.testing.assert_array_equal(first.tensors[name], value)
 
 
+def test_a_voice_to_start_from_is_read_before_the_data(speech: Path, tmp_path: Path) -> None:
+    voice = tmp_path / "given.safetensors"
+    arguments = ["train", str(speech), "--out", str(tmp_path / "run"), "--start", str(voice)]
+    voice.write_bytes(b"no voice")
+    refused = CliRunner().invoke(app, [*arguments, *OPTIONS])
+    assert isinstance(refused.exception, DamagedFile)
+    VoiceWeights.random(16).save(voice)
+    refused = CliRunner().invoke(app, [*arguments, *OPTIONS])
+    assert isinstance(refused.exception, InvalidInput)
+    assert "start from has 16 units, the network 8" in str(refused.exception)
+    assert not (tmp_path / "run").exists()
+    VoiceWeights.random(8).save(voice)
+    one_step = ["--hidden-size", "8", "--samples", "7040", "--amount", "0"]
+    assert CliRunner().invoke(app, [*arguments, *one_step]).exit_code == 0
+
+
 def test_the_bar_of_a_terminal_has_loss_rate_and_density(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=150)
@@ -128,6 +144,9 @@ def test_the_bar_of_a_terminal_has_loss_rate_and_density(monkeypatch: pytest.Mon
         (["--hidden-size", "-8"], "hidden_size is -8"),
         (["--hidden-size", "65536"], "hidden_size is 65536"),
         (["--amount", "3"], "amount=3.0 is outside"),
+        (["--dense-amount", "1"], "amount=1.0 is outside"),
+        (["--int8-start", "2"], "int8_start is 2.0"),
+        (["--product-precision", "low"], "product_precision is 'low'; give one of highest, medium"),
         (["--pattern", "3y"], "pattern='3y' is unknown"),
         (["--samples", "10"], "10 samples are less than one step"),
     ],

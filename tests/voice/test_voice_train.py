@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -8,14 +9,24 @@ torch = pytest.importorskip("torch")
 soundfile = pytest.importorskip("soundfile")
 
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
+from sparsejit.voice import dataset  # noqa: E402
 from sparsejit.voice import train as training  # noqa: E402
 from sparsejit.voice.dataset import Streams, held_out_names, load_clips  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
+from sparsejit.voice.likelihood import (  # noqa: E402
+    evaluate,
+    held_out_nats,
+    negative_log_likelihood,
+)
+from sparsejit.voice.module import WaveRNNModule  # noqa: E402
 from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
 from sparsejit.voice.train import TrainingPlan, train  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
 
-PLAN = TrainingPlan(hidden_size=16, samples=20 * 2 * 440, streams=2)
+PLAN = TrainingPlan(
+    hidden_size=16, samples=20 * 2 * 440, streams=2, amount=15 / 16, dense_amount=14 / 16
+)
+SAMPLE_ARRAYS = ("classes", "signal", "prediction")
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +49,49 @@ def trained(folder, tmp_path_factory):
 def test_training_writes_a_pruned_voice_and_a_log(trained):
     weights = VoiceWeights.load(trained)
     assert weights.held_out == ("clip2", "clip6")
-    for matrix in (weights.recurrent, weights.dense, weights.output):
-        assert np.count_nonzero(matrix) <= 0.1 * matrix.size
     (row,) = map(json.loads, (trained.parent / "log.jsonl").read_text().splitlines())
     assert row["samples"] == PLAN.samples
     assert 0 < row["held_out_nats"] < 7
+    assert row["int8"]
+    matrices = [*np.split(weights.recurrent, 3), weights.dense, weights.output]
+    # One of the 16 weights of a row's window is left, and in the dense layers two.
+    kept = [np.count_nonzero(matrix) / matrix.size for matrix in matrices]
+    assert kept == pytest.approx([1 / 16] * 3 + [2 / 16] * 2)
+    assert row["gate_densities"] + row["dense_densities"] == pytest.approx(kept)
+
+
+def test_a_plan_that_prunes_nothing_leaves_every_weight(folder, tmp_path):
+    plan = replace(PLAN, amount=0.0, dense_amount=None, samples=4 * PLAN.samples_a_step)
+    weights = VoiceWeights.load(train(folder, tmp_path, plan, device="cpu"))
+    for matrix in (weights.recurrent, weights.dense, weights.output):
+        assert np.count_nonzero(matrix) > 0.99 * matrix.size
+
+
+def test_training_goes_on_from_a_voice(folder, trained, tmp_path):
+    start = replace(VoiceWeights.load(trained), held_out=("clip0",))
+    plan = replace(PLAN, hidden_size=24, samples=PLAN.samples_a_step, warm_up_steps=10**9)
+    weights = VoiceWeights.load(train(folder, tmp_path, plan, "cpu", start=start))
+    gates = (np.split(matrix, 3) for matrix in (weights.recurrent, start.recurrent))
+    for gate, given in zip(*gates, strict=True):
+        np.testing.assert_allclose(gate[:16, :16][given != 0], given[given != 0], atol=1e-3)
+    assert weights.held_out == ("clip0",)
+
+
+def test_rounding_starts_where_the_plan_says():
+    plan = TrainingPlan(samples=100 * 7040, int8_start=0.85)
+    assert [plan.rounds_at(step) for step in (0, 84, 85, 99)] == [False, False, True, True]
+    assert not replace(plan, int8_start=1.0).rounds_at(99)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_step_rounds_where_the_plan_says(folder, tmp_path, int8):
+    clips = load_clips(folder, tmp_path)
+    trainer = training.Trainer(replace(PLAN, int8_start=0.0 if int8 else 1.0), clips, "cpu")
+    batch = next(iter(trainer.streams))
+    with torch.no_grad():
+        wanted, _ = negative_log_likelihood(trainer.model, batch, trainer.state, int8)
+        other, _ = negative_log_likelihood(trainer.model, batch, trainer.state, not int8)
+    assert trainer.run_step(batch) == wanted.item() != other.item()
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(folder, trained, tmp_path, monkeypatch):
@@ -74,8 +123,40 @@ def test_training_learns(folder, tmp_path):
 def test_evaluation_does_not_depend_on_the_length_of_its_pieces(folder, tmp_path):
     clips = load_clips(folder, tmp_path)[:3]
     model = training.Trainer(PLAN, clips, "cpu").model
-    parts = [training.evaluate(model, clips, "cpu", frames) for frames in (5, 25)]
+    parts = [evaluate(model, clips, "cpu", frames) for frames in (5, 23)]
     assert parts[0] == pytest.approx(parts[1], rel=1e-5)
+
+
+def test_every_sample_of_clips_of_any_length_weighs_the_same(folder, tmp_path):
+    whole, other = load_clips(folder, tmp_path)[:2]
+    short = replace(
+        other,
+        mel=other.mel[:, :7],
+        **{name: getattr(other, name)[: 7 * HOP_LENGTH] for name in SAMPLE_ARRAYS},
+    )
+    model = training.Trainer(PLAN, [whole], "cpu").model
+    alone = [evaluate(model, [clip], "cpu", 10) for clip in (whole, short)]
+    wanted = np.average(alone, weights=[whole.frames, 7])
+    assert evaluate(model, [whole, short], "cpu", 10) == pytest.approx(wanted, rel=1e-5)
+    assert evaluate(model, [whole], "cpu", 10, most_frames=whole.frames) == alone[0]
+
+
+def test_held_out_nats_of_every_dtype(folder, trained, tmp_path):
+    weights = VoiceWeights.load(trained)
+    nats = held_out_nats(weights, folder, tmp_path)
+    clips = [clip for clip in load_clips(folder, tmp_path) if clip.name in weights.held_out]
+    model = WaveRNNModule.from_weights(weights)
+    assert nats["float32"] == pytest.approx(evaluate(model, clips, "cpu"), rel=1e-6)
+    assert nats["float16"] == nats["float32"]  # the file is of float16
+    assert nats["bfloat16"] != nats["float32"] != nats["int8"]
+    assert nats["bfloat16"] == pytest.approx(nats["float32"], abs=0.01)
+    assert nats["int8"] == pytest.approx(nats["float32"], abs=0.05)
+
+
+def test_nats_of_a_voice_from_another_folder_are_refused(folder, tmp_path):
+    weights = VoiceWeights(VoiceWeights.random(8).tensors, held_out=("absent",))
+    with pytest.raises(InvalidInput, match="lacks the recording absent"):
+        held_out_nats(weights, folder, tmp_path)
 
 
 def test_streams_follow_each_clip_from_its_start_to_its_end(folder, tmp_path):
@@ -100,6 +181,24 @@ def test_an_epoch_of_streams_uses_every_clip(folder, tmp_path):
     streams = Streams(clips, 2, clips[0].frames)
     heard = {mel.tobytes() for batch in islice(streams, 4) for mel in batch.mel}
     assert len(heard) == 8
+
+
+def test_only_the_recordings_asked_for_are_encoded(folder, tmp_path, monkeypatch):
+    encode, asked = dataset.encode_clips, []
+
+    def watched(recordings):
+        asked.append(sorted(recordings))
+        return encode(recordings)
+
+    monkeypatch.setattr(dataset, "encode_clips", watched)
+    two = load_clips(folder, tmp_path, ("clip3", "clip5"))
+    everything = load_clips(folder, tmp_path)
+    again = load_clips(folder, tmp_path, ("clip3", "clip5"))
+    assert asked == [["clip3", "clip5"], [f"clip{i}" for i in range(8)]]
+    for one, other, whole in zip(two, again, everything[3:6:2], strict=True):
+        assert one.name == other.name == whole.name
+        np.testing.assert_array_equal(one.classes, whole.classes)
+        np.testing.assert_array_equal(other.classes, whole.classes)
 
 
 def test_held_out_recordings_are_spread_and_few():
@@ -159,7 +258,9 @@ def test_a_damaged_cache_is_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prune_start": 0.8}, "from 0.8 to 0.7"),
+        ({"prune_start": 0.8}, "from 0.8 to 0.6"),
+        ({"int8_start": 1.5}, "int8_start is 1.5"),
+        ({"dense_amount": 1.0}, "amount=1.0 is outside"),
         ({"samples": 100}, "100 samples are less than one step"),
     ],
 )

@@ -29,6 +29,38 @@ def test_saving_and_loading_keeps_everything(tmp_path):
         np.testing.assert_array_equal(loaded.tensors[name], value)
 
 
+def test_zeros_are_not_stored(tmp_path):
+    weights = VoiceWeights.random(64, density=0.1)
+    weights.save(tmp_path / "sparse.safetensors")
+    tensors, _ = stored(tmp_path / "sparse.safetensors")
+    for name in ("rnn.weight_hh_l0", "fc1.weight", "fc2.weight"):
+        matrix = weights.tensors[name].astype(np.float16)
+        assert tensors[name + ".values"].nbytes == 2 * np.count_nonzero(matrix)
+        assert tensors[name + ".bits"].nbytes == matrix.size / 8
+        assert name not in tensors
+    VoiceWeights.random(64, density=1.0).save(tmp_path / "dense.safetensors")
+    assert "fc1.weight" in stored(tmp_path / "dense.safetensors")[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fc1.weight.bits": np.zeros(3, np.uint8)}, r"fc1\.weight\.bits has shape \(3,\)"),
+        ({"fc1.weight.values": np.ones(3, np.float16)}, r"fc1\.weight\.values has shape \(3,\)"),
+        ({"fc1.weight.values": None}, r"fc1\.weight\.values"),
+        ({"rnn.bias_hh_l0": None}, r"rnn\.bias_hh_l0"),
+    ],
+)
+def test_packed_matrices_that_do_not_fit_are_refused(tmp_path, change, message):
+    path = tmp_path / "voice.safetensors"
+    VoiceWeights.random(16).save(path)
+    tensors, metadata = stored(path)
+    tensors = {name: value for name, value in {**tensors, **change}.items() if value is not None}
+    write_sealed(path, tensors, {n: v for n, v in metadata.items() if n != "sha256"})
+    with pytest.raises(DamagedFile, match=message):
+        VoiceWeights.load(path)
+
+
 def test_a_temperature_of_numpy_s_is_a_number_in_the_file(tmp_path):
     weights = VoiceWeights(VoiceWeights.random(8).tensors, np.float32(0.5))
     weights.save(tmp_path / "voice.safetensors")
@@ -104,7 +136,7 @@ def test_what_never_was_a_voice_is_refused(tmp_path):
     save_file({"weight": np.zeros(3, np.float32)}, path)
     assert_refused(path, path.read_bytes())
     write_sealed(path, {"weight": np.zeros(3, np.float32)}, {"format": "another"})
-    with pytest.raises(DamagedFile, match="has format 'another', not 'sparsejit-voice-2'"):
+    with pytest.raises(DamagedFile, match="has format 'another', not 'sparsejit-voice-3'"):
         VoiceWeights.load(path)
 
 
