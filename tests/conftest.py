@@ -1,6 +1,7 @@
 """Settings and fixtures that every test shares."""
 
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ os.environ["SPARSEJIT_CALIBRATE"] = "0"
 
 # Output is that of a pipe, whatever terminal the tests run in.
 os.environ.pop("COLUMNS", None)
+
+# What a shell runs in the background ignores Ctrl-C, and so would all that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example may compile a kernel or wait for a busy core; that is not a failure.
 settings.register_profile("sparsejit", deadline=None)
