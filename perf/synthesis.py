@@ -12,6 +12,7 @@ from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
+from sparsejit.voice.conditioning import Conditioning
 from sparsejit.voice.prediction import CLASSES
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.wavernn import WaveRNN
@@ -52,13 +53,17 @@ def time_synthesis(voice: WaveRNN, mel: FloatArray, repeats: int = 5) -> Synthes
     times = []
     with pinned(), single_threaded():
         for seed in range(repeats + 1):
-            sampler = Sampler(voice.loop, seed)
-            started = native_timing.clock()
-            samples = sampler.generate(conditioning)
-            times.append((native_timing.clock() - started) / 1e3 / len(samples))
+            times.append(sample_us(Sampler(voice.loop, seed), conditioning))
         us_torch = torch_us(voice.weights)
     measured = times[1:]  # the first call warms up
     return SynthesisTime(voice.sample_rate, min(measured), float(np.median(measured)), us_torch)
+
+
+def sample_us(sampler: Sampler, conditioning: Conditioning) -> float:
+    """Microseconds a sample of the frames that come next."""
+    started = native_timing.clock()
+    samples = sampler.generate(conditioning)
+    return (native_timing.clock() - started) / 1e3 / len(samples)
 
 
 def layer_matrices(weights: VoiceWeights) -> list[GivenMatrix]:

@@ -15,9 +15,8 @@ from sparsejit.lowering.probes import SLOT_BYTES, StampProbe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.perf.peers import single_threaded
-from sparsejit.perf.synthesis import torch_us
+from sparsejit.perf.synthesis import sample_us, torch_us
 from sparsejit.planner.calibration import calibrated
-from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.conditioning import Conditioning
 from sparsejit.voice.sample_graph import sample_graph
@@ -101,7 +100,7 @@ def time_voice(
         for number in range(ROUNDS + 1):
             progress(f"round {number} of {ROUNDS}")
             for dtype, voice in voices.items():
-                us = _sample_us(Sampler(voice.loop, number), conditioning)
+                us = sample_us(Sampler(voice.loop, number), conditioning)
                 times[dtype] += [us] if number else []  # the first round warms up
         progress("torch")
         eager = torch_us(weights)
@@ -118,12 +117,6 @@ def time_voice(
         )
         for dtype, voice in voices.items()
     ]
-
-
-def _sample_us(sampler: Sampler, conditioning: Conditioning) -> float:
-    started = native_timing.clock()
-    samples = sampler.generate(conditioning)
-    return (native_timing.clock() - started) / 1e3 / len(samples)
 
 
 def _weight_bytes(steps: Sequence[Step]) -> int:
@@ -146,7 +139,7 @@ def _stamped_ns(sampler: Sampler, loop: SampleLoop, conditioning: Conditioning) 
     slots = slice(loop.probe_offset, loop.probe_offset + SLOT_BYTES * (len(loop.steps) + 2))
     ticks = sampler.workspace[slots].view(np.int64)
     ticks[:] = 0
-    us = _sample_us(sampler, conditioning)
+    us = sample_us(sampler, conditioning)
     _, *stamped = ticks.tolist()
     # All stamps' ticks together are the time of all samples.
     return [1e3 * us * each / max(sum(stamped), 1) for each in stamped]

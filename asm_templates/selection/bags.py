@@ -131,7 +131,7 @@ def _reduce(asm: Assembler, spec: Bags, first: int) -> None:
             load_constant(asm, total, -np.inf)
     asm.bind(again)
     asm.emit("mov", r13, Memory(rdi, 0, r12, _INDEX))
-    emit_row_address(asm, r13, spec.rows, spec.features)
+    emit_row_address(asm, r13, spec.rows, _FLOAT * spec.features)
     if spec.weighted:
         asm.emit("vbroadcastss", weight, Memory(r9, 0, r12, _FLOAT))
     for total, place in zip(sums, firsts, strict=True):

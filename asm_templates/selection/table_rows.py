@@ -33,7 +33,7 @@ def emit_row_copies(asm: Assembler, spec: RowCopies) -> None:
     again = asm.label("next row")
     asm.bind(again)
     asm.emit("mov", r9, Memory(rdi))
-    emit_row_address(asm, r9, spec.rows, spec.features)
+    emit_row_address(asm, r9, spec.rows, _FLOAT * spec.features)
     emit_spans(asm, spec.features, _VECTORS_IN_STEP, _copy)
     asm.emit("add", rdi, spec.index_pitch)
     asm.emit("add", rdx, spec.result_pitch)
@@ -41,19 +41,26 @@ def emit_row_copies(asm: Assembler, spec: RowCopies) -> None:
     asm.jump("jnz", again)
 
 
-def emit_row_address(asm: Assembler, register: Register, rows: int, features: int) -> None:
-    """register = the address of the row of that number, the table at rsi.
+def emit_row_address(
+    asm: Assembler,
+    register: Register,
+    rows: int,
+    row_bytes: int,
+    table: Register = rsi,
+    missing: Register = r8,
+) -> None:
+    """register = the address of the row of that number, of the table at `table`.
 
-    Where there is no such row, that of row 0, and r8 = 1.
+    Where there is no such row, that of row 0, and `missing` = 1.
     """
     known = asm.label("row exists")
     asm.emit("cmp", register, rows)
     asm.jump("jb", known)
-    asm.emit("mov", dword(r8), 1)
+    asm.emit("mov", dword(missing), 1)
     asm.emit("xor", dword(register), dword(register))
     asm.bind(known)
-    asm.emit("imul", register, register, _FLOAT * features)
-    asm.emit("add", register, rsi)
+    asm.emit("imul", register, register, row_bytes)
+    asm.emit("add", register, table)
 
 
 def _copy(span: Span) -> None:

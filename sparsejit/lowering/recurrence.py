@@ -18,7 +18,6 @@ from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import (
     Activation,
-    DType,
     GruUpdate,
     Layer,
     LstmUpdate,
@@ -96,13 +95,7 @@ def _layer(
     matrix = SparseMatrix(low.constant(weights))
     values = low.constant(bias)
     out_features, in_features = weights.shape
-    each = MatVec(
-        out_features,
-        in_features,
-        values if values.any() else None,
-        dtype=op.dtype,
-        input_scale=op.input_scale if op.dtype is DType.INT8 else None,
-    )
+    each = MatVec(out_features, in_features, values if values.any() else None, dtype=op.dtype)
     each.check_weights(matrix.dense)
     return each if batch == 1 else MatMul(each, batch), matrix
 

@@ -12,6 +12,7 @@ from sparsejit.asm_templates.pointwise.signal import (
     emit_prediction,
     emit_sum_of_rows,
 )
+from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.location import InPool, Location
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Node
@@ -107,7 +108,7 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
         asm.emit("xor", dword(r11), dword(r11))
         for register, index, table, height in zip(_ROWS, at.reads, places, rows, strict=False):
             _row(asm, register, (index, table), (height, row_bytes))
-        _report(asm, at)
+        at.status.report_where(asm, r11)
         at.reads[-1].point(asm, _ROWS[count])
         at.writes[0].point(asm, r11)
         emit_sum_of_rows(asm, r11, _ROWS[: count + 1], features, r10 if short else None)
@@ -167,7 +168,7 @@ def lower_reconstruct(low: Lowering, node: Node) -> None:
         value = xmm(0)
         asm.emit("xor", dword(r11), dword(r11))
         _row(asm, rdi, (at.reads[0], at.reads[1]), shape)
-        _report(asm, at)
+        at.status.report_where(asm, r11)
         asm.emit("vmovss", value, Memory(rdi))
         for number, place in enumerate(at.reads[2:], 1):
             place.point(asm, rdi)
@@ -194,15 +195,6 @@ def _constant(asm: Assembler, value: float) -> Literal:
     return Literal(asm.constant(value).offset)
 
 
-def _report(asm: Assembler, at: Locations) -> None:
-    """Have the function say so where r11 is not 0."""
-    known = asm.label("all rows exist")
-    asm.emit("test", dword(r11), dword(r11))
-    asm.jump("jz", known)
-    at.status.report(asm)
-    asm.bind(known)
-
-
 def _load(asm: Assembler, place: Location, register: Register) -> None:
     """register = the 64 bits that lie there."""
     place.point(asm, register)
@@ -220,17 +212,9 @@ def _row(
     Clobbers rax.
     """
     index, table = place
-    rows, row_bytes = shape
-    known = asm.label("row exists")
     _load(asm, index, register)
-    asm.emit("cmp", register, rows)
-    asm.jump("jb", known)
-    asm.emit("mov", dword(r11), 1)
-    asm.emit("xor", dword(register), dword(register))
-    asm.bind(known)
-    asm.emit("imul", register, register, row_bytes)
     table.point(asm, rax)
-    asm.emit("add", register, rax)
+    emit_row_address(asm, register, *shape, table=rax, missing=r11)
 
 
 def _add(

@@ -9,10 +9,10 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Element, Node, Value
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.step import Facts, Locations, StatusWord, Step
+from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import dword, r8, r9, rcx, rdi, rdx, rsi
+from sparsejit.x86.operands import r8, r9, rcx, rdi, rdx, rsi
 
 _FLOAT, _INDEX = 4, 8
 
@@ -33,7 +33,7 @@ def lower_embedding(low: Lowering, node: Node) -> None:
         at.reads[1].point(asm, rsi)
         at.writes[0].point(asm, rdx)
         emit_row_copies(asm, spec)
-        _report(asm, at.status)
+        at.status.report_where(asm, r8)
 
     facts = Facts(f"{count} rows of {features} features by index")
     reads = (places, low.contiguous(table))
@@ -58,7 +58,7 @@ def lower_embedding_bag(low: Lowering, node: Node) -> None:
             location.point(asm, register)
         at.writes[0].point(asm, rdx)
         emit_bags(asm, spec)
-        _report(asm, at.status)
+        at.status.report_where(asm, r8)
 
     facts = Facts(f"{bags} bags of {total} rows of {features} features")
     reads = tuple(map(low.contiguous, node.inputs))
@@ -123,12 +123,3 @@ def _row_result(low: Lowering, value: Value, count: int) -> View:
     rows = low.result(value, fits).reshaped(shape)
     assert rows is not None
     return rows
-
-
-def _report(asm: Assembler, status: StatusWord) -> None:
-    """Have the function say so where r8 says that an index was out of range."""
-    fine = asm.label("indices in range")
-    asm.emit("test", dword(r8), dword(r8))
-    asm.jump("jz", fine)
-    status.report(asm)
-    asm.bind(fine)

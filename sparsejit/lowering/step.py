@@ -9,7 +9,7 @@ from sparsejit.ir.spec import Layer
 from sparsejit.lowering.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, dword, rax
+from sparsejit.x86.operands import Memory, Register, dword, rax
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,14 @@ class StatusWord:
         """Have the function return this step's code. Clobbers rax."""
         asm.emit("mov", dword(rax), self.code)
         asm.emit("mov", Memory(WORKSPACE, self.offset), rax)
+
+    def report_where(self, asm: Assembler, missing: Register) -> None:
+        """The same where `missing` is not 0: an index was out of range."""
+        fine = asm.label("indices in range")
+        asm.emit("test", dword(missing), dword(missing))
+        asm.jump("jz", fine)
+        self.report(asm)
+        asm.bind(fine)
 
 
 @dataclass(frozen=True)

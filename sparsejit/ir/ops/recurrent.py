@@ -39,14 +39,12 @@ class Recurrence:
     (batch, hidden), and for LSTM c; W_hh (gates * hidden, hidden) and b_hh (gates * hidden,).
     Results: h of all steps (time, batch, hidden), and the last state, as many as initial ones.
     `reverse` runs from the last step to the first and leaves each h at its step.
-    `dtype` is how W_hh is stored; with int8 h is quantised too, by `input_scale` or by its largest
-    magnitude.
+    `dtype` is how W_hh is stored.
     """
 
     cell: RecurrentCell
     reverse: bool = False
     dtype: DType = DType.FLOAT32
-    input_scale: float | None = None
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         states = self.cell.states
