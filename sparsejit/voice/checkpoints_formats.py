@@ -10,6 +10,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import Activation
 from sparsejit.voice.checkpoints import MEL, ForeignVoice
+from sparsejit.voice.conditioning import taps_in_a_row
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.networks import RowwiseLinear
 from sparsejit.voice.networks_residual import (
@@ -17,7 +18,6 @@ from sparsejit.voice.networks_residual import (
     ResidualBlock,
     ResidualStack,
     interpolation_kernel,
-    taps_in_a_row,
 )
 from sparsejit.voice.spec import (
     Categorical,

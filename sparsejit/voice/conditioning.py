@@ -98,8 +98,8 @@ class FrameNetwork:
         limits = np.array(MEL_RANGE)[:, None]
         largest = float(np.abs((limits - self._mean) * self._scale).max())
         self._convolutions = [
-            ExactLinear(_taps_in_a_row(tensors["conv1.weight"]), tensors["conv1.bias"], largest),
-            ExactLinear(_taps_in_a_row(tensors["conv2.weight"]), tensors["conv2.bias"]),
+            ExactLinear(taps_in_a_row(tensors["conv1.weight"]), tensors["conv1.bias"], largest),
+            ExactLinear(taps_in_a_row(tensors["conv2.weight"]), tensors["conv2.bias"]),
         ]
         gate_bias = tensors["rnn.bias_hh_l0"].astype(float)
         gate_bias[len(gate_bias) // 3 * 2 :] = 0  # that of n lies within the product with r
@@ -132,8 +132,8 @@ class FrameNetwork:
         )
 
 
-def _taps_in_a_row(weight: FloatArray) -> FloatArray:
-    """A convolution's weight (out, in, 3) as the matrix (out, 3 * in) of three frames joined."""
+def taps_in_a_row(weight: FloatArray) -> FloatArray:
+    """A convolution's weight (out, in, width) as the matrix (out, width * in) of frames joined."""
     return weight.transpose(0, 2, 1).reshape(len(weight), -1)
 
 

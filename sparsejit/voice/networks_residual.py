@@ -62,11 +62,6 @@ class ResidualStack:
         return self.exit(x)
 
 
-def taps_in_a_row(weight: FloatArray) -> FloatArray:
-    """A convolution's weight (out, in, width) as the matrix (out, width * in) of frames joined."""
-    return weight.transpose(0, 2, 1).reshape(len(weight), -1)
-
-
 def interpolation_kernel(kernels: Sequence[FloatArray], taps: int) -> FloatArray:
     """What repeating by (len(k) - 1) / 2 and smoothing with k, for each k in turn, comes to.
 

@@ -31,15 +31,21 @@ WHITE_NOISE_CORRECTION = 1e-5
 IndexArray = npt.NDArray[np.uint8]
 
 
-def _expand(compressed: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Inverse mu-law (ITU-T G.711's curve) for mu = 255, [-1, 1] to [-1, 1]."""
-    return np.sign(compressed) * (256.0 ** np.abs(compressed) - 1) / 255
+def class_levels(classes: int) -> npt.NDArray[np.float64]:
+    """2 k / (classes - 1) - 1 for every class k."""
+    return 2 * np.arange(classes) / (classes - 1) - 1
+
+
+def expanded(levels: npt.NDArray[np.float64], classes: int = 256) -> npt.NDArray[np.float64]:
+    """What mu-law levels in [-1, 1] stand for (ITU-T G.711's curve), mu = classes - 1."""
+    mu = classes - 1
+    return np.sign(levels) * ((1.0 + mu) ** np.abs(levels) - 1) / mu
 
 
 # Class k decodes to the k-th of 256 values evenly spaced on the mu-law curve; the decision
 # thresholds lie half-way on the curve. Both tables are float32 and are the definition.
-DECODED: FloatArray = _expand(2 * np.arange(256) / 255 - 1).astype(np.float32)
-THRESHOLDS: FloatArray = _expand(2 * (np.arange(255) + 0.5) / 255 - 1).astype(np.float32)
+DECODED: FloatArray = expanded(class_levels(CLASSES)).astype(np.float32)
+THRESHOLDS: FloatArray = expanded(2 * (np.arange(255) + 0.5) / 255 - 1).astype(np.float32)
 ZERO_CLASS = 128
 
 

@@ -17,6 +17,7 @@ from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, 
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.sampling import (
+    INDEX,
     PREDICTION_WINDOW,
     Draw,
     GruStep,
@@ -43,7 +44,6 @@ from sparsejit.voice.weights import VoiceWeights
 # A GRU's state lies within [-1, 1]: as int8 it has steps of this size.
 STATE_STEP = 1 / 127
 
-_INDEX = TensorType((), Element.INT64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +110,12 @@ class SampleGraphBuilder:
         newest = self.apply(Reshape((1,)), signal, name="history")
         return self.apply(Concat(0), older, newest, name="history")
 
+    def level(self, signal: Value, scale: Value) -> Value:
+        """A scaled signal's row of a table."""
+        scaled = self.number("mul", signal, scale, name="level")
+        thresholds = self.constant("thresholds", THRESHOLDS)
+        return self.apply(Quantise(), scaled, thresholds, name="level")
+
     def next(self, counter: Value) -> Value:
         """One more."""
         one = self.constant("one", np.array(1, np.int64))
@@ -142,7 +148,7 @@ def sample_graph(weights: VoiceWeights) -> SampleGraph:
     input scale. Of a sample, as results: the sample float32, its class int64.
     """
     make, hidden = SampleGraphBuilder(HOP_LENGTH), weights.hidden_size
-    seed = make.input(Role.CALL, "seed", _INDEX)
+    seed = make.input(Role.CALL, "seed", INDEX)
     gate_terms = make.input(Role.FRAME, "gate terms", float_type((3 * hidden,)))
     dense_bias = make.input(Role.FRAME, "dense bias", float_type(weights.dense.shape[:1]))
     predictor = make.input(Role.FRAME, "predictor", float_type((PREDICTION_WINDOW,)))
@@ -156,7 +162,7 @@ def sample_graph(weights: VoiceWeights) -> SampleGraph:
 
     prediction = make.apply(Predict(), history, predictor, name="prediction")
     signals = make.newest(history), prediction
-    first, third = (_level(make, signal, input_scale) for signal in signals)
+    first, third = (make.level(signal, input_scale) for signal in signals)
     tables = [make.constant("table", table) for table in weights.input_tables]
     rows = (first, last_class, third, *tables)
     bias = make.constant("recurrent.bias", _recurrent_bias(weights))
@@ -173,12 +179,6 @@ def sample_graph(weights: VoiceWeights) -> SampleGraph:
     make.give(output, drawn)
     make.keep(state, make.shifted(history, signal), drawn, output, make.next(counter))
     return make.finish()
-
-
-def _level(make: SampleGraphBuilder, signal: Value, scale: Value) -> Value:
-    """A scaled signal's row of a table."""
-    scaled = make.number("mul", signal, scale, name="level")
-    return make.apply(Quantise(), scaled, make.constant("thresholds", THRESHOLDS), name="level")
 
 
 def _recurrent_bias(weights: VoiceWeights) -> Array:

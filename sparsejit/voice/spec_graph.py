@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Value
-from sparsejit.ir.ops.sampling import GruStep, SumOfRows, Uniform
+from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows, Uniform
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Reshape, Slice
 from sparsejit.ir.spec import Activation
@@ -30,7 +30,7 @@ from sparsejit.voice.spec import (
 )
 from sparsejit.voice.spec_draws import SampleDraw
 from sparsejit.voice.spec_features import DoubleArray, Features, columns_of
-from sparsejit.voice.spec_turn import INDEX, SampleTurn
+from sparsejit.voice.spec_turn import SampleTurn
 
 Tensors = Mapping[str, FloatArray]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, TensorType, Value
-from sparsejit.ir.ops.sampling import PREDICTION_WINDOW, Predict, Quantise, Reconstruct
+from sparsejit.ir.graph import Value
+from sparsejit.ir.ops.sampling import PREDICTION_WINDOW, Predict, Reconstruct
 from sparsejit.ir.ops.types import float_type
 from sparsejit.lowering.loop import Role
-from sparsejit.voice.prediction import THRESHOLDS
+from sparsejit.voice.prediction import class_levels, expanded
 from sparsejit.voice.sample_graph import SampleGraphBuilder
 from sparsejit.voice.spec import (
     LAST_SAMPLE,
@@ -29,8 +29,6 @@ from sparsejit.voice.spec import (
     VoiceSpec,
 )
 from sparsejit.voice.spec_draws import picked
-
-INDEX = TensorType((), Element.INT64)
 
 
 class PredictedSignal:
@@ -51,9 +49,7 @@ class PredictedSignal:
 
     def level(self, signal: Value) -> Value:
         """Its row of a table."""
-        make = self._make
-        scaled = make.number("mul", signal, self._level_scale, name="level")
-        return make.apply(Quantise(), scaled, make.constant("thresholds", THRESHOLDS), name="level")
+        return self._make.level(signal, self._level_scale)
 
     def after(self, choice: Value, amplitudes: Value) -> Value:
         """The sample of a class; `keep` comes next."""
@@ -123,14 +119,3 @@ class SampleTurn:
         """For `keep`, in their order."""
         signal = () if self.signal is None else self.signal.states()
         return (*signal, *self._states.values())
-
-
-def class_levels(classes: int) -> Array:
-    """2 k / (classes - 1) - 1 for every class k, float64."""
-    return 2 * np.arange(classes) / (classes - 1) - 1
-
-
-def expanded(levels: Array, classes: int) -> Array:
-    """What mu-law levels in [-1, 1] stand for, mu = classes - 1, float64."""
-    mu = classes - 1
-    return np.sign(levels) * ((1.0 + mu) ** np.abs(levels) - 1) / mu

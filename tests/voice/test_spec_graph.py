@@ -22,11 +22,11 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.networks import FrameTerms, RowwiseLinear
+from sparsejit.voice.prediction import expanded
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.spec import Categorical, DenseSpec, Gaussian, LastClass, LastSample
 from sparsejit.voice.spec_graph import drawing_graph, forced_graph, spec_graph
-from sparsejit.voice.spec_turn import expanded
 
 FRAMES = 24
 # A draw may differ from the float64 reference where its number is this close to a decision.

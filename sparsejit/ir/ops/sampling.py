@@ -19,7 +19,7 @@ PREDICTION_WINDOW = 32
 THRESHOLDS = 255
 
 _SCALAR = float_type(())
-_INDEX = TensorType((), Element.INT64)
+INDEX = TensorType((), Element.INT64)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Uniform:
     """
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require(operands == (_INDEX, _INDEX), self, operands, "give int64 seed and counter")
+        require(operands == (INDEX, INDEX), self, operands, "give int64 seed and counter")
         return (_SCALAR,)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
@@ -51,7 +51,7 @@ class Draw:
         wanted = "give logits (classes,) and one uniform number"
         fits = len(operands) == 2 and len(operands[0].shape) == 1 and operands[1] == _SCALAR
         require(fits and operands[0].size > 0, self, operands, wanted)
-        return (_INDEX,)
+        return (INDEX,)
 
     def spec(self, classes: int) -> CategoricalDraw:
         """The draw among so many classes."""
@@ -70,7 +70,7 @@ class Quantise:
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         wanted = f"give one number and {THRESHOLDS} thresholds"
         require(operands == (_SCALAR, float_type((THRESHOLDS,))), self, operands, wanted)
-        return (_INDEX,)
+        return (INDEX,)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         number, thresholds = operands
@@ -93,7 +93,7 @@ class SumOfRows:
         require(len(operands) % 2 == 1, self, operands, wanted)
         count, rest = len(operands) // 2, operands[-1]
         indices, tables = operands[:count], operands[count:-1]
-        fits = all(index == _INDEX for index in indices) and all(
+        fits = all(index == INDEX for index in indices) and all(
             len(table.shape) == 2 and table.shape[1:] == rest.shape for table in tables
         )
         require(fits, self, operands, wanted)
@@ -156,7 +156,7 @@ class Reconstruct:
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         wanted = "give a level, the levels' values, a scale, a prediction and the last output"
-        fits = len(operands) == 5 and operands[0] == _INDEX and len(operands[1].shape) == 1
+        fits = len(operands) == 5 and operands[0] == INDEX and len(operands[1].shape) == 1
         require(fits and operands[2:] == (_SCALAR,) * 3, self, operands, wanted)
         return (_SCALAR, _SCALAR)
 
