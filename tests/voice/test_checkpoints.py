@@ -128,17 +128,21 @@ def test_files_of_both_kinds_are_read(tmp_path: Path) -> None:
         found = read_checkpoint(tmp_path / name)
         np.testing.assert_array_equal(found["I.weight"], state["I.weight"].numpy())
         assert "step" not in found
+    short = {name: value.bfloat16() for name, value in state.items()}
+    safetensors.save_file(short, tmp_path / "short.safetensors")
+    found = read_checkpoint(tmp_path / "short.safetensors")
+    np.testing.assert_array_equal(found["I.weight"], short["I.weight"].float().numpy())
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="there is no checkpoint"):
+    with pytest.raises(InvalidInput, match="there is no file"):
         read_checkpoint(tmp_path / "none.pyt")
     for name in ("wrong.pyt", "wrong.safetensors"):
         (tmp_path / name).write_bytes(b"not a checkpoint")
         with pytest.raises(DamagedFile, match=name):
             read_checkpoint(tmp_path / name)
     torch.save([1, 2], tmp_path / "list.pyt")
-    with pytest.raises(DamagedFile, match=r"holds a list; save model\.state_dict"):
+    with pytest.raises(DamagedFile, match=r"list\.pyt holds no tensors; save model\.state_dict"):
         read_checkpoint(tmp_path / "list.pyt")
 
 
