@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,13 +12,15 @@ from sparsejit.ir.ops.sampling import Draw
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Reshape, Slice
 from sparsejit.voice.sample_graph import SampleGraphBuilder
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec_outputs import (
     BinaryTree,
     Categorical,
     Gaussian,
     MixtureOfLogistics,
-    SampleOutput,
 )
+
+# All but a dual softmax, whose second parameters depend on the first draw.
+SingleOutput: TypeAlias = Categorical | MixtureOfLogistics | Gaussian | BinaryTree
 
 # Uniform numbers of a mixture keep this far from 0 and 1.
 _EDGE = 1e-5
@@ -31,11 +34,11 @@ class SampleDraw:
     temperature: float
     uniform: Callable[[], Value]
 
-    def of(self, output: SampleOutput, parameters: Value) -> Value:
+    def of(self, output: SingleOutput, parameters: Value) -> Value:
         """What `output` draws from parameters (n,): a class int64 (), or a sample float32 ()."""
         match output:
             case Categorical():
-                return self._categorical(parameters)
+                return self.categorical(parameters)
             case MixtureOfLogistics():
                 return self._mixture(output, parameters)
             case Gaussian():
@@ -43,7 +46,8 @@ class SampleDraw:
             case BinaryTree():
                 return self._tree(output, parameters)
 
-    def _categorical(self, logits: Value) -> Value:
+    def categorical(self, logits: Value) -> Value:
+        """A class int64 () ~ softmax(logits / temperature), of logits (classes,)."""
         draw = Draw(1 / self.temperature)
         return self.make.apply(draw, logits, self.uniform(), name="draw")
 
