@@ -3,7 +3,7 @@
 A sample's features run through the layers in order. A layer reads what the one before it made,
 followed by conditioning that is joined to it:
 
-    dense    y  = activation(W [x, c] + b + a)
+    dense    y  = activation(W [x, c] + b + a);   two of them, added: `DualDenseSpec`
     GRU      h' = GRU(W_ih [x, c] + b_ih + a, h);   y = h', or x + h' with `residual`
 
 `c` is conditioning that is concatenated, `a` conditioning that is added. The first layer's x are
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sparsejit.errors import InvalidInput
-from sparsejit.voice.spec_layers import DenseSpec, GruSpec, SampleLayer, Shape
+from sparsejit.voice.spec_layers import DenseSpec, DualDenseSpec, GruSpec, SampleLayer, Shape
 from sparsejit.voice.spec_outputs import (
     BinaryTree,
     Categorical,
@@ -32,6 +32,7 @@ __all__ = [
     "Categorical",
     "Companding",
     "DenseSpec",
+    "DualDenseSpec",
     "DualSoftmax",
     "FrameConditioning",
     "Gaussian",

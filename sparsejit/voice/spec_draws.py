@@ -6,11 +6,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, Value
-from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.sampling import Draw
 from sparsejit.ir.ops.selection import Embedding
-from sparsejit.ir.ops.views import Reshape, Slice
+from sparsejit.ir.ops.tree_draw import TreeDraw
+from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.voice.sample_graph import SampleGraphBuilder
 from sparsejit.voice.spec_outputs import (
     BinaryTree,
@@ -87,15 +87,14 @@ class SampleDraw:
         return self._number("minimum", self._number("maximum", free, -1.0), 1.0)
 
     def _tree(self, output: BinaryTree, parameters: Value) -> Value:
-        colder = self._number("mul", parameters, 1 / self.temperature)
-        odds = self._number("sigmoid", colder)
-        node = self.make.constant("root", np.array(1, np.int64))
-        for _ in range(output.bits):
-            is_one = self._number("less", self.uniform(), picked(self.make, odds, node))
-            bit = self.make.apply(Cast(Element.INT64), is_one, name="bit")
-            node = self._number("add", self._number("add", node, node), bit)
-        root = self.make.constant("leaves", np.array(output.classes, np.int64))
-        return self._number("sub", node, root)
+        """u < sigmoid(p / temperature) where temperature * log(u / (1 - u)) < p."""
+        numbers = (self.uniform() for _ in range(output.bits))
+        lined = (self.make.apply(Reshape((1,)), each, name="uniform") for each in numbers)
+        u = self.make.apply(Concat(0), *lined, name="uniform")
+        # 1 - u is exact.
+        logs = (self._number("log", each) for each in (u, self._number("sub", 1.0, u)))
+        thresholds = self._number("mul", self._number("sub", *logs), self.temperature)
+        return self.make.apply(TreeDraw(output.bits), parameters, thresholds, name="draw")
 
     def _element(self, numbers: Value, index: int) -> Value:
         one = self.make.apply(Slice(0, index, index + 1), numbers, name="parameter")

@@ -22,6 +22,7 @@ from sparsejit.voice.features import FloatArray
 from sparsejit.voice.sample_graph import STATE_STEP, SampleGraph, SampleGraphBuilder
 from sparsejit.voice.spec import (
     DenseSpec,
+    DualDenseSpec,
     DualSoftmax,
     GruSpec,
     InterpolatedConditioning,
@@ -223,7 +224,23 @@ class _NetworkBuilder:
     def _layer(self, layer: SampleLayer, parts: Sequence[Features]) -> Features:
         if isinstance(layer, GruSpec):
             return self._gru(layer, parts)
+        if isinstance(layer, DualDenseSpec):
+            return self._dual_dense(layer, parts)
         return self._dense(layer, parts)
+
+    def _dual_dense(self, layer: DualDenseSpec, parts: Sequence[Features]) -> Features:
+        """One product for both, then halves weighed and added."""
+        name, scale = layer.name, self._tensors[f"{layer.name}.scale"]
+        for each in ("weight", "bias"):
+            both = self._tensors[f"{name}.{each}"]
+            self._tensors[f"{name}.{each}"] = both.reshape(-1, *both.shape[2:])
+        joined = layer.concatenated, layer.added
+        result = self._dense(DenseSpec(name, 2 * layer.size, Activation.TANH, *joined), parts)
+        halves = [self._part(self._value(name, result), number) for number in range(2)]
+        scales = [self.make.constant(f"{name}.scale", row.astype(np.float32)) for row in scale]
+        first = self.make.number("mul", halves[0], scales[0], name=name)
+        total = self.make.number("fma", halves[1], scales[1], first, name=name)
+        return Features.of_computed(total)
 
     def _dense(self, layer: DenseSpec, parts: Sequence[Features]) -> Features:
         name = layer.name

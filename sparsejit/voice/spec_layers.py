@@ -31,6 +31,33 @@ class DenseSpec:
 
 
 @dataclass(frozen=True)
+class DualDenseSpec:
+    """The sum over k in 0, 1 of scale[k] * tanh(weight[k] x + bias[k] + a[k]).
+
+    tensors["<name>.weight"] (2, size, in_features), ".bias" and ".scale" (2, size). What is added
+    has 2 * size features. As LPCNet's last layer: Valin and Skoglund 2019, equation 5.
+    """
+
+    name: str
+    size: int
+    concatenated: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def out_features(self) -> int:
+        return 2 * self.size
+
+    def shapes(self, in_features: int) -> dict[str, Shape]:
+        """Of its tensors."""
+        both = (2, self.size)
+        return {
+            f"{self.name}.weight": (*both, in_features),
+            f"{self.name}.bias": both,
+            f"{self.name}.scale": both,
+        }
+
+
+@dataclass(frozen=True)
 class GruSpec:
     """tensors["<name>.weight_ih"], ".weight_hh", ".bias_ih", ".bias_hh", as torch.nn.GRUCell has.
 
@@ -59,4 +86,4 @@ class GruSpec:
         }
 
 
-SampleLayer: TypeAlias = DenseSpec | GruSpec
+SampleLayer: TypeAlias = DenseSpec | DualDenseSpec | GruSpec

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Graph, Node
-from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.sampling import Draw
+from sparsejit.ir.ops.tree_draw import TreeDraw
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.loop_arrays import LoopArrays
@@ -19,6 +19,7 @@ from sparsejit.voice.spec import (
     Categorical,
     Companding,
     DenseSpec,
+    DualDenseSpec,
     DualSoftmax,
     Gaussian,
     GruSpec,
@@ -54,7 +55,7 @@ def tables_and_added_gates(output: SampleOutput) -> VoiceSpec:
     layers = (
         GruSpec("gru_a", 32, added=(GATES,)),
         GruSpec("gru_b", 16, concatenated=(AUX,)),
-        DenseSpec("fc", output.parameters, Activation.TANH),
+        DualDenseSpec("fc", output.parameters),
     )
     conditioning = (HeldConditioning(AUX, 4), HeldConditioning(GATES, 96))
     inputs = (LastClass("excitation", 12, 3), LastSample())
@@ -173,7 +174,7 @@ def plain_parameters(
 
 
 def _layer(
-    layer: DenseSpec | GruSpec,
+    layer: DenseSpec | DualDenseSpec | GruSpec,
     x: Array,
     features: Mapping[str, Array],
     wide: Mapping[str, Array],
@@ -184,6 +185,9 @@ def _layer(
     if isinstance(layer, DenseSpec):
         y = wide[f"{layer.name}.weight"] @ joined + wide[f"{layer.name}.bias"] + added
         return reference.ACTIVATIONS[layer.activation](y)
+    if isinstance(layer, DualDenseSpec):
+        parts = (wide[f"{layer.name}.{part}"] for part in ("weight", "bias", "scale"))
+        return sum(s * np.tanh(w @ joined + b) for w, b, s in zip(*parts, strict=True))
     ih, hh, b_ih, b_hh = (
         wide[f"{layer.name}.{part}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
@@ -237,14 +241,14 @@ class GraphTurns:
 
 
 def _decisions(graph: Graph) -> list[Node]:
-    """Draws, and comparisons of a number with a probability."""
-    return [
-        node for node in graph.nodes if isinstance(node.op, Draw) or node.op == Pointwise("less")
-    ]
+    """Draws of any kind."""
+    return [node for node in graph.nodes if isinstance(node.op, Draw | TreeDraw)]
 
 
 def _margin(node: Node, first: Array, second: Array) -> float:
-    if not isinstance(node.op, Draw):
-        return abs(float(first - second))
+    if isinstance(node.op, TreeDraw):
+        read = node.op.path(first, second)[:-1]
+        return float(np.abs(first[read] - second).min())
+    assert isinstance(node.op, Draw)
     spec = node.op.spec(len(first))
     return float(reference.categorical_margin(spec, first, float(second)))
