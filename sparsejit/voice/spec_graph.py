@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Value
-from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows, Uniform
+from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
@@ -31,7 +31,7 @@ from sparsejit.voice.spec import (
     NetworkInput,
     VoiceSpec,
 )
-from sparsejit.voice.spec_draws import SampleDraw
+from sparsejit.voice.spec_draws import SampleDraw, UniformNumbers
 from sparsejit.voice.spec_features import DoubleArray, Features, columns_of
 from sparsejit.voice.spec_layers import SampleLayer
 from sparsejit.voice.spec_turn import SampleTurn
@@ -80,14 +80,7 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     build = _NetworkBuilder(spec, tensors)
     make, turn = build.make, build.turn
     seed = make.input(Role.CALL, "seed", INDEX)
-    count = make.state("counter", np.array(0, np.int64))
-
-    def uniform() -> Value:
-        nonlocal count
-        number = make.apply(Uniform(), seed, count, name="uniform")
-        count = make.next(count)
-        return number
-
+    uniform = UniformNumbers(make, seed, make.state("counter", np.array(0, np.int64)))
     draw = SampleDraw(make, spec.temperature, uniform)
     if isinstance(spec.output, DualSoftmax):
         halves = build.halves(spec.output, lambda _, logits: draw.categorical(logits))
@@ -95,7 +88,7 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     else:
         choice = draw.of(spec.output, build.network())
         make.give(turn.after(choice), *[choice] if spec.has_classes else [])
-    return build.finish(count)
+    return build.finish(uniform.counter)
 
 
 def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:

@@ -18,6 +18,7 @@ from sparsejit.voice.checkpoints_files import read_checkpoint  # noqa: E402
 from sparsejit.voice.checkpoints_formats import foreign_voice  # noqa: E402
 from sparsejit.voice.sampler import Sampler  # noqa: E402
 from sparsejit.voice.spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
+from sparsejit.voice.spec_dtypes import choose_dtypes  # noqa: E402
 from sparsejit.voice.spec_score import ForcedNetwork  # noqa: E402
 from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
 
@@ -225,3 +226,20 @@ def test_the_one_gru_network_draws_as_its_graph_does(one_gru: ForeignVoice) -> N
             assert abs(drawn - chosen) == 1 and margin < ROUNDING_TIE
         turns.follow("last sample", float(sample))
     assert ties <= 1
+
+
+def test_dtypes_are_chosen_by_what_they_cost() -> None:
+    voice = foreign_voice(read_checkpoint(fatchord(64).state_dict()))
+    mel, layers = random_mel(12), {layer.name for layer in WaveRNN(voice).layers}
+    assert choose_dtypes(voice, mel, most_nats=0) == {}
+    whatever = choose_dtypes(voice, mel, most_nats=100)
+    assert whatever.keys() <= layers and "int8" in whatever.values()
+    with pytest.raises(InvalidInput, match="most_nats=-1; give how much may be lost"):
+        choose_dtypes(voice, mel, most_nats=-1)
+
+
+def test_the_one_gru_network_s_state_stays_fine(one_gru: ForeignVoice) -> None:
+    """int8 holds fc1 alone: the state carries ten bits of amplitude, and steps of 1/127 do not."""
+    mel = np.load(ONE_GRU / "mel.npy").T[:, 100:120]
+    assert choose_dtypes(one_gru, mel)["fc1"] == "int8"
+    assert "int8" not in {choose_dtypes(one_gru, mel).get(name) for name in ("rnn", "fc2")}

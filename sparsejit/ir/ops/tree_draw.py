@@ -1,12 +1,32 @@
-"""A class drawn bit by bit, as a walk through a binary tree."""
+"""A class drawn bit by bit, as a walk through a binary tree, and the numbers that it takes."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.sampling import INDEX
 from sparsejit.ir.ops.types import float_type, require
+
+
+@dataclass(frozen=True)
+class UniformRow:
+    """Samples `counter` to `counter` + count - 1 of the stream of `seed`: float32 (count,).
+
+    Operands as `Uniform` has.
+    """
+
+    count: int
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require(operands == (INDEX, INDEX), self, operands, "give int64 seed and counter")
+        return (float_type((self.count,)),)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        seed, counter = (operand.astype(np.uint64) for operand in operands)
+        numbers = counter + np.arange(self.count, dtype=np.uint64)
+        return (np.asarray(reference.random_uniform(int(seed), numbers), np.float64),)
 
 
 @dataclass(frozen=True)
