@@ -20,6 +20,16 @@ from sparsejit.voice.speaking import SpokenFile, count_frames, form_of, speak_fi
 from sparsejit.voice.wav_file import check_wav
 from sparsejit.voice.wavernn import WaveRNN
 
+_Voice = Annotated[
+    Path, typer.Option(help="A voice file, or a WaveRNN checkpoint of another project.")
+]
+_SampleRate = Annotated[
+    int | None, typer.Option(min=1, help="Of a checkpoint; its project's usual if left out.")
+]
+_Companding = Annotated[
+    str | None, typer.Option(help="Of a checkpoint's classes: linear or mu_law.")
+]
+
 
 def synth(
     source: Annotated[
@@ -29,26 +39,18 @@ def synth(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="The WAV file to write; a folder for a folder.")],
-    voice: Annotated[
-        Path,
-        typer.Option(help="A voice file, or a WaveRNN checkpoint of another project."),
-    ] = VOICE,
+    voice: _Voice = VOICE,
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same samples.")
     ] = 0,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="Of the draw; the voice's own if left out."),
+        float | None, typer.Option(help="Of the draw; the voice's own if left out.")
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="How its matrices are stored: float32, bfloat16, float16 or int8.")
     ] = "float32",
-    sample_rate: Annotated[
-        int | None, typer.Option(min=1, help="Of a checkpoint; its project's usual if left out.")
-    ] = None,
-    companding: Annotated[
-        str | None, typer.Option(help="Of a checkpoint's classes: linear or mu_law.")
-    ] = None,
+    sample_rate: _SampleRate = None,
+    companding: _Companding = None,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
@@ -66,9 +68,8 @@ def synth(
     A folder is spoken by all cores, or a Ray cluster; the same command goes on where it stopped.
     """
     require("soundfile")
-    manner = Manner(
-        voice, seed, temperature, DType.parse(dtype).value, sample_rate, companding
-    )
+    dtype = DType.parse(dtype).value
+    manner = Manner(voice, seed, temperature, dtype, sample_rate, companding)
     options = FolderOptions(overwrite, workers, ray)
     if source.is_dir():
         if play:
