@@ -24,7 +24,7 @@ from sparsejit.voice.sample_graph import sample_graph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
-from sparsejit.voice.weights import VoiceWeights
+from sparsejit.voice.weights import VoiceWeights, check_temperature
 
 # Of a stream: more gain no speed, and nothing interrupts what is being spoken.
 _MOST_FRAMES_AT_ONCE = 64
@@ -135,17 +135,22 @@ class WaveRNN:
         companding: str | None = None,
         target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
     ) -> "WaveRNN":
         """Compile a WaveRNN that another project trained, pruned or not.
 
         source: a state dict, or a file of one, safetensors or torch's (only tensors are read), of
             fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same words.
         sample_rate, companding: what a state dict does not say; `foreign_voice` has the defaults.
+        temperature: of the draws, 1 if left out.
 
-        Raises InvalidInput that names the first tensor that does not fit, and as
-        `read_checkpoint` does.
+        Raises InvalidInput that names the first tensor that does not fit, for a temperature that
+        cannot be one, and as `read_checkpoint` does.
         """
         voice = foreign_voice(read_checkpoint(source), sample_rate, companding)
+        if temperature is not None:
+            check_temperature(temperature)
+            voice = replace(voice, spec=replace(voice.spec, temperature=temperature))
         return cls(voice, target, dtype)
 
     @classmethod

@@ -25,6 +25,7 @@ from sparsejit.ir.ops.sampling import (
     SumOfRows,
     Uniform,
 )
+from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.loop import GraphLoop, Role, build_loop
@@ -172,6 +173,30 @@ def test_a_prediction_is_a_tree_of_sums(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_row_of_numbers_is_the_stream_s(isa: str, count: int) -> None:
+    counter = 2**40 - 2
+    graph, given = graph_of(UniformRow(count), whole(7), whole(counter))
+    (found,) = run_graph(graph, given, Target.named(isa))
+    numbers = counter + np.arange(count, dtype=np.uint64)
+    np.testing.assert_array_equal(found, reference.random_uniform(7, numbers))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=30)
+@given(bits=st.integers(1, 9), seed=st.integers(0, 99))
+def test_a_tree_is_walked_to_a_leaf(isa: str, bits: int, seed: int) -> None:
+    parameters, thresholds = random_floats(seed, 1 << bits), random_floats(seed + 1, bits)
+    thresholds[0] = parameters[1] if seed % 3 else -np.inf  # what is equal is not less
+    node = 1
+    for threshold in thresholds:
+        node = 2 * node + int(threshold < parameters[node])
+    graph, given = graph_of(TreeDraw(bits), parameters, thresholds)
+    assert run_graph(graph, given, Target.named(isa)) == [node - (1 << bits)]
+    check_graph(graph, given, Target.named(isa), 0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=30)
 @given(level=st.integers(0, 8), scale=st.floats(0, 9, width=32), rest=st.floats(-9, 9, width=32))
 def test_a_signal_is_rounded_step_by_step(
@@ -195,6 +220,8 @@ def test_a_signal_is_rounded_step_by_step(
         (SumOfRows(), [whole(0), random_floats(0, 2, 3)]),
         (GruStep(), [random_floats(0, 12), random_floats(0, 9), random_floats(0, 4)]),
         (Predict(), [random_floats(0, 20), random_floats(0, 20)]),
+        (UniformRow(3), real(1, 2)),
+        (TreeDraw(3), [random_floats(0, 8), random_floats(0, 4)]),
         (Reconstruct(1.0, 0.5), [*real(1), random_floats(0, 9), *real(1, 2, 3)]),
     ],
 )
