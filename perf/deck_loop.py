@@ -26,13 +26,13 @@ DTYPES = ("float32", "bfloat16")
 _LANES, _UNITS = 16, 1024
 
 
-class _Blocks(ctypes.Structure):
+class _BlockPointers(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("first", "inputs", "values")]
 
 
-class _Network(ctypes.Structure):
+class _NetworkPointers(ctypes.Structure):
     _fields_ = [
-        *((name, _Blocks) for name in ("recurrent", "dense", "output")),
+        *((name, _BlockPointers) for name in ("recurrent", "dense", "output")),
         *((name, ctypes.c_void_p) for name in ("recurrent_bias", "output_bias", "gate_column")),
         *((name, ctypes.c_void_p) for name in ("dense_column", "gate_terms", "dense_terms")),
     ]
@@ -71,7 +71,7 @@ class DeckLoop:
         network = ctypes.byref(self._network)
         self._function(network, seed, count, *addresses, self.classes.ctypes.data)
 
-    def _packed(self, network: SpecNetwork, dtype: str) -> _Network:
+    def _packed(self, network: SpecNetwork, dtype: str) -> _NetworkPointers:
         wide = {name: array.astype(np.float64) for name, array in network.tensors.items()}
         gates, dense = _folded(wide, network.conditioning)
         vectors = (
@@ -84,10 +84,10 @@ class DeckLoop:
             network.tensors["fc2.weight"],
         )
         addresses = [self._address(vector.astype(np.float32)) for vector in vectors]
-        return _Network(*(self._blocks(each, dtype) for each in matrices), *addresses)
+        return _NetworkPointers(*(self._blocks(each, dtype) for each in matrices), *addresses)
 
-    def _blocks(self, weights: Array, dtype: str) -> _Blocks:
-        return _Blocks(*(self._address(part) for part in packed_blocks(weights, dtype)))
+    def _blocks(self, weights: Array, dtype: str) -> _BlockPointers:
+        return _BlockPointers(*(self._address(part) for part in packed_blocks(weights, dtype)))
 
     def _address(self, array: Array) -> int:
         aligned = _aligned(array)

@@ -194,7 +194,9 @@ class NetworkContest:
         """Of all rounds."""
         times = {name: self.us[name] for name in self.deck}
         times |= {one.name: [ns / 1e3 for ns in one.ns] for one in self.ready}
-        return tuple(StepPeerTime(name, min(us), float(np.median(us))) for name, us in times.items())
+        return tuple(
+            StepPeerTime(name, min(us), float(np.median(us))) for name, us in times.items()
+        )
 
 
 def time_network(
