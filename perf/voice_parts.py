@@ -23,8 +23,16 @@ from sparsejit.voice.sampler import Sampler
 ROUNDS = 9
 PRODUCTS, GATES, DRAW, ROWS, SIGNAL = "products", "gates", "draw", "input rows", "signal"
 
-# What the kernels of a sample belong to; products have a plan, all others are the signal's.
-_PARTS = {"sum-of-rows": ROWS, "gru-step": GATES, "uniform": DRAW, "draw": DRAW}
+# What the kernels of a sample belong to; products have a plan, all others are the signal's. Gates
+# add rows themselves where they can.
+_PARTS = {
+    "sum-of-rows": ROWS,
+    "gru-step": GATES,
+    "gru-step-of-rows": GATES,
+    "uniform": DRAW,
+    "draw": DRAW,
+}
+_READS_ROWS = ("sum-of-rows", "gru-step-of-rows")
 # Between a draw's random numbers a tree has other kernels, of these names.
 _DRAWN = ("sample", "bit", "component", "mixture", "parameter")
 _TREE_LOOK_UP = "picked"
@@ -68,7 +76,7 @@ class TouchedBytes:
 def touched_bytes(graph: SampleGraph, loop: SampleLoop) -> TouchedBytes:
     """Of a loop that was compiled from `graph`."""
     image = loop.program.image
-    rows = sum(s.facts.weight_bytes for s in loop.steps if s.kernel == "sum-of-rows")
+    rows = sum(s.facts.weight_bytes for s in loop.steps if s.kernel in _READS_ROWS)
     weights = sum(s.facts.weight_bytes for s in loop.steps if s.facts.plan is not None)
     operands = zip(loop.loop.inputs, graph.graph.inputs, strict=True)
     conditioning = sum(

@@ -23,7 +23,7 @@ from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
 
-PARTS = {"recurrent", "dense", "output", "gates", "input rows", "draw", "signal"}
+PARTS = {"recurrent", "dense", "output", "gates", "draw", "signal"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_tree_s_decisions_are_the_draw(monkeypatch: pytest.MonkeyPatch) -> Non
     steps = compile_sample_loop(graph, Target.detect(), "float32").steps
     parts = {part.name: part for part in sample_parts(steps, [1.0] * len(steps))}
     assert parts.keys() == {
-        *("signal", "input rows", "gates", "draw"),
+        *("signal", "gates", "draw"),
         *("gru_a", "gru_b", "gru_b.input", "dual", "sum"),
     }
     bits = [step for step in steps if step.kernel == "less"]
