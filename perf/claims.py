@@ -163,6 +163,7 @@ _OF_NETWORKS = tuple(
         against,
         least,
         source="perf/results/synth.jsonl",
+        dtype=subject.split()[-1],
         microarchitecture="golden_cove",
         isa="avx512",
         measured=measured,
