@@ -12,6 +12,7 @@ from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.sampling import (
     Draw,
     GruStep,
+    GruStepOfRows,
     Predict,
     Quantise,
     Reconstruct,
@@ -30,6 +31,7 @@ from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.sampling import (
     lower_draw,
     lower_gru_step,
+    lower_gru_step_of_rows,
     lower_predict,
     lower_quantise,
     lower_reconstruct,
@@ -79,6 +81,7 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Quantise: lower_quantise,
     SumOfRows: lower_sum_of_rows,
     GruStep: lower_gru_step,
+    GruStepOfRows: lower_gru_step_of_rows,
     Predict: lower_predict,
     Reconstruct: lower_reconstruct,
 }

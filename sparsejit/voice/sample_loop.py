@@ -14,6 +14,7 @@ from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.fuse_gate_rows import fuse_gate_rows
 from sparsejit.planner.plan import Plan
 from sparsejit.runtime.program import Program
 from sparsejit.voice.sample_graph import SampleGraph
@@ -57,7 +58,7 @@ def compile_sample_loop(
 
     `probe` makes what times the steps, from the offset of its first slot.
     """
-    graph = with_dtypes(run_passes(sample.graph), dtypes)
+    graph = fuse_gate_rows(with_dtypes(run_passes(sample.graph), dtypes))
     lowered = lower_model(graph, ModelOptions(target))
     timed = probe(lowered.probe_offset) if probe else None
     program = build_loop(lowered, sample.loop, "sample-loop", timed)

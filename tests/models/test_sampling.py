@@ -19,6 +19,7 @@ from sparsejit.ir.ops.sampling import (
     THRESHOLDS,
     Draw,
     GruStep,
+    GruStepOfRows,
     Predict,
     Quantise,
     Reconstruct,
@@ -162,6 +163,32 @@ def test_a_gru_s_gates(isa: str, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
+@pytest.mark.parametrize(("tables", "hidden"), [(1, 16), (2, 48), (3, 272)])
+def test_gates_add_rows_as_the_sum_does(
+    isa: str, edge: Edge, dtype: DType, tables: int, hidden: int
+) -> None:
+    """The same bits as of a sum before the gates."""
+    heights = [random_floats(n, 5, 3 * hidden) for n in range(tables)]
+    indices, rest = [4, 0, 2][:tables], random_floats(9, 3 * hidden)
+    recurrent, state = random_floats(8, 3 * hidden), np.tanh(random_floats(7, hidden))
+    rows, constants = SumOfRows(dtype), range(tables, 2 * tables)
+    operands = *map(whole, indices), *heights, rest
+    graph, given = graph_of(rows, *operands, constants=constants)
+    gates = run_graph(graph, given, Target.named(isa))[0].astype(np.float32)
+    graph, given = graph_of(GruStep(), gates, recurrent, state)
+    wanted = run_graph(graph, given, Target.named(isa))[0]
+    op = GruStepOfRows(rows)
+    graph, given = graph_of(op, *operands, recurrent, state, constants=constants)
+    ran = run_tiles(graph, [array[None] for array in given], Target.named(isa), edge)
+    assert ran.status == 0
+    np.testing.assert_array_equal(ran.outputs[0][0], wanted)
+    given[0] = np.array(5, np.int64)
+    assert run_tiles(graph, [array[None] for array in given], Target.named(isa)).status == 1
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_prediction_is_a_tree_of_sums(isa: str) -> None:
     samples, weights = random_floats(1, PREDICTION_WINDOW), random_floats(2, PREDICTION_WINDOW)
     graph, given = graph_of(Predict(), samples, weights)
@@ -219,6 +246,8 @@ def test_a_signal_is_rounded_step_by_step(
         (SumOfRows(), [whole(0), random_floats(0, 2, 3), random_floats(0, 4)]),
         (SumOfRows(), [whole(0), random_floats(0, 2, 3)]),
         (GruStep(), [random_floats(0, 12), random_floats(0, 9), random_floats(0, 4)]),
+        (GruStepOfRows(SumOfRows()), [random_floats(0, 48), random_floats(0, 16)]),
+        (GruStepOfRows(SumOfRows()), [*[random_floats(0, 24)] * 2, random_floats(0, 8)]),
         (Predict(), [random_floats(0, 20), random_floats(0, 20)]),
         (UniformRow(3), real(1, 2)),
         (TreeDraw(3), [random_floats(0, 8), random_floats(0, 4)]),

@@ -125,6 +125,26 @@ class GruStep:
 
 
 @dataclass(frozen=True)
+class GruStepOfRows:
+    """A `GruStep` whose input gates are `rows`; for `hidden` that is a multiple of 16.
+
+    Operands: those of the rows, then recurrent gates and the state.
+    """
+
+    rows: SumOfRows
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require(len(operands) > 2, self, operands, "give rows, recurrent gates and the state")
+        (gates,) = self.rows.infer(*operands[:-2])
+        require(operands[-1].size % 16 == 0, self, operands, "give a multiple of 16 units")
+        return GruStep().infer(gates, *operands[-2:])
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        (gates,) = self.rows.reference(*operands[:-2])
+        return GruStep().reference(gates, *operands[-2:])
+
+
+@dataclass(frozen=True)
 class Predict:
     """The sum of 32 products of past samples and their weights, both (32,), oldest first: ().
 
