@@ -23,12 +23,16 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is compiled; `compile_matrix` says what each means."""
+    """How a model is compiled; `compile_matrix` says what each means.
+
+    Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
+    """
 
     target: Target
     threads: int = 1
     tune: bool = False
     exact: bool = False
+    part_bytes: int | None = None
 
 
 class Lowering:

@@ -27,7 +27,7 @@ from sparsejit.ir.ops.sampling import (
 )
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.loop import GraphLoop, Role, build_loop
+from sparsejit.lowering.loop import GraphLoop, Role, build_loop, stream_header
 from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.sampling import MOST_TABLES
 from sparsejit.machine.target import Target
@@ -235,8 +235,14 @@ class Accumulator:
         outputs[0] = given.ctypes.data
         workspace = np.zeros(self.lowered.workspace_bytes + 64, np.uint8)
         workspace = workspace[-workspace.ctypes.data % 64 :]
-        addresses = (inputs.ctypes.data, outputs.ctypes.data, workspace.ctypes.data)
-        self.program.memory.function(4)(*addresses, len(samples))
+        header, first = stream_header(self.lowered), workspace.ctypes.data
+        for place, address in (
+            (header.inputs, inputs.ctypes.data),
+            (header.outputs, outputs.ctypes.data),
+            (header.next, first),
+        ):
+            workspace[place : place + 8].view(np.uint64)[0] = address
+        self.program.memory.function(2)(first, len(samples))
         return given
 
 
