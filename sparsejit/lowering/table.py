@@ -28,11 +28,9 @@ from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.sampling import (
     lower_draw,
-    lower_gru_step,
     lower_predict,
     lower_quantise,
     lower_reconstruct,
-    lower_sum_of_rows,
     lower_uniform,
 )
 from sparsejit.lowering.selection import (
@@ -42,6 +40,7 @@ from sparsejit.lowering.selection import (
     lower_topk,
 )
 from sparsejit.lowering.stacked_products import lower_bmm
+from sparsejit.lowering.table_rows import lower_gru_step, lower_sum_of_rows
 from sparsejit.lowering.views import (
     lower_concat,
     lower_expand,

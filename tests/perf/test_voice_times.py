@@ -15,7 +15,7 @@ from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
 
-PARTS = {"recurrent", "dense", "output", "gates", "input rows", "draw", "signal"}
+PARTS = {"recurrent", "dense", "output", "gates", "draw", "signal"}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def test_parts_add_up_to_the_samples(
         assert sum(part.share for part in one.parts) == pytest.approx(1)
         assert one.speed_up == pytest.approx(50.0 / one.us_median)
         assert one.us_min == one.us_median
-    rows = 3 * 3 * weights.hidden_size  # of three tables, float32 and float16
-    products = [one.weight_bytes - size * rows for one, size in zip(found, (4, 2), strict=True)]
+    rows = 3 * 3 * weights.hidden_size  # of three tables, float32 and int8
+    products = [one.weight_bytes - size * rows for one, size in zip(found, (4, 1), strict=True)]
     assert products[0] == 4 * products[1]
 
 
