@@ -11,6 +11,7 @@ import numpy as np
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.row_sums import RowSum, emit_sum_of_rows
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
+from sparsejit.asm_templates.shared.activation import COARSE, FINE
 from sparsejit.asm_templates.shared.location import InPool, Location
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Node
@@ -133,7 +134,9 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
 
 def lower_gru_step(low: Lowering, node: Node) -> None:
     """The gates of all units, with the rows that they are a sum of."""
-    spec = GruUpdate(node.output.shape[0])
+    op, spec = node.op, GruUpdate(node.output.shape[0])
+    assert isinstance(op, GruStep)
+    tanh = COARSE if op.dtype is DType.INT8 else FINE
     gates, recurrent, state = node.inputs
     rows = low.sums_for_gates.get(gates)
     tables = StoredTables.of(low, rows) if rows else None
@@ -147,7 +150,7 @@ def lower_gru_step(low: Lowering, node: Node) -> None:
         at.reads[-2].point(asm, rsi)
         at.reads[-1].point(asm, rdx)
         at.writes[0].point(asm, rcx)
-        emit_gru_update(asm, spec, (rcx,), summed)
+        emit_gru_update(asm, spec, (rcx,), summed, tanh)
         pop(asm, (rbx,))
 
     into = low.dense_result(node.output)

@@ -217,6 +217,19 @@ def test_a_gru_s_gates(isa: str, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_a_gru_s_gates_are_coarser_in_int8_but_for_what_it_keeps(isa: str) -> None:
+    hidden = 65
+    gates, recurrent = random_floats(1, 3 * hidden), random_floats(2, 3 * hidden)
+    operands = gates, recurrent, np.tanh(random_floats(3, hidden))
+    graph, given = graph_of(GruStep(DType.INT8), *operands)
+    check_graph(graph, given, Target.named(isa), 5e-4)
+    kept = gates.copy()
+    kept[hidden : 2 * hidden] = 20
+    graph, given = graph_of(GruStep(DType.INT8), kept, 0 * recurrent, operands[2])
+    check_graph(graph, given, Target.named(isa), 1e-6, tiles=1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_prediction_is_a_tree_of_sums(isa: str) -> None:
     samples, weights = random_floats(1, PREDICTION_WINDOW), random_floats(2, PREDICTION_WINDOW)
     graph, given = graph_of(Predict(), samples, weights)
