@@ -10,8 +10,8 @@ from sparsejit.voice.loop_arrays import FrameInputs, LoopArrays
 from sparsejit.voice.sample_loop import SampleLoop
 from sparsejit.voice.sampler import Sampler, run_in_lockstep
 
-# More at once gain nothing more: what each stream has for itself then fills the caches.
-MOST_STREAMS = 8
+# More at once gain little more, and what each has for itself fills the caches.
+MOST_STREAMS = 16
 
 
 @dataclass(eq=False)

@@ -183,7 +183,10 @@ class WaveRNN:
         seed gives the same samples. Raises InvalidInput for a mel of another shape, with NaN or
         infinity in it, or on another scale than log10 power, or the other project's.
         """
-        samples = Sampler(self.loop, seed).generate(self.source.conditioning(mel))
+        return self._finished(mel, Sampler(self.loop, seed).generate(self.source.conditioning(mel)))
+
+    def _finished(self, mel: npt.ArrayLike, samples: FloatArray) -> FloatArray:
+        """What was drawn for a whole mel as it is heard."""
         if not self.post_filter:
             return samples
         return np.concatenate(list(post_filtered([(self.weights.checked_mel(mel), samples)])))
@@ -204,7 +207,7 @@ class WaveRNN:
         checked = [self._checked_of_batch(number, mel) for number, mel in enumerate(mels)]
         inputs = ((self.source.conditioning(m), s) for m, s in zip(checked, seeds, strict=True))
         spoken = dict(speak_side_by_side(self.loop, inputs))
-        return [spoken[number] for number in range(len(mels))]
+        return [self._finished(mel, spoken[number]) for number, mel in enumerate(checked)]
 
     def _checked_of_batch(self, number: int, mel: npt.ArrayLike) -> FloatArray:
         try:
