@@ -82,6 +82,7 @@ def run_in_lockstep(
     weights are read once for all.
     """
     arrays = [each.loop_arrays() for each in inputs]
+    assert len({each.frames for each in arrays}) == 1, "all streams speak as many frames"
     results = [sampler.take(each) for sampler, each in zip(samplers, arrays, strict=True)]
     for sampler, following in zip(samplers, [*samplers[1:], samplers[0]], strict=True):
         sampler.go_before(following)
