@@ -2,10 +2,9 @@
 
     int run(void *first, int64 samples)
 
-Every stream has a workspace, which begins with `StreamHeader`; they form a ring. A turn makes a
-sample of each: every step, or part of one, runs for all streams before the next, so that weights
-are read once, and what one stream waits for another computes. A stream's samples do not depend on
-who else is in the ring, but for how long the call takes.
+Every stream has a workspace, which says where its operands are (`StreamHeader`); they form a ring.
+A turn makes a sample of each: a product, or part of one, runs for all streams before what follows,
+so that its weights are still near. A stream's samples do not depend on who else is in the ring.
 
 What an operand is decides where it lies in the next turn:
 
@@ -42,7 +41,7 @@ _FLUSH_TO_ZERO = 1 << 15 | 1 << 6
 
 @dataclass(frozen=True)
 class StreamHeader:
-    """What a caller writes into a stream's workspace, as bytes from its first.
+    """Where a caller writes what into a stream's workspace: bytes from its first.
 
     `inputs`, `outputs`: the address of the stream's table of operands' addresses; `next`: that of
     the next stream's workspace, the last having the first's.
