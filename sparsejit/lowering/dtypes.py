@@ -9,10 +9,10 @@ from sparsejit.ir.graph import Graph, Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
-from sparsejit.ir.ops.sampling import SumOfRows
+from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType
 
-_STORING = Linear | Convolution | Recurrence | SumOfRows
+_STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
 
 
 def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
