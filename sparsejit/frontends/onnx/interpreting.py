@@ -41,7 +41,7 @@ def graph_of(
     Raises UnsupportedOperator, which lists every node that has no mapping, and InvalidInput for
     an input of a dtype that no graph holds.
     """
-    interpreter = Interpreter(opset)
+    interpreter = NodeInterpreter(opset)
     known: dict[str, Operand] = dict(arrays)
     for each in model.input:
         if each.name not in arrays:
@@ -71,7 +71,7 @@ def _element(value: Any) -> Element:
     return kinds[dtype.kind]
 
 
-class Interpreter:
+class NodeInterpreter:
     """Runs nodes in order; what has no mapping is collected in `missing`."""
 
     def __init__(self, opset: int) -> None:
