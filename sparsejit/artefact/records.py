@@ -191,7 +191,7 @@ OPERATORS = RecordCodec(
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
         *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
-        *(sampling.GruStep, sampling.GruStepOfRows, sampling.Predict, sampling.Reconstruct),
+        *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
         *(tree_draw.UniformRow, tree_draw.TreeDraw),
         *(selection.Embedding, selection.EmbeddingBag, selection.ArgMax, selection.TopK),
         *(views.Reshape, views.Permute, views.Slice, views.Expand, views.Concat, views.Pad),

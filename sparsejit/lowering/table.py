@@ -12,7 +12,6 @@ from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.sampling import (
     Draw,
     GruStep,
-    GruStepOfRows,
     Predict,
     Quantise,
     Reconstruct,
@@ -30,12 +29,9 @@ from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.sampling import (
     lower_draw,
-    lower_gru_step,
-    lower_gru_step_of_rows,
     lower_predict,
     lower_quantise,
     lower_reconstruct,
-    lower_sum_of_rows,
     lower_uniform,
 )
 from sparsejit.lowering.selection import (
@@ -45,6 +41,7 @@ from sparsejit.lowering.selection import (
     lower_topk,
 )
 from sparsejit.lowering.stacked_products import lower_bmm
+from sparsejit.lowering.table_rows import lower_gru_step, lower_sum_of_rows
 from sparsejit.lowering.tree_draw import lower_tree_draw, lower_uniform_row
 from sparsejit.lowering.views import (
     lower_concat,
@@ -81,7 +78,6 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Quantise: lower_quantise,
     SumOfRows: lower_sum_of_rows,
     GruStep: lower_gru_step,
-    GruStepOfRows: lower_gru_step_of_rows,
     Predict: lower_predict,
     Reconstruct: lower_reconstruct,
 }

@@ -24,7 +24,6 @@ from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
 from sparsejit.ir.ops.sampling import (
     Draw,
     GruStep,
-    GruStepOfRows,
     Predict,
     Quantise,
     Reconstruct,
@@ -55,7 +54,6 @@ RECORDS = [
     Quantise(),
     SumOfRows(DType.FLOAT16),
     GruStep(),
-    GruStepOfRows(SumOfRows(DType.FLOAT16)),
     Predict(),
     Reconstruct(4.0, 0.9),
     UniformRow(8),
