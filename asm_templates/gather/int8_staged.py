@@ -31,7 +31,6 @@ from sparsejit.asm_templates.gather.int8_boundary import (
 )
 from sparsejit.asm_templates.gather.int8_layout import LANES, OFFSET, REGISTER_INPUTS
 from sparsejit.asm_templates.gather.int8_staged_layout import (
-    SLOTS,
     PickRound,
     StagedGroup,
     group_sizes,
@@ -50,14 +49,12 @@ from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
     Literal,
     Memory,
-    Register,
     dword,
     k,
     r8,
     r9,
     r10,
     rcx,
-    rdi,
     rdx,
     rsi,
     rsp,
