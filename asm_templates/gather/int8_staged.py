@@ -187,7 +187,7 @@ def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> N
             rows.zero(asm, register)
     if not len(group.columns):
         return
-    slot = np.arange(group.slots)
+    slots = np.arange(group.slots)
     again = asm.label("again")
     asm.emit("mov", _AT, _STAGED)
     asm.emit("mov", dword(r8), len(group.columns))
@@ -195,8 +195,8 @@ def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> N
     asm.stamp(
         group.slots,
         [
-            line("vpbroadcastd", _PICKED, Memory(_AT, 4 * slot)),
-            line("vpdpbusd", zmm(_FIRST_SUM + slot), _PICKED, Memory(_WEIGHTS, 64 * slot)),
+            line("vpbroadcastd", _PICKED, Memory(_AT, 4 * slots)),
+            line("vpdpbusd", zmm(_FIRST_SUM + slots), _PICKED, Memory(_WEIGHTS, 64 * slots)),
         ],
     )
     asm.emit("add", _AT, CACHE_LINE_BYTES)

@@ -93,7 +93,7 @@ def group_sizes(matrix: SparseMatrix) -> list[tuple[_Numbers, int, int]]:
     """Block rows of each group, the fullest first, their chains and trips."""
     counts = matrix.block_mask(LANES).sum(axis=1)
     order = np.argsort(-counts, kind="stable")
-    groups = []
+    groups: list[tuple[_Numbers, int, int]] = []
     for first in range(0, len(order), SLOTS):
         own = order[first : first + SLOTS]
         chains = SLOTS // len(own)
