@@ -32,7 +32,6 @@ from sparsejit.lowering.loop import GraphLoop, Role, build_loop, stream_header
 from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.table_rows import MOST_TABLES
 from sparsejit.machine.target import Target
-from sparsejit.passes.default import run_passes
 
 NAME = Origin("x")
 FEATURES = [1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 257, 1000]
@@ -183,39 +182,6 @@ def rows_and_gates(hidden: int, dtype: DType, apart: bool) -> tuple[Graph, list[
     gates = builder.one(SumOfRows(dtype), *indices, *constants, rest, origin=NAME)
     new = builder.one(GruStep(), gates, recurrent, state, origin=NAME)
     return builder.finish((new, gates) if apart else (new,)), given
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("hidden", [1, 8, 33, 136])
-@pytest.mark.parametrize("number_first", [False, True])
-def test_gates_add_a_column_as_an_elementwise_step_does(
-    isa: str, edge: Edge, hidden: int, number_first: bool
-) -> None:
-    """To the bit; where somebody else reads the sum, it is a step of its own."""
-    ran = []
-    for apart in (False, True):
-        graph, given = column_and_gates(hidden, number_first, apart)
-        names = [step.kernel for step in lower_model(graph, ModelOptions(Target.named(isa))).steps]
-        assert len(names) == 1 + apart, names
-        ran.append(run_tiles(graph, [array[None] for array in given], Target.named(isa), edge))
-        check_graph(graph, given, Target.named(isa), 1e-5)
-    np.testing.assert_array_equal(ran[0].outputs[0], ran[1].outputs[0])
-
-
-def column_and_gates(
-    hidden: int, number_first: bool, apart: bool
-) -> tuple[Graph, list[Array]]:
-    """A GRU whose input gates are a column times a number, plus a vector."""
-    given = [random_floats(n, 3 * hidden) for n in (1, 2, 3)]
-    given += [np.tanh(random_floats(4, hidden)), *real(0.7)]
-    builder = GraphBuilder()
-    kinds = [TensorType(array.shape, Element(array.dtype.name)) for array in given]
-    column, rest, recurrent, state, number = (builder.input(kind, NAME) for kind in kinds)
-    factors = (number, column) if number_first else (column, number)
-    gates = builder.one(Pointwise("fma"), *factors, rest, origin=NAME)
-    new = builder.one(GruStep(), gates, recurrent, state, origin=NAME)
-    return run_passes(builder.finish((new, gates) if apart else (new,))), given
 
 
 def test_rows_beyond_float16_are_refused() -> None:
