@@ -85,6 +85,8 @@ KNOWN: list[tuple[str, tuple[Operand, ...], str]] = [
     ("vmaskmovps", (ymm(3), ymm(4), Memory(rsi, 32)), "c4e25d2c5e20"),
     ("vmaskmovps", (Memory(rsi, 32), ymm(4), ymm(3)), "c4e25d2e5e20"),
     ("vbroadcastss", (zmm(30), Memory(rdi, 4)), "62627d48187701"),
+    ("vpgatherdd", (zmm(3).masked(k(1)), Memory(rax, 64, zmm(21), 4)), "62f27d41905ca810"),
+    ("vpgatherdd", (ymm(3), Memory(r9, 64, ymm(15), 8), ymm(7)), "c48245905cf940"),
     ("vbroadcastss", (ymm(3), xmm(14)), "c4c27d18de"),
     ("vpermps", (zmm(3), zmm(20), zmm(9)), "62d25d4016d9"),
     ("vpermi2ps", (zmm(3), zmm(20), zmm(9)), "62d25d4077d9"),
