@@ -16,6 +16,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.ops import (
     casts,
     convolution,
+    forest,
     pointwise,
     products,
     recurrent,
@@ -189,6 +190,7 @@ OPERATORS = RecordCodec(
         *(products.Linear, products.Bmm),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
+        forest.Forest,
         *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
         *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
         *(selection.Embedding, selection.EmbeddingBag, selection.ArgMax, selection.TopK),

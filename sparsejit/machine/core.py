@@ -85,6 +85,22 @@ class CsrPrices(NamedTuple):
     fetch: float
 
 
+class ForestPrices(NamedTuple):
+    """Cycles of decision trees: all figures are of data in L1, and of a level where given by level.
+
+    `gather`: a vector of 32-bit numbers; from beyond L1 `far_gather` times as long. Of blocks:
+    `rank`: a step of the search of one x; `pair`: two trees compared, `group`: 32 trees led on;
+    `row`: what else a row takes.
+    """
+
+    gather: Mapping[str, float]
+    far_gather: float
+    rank: float
+    pair: float
+    group: float
+    row: float
+
+
 @dataclass(frozen=True)
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
@@ -127,6 +143,7 @@ class Core:
     batch: BatchPrices = field(repr=False)
     csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
+    forest: ForestPrices = field(repr=False)
     padding: bool
     redirects: bool
     placement: bool
