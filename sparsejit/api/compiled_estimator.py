@@ -15,6 +15,7 @@ from sparsejit.api.model_report import ModelReport, measured_times, report_of
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.forests import LIBRARIES
 from sparsejit.frontends.sklearn import graph_of_estimator
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
@@ -30,8 +31,8 @@ class Estimator(Protocol):
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether a model is scikit-learn's, told without importing it."""
-    return type(model).__module__.split(".")[0] == "sklearn"
+    """Whether a model is of scikit-learn, XGBoost or LightGBM, told without importing them."""
+    return type(model).__module__.split(".")[0] in LIBRARIES
 
 
 class CompiledEstimator:
@@ -54,7 +55,7 @@ class CompiledEstimator:
     ) -> None:
         self._name = type(estimator).__name__
         single = graph_of_estimator(estimator, 1)
-        self.n_features_in_ = int(estimator.n_features_in_)
+        self.n_features_in_ = next(iter(single.values())).inputs[0].shape[1]
         self.classes_: Array | None = getattr(estimator, "classes_", None)
         self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
         batch = 1 if example is None else len(self._checked(example))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
+from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
 from sparsejit.ir.graph import Graph, Origin
 from sparsejit.ir.ops.row_chains import ChainWriter, log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
@@ -65,8 +66,7 @@ def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
     *scalers, last = _steps(estimator)
     graphs = {}
     for method, write in _methods(last).items():
-        first = scalers[0] if scalers else last
-        writer = EstimatorWriter(batch, int(first.n_features_in_))
+        writer = EstimatorWriter(batch, features_of(scalers[0] if scalers else last))
         for scaler in scalers:
             writer.scale(scaler)
         write(writer)
@@ -90,13 +90,15 @@ def _steps(estimator: Any) -> list[Any]:
                 f"{', '.join(sorted(_SCALERS))} can: transform X with the others first"
             )
         return steps
-    if not known or kind not in _KNOWN:
+    if not is_forest(estimator) and (not known or kind not in _KNOWN):
+        library = type(estimator).__module__.split(".")[0]
+        others = _KNOWN if known else frozenset()
         raise InvalidInput(
             f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
-            f"use one of {', '.join(sorted(_KNOWN))}, alone or in a Pipeline"
+            f"use one of {', '.join(sorted(others | FORESTS.get(library, others)))}, alone or in a "
+            "Pipeline"
         )
-    if not hasattr(estimator, "n_features_in_"):
-        raise InvalidInput(f"the {kind} is not fitted; call its fit(X, y) first")
+    features_of(estimator)
     return [estimator]
 
 
@@ -123,6 +125,8 @@ def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
     kind = type(estimator).__name__
     if kind in _SCALERS:
         return {"transform": lambda writer: writer.scale(estimator)}
+    if is_forest(estimator):
+        return forest_methods(estimator)
     scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
         return {"predict": lambda writer: _regress(writer, estimator, scores)}
