@@ -9,6 +9,7 @@ none exceeds leads on to the left.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def _ranks(trees: Trees, slots: Slots) -> tuple[Array, list[Array]]:
     ranks, thresholds = np.zeros(len(trees.nodes), np.int64), []
     by_slot = np.argsort(slots.of_node, kind="stable")
     ends = np.searchsorted(slots.of_node[by_slot], np.arange(len(slots) + 1))
-    for first, end in zip(ends, ends[1:], strict=False):
+    for first, end in pairwise(ends):
         nodes = by_slot[first:end]
         unique, ranks[nodes] = np.unique(trees.thresholds[nodes], return_inverse=True)
         thresholds.append(unique.astype(np.float32))

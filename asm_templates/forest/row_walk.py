@@ -161,7 +161,7 @@ class _RowWriter:
             gather(asm, vector(asm, 10 + group), place, vector(asm, 1))
         if self.sums.per_output:
             for group in range(groups):
-                self._add(group, vector(asm, 10 + group).number)
+                self._add(group, 10 + group)
             return
         asm.emit("lea", rcx, Literal(self.leaves))
 

@@ -115,7 +115,9 @@ class _Tables:
         asm.bind(again)
         for group in range(GROUPS):
             asm.emit("vmovups", state(asm, group), Memory(r8, group * vector_bytes))
-        firsts = [Memory(r8, group * vector_bytes) for group in range(GROUPS)]
+        firsts: list[Memory | None] = [
+            Memory(r8, group * vector_bytes) for group in range(GROUPS)
+        ]
         asm.emit("mov", dword(rax), Memory(r8, self.height_at))
         emit_levels(asm, self.layout, firsts, [None] * GROUPS)
         for group in range(GROUPS):

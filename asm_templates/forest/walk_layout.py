@@ -51,12 +51,13 @@ def walk_layout(trees: Trees) -> WalkLayout:
     first = 2 + 2 * np.concatenate([[0], np.cumsum(counts + 1)])
     records, bits = int(first[-1]), len(slots).bit_length()
     if records > _MOST_RECORDS or 2 * int(counts.max(initial=0)) >> (31 - bits):
-        raise CompileError(f"the forest has {len(trees.nodes):,} nodes; give fewer or smaller trees")
+        raise CompileError(f"the forest has {len(trees.nodes):,} nodes; give fewer or smaller")
     pair_of = np.zeros(len(trees.nodes), np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])[:-1]
     pair_of[nodes] = 2 * (np.arange(len(nodes)) - begins[owner] + 1)
     thresholds = np.full(records, np.inf, np.float32)
-    own = np.arange(records) - np.repeat(np.append(0, first[:-1]), np.diff(np.append(0, first)))
+    starts = np.append(0, first)
+    own = np.arange(records) - np.repeat(starts[:-1], np.diff(starts))
     meta = len(slots) | own << bits
     leaf = np.full(records, -1)
     places = first[owner][:, None] + pair_of[nodes][:, None] + np.arange(2)

@@ -42,7 +42,8 @@ class CompiledEstimator:
     the estimator has them; each is compiled at its first use. X is (samples, n_features_in_), an
     array of numbers or what numpy makes one of, such as a DataFrame; it is converted to float32.
     Results are those of the estimator to float32's precision, as float32, labels as they are.
-    NaN in X spreads to the results. Thread-safe.
+    NaN in X spreads to the results, but in trees it goes where their library sends what is missing.
+    Categories are whole numbers, in frames too. Thread-safe.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class CompiledEstimator:
         progress: Progress = lambda stage, share: None,
     ) -> None:
         self._name = type(estimator).__name__
+        # XGBoost and LightGBM know the categories of a frame by their codes.
+        self._takes_codes = type(estimator).__module__.split(".")[0] != "sklearn"
         single = graph_of_estimator(estimator, 1)
         self.n_features_in_ = next(iter(single.values())).inputs[0].shape[1]
         self.classes_: Array | None = getattr(estimator, "classes_", None)
@@ -131,6 +134,11 @@ class CompiledEstimator:
             given, fitted = list(names), list(self.feature_names_in_)
             if given != fitted:
                 raise InvalidInput(f"X has the columns {given}; give {fitted}, in this order")
+        if self._takes_codes and any(str(kind) == "category" for kind in getattr(X, "dtypes", ())):
+            raise InvalidInput(
+                "X has columns of categories; give their codes: X[column].cat.codes, as floats, NaN "
+                "for those that are missing"
+            )
         array = np.asarray(X.toarray() if hasattr(X, "toarray") else X)
         if array.ndim != 2 or array.shape[1] != self.n_features_in_:
             raise InvalidInput(

@@ -1,13 +1,14 @@
 """Ensembles of trees as treelite reads them, as the operands of a Forest.
 
-Every test becomes `x <= threshold` in float32, exactly: x is float32, so that a threshold in float64
-may be rounded down to it, and `x < t` is `x <=` the number below t. A test for membership in a set of
-categories becomes a search among the ends of its runs: category c is c <= x < c + 1.
+Every test becomes `x <= threshold` in float32, exactly: x is float32, so that a threshold in
+float64 may be rounded down to it, and `x < t` is `x <=` the number below t. A test for membership
+in a set of categories becomes a search among the ends of its runs: category c is c <= x < c + 1.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def read_forest(estimator: Any) -> ReadForest:
             f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
             "predict"
         ) from error
-    return _Reader(model).read()
+    return _Reader(model, _known_categories(estimator)).read()
 
 
 def _as_forest(estimator: Any) -> Any:
@@ -130,52 +131,77 @@ class _Nodes:
         return self.count - len(thresholds)
 
 
-def _search(nodes: _Nodes, row: Array, categories: Array, right_list: bool) -> tuple[float, Array]:
+def _search(
+    nodes: _Nodes, row: Array, members: Array, known: Array | None, right_list: bool
+) -> tuple[float, Array]:
     """Threshold and row of the root of a search that stands for membership; adds what is below.
 
-    `row` is that of the node with its list: x that is in the list goes to the child that owns it.
+    `row` is that of the node with its list: x that is a member goes to the child that owns the
+    list. Where the known categories are given, others count as missing.
     """
     feature, left, right, goes_left = map(int, row)
     other, matched = (left, right) if right_list else (right, left)
     missing_to = left if goes_left else right
-    starts = categories[np.diff(categories, prepend=-2) > 1]
-    ends = categories[np.diff(categories, append=1 << 62) > 1] + 1
-    bounds = np.sort(np.concatenate([starts, ends])).astype(np.float32)
+    outside = other if known is None else missing_to
+    categories = members if known is None else np.union1d(known, members)
+    bounds = np.unique(np.concatenate([categories, categories + 1]))
+    inside = np.where(np.isin(bounds, categories), other, outside)
+    goes_to = np.append(outside, np.where(np.isin(bounds, members), matched, inside))
+    bounds, goes_to = bounds[np.diff(goes_to) != 0], goes_to[np.diff(goes_to, prepend=1 << 62) != 0]
     if not len(bounds):
-        return np.inf, np.array([feature, other, missing_to, 0])
-    # Between bounds there are intervals, in turn of others and of members.
-    goes_to = int(missing_to == matched)
+        return np.inf, np.array([feature, goes_to[0], missing_to, 0])
+    missing = int(np.flatnonzero(goes_to == missing_to)[0])
 
     def child(first: int, last: int) -> int:
         if first == last:
-            return matched if first % 2 else other
+            return int(goes_to[first])
         threshold, below = node(first, last)
         return nodes.add(np.array([threshold]), below)
 
     def node(first: int, last: int) -> tuple[float, Array]:
         middle = (first + last) // 2
-        threshold = np.nextafter(bounds[middle], np.float32(-np.inf))
+        threshold = np.nextafter(np.float32(bounds[middle]), np.float32(-np.inf))
         children = child(first, middle), child(middle + 1, last)
-        return float(threshold), np.array([feature, *children, goes_to <= middle])
+        return float(threshold), np.array([feature, *children, missing <= middle])
 
     return node(0, len(bounds))
+
+
+def _known_categories(estimator: Any) -> dict[int, Array]:
+    """By feature the categories that histogram gradient boosting saw; it takes others for missing.
+
+    Empty where they are not numbers, and for other estimators.
+    """
+    encoder = getattr(getattr(estimator, "_preprocessor", None), "named_transformers_", {})
+    if "encoder" not in encoder:
+        return {}
+    features = np.flatnonzero(estimator.is_categorical_)
+    found = zip(features, encoder["encoder"].categories_, strict=True)
+    numbers = {int(feature): np.asarray(seen, np.float64) for feature, seen in found}
+    return {f: np.sort(seen[seen >= 0]).astype(np.int64) for f, seen in numbers.items()}
+
+
+def _array(accessor: Any, name: str) -> Array:
+    """A field of a model or tree, all of which but names are arrays."""
+    return np.asarray(accessor.get_field(name))
 
 
 class _Reader:
     """Reads the trees of a model of treelite, one after another."""
 
-    def __init__(self, model: treelite.Model) -> None:
+    def __init__(self, model: treelite.Model, known: Mapping[int, Array]) -> None:
+        self.known = known
         self.model, self.header = model, model.get_header_accessor()
-        classes = self.header.get_field("num_class")
+        classes = _array(self.header, "num_class")
         self.outputs = int(len(classes) * classes.max(initial=1))
         self.most_classes = int(classes.max(initial=1))
-        self.width = int(np.prod(self.header.get_field("leaf_vector_shape")))
+        self.width = int(np.prod(_array(self.header, "leaf_vector_shape")))
         self.nodes, self.leaves = _Nodes(), [np.zeros((0, self.width))]
         self.leaf_count = 0
 
     def read(self) -> ReadForest:
         header, count = self.header, self.model.num_tree
-        targets, classes = header.get_field("target_id"), header.get_field("class_id")
+        targets, classes = _array(header, "target_id"), _array(header, "class_id")
         column = np.maximum(targets, 0) * self.most_classes + np.maximum(classes, 0)
         if self.width > 1 and self.width != self.outputs:
             raise InvalidInput(
@@ -183,59 +209,60 @@ class _Reader:
             )
         roots = [self._tree(number) for number in range(count)]
         trees = np.stack([np.array(roots, np.int64), column.astype(np.int64)], axis=1)
-        average = bool(header.get_field("average_tree_output")[0])
+        average = bool(_array(header, "average_tree_output")[0])
         per_output = count if self.width == self.outputs else count / self.outputs
         operands = (
             np.concatenate([np.zeros(0, np.float32), *self.nodes.thresholds]),
             np.concatenate([np.zeros((0, 4), np.int64), *self.nodes.rows]),
             np.concatenate(self.leaves).astype(np.float32),
             trees,
-            header.get_field("base_scores").astype(np.float32),
+            _array(header, "base_scores").astype(np.float32),
         )
         return ReadForest(
             int(self.model.num_feature),
             operands,
             1.0 / per_output if average else 1.0,
             str(header.get_field("postprocessor")),
-            float(header.get_field("sigmoid_alpha")[0]),
+            float(_array(header, "sigmoid_alpha")[0]),
         )
 
     def _tree(self, number: int) -> int:
         """Add a tree; the number of its root, or ~its leaf."""
         tree = self.model.get_tree_accessor(number)
-        left, right = tree.get_field("cleft"), tree.get_field("cright")
-        right_lists = tree.get_field("category_list_right_child")
+        left, right = _array(tree, "cleft"), _array(tree, "cright")
+        right_lists = _array(tree, "category_list_right_child")
         inner = np.flatnonzero(left >= 0)
         outer = np.flatnonzero(left < 0)
         place = np.zeros(len(left), np.int64)
         place[inner] = self.nodes.count + np.arange(len(inner))
         place[outer] = ~(self.leaf_count + np.arange(len(outer)))
         self._add_leaves(tree, outer)
-        categorical = tree.get_field("node_type")[inner] == _CATEGORICAL
+        categorical = _array(tree, "node_type")[inner] == _CATEGORICAL
         thresholds, swapped = _float32_thresholds(
-            tree.get_field("threshold")[inner],
-            tree.get_field("cmp")[inner],
+            _array(tree, "threshold")[inner],
+            _array(tree, "cmp")[inner],
             categorical,
         )
         children = np.stack([place[left[inner]], place[right[inner]]], axis=1)
         children[swapped] = children[swapped, ::-1]
-        goes_left = (tree.get_field("default_left")[inner] != 0) != swapped
-        feature = tree.get_field("split_index")[inner]
+        goes_left = (_array(tree, "default_left")[inner] != 0) != swapped
+        feature = _array(tree, "split_index")[inner]
         rows = np.column_stack([feature, children, goes_left]).astype(np.int64)
         self.nodes.add(thresholds, rows)
         own_thresholds, own_rows = self.nodes.thresholds[-1], self.nodes.rows[-1]
         for which in np.flatnonzero(categorical):
             members, is_right = _categories(tree, inner[which]), bool(right_lists[inner[which]])
-            found = _search(self.nodes, rows[which], members, is_right)
+            known = self.known.get(int(feature[which]))
+            found = _search(self.nodes, rows[which], members, known, is_right)
             own_thresholds[which], own_rows[which] = found
         return int(place[0])
 
     def _add_leaves(self, tree: Any, outer: Array) -> None:
         if self.width == 1:
-            leaves = tree.get_field("leaf_value")[outer][:, None]
+            leaves = _array(tree, "leaf_value")[outer][:, None]
         else:
-            begins = tree.get_field("leaf_vector_begin")[outer].astype(np.int64)
-            vectors = tree.get_field("leaf_vector")
+            begins = _array(tree, "leaf_vector_begin")[outer].astype(np.int64)
+            vectors = _array(tree, "leaf_vector")
             leaves = vectors[begins[:, None] + np.arange(self.width)]
         self.leaves.append(leaves)
         self.leaf_count += len(outer)
@@ -243,8 +270,8 @@ class _Reader:
 
 def _categories(tree: Any, number: int) -> Array:
     """The categories in the list of a node, ascending."""
-    first, end = (tree.get_field(f"category_list_{at}")[number] for at in ("begin", "end"))
-    return np.unique(tree.get_field("category_list")[first:end].astype(np.int64))
+    first, end = (_array(tree, f"category_list_{at}")[number] for at in ("begin", "end"))
+    return np.unique(_array(tree, "category_list")[first:end].astype(np.int64))
 
 
 def _float32_thresholds(

@@ -201,7 +201,7 @@ def _post_process(writer: EstimatorWriter, link: str, alpha: float) -> None:
         writer.apply(ArgMax(), name=link)
         writer.apply(Cast(Element.FLOAT32), name=link)
     elif link not in ("identity", "identity_multiclass"):
-        raise InvalidInput(f"the forest ends in {link!r}, which has no graph; use another objective")
+        raise InvalidInput(f"the forest ends in {link!r}, which has no graph; use another loss")
 
 
 def _beside(writer: EstimatorWriter, number: float) -> None:

@@ -13,7 +13,7 @@ def lower_forest(low: Lowering, node: Node) -> None:
     """The kernel that the planner predicts to be fastest. Raises InvalidInput for odd trees."""
     assert isinstance(node.op, Forest)
     x, *constants = node.inputs
-    trees = Trees(x.shape[1], *map(low.constant, constants), node.op.scale)
+    trees = Trees(x.shape[1], node.op.scale, *map(low.constant, constants))
     plan = plan_forest(trees, x.shape[0], low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:

@@ -1,6 +1,6 @@
 """Ensembles of decision trees."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -65,12 +65,13 @@ class Trees:
     """
 
     features: int
+    scale: float
     thresholds: Array
     nodes: Array
     leaves: Array
     trees: Array
     base: Array
-    scale: float
+    heights: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         children, count = self.nodes[:, 1:3], len(self.nodes)
@@ -88,8 +89,6 @@ class Trees:
                     f"a forest has {name} {wrong[0]}; give numbers from {low} to {high - 1}"
                 )
         object.__setattr__(self, "heights", self._heights())
-
-    heights: Array = None  # type: ignore[assignment]
 
     def _heights(self) -> Array:
         heights = np.zeros(len(self.nodes) + 1, np.int64)  # the last is that of all leaves
