@@ -2,8 +2,9 @@
 
     python -m sparsejit.perf.forest_survey --models 1000
 
-fits as many small models, compiles each and compares all of its methods on rows with values missing,
-unseen and equal to thresholds. It prints what differs, and ends with 1 where anything does.
+fits as many small models, compiles each and compares all of its methods on rows with values
+missing, unseen and equal to thresholds. It prints what differs, and ends with 1 where anything
+does.
 """
 
 import sys
@@ -11,13 +12,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import typer
 
-import sparsejit
+from sparsejit.api.compile_model import compile_model
 from sparsejit.ir.graph import Array
 
 TOLERANCE = 2e-6  # of the largest result
@@ -74,7 +74,7 @@ _SKLEARN_BAGS = ("RandomForest", "ExtraTrees")
 _ENDS = ("Classifier", "Regressor")
 FOREST_KINDS = (
     *(ForestKind("sklearn.tree", kind + end, _tree) for kind in _SKLEARN_TREES for end in _ENDS),
-    *(ForestKind("sklearn.ensemble", kind + end, _bagged) for kind in _SKLEARN_BAGS for end in _ENDS),
+    *(ForestKind("sklearn.ensemble", bag + end, _bagged) for bag in _SKLEARN_BAGS for end in _ENDS),
     *(
         ForestKind("sklearn.ensemble", f"GradientBoosting{end}", _boosted, missing=False)
         for end in _ENDS
@@ -115,12 +115,22 @@ def fitted_forest(seed: int) -> FittedForest:
         X[generator.random(X.shape) < 0.1] = np.nan
     classes = int(generator.choice([2, 3, 5]))
     y = np.digitize(score, np.quantile(score, np.arange(1, classes) / classes))
-    estimator = getattr(import_module(kind.module), kind.name)(**kind.parameters(generator))
+    estimator = _class_of(kind)(**kind.parameters(generator))
     options = _with_categories(estimator, kind, features) if has_categories else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         estimator.fit(X, y if kind.is_classifier else score, **options)
     return FittedForest(f"{seed} {kind.name}", estimator, _rows_for(generator, X, kind))
+
+
+def _class_of(kind: ForestKind) -> Any:
+    import lightgbm
+    import sklearn.ensemble
+    import sklearn.tree
+    import xgboost
+
+    modules = (lightgbm, sklearn.ensemble, sklearn.tree, xgboost)
+    return getattr({module.__name__: module for module in modules}[kind.module], kind.name)
 
 
 def _with_categories(estimator: Any, kind: ForestKind, features: int) -> dict[str, Any]:
@@ -149,7 +159,7 @@ def _rows_for(generator: np.random.Generator, X: Array, kind: ForestKind) -> Arr
 
 def differences(model: FittedForest, example: Array | None = None, target: str = "native") -> str:
     """What differs between the estimator and itself compiled; empty where nothing does."""
-    compiled = sparsejit.compile(model.estimator, example, target=target)
+    compiled = compile_model(model.estimator, example, target=target)
     for method in compiled.methods:
         with np.errstate(divide="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -43,7 +43,7 @@ PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.
 EXTRAS = (
     *("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "pystoi", "mkl", "sklearn"),
-    *("ruamel", "jinja2", "ray", "sounddevice"),
+    *("ruamel", "jinja2", "ray", "sounddevice", "treelite", "lightgbm", "xgboost"),
 )
 NEEDS_EXTRAS = {"prune", "perf", "voice"}
 

@@ -87,7 +87,7 @@ def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
     """Append the walk. rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11."""
     layout = walk.layout
     sums = LeafSums.of(layout.trees, layout.order)
-    steps = _BlockSteps(asm, walk, sums)
+    steps = _ForestSteps(asm, walk, sums)
     again = asm.label("next row")
     asm.emit("mov", r10, walk.rows)
     asm.bind(again)
@@ -103,7 +103,7 @@ def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
     asm.jump("jnz", again)
 
 
-class _BlockSteps:
+class _ForestSteps:
     """The steps of one row, with what they read in the pool."""
 
     def __init__(self, asm: Assembler, walk: BlockWalk, sums: LeafSums) -> None:

@@ -134,10 +134,11 @@ class CompiledEstimator:
             given, fitted = list(names), list(self.feature_names_in_)
             if given != fitted:
                 raise InvalidInput(f"X has the columns {given}; give {fitted}, in this order")
-        if self._takes_codes and any(str(kind) == "category" for kind in getattr(X, "dtypes", ())):
+        kinds = map(str, getattr(X, "dtypes", ()))
+        if self._takes_codes and "category" in kinds:
             raise InvalidInput(
-                "X has columns of categories; give their codes: X[column].cat.codes, as floats, NaN "
-                "for those that are missing"
+                "X has columns of categories; give their codes, X[column].cat.codes, as "
+                "floats, NaN for those that are missing"
             )
         array = np.asarray(X.toarray() if hasattr(X, "toarray") else X)
         if array.ndim != 2 or array.shape[1] != self.n_features_in_:

@@ -63,7 +63,8 @@ def read_forest(estimator: Any) -> ReadForest:
     library = type(estimator).__module__.split(".")[0]
     try:
         if library == "sklearn":
-            model = treelite.sklearn.import_model(_as_forest(estimator))
+            with np.errstate(invalid="ignore"):  # its cast of a missing category
+                model = treelite.sklearn.import_model(_as_forest(estimator))
         elif library == "xgboost":
             model = treelite.frontend.from_xgboost(_xgboost_booster(estimator))
         else:

@@ -1,12 +1,13 @@
 """What the methods of estimators made of trees compute from the sums of leaves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
+from sparsejit.frontends.forest_pipelines import behind
 from sparsejit.frontends.forest_reading import ReadForest, read_forest
 from sparsejit.ir.graph import Element, Origin
 from sparsejit.ir.ops.casts import Cast
@@ -57,8 +58,8 @@ def features_of(estimator: Any) -> int:
         ) from error
 
 
-def forest_methods(estimator: Any) -> dict[str, Write]:
-    """What writes each method of a fitted estimator, or `predict` of a booster.
+def forest_methods(estimator: Any, steps: Sequence[Any]) -> dict[str, Write]:
+    """What writes each method of a fitted estimator, or `predict` of a booster, behind steps.
 
     Raises InvalidInput for what has no graph, and MissingDependency without treelite.
     """
@@ -68,7 +69,8 @@ def forest_methods(estimator: Any) -> dict[str, Write]:
             f"the {type(estimator).__name__} has {len(estimator.n_classes_)} outputs of classes; "
             "fit one estimator for each"
         )
-    forest = read_forest(estimator)
+    features = features_of(steps[0] if steps else estimator)
+    forest = behind(steps, features, read_forest(estimator))
     kind, library = type(estimator).__name__, type(estimator).__module__.split(".")[0]
     if not hasattr(estimator, "predict_proba"):
         one = library == "sklearn" and forest.outputs == 1 and _has_one_axis(estimator)

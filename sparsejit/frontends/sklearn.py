@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
+from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS
 from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
 from sparsejit.ir.graph import Graph, Origin
 from sparsejit.ir.ops.row_chains import ChainWriter, log_softmax, softmax
@@ -63,10 +64,15 @@ def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
     labels) for several labels. Raises InvalidInput for an estimator that is not fitted, or that has
     no graph.
     """
-    *scalers, last = _steps(estimator)
+    *scalers, last = steps = _steps(estimator)
+    first = steps[0]
     graphs = {}
-    for method, write in _methods(last).items():
-        writer = EstimatorWriter(batch, features_of(scalers[0] if scalers else last))
+    if is_forest(last):
+        methods, scalers = forest_methods(last, scalers), []
+    else:
+        methods = _methods(last)
+    for method, write in methods.items():
+        writer = EstimatorWriter(batch, features_of(first))
         for scaler in scalers:
             writer.scale(scaler)
         write(writer)
@@ -83,23 +89,28 @@ def _steps(estimator: Any) -> list[Any]:
         steps = [step for stage in stages for step in _steps(stage)]
         if not steps:
             raise InvalidInput("the Pipeline has no steps; add a scaler or an estimator")
-        odd = [type(step).__name__ for step in steps[:-1] if type(step).__name__ not in _SCALERS]
+        fitting = BEFORE_FORESTS if is_forest(steps[-1]) else _SCALERS
+        odd = [type(step).__name__ for step in steps[:-1] if type(step).__name__ not in fitting]
         if odd:
             raise InvalidInput(
                 f"{', '.join(odd)} cannot stand before the last step; there "
-                f"{', '.join(sorted(_SCALERS))} can: transform X with the others first"
+                f"{', '.join(sorted(fitting))} can: transform X with the others first"
             )
         return steps
-    if not is_forest(estimator) and (not known or kind not in _KNOWN):
-        library = type(estimator).__module__.split(".")[0]
-        others = _KNOWN if known else frozenset()
-        raise InvalidInput(
-            f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
-            f"use one of {', '.join(sorted(others | FORESTS.get(library, others)))}, alone or in a "
-            "Pipeline"
-        )
+    if not is_forest(estimator) and (not known or kind not in _KNOWN | BEFORE_FORESTS):
+        raise _no_graph(estimator)
     features_of(estimator)
     return [estimator]
+
+
+def _no_graph(estimator: Any) -> InvalidInput:
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    others = FORESTS.get(library) or FORESTS["sklearn"]
+    known = others if library in FORESTS and library != "sklearn" else _KNOWN | others
+    return InvalidInput(
+        f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
+        f"use one of {', '.join(sorted(known))}, alone or in a Pipeline"
+    )
 
 
 @dataclass(frozen=True)
@@ -123,10 +134,10 @@ class _Scores:
 def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
     """What writes each method of the last estimator behind the scalers."""
     kind = type(estimator).__name__
+    if kind not in _KNOWN:
+        raise _no_graph(estimator)
     if kind in _SCALERS:
         return {"transform": lambda writer: writer.scale(estimator)}
-    if is_forest(estimator):
-        return forest_methods(estimator)
     scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
         return {"predict": lambda writer: _regress(writer, estimator, scores)}
