@@ -21,16 +21,18 @@ _BLOCK_BYTES, _RECORD_BYTES = 192, 12
 class ForestCounts:
     """What a kernel does with all rows: see `machine.core.ForestPrices`.
 
-    `data_bytes` are those of the trees, read again after `data_uses` rows at the earliest.
+    `data_bytes` are those of all trees, `near_bytes` what is read again before anything else is.
     """
 
     rows: int
+    data_bytes: int
+    near_bytes: int
     gathers: int = 0
     ranks: int = 0
+    first_pairs: int = 0
     pairs: int = 0
     groups: int = 0
-    data_bytes: int = 0
-    near_bytes: int = 0
+    leaves: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +63,22 @@ def _lower_blocks(trees: Trees, rows: int, target: Target) -> LoweredForest:
     groups = sum(walk.group_steps)
     data = len(walk.layout.words) * _BLOCK_BYTES
     counts = ForestCounts(
-        rows, 0, rows * searches, rows * groups * GROUP // 2, rows * groups, data, data
+        rows,
+        data,
+        data,
+        ranks=rows * searches,
+        first_pairs=rows * len(walk.layout.order) // 2,
+        pairs=rows * (groups - walk.groups) * GROUP // 2,
+        groups=rows * groups,
+        leaves=rows * _leaf_vectors(trees, target),
     )
     return LoweredForest(counts, walk.scratch_bytes, partial(emit_block_walk, walk=walk))
+
+
+def _leaf_vectors(trees: Trees, target: Target) -> int:
+    """Vectors of outputs that the leaves of a row are."""
+    lanes = target.lanes // 2
+    return len(trees.trees) * -(-trees.outputs // lanes) if trees.width > 1 else 0
 
 
 def _search_steps(thresholds: int) -> int:
@@ -80,7 +95,8 @@ def _lower_trees(trees: Trees, rows: int, target: Target) -> LoweredForest:
     slots = layout.slots.pitch(target.lanes) // target.lanes
     gathers = slots + GROUPS * sum(_GATHERS * levels + 1 for levels in highest)
     data = len(layout.meta) * _RECORD_BYTES
-    counts = ForestCounts(rows, rows * gathers, data_bytes=data, near_bytes=data)
+    leaves = rows * _leaf_vectors(trees, target)
+    counts = ForestCounts(rows, data, data, gathers=rows * gathers, leaves=leaves)
     scratch = TreeWalk(layout, rows)
     return LoweredForest(
         counts, scratch.scratch_bytes(target.lanes), partial(emit_tree_walk, walk=scratch)
@@ -95,7 +111,7 @@ def _lower_rows(trees: Trees, rows: int, target: Target) -> LoweredForest:
     slots = rows * layout.slots.pitch(target.lanes) // target.lanes
     data = len(layout.meta) * _RECORD_BYTES
     near = data // max(len(layout.order), 1) + walk.slot_bytes(target.lanes)
-    counts = ForestCounts(rows, vectors * levels + slots, data_bytes=data, near_bytes=near)
+    counts = ForestCounts(rows, data, near, gathers=vectors * levels + slots)
     return LoweredForest(
         counts, walk.scratch_bytes(target.lanes), partial(emit_row_walk, walk=walk)
     )

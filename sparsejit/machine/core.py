@@ -86,19 +86,22 @@ class CsrPrices(NamedTuple):
 
 
 class ForestPrices(NamedTuple):
-    """Cycles of decision trees: all figures are of data in L1, and of a level where given by level.
+    """Cycles of decision trees.
 
-    `gather`: a vector of 32-bit numbers; from beyond L1 `far_gather` times as long. Of blocks:
-    `rank`: a step of the search of one x; `pair`: two trees compared, `group`: 32 trees led on;
-    `row`: what else a row takes.
+    `gather`: a vector of 32-bit numbers in L1, by level of instructions. Of blocks: `rank`: a step
+    of the search of one x; `first_pair`: two trees compared, whose blocks come one after another,
+    `pair`: whose blocks are anywhere in L1; `group`: 32 trees led on. `leaf`: a vector of outputs
+    added; `row`: what else a row takes. Gathers and pairs take `farther` times as long, by cache.
     """
 
     gather: Mapping[str, float]
-    far_gather: float
     rank: float
+    first_pair: float
     pair: float
     group: float
+    leaf: float
     row: float
+    farther: Mapping[str, float]
 
 
 @dataclass(frozen=True)

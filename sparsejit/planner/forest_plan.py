@@ -48,14 +48,16 @@ def plan_forest(trees: Trees, rows: int, target: Target) -> ForestPlan:
 
 
 def forest_ns(counts: ForestCounts, target: Target) -> float:
-    """Predicted time of all rows: execution, or the arrival of trees from beyond L2."""
+    """Predicted time of all rows."""
     prices, rates = target.core.forest, target.core.rates
-    is_near = cache_level(counts.near_bytes, 0, target, target.l1d_bytes) == "L1"
+    farther = prices.farther[cache_level(counts.near_bytes, 0, target, target.l1d_bytes)]
     cycles = (
-        counts.gathers * prices.gather[target.isa] * (1.0 if is_near else prices.far_gather)
+        counts.gathers * prices.gather[target.isa] * farther
         + counts.ranks * prices.rank
-        + counts.pairs * prices.pair
+        + counts.first_pairs * prices.first_pair
+        + counts.pairs * prices.pair * farther
         + counts.groups * prices.group
+        + counts.leaves * prices.leaf
         + counts.rows * prices.row
     )
     return cycles / rates.cycles_per_ns
