@@ -22,6 +22,7 @@ from sparsejit.ir.ops import (
     recurrent,
     sampling,
     selection,
+    tree_draw,
     views,
 )
 from sparsejit.ir.spec import Choice
@@ -193,6 +194,7 @@ OPERATORS = RecordCodec(
         forest.Forest,
         *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
         *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
+        *(tree_draw.UniformRow, tree_draw.TreeDraw),
         *(selection.Embedding, selection.EmbeddingBag, selection.ArgMax, selection.TopK),
         *(views.Reshape, views.Permute, views.Slice, views.Expand, views.Concat, views.Pad),
     )
