@@ -86,7 +86,8 @@ def _tl2cgen(request: dict[str, Any], data: Any, quantised: bool = False) -> Pre
 
 def _lleaves(request: dict[str, Any], data: Any) -> Predict:
     model = import_module("lleaves").Model(model_file=request["model"])
-    model.compile()
+    name = sha256(Path(request["model"]).read_bytes()).hexdigest()[:16]
+    model.compile(cache=Path(request["folder"]) / f"{name}-lleaves.bin")
     x = np.ascontiguousarray(data["x"], np.float64)
     y = np.zeros(len(x))
     loop, rows, features = _driver(Path(request["folder"])).rows_lleaves, *x.shape

@@ -29,6 +29,7 @@ PEER = ModelPeer(
     "tl2cgen, lleaves and ONNX Runtime",
     (
         *("tl2cgen", "treelite", "lleaves", "lightgbm", "onnxruntime", "onnx", "skl2onnx"),
+        "llvmlite<0.45",  # what lleaves 1.3 calls is gone from later ones
         *("scikit-learn", "numpy"),
     ),
 )

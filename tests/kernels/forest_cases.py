@@ -14,14 +14,14 @@ _SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3.0e38], np.floa
 class Shape:
     """`depth` bounds trees, but for nodes with two parents, which are a share of `shared`.
 
-    Of inner places `growth` is the share that becomes a node.
+    Of inner places `branching` is the share that becomes a node.
     """
 
     features: int
     trees: int
     depth: int
     outputs: int = 1
-    growth: float = 0.8
+    branching: float = 0.8
     leaf_of_all: bool = False
     missing: bool = True
     shared: float = 0.1
@@ -35,7 +35,7 @@ def random_trees(shape: Shape, seed: int) -> Trees:
 
     def grow(depth: int, may_share: list[int]) -> int:
         nonlocal leaves
-        if depth == 0 or (depth < shape.depth and generator.random() > shape.growth):
+        if depth == 0 or (depth < shape.depth and generator.random() > shape.branching):
             leaves += 1
             return ~(leaves - 1)
         if may_share and generator.random() < shape.shared:

@@ -37,7 +37,7 @@ SHAPES = st.builds(
     trees=st.integers(1, 70),
     depth=st.integers(0, 7),
     outputs=st.sampled_from([1, 2, 3, 8, 17]),
-    growth=st.sampled_from([0.3, 0.8, 1.0]),
+    branching=st.sampled_from([0.3, 0.8, 1.0]),
     leaf_of_all=st.booleans(),
     missing=st.booleans(),
 )
@@ -81,7 +81,7 @@ def test_a_deep_chain(kernel: ForestKernel, isa: str, features: int) -> None:
 @pytest.mark.parametrize(("kernel", "isa"), CASES)
 @pytest.mark.parametrize("features", [16, 32, 60])
 def test_many_thresholds_of_a_feature(kernel: ForestKernel, isa: str, features: int) -> None:
-    shape = Shape(features, 40, 8, growth=1.0, missing=features < 60)
+    shape = Shape(features, 40, 8, branching=1.0, missing=features < 60)
     trees = random_trees(shape, 3)
     spread = np.random.default_rng(1).standard_normal(len(trees.nodes)).astype(np.float32)
     finer = Trees(
@@ -126,14 +126,14 @@ def test_a_row_gives_the_same_bits_wherever_it_stands(kernel: ForestKernel, isa:
 
 
 def test_blocks_hold_every_node_once() -> None:
-    trees = random_trees(Shape(9, 5, 8, growth=1.0, missing=False, shared=0.0), 8)
+    trees = random_trees(Shape(9, 5, 8, branching=1.0, missing=False, shared=0.0), 8)
     layout = block_layout(trees)
     assert (layout.words[:, 1] != MISSING).sum() == len(trees.nodes)
     assert layout.steps.max() == 2
 
 
 def test_a_forest_of_many_features_takes_gathers() -> None:
-    trees = random_trees(Shape(1000, 40, 6, growth=1.0), 9)
+    trees = random_trees(Shape(1000, 40, 6, branching=1.0), 9)
     plan = plan_forest(trees, 1, Target.named("avx512"))
     assert "forest-blocks" not in plan.considered
     assert plan.kernel.name == "forest-trees"
@@ -141,7 +141,7 @@ def test_a_forest_of_many_features_takes_gathers() -> None:
 
 
 def test_few_features_take_blocks() -> None:
-    trees = random_trees(Shape(30, 100, 8, growth=1.0, missing=False), 9)
+    trees = random_trees(Shape(30, 100, 8, branching=1.0, missing=False), 9)
     for rows in (1, 64):
         assert plan_forest(trees, rows, Target.named("avx512")).kernel.name == "forest-blocks"
         assert plan_forest(trees, rows, Target.named("avx2")).kernel.name != "forest-blocks"
