@@ -8,11 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 from disassembly import assert_instruction, decode, random_numbers
+from forest_cases import Shape, random_trees
 from hypothesis import given
 from hypothesis import strategies as st
 from matvec_checks import block_weights
 
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
@@ -198,6 +200,10 @@ def emit_everything(isa: str) -> Iterator[None]:
         emit_gru_update(Assembler(target), GruUpdate(size))
         emit_categorical_draw(Assembler(target), CategoricalDraw(size + 1))
     emit_chains(target)
+    shapes = (Shape(9, 40, 6), Shape(25, 7, 8, 5), Shape(20, 5, 3, 5, leaf_of_all=True))
+    for kernel, shape in product(FOREST_KERNELS, shapes):
+        if isa in kernel.levels:
+            kernel.lower(random_trees(shape, 1), 21, target).emit(Assembler(target))
 
 
 def emit_chains(target: Target) -> None:
