@@ -19,6 +19,7 @@ from sparsejit.asm_templates.gather import (
     int8_pairs,
     int8_permute,
     int8_single,
+    int8_staged,
     lane16,
     lookup,
     permute,
@@ -100,6 +101,7 @@ _STAGES = {
     "lookup": Stages(lookup.expect, lookup.lower, lookup.emit),
     "int8-permute": Stages(int8_permute.expect, int8_permute.lower, int8_permute.emit),
     "int8-single": Stages(int8_single.expect, int8_single.lower, int8_permute.emit),
+    "int8-staged": Stages(int8_staged.expect, int8_staged.lower, int8_staged.emit),
     "int8-pairs": Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
 }
 
@@ -134,6 +136,7 @@ _ROWS = (
     ("lookup", _AVX512, _FLOATS, _VBMI, "our own: byte tables of x, as in table-driven decoders"),
     ("int8-permute", _AVX512, (DType.INT8,), _VNNI, _OWN),
     ("int8-single", _AVX512, (DType.INT8,), _VNNI, _OWN),
+    ("int8-staged", _AVX512, (DType.INT8,), _VNNI, _BLOCKS),
     ("int8-pairs", _BOTH, (DType.INT8,), _NONE, "pairs for vpmaddwd: Intel's optimisation manual"),
 )
 
@@ -147,7 +150,9 @@ _CHANGES_WEIGHTS_BY = {
     ("lookup", "avx512", DType.FLOAT32): 2.0**-17,
 }
 _CHANGES_WEIGHTS_OF = {"lookup": _beyond_l2}
-_MOST_INPUTS = {"int8-pairs": int8_pairs.MOST_INPUTS}
+_MOST_INPUTS = {
+    "int8-pairs": int8_pairs.MOST_INPUTS, "int8-staged": int8_staged.MOST_INPUTS
+}  # fmt: skip
 
 # The naming law's element types; the int8 families carry theirs in the name.
 SHORT_NAMES = {

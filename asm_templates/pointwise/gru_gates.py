@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sparsejit.asm_templates.pointwise.row_sums import RowSum
+from sparsejit.asm_templates.pointwise.row_sums import RowSum, ScaledColumn
 from sparsejit.asm_templates.shared.activation import FINE, Tanh, apply_activation
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
@@ -19,16 +19,16 @@ def emit_gru_update(
     asm: Assembler,
     spec: GruUpdate,
     results: Sequence[Register] = (rdx,),
-    gates: RowSum | None = None,
+    gates: RowSum | ScaledColumn | None = None,
     tanh: Tanh = FINE,
 ) -> None:
     """Append the update of `spec.GruUpdate`, any `hidden`.
 
     rdi: input gates, rsi: recurrent gates, both float32 (3 * hidden,) in gate order r-z-n;
     rdx: state, float32 (hidden,). `results`: where the new state goes, in place if nothing is said.
-    Input gates that are a sum of rows are added up here, at `gates` instead of rdi. `tanh` is that
-    of the new gate and the reset gate; the update gate is FINE. Clobbers rax, the vector registers,
-    k7 and the index of `gates`.
+    Input gates that are a sum are added up here, of what `gates` says instead of rdi. `tanh` is
+    that of the new gate and the reset gate; the update gate is FINE. Clobbers rax, the vector
+    registers, k7 and the index of `gates`.
     """
     step = _VECTORS_IN_STEP[asm.target.isa]
     given = gates or RowSum(DType.FLOAT32, (), rdi)
@@ -44,7 +44,7 @@ def _emit_units(
     spec: GruUpdate,
     span: Span,
     results: Sequence[Register],
-    gates: RowSum,
+    gates: RowSum | ScaledColumn,
     tanh: Tanh,
 ) -> None:
     """Update the hidden units of a span, all its vectors in step."""

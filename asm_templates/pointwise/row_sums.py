@@ -1,4 +1,4 @@
-"""Rows of tables and a vector, added up as far as the reader needs them.
+"""Rows of tables and a vector, or a column times a number, added up as the reader needs them.
 
 float32 and float16 rows are added one after the other, each sum rounded, then the vector. Rows of
 int8 have one scale for a feature in all tables: their sum is exact, one multiply-add ends it.
@@ -73,6 +73,33 @@ class RowSum:
     def _short(self, span: Span, row: Register, position: int, skip: int) -> Memory:
         index = None if span.index is None else self.index
         return Memory(row, _BYTES[self.stored] * (skip + span.firsts[position]), index)
+
+
+@dataclass(frozen=True)
+class ScaledColumn:
+    """Addresses of a vector, a number and another vector: vector * number + other, rounded once."""
+
+    column: Register
+    number: Register
+    rest: Register
+
+    def begin(self, asm: Assembler, span: Span) -> None:
+        """Nothing: all of it is float32."""
+
+    def load(
+        self,
+        span: Span,
+        register: Register,
+        position: int,
+        scratch: Sequence[Register],
+        skip: int = 0,
+    ) -> None:
+        """register = the result for vector `position`, `skip` features on."""
+        column, number, spare = scratch[:SCRATCH]
+        span.load(register, self.rest, position, spare, skip)
+        span.load(column, self.column, position, spare, skip)
+        span.asm.emit("vbroadcastss", number, Memory(self.number))
+        span.asm.emit("vfmadd231ps", register, column, number)
 
 
 def emit_sum_of_rows(asm: Assembler, destination: Register, rows: RowSum, length: int) -> None:

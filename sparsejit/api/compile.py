@@ -56,8 +56,8 @@ def compile_matrix(
         and sums integers.
     strategy: "auto", or a family of kernels. For one x: permute, permute-inline, lane16, lookup,
         broadcast, broadcast-4x1, broadcast-4x4, broadcast-loop, broadcast-mixed, dense, dot,
-        immediate; int8: int8-permute, int8-single, int8-pairs. For a batch: panels, csr, dense,
-        rows, mixed, int8-tiles. Not all exist for every dtype and target.
+        immediate; int8: int8-permute, int8-single, int8-staged, int8-pairs. For a batch: panels,
+        csr, dense, rows, mixed, int8-tiles. Not all exist for every dtype and target.
     target: "native", a level ("avx2", "avx512") or a Target.
     threads: how many may share the rows, or the columns of a batch, where that pays, or "auto" for
         one a core.

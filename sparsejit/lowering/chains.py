@@ -3,11 +3,15 @@
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.gate_sums import is_scaled_column, only_gates_read
 from sparsejit.passes.chain_steps import as_chain
 
 
 def lower_chain_node(low: Lowering, node: Node) -> None:
     """One kernel from strided operands to strided results; a function is a chain of one step."""
+    if is_scaled_column(node) and only_gates_read(low, node):
+        low.sums_for_gates[node.output] = node
+        return
     chain = as_chain(node).op
     assert isinstance(chain, Chain)
     _lower(low, node, chain)

@@ -26,6 +26,7 @@ from sparsejit.lowering.chains import lower_cast, lower_chain_node
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.forest import lower_forest
+from sparsejit.lowering.gates import lower_gru_step
 from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
@@ -43,7 +44,7 @@ from sparsejit.lowering.selection import (
     lower_topk,
 )
 from sparsejit.lowering.stacked_products import lower_bmm
-from sparsejit.lowering.table_rows import lower_gru_step, lower_sum_of_rows
+from sparsejit.lowering.table_rows import lower_sum_of_rows
 from sparsejit.lowering.tree_draw import lower_tree_draw, lower_uniform_row
 from sparsejit.lowering.views import (
     lower_concat,

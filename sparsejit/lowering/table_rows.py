@@ -1,6 +1,6 @@
 """Sums of rows by index: tables as they are stored, and what puts their addresses into registers.
 
-A sum that only a GRU's gates read is no step: they add the rows up themselves.
+A sum that only a GRU's gates read is no step: they add it up themselves (`gate_sums`).
 """
 
 from collections.abc import Sequence
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.row_sums import RowSum, emit_sum_of_rows
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
-from sparsejit.asm_templates.shared.activation import COARSE, FINE
 from sparsejit.asm_templates.shared.location import InPool, Location
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Node
-from sparsejit.ir.ops.sampling import GruStep, SumOfRows
-from sparsejit.ir.spec import LARGEST_INT8, DType, GruUpdate
+from sparsejit.ir.ops.sampling import SumOfRows
+from sparsejit.ir.spec import LARGEST_INT8, DType
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.gate_sums import GateSum, only_gates_read
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.x86.assembler import Assembler
@@ -113,7 +112,7 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
     if count > MOST_TABLES:
         raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
     tables = StoredTables.of(low, node)
-    if _only_gates_read(low, node, count):
+    if count <= len(GATE_ROWS) and only_gates_read(low, node):
         low.sums_for_gates[node.output] = node
         return
 
@@ -132,35 +131,16 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
     low.add(Step("sum-of-rows", node.output.origin, reads, (into,), emit, facts))
 
 
-def lower_gru_step(low: Lowering, node: Node) -> None:
-    """The gates of all units, with the rows that they are a sum of."""
-    op, spec = node.op, GruUpdate(node.output.shape[0])
-    assert isinstance(op, GruStep)
-    tanh = COARSE if op.dtype is DType.INT8 else FINE
-    gates, recurrent, state = node.inputs
-    rows = low.sums_for_gates.get(gates)
-    tables = StoredTables.of(low, rows) if rows else None
-    reads = tables.reads(low, rows) if tables and rows else (low.contiguous(gates),)
+def sum_of_rows_for_gates(low: Lowering, node: Node) -> GateSum:
+    """A sum of rows that a GRU's gates add up."""
+    tables = StoredTables.of(low, node)
 
-    def emit(asm: Assembler, at: Locations) -> None:
-        push(asm, (rbx,))
-        if tables is None:
-            at.reads[0].point(asm, rdi)
-        summed = tables.emit(asm, at, GATE_ROWS, rdi) if tables else None
-        at.reads[-2].point(asm, rsi)
-        at.reads[-1].point(asm, rdx)
-        at.writes[0].point(asm, rcx)
-        emit_gru_update(asm, spec, (rcx,), summed, tanh)
-        pop(asm, (rbx,))
+    def emit(asm: Assembler, at: Locations) -> RowSum:
+        return tables.emit(asm, at, GATE_ROWS, rdi)
 
-    into = low.dense_result(node.output)
-    reason, touched = f"gates of {spec.hidden} units", 0
-    if tables is not None:
-        touched = len(tables.heights) * tables.row_bytes
-        reason = f"{reason}, {len(tables.heights)} rows by index added"
-    reads = (*reads, low.contiguous(recurrent), low.contiguous(state))
-    facts = Facts(reason, weight_bytes=touched)
-    low.add(Step("gru-step", node.output.origin, reads, (into,), emit, facts))
+    count = len(tables.heights)
+    words = f"{count} rows by index added"
+    return GateSum(tables.reads(low, node), emit, words, count * tables.row_bytes)
 
 
 def emit_row_of(
@@ -178,18 +158,6 @@ def emit_row_of(
     asm.emit("mov", register, Memory(register))
     table.point(asm, rax)
     emit_row_address(asm, register, *shape, table=rax, missing=r11)
-
-
-def _only_gates_read(low: Lowering, node: Node, tables: int) -> bool:
-    """Whether a GRU's gates are all that reads a sum, of no more rows than they have room for."""
-    value, readers = node.output, low.graph.consumers()[node.output]
-    return (
-        tables <= len(GATE_ROWS)
-        and value not in low.graph.outputs
-        and [type(reader.op) for reader in readers] == [GruStep]
-        and readers[0].inputs[0] is value
-        and value not in readers[0].inputs[1:]
-    )
 
 
 def _padded(table: Array, lanes: int) -> Array:

@@ -52,6 +52,8 @@ FAMILY_STEPS: dict[str, FamilySteps] = {
     # 20 bytes, 5 where folded four times.
     "int8-permute": FamilySteps({("avx512", INT8): 10}, weights_a_lane=4),
     "int8-single": FamilySteps({("avx512", INT8): 10}, weights_a_lane=4),
+    # A step is in a loop; the code is what brings inputs together.
+    "int8-staged": FamilySteps({("avx512", INT8): 5}, weights_a_lane=4),
     "int8-pairs": FamilySteps(_alike(1, INT8), weights_a_lane=2),
     "immediate": FamilySteps(_alike(16, F32)),
 }

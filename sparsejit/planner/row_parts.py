@@ -1,15 +1,17 @@
 """Parts of a layer by rows whose weights stay in the first cache level from one x to the next.
 
 For products with several x of which none is there before the last has been multiplied on: a part
-runs for all of them, then the next. Each is planned for its rows, whose weights are near.
+runs for all of them, then the next. Each is planned for its rows, whose weights are near; in loops
+where the layer is, for what is planned for one x goes by code that is not near.
 """
 
 from itertools import pairwise
 
+from sparsejit.asm_templates.broadcast.loop import Looped
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.plan import Plan, plan
+from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Part, some_rows
 
 # Rows whose sums kernels keep in registers at once, in AVX-512: parts of whole batches of them
@@ -26,9 +28,10 @@ def row_parts(
     if count <= 1:
         return (Part(0, spec, matrix, whole),)
     bounds = [batches * number // count * _BATCH_ROWS for number in range(count)]
+    strategy = whole.chosen.template.family if isinstance(whole.lowered, Looped) else AUTO
     parts = []
     for first, end in pairwise([*bounds, spec.out_features]):
         rows, part = matrix.rows(first, end), some_rows(spec, first, end)
-        made = plan(part, rows, target)
+        made = plan(part, rows, target, strategy)
         parts.append(Part(first, part, rows, made))
     return tuple(parts)

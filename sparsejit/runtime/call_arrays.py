@@ -21,3 +21,11 @@ def new_workspace(size: int) -> Array:
     """At least `size` bytes, not initialised, that begin at a multiple of WORKSPACE_ALIGNMENT."""
     room = np.empty(max(size, 1) + WORKSPACE_ALIGNMENT, np.uint8)
     return room[-room.ctypes.data % WORKSPACE_ALIGNMENT :]
+
+
+def aligned_copy(array: Array) -> Array:
+    """The array, C-contiguous, where a load of a vector crosses no cache line for its sake."""
+    room = new_workspace(array.nbytes)[: array.nbytes]
+    copy: Array = room.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

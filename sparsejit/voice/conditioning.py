@@ -16,6 +16,7 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
 from sparsejit.ir.ops.sampling import PREDICTION_WINDOW
+from sparsejit.runtime.call_arrays import aligned_copy
 from sparsejit.voice.features import MEL_RANGE, N_MELS, POWER_FLOOR, FloatArray
 from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.prediction import ORDER, RESIDUAL_SCALE, SIGNAL_SCALE, predictor_from_mel
@@ -58,7 +59,7 @@ class Conditioning:
         predictors[:, PREDICTION_WINDOW - ORDER :] = self.predictors[:, ::-1]
         scales = self.residual_scales, self.input_scales
         arrays = (self.gate_terms, self.dense_biases, predictors, *scales)
-        return LoopArrays(self.frames, [np.ascontiguousarray(a, np.float32) for a in arrays])
+        return LoopArrays(self.frames, [aligned_copy(np.asarray(a, np.float32)) for a in arrays])
 
 
 class ExactLinear:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.ir.graph import Array
+from sparsejit.runtime.call_arrays import aligned_copy
 from sparsejit.voice.conditioning import DoubleArray, ExactLinear
 from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.spec_graph import FrameTerm, SpecGraph
@@ -55,7 +56,7 @@ class FrameTerms:
             else:
                 arrays.append(np.ascontiguousarray(conditioning[term], np.float32))
         kernels = [np.tile(kernel, (frames, 1)) for kernel in self._kernels]
-        return LoopArrays(frames, arrays, kernels)
+        return LoopArrays(frames, [aligned_copy(each) for each in arrays], kernels)
 
     def _rows(
         self, term: FrameTerm, conditioning: Mapping[str, DoubleArray], frames: int

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
@@ -15,6 +13,7 @@ from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.planner.plan import Plan
+from sparsejit.runtime.call_arrays import aligned_copy
 from sparsejit.runtime.program import Program
 from sparsejit.voice.sample_graph import SampleGraph
 
@@ -45,7 +44,8 @@ class SampleLoop:
 
     def new_states(self) -> tuple[list[Array], list[Array]]:
         """The states of a stream that begins, and the arrays that they change places with."""
-        return [np.array(a) for a in self.initial], [np.empty_like(a) for a in self.initial]
+        before, after = ([aligned_copy(each) for each in self.initial] for _ in range(2))
+        return before, after
 
 
 def compile_sample_loop(

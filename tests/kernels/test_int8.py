@@ -31,7 +31,7 @@ from sparsejit.voice.wavernn import WaveRNN
 
 FloatArray = npt.NDArray[np.float32]
 
-FAMILIES = ("int8-permute", "int8-single", "int8-pairs")
+FAMILIES = ("int8-permute", "int8-single", "int8-staged", "int8-pairs")
 every_template = pytest.mark.parametrize(
     "row", [row for family in FAMILIES for row in templates_of(family)]
 )

@@ -87,6 +87,7 @@ STEPS = {
         1.0, "A in 43 ns; 20 bytes, 5 where folded four times"
     ),
     ("int8-single", "avx512", "int8"): StepPrice(1.0, "two loads, as int8-permute"),
+    ("int8-staged", "avx512", "int8"): StepPrice(1.0, "two loads, not timed"),
     ("int8-pairs", "avx512", "int8"): StepPrice(1.5, "A in 610 ns, C90 in 10.9 us"),
     ("int8-pairs", "avx2", "int8"): StepPrice(1.15, "A in 970 ns, C90 in 15.4 us"),
     ("immediate", "avx2", "float32"): StepPrice(1.0, "mov, vmovd and scalar FMA a weight"),

@@ -1,0 +1,229 @@
+"""int8 for blocks of sixteen outputs: inputs are brought together once, then only broadcast.
+
+`int8_permute` picks the four inputs of every step anew and fills a register with sixteen copies of
+them. Here a permutation picks for sixteen steps at once, into a row on the stack:
+
+    vmovups  zmm1, [r8+64*n]               six bits of index, two that tell registers of x apart
+    vpmovb2m k1, zmm1                      bit 7; bit 6 in k2, both in k3
+    vpermb   zmm0, zmm1, [r9+64*a]         bytes of x, out of register a
+    vpermb   zmm0{k2}, zmm1, [r9+64*b]     ... b; c by k1, d by k3
+    vmovups  [r10+64*trip], zmm0           sixteen steps' inputs
+
+and a loop over such rows has no more to do than to load and to multiply:
+
+    vpbroadcastd zmm0, [rdx+4*slot]        four inputs in all lanes
+    vpdpbusd zmm16, zmm0, [rcx+64*slot]    lane += its four products; zmm17, ... in the next slots
+
+A slot is a block row: the weights of the same sixteen outputs. Sums are those of `int8_permute`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.gather.int8_boundary import (
+    SCALE_SCRATCH,
+    emit_integers,
+    emit_output,
+    emit_scale,
+)
+from sparsejit.asm_templates.gather.int8_layout import LANES, OFFSET, REGISTER_INPUTS
+from sparsejit.asm_templates.gather.int8_staged_layout import (
+    PickRound,
+    StagedGroup,
+    group_sizes,
+    staged_groups,
+)
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.lowered import Counts, Work
+from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.stream import Stream
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    dword,
+    k,
+    r8,
+    r9,
+    r10,
+    rcx,
+    rdx,
+    rsi,
+    rsp,
+    zmm,
+)
+
+KIND = "int8-staged"
+MOST_INPUTS = 1 << 15  # if all are used they take half a megabyte of stack
+# Steps that bringing a trip's inputs together costs, and the vectors of indices that it reads.
+_TRIP_STEPS, _TRIP_VECTORS = 6, 1.6
+_GROUP_STEPS = 40  # that starting, leaving and finishing a group cost
+
+_PICKED, _INDEX, _DOUBLED = zmm(0), zmm(1), zmm(2)
+_RECIPROCAL, _SCALE, _FIRST_SUM = zmm(14), zmm(15), 16
+_FREE = [zmm(number) for number in range(14)]
+_X, _STAGED, _INDICES, _WEIGHTS, _AT = r9, r10, r8, rcx, rdx
+_HIGH, _LOW, _BOTH = k(1), k(2), k(3)
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """Groups, the weights (block rows, 16, inputs) as int8, and what sums are multiplied by."""
+
+    spec: MatVec
+    groups: list[StagedGroup]
+    weights: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    counts: Counts
+
+
+def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Of the groups, whose trips follow from how many blocks their block rows have."""
+    sizes = group_sizes(matrix)
+    trips = sum(number for _, _, number in sizes)
+    steps = sum(len(own) * chains * number for own, chains, number in sizes)
+    rest = 20 + matrix.in_features // LANES + _GROUP_STEPS * len(sizes) + _TRIP_STEPS * trips
+    vectors = steps + _TRIP_VECTORS * trips
+    pool_bytes = vectors * CACHE_LINE_BYTES + 12 * matrix.out_features
+    return Counts.of(matrix, target, DType.INT8, Work(KIND, steps + rest), int(pool_bytes))
+
+
+def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Staged:
+    """Quantise, and give every step its inputs."""
+    weights, scales = quantised_rows(matrix)
+    missing = -matrix.out_features % LANES
+    padded = np.pad(weights, ((0, missing), (0, 0))).reshape(-1, LANES, matrix.in_features)
+    factors = np.pad(output_scales(spec, scales), (0, missing))
+    return Staged(spec, staged_groups(matrix), padded, factors, expect(spec, matrix, target))
+
+
+def emit(asm: Assembler, lowered: Staged) -> None:
+    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
+    spec = lowered.spec
+    x_bytes = -(-spec.in_features // REGISTER_INPUTS) * REGISTER_INPUTS
+    trips = max((len(group.columns) for group in lowered.groups), default=0)
+    room = x_bytes + CACHE_LINE_BYTES * (trips + 1)
+    asm.count(steps=sum(len(group.columns) * group.slots for group in lowered.groups))
+    asm.emit("sub", rsp, room)
+    asm.emit("lea", _X, Memory(rsp, CACHE_LINE_BYTES - 1))
+    asm.emit("and", _X, -CACHE_LINE_BYTES)
+    asm.emit("lea", _STAGED, Memory(_X, x_bytes))
+    _store_inputs(asm, spec)
+    weights = np.concatenate(
+        [group.weights(lowered.weights).reshape(-1) for group in lowered.groups]
+    )
+    asm.emit("lea", _WEIGHTS, Literal(asm.literal(weights)))
+    for group in lowered.groups:
+        _stage(asm, list(group.rounds()))
+        _sum(asm, group, lowered.weights)
+        _finish(asm, lowered, group)
+    asm.emit("add", rsp, room)
+
+
+def _store_inputs(asm: Assembler, spec: MatVec) -> None:
+    """x as unsigned bytes on the stack, each 64 in the order of `byte_of_input`."""
+    emit_scale(asm, spec, _RECIPROCAL, _SCALE, _FREE[:SCALE_SCRATCH])
+    sign = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
+    lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET - LARGEST_INT8, np.uint8))
+    for first in range(0, spec.in_features, REGISTER_INPUTS):
+        parts = _FREE[:4]
+        for number, register in enumerate(parts):
+            emit_integers(asm, spec, register, first + number * LANES, _RECIPROCAL)
+        asm.emit("vpackssdw", parts[0], parts[0], parts[1])
+        asm.emit("vpackssdw", parts[2], parts[2], parts[3])
+        asm.emit("vpacksswb", parts[0], parts[0], parts[2])
+        asm.emit("vpxord", parts[0], parts[0], sign)
+        if spec.input_scale is not None:
+            asm.emit("vpmaxub", parts[0], parts[0], Literal(lowest))
+        asm.emit("vmovups", Memory(_X, first), parts[0])
+
+
+def _stage(asm: Assembler, rounds: list[PickRound]) -> None:
+    """The inputs of a group's trips, a row of the stack each."""
+    if not rounds:
+        return
+    stream = Stream(asm, _INDICES, CACHE_LINE_BYTES)
+    stream.point(asm.literal(np.stack([each.indices for each in rounds])))
+    number = np.arange(len(rounds))
+    sources = np.array([[each.register(s) for s in range(4)] for each in rounds])
+    first, low, high, both = (sources >= 0).T
+    trip = np.array([each.trip for each in rounds])
+    last = np.array([each.is_last for each in rounds])
+    place = CACHE_LINE_BYTES * np.maximum(sources, 0)
+    asm.stamp(
+        len(rounds),
+        [
+            stream.move(number),
+            line("vmovups", _INDEX, stream.at(number)),
+            line("vpmovb2m", _HIGH, _INDEX, when=high),
+            line("vpaddb", _DOUBLED, _INDEX, _INDEX, when=low),
+            line("vpmovb2m", _LOW, _DOUBLED, when=low),
+            line("kandq", _BOTH, _HIGH, _LOW, when=both),
+            line("vpermb", _PICKED, _INDEX, Memory(_X, place[:, 0]), when=first),
+            line("vpermb", _PICKED.masked(_LOW), _INDEX, Memory(_X, place[:, 1]), when=low),
+            line("vpermb", _PICKED.masked(_HIGH), _INDEX, Memory(_X, place[:, 2]), when=high),
+            line("vpermb", _PICKED.masked(_BOTH), _INDEX, Memory(_X, place[:, 3]), when=both),
+            line("vmovups", Memory(_STAGED, CACHE_LINE_BYTES * trip), _PICKED, when=last),
+        ],
+    )
+
+
+def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> None:
+    """Sums of all slots, from what takes the offset of x back."""
+    starts = -OFFSET * weights[group.block_rows].sum(axis=2, dtype=np.int64)
+    for slot in range(group.slots):
+        register = zmm(_FIRST_SUM + slot)
+        if slot < len(starts):
+            asm.emit("vmovups", register, Literal(asm.literal(starts[slot].astype(np.int32))))
+        else:
+            rows.zero(asm, register)
+    if not len(group.columns):
+        return
+    slots = np.arange(group.slots)
+    again = asm.label("again")
+    asm.emit("mov", _AT, _STAGED)
+    asm.emit("mov", dword(r8), len(group.columns))
+    asm.bind(again)
+    asm.stamp(
+        group.slots,
+        [
+            line("vpbroadcastd", _PICKED, Memory(_AT, 4 * slots)),
+            line("vpdpbusd", zmm(_FIRST_SUM + slots), _PICKED, Memory(_WEIGHTS, 64 * slots)),
+        ],
+    )
+    asm.emit("add", _AT, CACHE_LINE_BYTES)
+    asm.emit("add", _WEIGHTS, CACHE_LINE_BYTES * group.slots)
+    asm.emit("sub", dword(r8), 1)
+    asm.jump("jnz", again)
+
+
+def _finish(asm: Assembler, lowered: Staged, group: StagedGroup) -> None:
+    """Chains together, sums to outputs, each block row to its place."""
+    spec, count = lowered.spec, len(group.block_rows)
+    sums = [zmm(_FIRST_SUM + slot) for slot in range(count)]
+    for slot in range(count, group.slots):
+        asm.emit("vpaddd", sums[slot % count], sums[slot % count], zmm(_FIRST_SUM + slot))
+    for register, block_row in zip(sums, group.block_rows.tolist(), strict=True):
+        emit_output(asm, spec, register, _factors(asm, lowered, block_row), _SCALE, _PICKED)
+    apply_activation(asm, spec.activation, sums, _FREE)
+    for register, block_row in zip(sums, group.block_rows.tolist(), strict=True):
+        rows.store(asm, register, rsi, LANES * block_row, spec.out_features, _PICKED)
+
+
+def _factors(asm: Assembler, lowered: Staged, block_row: int) -> Iterator[Literal]:
+    """Scales of a block row, then biases if there are any."""
+    first, bias = LANES * block_row, lowered.spec.bias
+    yield Literal(asm.literal(lowered.scales[first : first + LANES]))
+    if bias is not None:
+        own = np.zeros(LANES, np.float32)
+        part = bias[first : first + LANES]
+        own[: len(part)] = part
+        yield Literal(asm.literal(own))
