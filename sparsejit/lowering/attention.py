@@ -5,7 +5,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.attention.kernel import AttentionStack, emit_masked_attention
+from sparsejit.asm_templates.attention.frame import AttentionStack
+from sparsejit.asm_templates.attention.kernel import emit_masked_attention
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.attention import MaskedAttention
@@ -69,7 +70,7 @@ def _facts(stack: AttentionStack, tiles: AttentionTiles, masks: BoolArray, targe
     count = prod(length for length, _ in stack.axes)
     once = count // tiles.masks
     products = once * tiles.all_keys * (stack.depth + stack.values)
-    other = _KEY_CYCLES * tiles.all_keys + _TILE_CYCLES * tiles.tiles * tiles.masks
+    other = _KEY_CYCLES * tiles.all_keys + _TILE_CYCLES * (tiles.tiles + tiles.added) * tiles.masks
     cycles = products / 2 + once * other
     queries, keys = masks.shape[1:]
     looked = tiles.all_keys * target.lanes / masks.size
