@@ -49,6 +49,7 @@ class Places:
 
 
 def places_of(stack: AttentionStack, target: Target) -> Places:
+    """Rows are padded to whole vectors, since they are written so."""
     def whole(count: int) -> int:
         return -(-FLOAT * count // target.vector_bytes) * target.vector_bytes
 
