@@ -28,12 +28,11 @@ PRODUCTS, GATES, DRAW, ROWS, SIGNAL = "products", "gates", "draw", "input rows",
 _PARTS = {
     "sum-of-rows": ROWS,
     "gru-step": GATES,
-    "gru-step-of-rows": GATES,
     "uniform": DRAW,
     "draw": DRAW,
     "tree-draw": DRAW,
 }
-_READS_ROWS = ("sum-of-rows", "gru-step-of-rows")
+_READS_ROWS = ("sum-of-rows", "gru-step")
 # What other kernels have between the random numbers of one draw.
 _DRAWN = ("sample", "bit", "component", "mixture", "parameter", "counter")
 

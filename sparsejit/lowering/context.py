@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.chain_facts import chain_facts
 from sparsejit.lowering.destinations import destinations
@@ -23,12 +23,16 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is compiled; `compile_matrix` says what each means."""
+    """How a model is compiled; `compile_matrix` says what each means.
+
+    Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
+    """
 
     target: Target
     threads: int = 1
     tune: bool = False
     exact: bool = False
+    part_bytes: int | None = None
 
 
 class Lowering:
@@ -40,6 +44,7 @@ class Lowering:
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
+        self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):

@@ -1,36 +1,22 @@
 """Steps of a network that makes a signal sample by sample: draws, levels, rows, predictions."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable
 
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
-from sparsejit.asm_templates.pointwise.gru_gates import GateInputs, emit_gru_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
-from sparsejit.asm_templates.pointwise.signal import (
-    Quantiser,
-    emit_prediction,
-    emit_sum_of_rows,
-)
-from sparsejit.asm_templates.selection.table_rows import emit_row_address
-from sparsejit.asm_templates.shared.location import InPool, Location
-from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array, Node, Value
-from sparsejit.ir.ops.sampling import Draw, GruStepOfRows, Reconstruct, SumOfRows
-from sparsejit.ir.spec import DType, GruUpdate
+from sparsejit.asm_templates.pointwise.signal import Quantiser, emit_prediction
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.sampling import Draw, Reconstruct
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.table_rows import emit_row_of
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
     dword,
-    r8,
-    r9,
-    r10,
     r11,
     rax,
     rcx,
@@ -41,11 +27,6 @@ from sparsejit.x86.operands import (
 )
 
 _FLOAT = 4
-# Addresses of rows; the last one used is that of the rest.
-_ROWS = (rdi, rsi, rdx, rcx, r8, r9)
-MOST_TABLES = len(_ROWS) - 1
-# Beside recurrent gates, state and result.
-MOST_TABLES_OF_GATES = 3
 
 
 def lower_uniform(low: Lowering, node: Node) -> None:
@@ -95,108 +76,6 @@ def lower_quantise(low: Lowering, node: Node) -> None:
     low.add(Step("level", node.output.origin, (low.view(number),), (into,), emit, facts))
 
 
-def lower_sum_of_rows(low: Lowering, node: Node) -> None:
-    """One pass over the rows. Raises CompileError for more tables than registers."""
-    assert isinstance(node.op, SumOfRows)
-    features = node.output.shape[0]
-    table_rows = _TableRows.of(low, node.op, node.inputs, MOST_TABLES)
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        rows = table_rows.point(asm, at)
-        at.writes[0].point(asm, r11)
-        emit_sum_of_rows(asm, r11, rows, features, r10 if table_rows.halves else None)
-
-    into = low.dense_result(node.output)
-    facts = table_rows.facts()
-    low.add(Step("sum-of-rows", node.output.origin, table_rows.reads, (into,), emit, facts))
-
-
-def lower_gru_step_of_rows(low: Lowering, node: Node) -> None:
-    """Rows are added where gates load them: the look-up hides behind the arithmetic."""
-    assert isinstance(node.op, GruStepOfRows)
-    spec = GruUpdate(node.output.shape[0])
-    table_rows = _TableRows.of(low, node.op.rows, node.inputs[:-2], MOST_TABLES_OF_GATES)
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        rows = table_rows.point(asm, at)
-        for register, place in zip((r8, r9), at.reads[-2:], strict=True):
-            place.point(asm, register)
-        at.writes[0].point(asm, r10)
-        inputs = GateInputs(rows, r11 if table_rows.halves else None)
-        emit_gru_update(asm, spec, (r10,), inputs, (r8, r9))
-
-    into = low.dense_result(node.output)
-    reads = (*table_rows.reads, *map(low.contiguous, node.inputs[-2:]))
-    facts = table_rows.facts()
-    low.add(Step("gru-step-of-rows", node.output.origin, reads, (into,), emit, facts))
-
-
-@dataclass(frozen=True, eq=False)
-class _TableRows:
-    """The rows that a sum takes: `halves` are tables as float16, none where all are float32."""
-
-    count: int
-    heights: list[int]
-    row_bytes: int
-    halves: list[Array]
-    reads: tuple[View, ...]
-
-    @staticmethod
-    def of(low: Lowering, op: SumOfRows, operands: Sequence[Value], most: int) -> "_TableRows":
-        """Raises CompileError for more than `most` tables."""
-        count, features = len(operands) // 2, operands[-1].shape[0]
-        if count > most:
-            raise CompileError(f"rows of {count} tables are added at once; add {most} at most")
-        short = op.dtype is not DType.FLOAT32
-        tables = operands[count:-1]
-        halves = [_halves(low.constant(t), low.target.lanes) for t in tables] if short else []
-        row_bytes = halves[0][0].nbytes if short else _FLOAT * features
-        read = (*operands[:count], operands[-1]) if short else operands
-        heights = [table.shape[0] for table in tables]
-        return _TableRows(count, heights, row_bytes, halves, tuple(map(low.contiguous, read)))
-
-    def point(self, asm: Assembler, at: Locations) -> tuple[Register, ...]:
-        """Registers that hold the addresses of the rows, and of what is added last."""
-        reads = at.reads[: len(self.reads)]
-        places = [InPool(asm.literal(h)) for h in self.halves] or reads[self.count : -1]
-        asm.emit("xor", dword(r11), dword(r11))
-        for register, index, table, height in zip(
-            _ROWS, reads, places, self.heights, strict=False
-        ):
-            _row(asm, register, (index, table), (height, self.row_bytes))
-        at.status.report_where(asm, r11)
-        reads[-1].point(asm, _ROWS[self.count])
-        return _ROWS[: self.count + 1]
-
-    def facts(self) -> Facts:
-        reason = f"{self.count} rows by index"
-        return Facts(reason, weight_bytes=self.count * self.row_bytes)
-
-
-def _halves(table: Array, lanes: int) -> Array:
-    """A table as float16, its rows whole vectors. Raises InvalidInput for greater numbers."""
-    rows, features = table.shape
-    stored = np.zeros((rows, -(-features // lanes) * lanes), np.float16)
-    with np.errstate(over="ignore"):
-        stored[:, :features] = table
-    if not np.isfinite(stored).all():
-        raise InvalidInput("a table exceeds the range of float16; store it as float32")
-    return stored
-
-
-def lower_gru_step(low: Lowering, node: Node) -> None:
-    """The gates of all units."""
-    spec = GruUpdate(node.output.shape[0])
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        for register, place in zip((rdi, rsi, rdx), at.reads, strict=True):
-            place.point(asm, register)
-        at.writes[0].point(asm, rcx)
-        emit_gru_update(asm, spec, (rcx,))
-
-    _add(low, node, "gru-step", f"gates of {spec.hidden} units", emit)
-
-
 def lower_predict(low: Lowering, node: Node) -> None:
     """Products and a tree of additions."""
 
@@ -220,7 +99,7 @@ def lower_reconstruct(low: Lowering, node: Node) -> None:
     def emit(asm: Assembler, at: Locations) -> None:
         value = xmm(0)
         asm.emit("xor", dword(r11), dword(r11))
-        _row(asm, rdi, (at.reads[0], at.reads[1]), shape)
+        emit_row_of(asm, rdi, (at.reads[0], at.reads[1]), shape)
         at.status.report_where(asm, r11)
         asm.emit("vmovss", value, Memory(rdi))
         for number, place in enumerate(at.reads[2:], 1):
@@ -252,22 +131,6 @@ def _load(asm: Assembler, place: Location, register: Register) -> None:
     """register = the 64 bits that lie there."""
     place.point(asm, register)
     asm.emit("mov", register, Memory(register))
-
-
-def _row(
-    asm: Assembler,
-    register: Register,
-    place: tuple[Location, Location],
-    shape: tuple[int, int],
-) -> None:
-    """register = the address of a table's row by index; r11 = 1 where there is none, and row 0.
-
-    Clobbers rax.
-    """
-    index, table = place
-    _load(asm, index, register)
-    table.point(asm, rax)
-    emit_row_address(asm, register, *shape, table=rax, missing=r11)
 
 
 def _add(

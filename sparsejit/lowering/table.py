@@ -7,13 +7,13 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.attention import MaskedAttention
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.sampling import (
     Draw,
     GruStep,
-    GruStepOfRows,
     Predict,
     Quantise,
     Reconstruct,
@@ -27,17 +27,15 @@ from sparsejit.lowering.attention import lower_masked_attention
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
+from sparsejit.lowering.forest import lower_forest
 from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.sampling import (
     lower_draw,
-    lower_gru_step,
-    lower_gru_step_of_rows,
     lower_predict,
     lower_quantise,
     lower_reconstruct,
-    lower_sum_of_rows,
     lower_uniform,
 )
 from sparsejit.lowering.selection import (
@@ -47,6 +45,7 @@ from sparsejit.lowering.selection import (
     lower_topk,
 )
 from sparsejit.lowering.stacked_products import lower_bmm
+from sparsejit.lowering.table_rows import lower_gru_step, lower_sum_of_rows
 from sparsejit.lowering.tree_draw import lower_tree_draw, lower_uniform_row
 from sparsejit.lowering.views import (
     lower_concat,
@@ -77,6 +76,7 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     EmbeddingBag: lower_embedding_bag,
     ArgMax: lower_argmax,
     TopK: lower_topk,
+    Forest: lower_forest,
     Uniform: lower_uniform,
     Draw: lower_draw,
     UniformRow: lower_uniform_row,
@@ -84,7 +84,6 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Quantise: lower_quantise,
     SumOfRows: lower_sum_of_rows,
     GruStep: lower_gru_step,
-    GruStepOfRows: lower_gru_step_of_rows,
     Predict: lower_predict,
     Reconstruct: lower_reconstruct,
 }

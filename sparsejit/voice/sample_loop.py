@@ -8,13 +8,12 @@ import numpy as np
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
-from sparsejit.lowering.loop import GraphLoop, Role, build_loop
+from sparsejit.lowering.loop import GraphLoop, Role, StreamHeader, build_loop, stream_header
 from sparsejit.lowering.model import lower_model, without_code
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
-from sparsejit.passes.fuse_gate_rows import fuse_gate_rows
 from sparsejit.planner.plan import Plan
 from sparsejit.runtime.program import Program
 from sparsejit.voice.sample_graph import SampleGraph
@@ -30,6 +29,7 @@ class SampleLoop:
 
     program: Program
     loop: GraphLoop
+    header: StreamHeader
     initial: tuple[Array, ...]
     results: tuple[TensorType, ...]
     steps: tuple[Step, ...]
@@ -58,14 +58,15 @@ def compile_sample_loop(
 
     `probe` makes what times the steps, from the offset of its first slot.
     """
-    graph = fuse_gate_rows(with_dtypes(run_passes(sample.graph), dtypes))
-    lowered = lower_model(graph, ModelOptions(target))
+    graph = with_dtypes(run_passes(sample.graph), dtypes)
+    lowered = lower_model(graph, ModelOptions(target, part_bytes=target.l1d_bytes // 2))
     timed = probe(lowered.probe_offset) if probe else None
     program = build_loop(lowered, sample.loop, "sample-loop", timed)
     both = zip(sample.loop.outputs, graph.outputs, strict=True)
     return SampleLoop(
         program,
         sample.loop,
+        stream_header(lowered),
         sample.initial,
         tuple(value.type for role, value in both if role is Role.SAMPLE),
         without_code(lowered.steps),

@@ -1,6 +1,6 @@
 """The voice as users see it: mel in, speech out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from sparsejit.voice.features import FloatArray
 from sparsejit.voice.post_filter import FRAMES_AHEAD, post_filtered
 from sparsejit.voice.sample_graph import sample_graph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
-from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.sampler import Sampler, check_seed
+from sparsejit.voice.streams import speak_side_by_side
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
 from sparsejit.voice.weights import VoiceWeights, check_temperature
 
@@ -187,10 +188,40 @@ class WaveRNN:
         seed gives the same samples. Raises InvalidInput for a mel of another shape, with NaN or
         infinity in it, or on another scale than log10 power, or the other project's.
         """
-        samples = Sampler(self.loop, seed).generate(self.source.conditioning(mel))
+        return self._finished(mel, Sampler(self.loop, seed).generate(self.source.conditioning(mel)))
+
+    def _finished(self, mel: npt.ArrayLike, samples: FloatArray) -> FloatArray:
+        """What was drawn for a whole mel as it is heard."""
         if not self.post_filter:
             return samples
         return np.concatenate(list(post_filtered([(self.weights.checked_mel(mel), samples)])))
+
+    def generate_batch(
+        self, mels: Sequence[npt.ArrayLike], seeds: Sequence[int]
+    ) -> list[FloatArray]:
+        """Speak several log-mels (80, frames), of any lengths, side by side on one core.
+
+        Each has the samples that `generate` gives for it and its seed, to the bit. Raises
+        InvalidInput before anything is spoken: for another number of seeds than of mels, for one
+        that is none, and for a mel as `generate` does, by its number.
+        """
+        if len(mels) != len(seeds):
+            raise InvalidInput(f"{len(mels)} mels and {len(seeds)} seeds; give a seed for each mel")
+        for seed in seeds:
+            check_seed(seed)
+        checked = [self._checked_of_batch(number, mel) for number, mel in enumerate(mels)]
+        inputs = ((self.source.conditioning(m), s) for m, s in zip(checked, seeds, strict=True))
+        spoken = dict(speak_side_by_side(self.loop, inputs))
+        return [self._finished(mel, spoken[number]) for number, mel in enumerate(checked)]
+
+    def _checked_of_batch(self, number: int, mel: npt.ArrayLike) -> FloatArray:
+        try:
+            checked = self.source.checked_mel(mel)
+        except InvalidInput as error:
+            raise InvalidInput(f"mels[{number}]: {error}") from error
+        if not checked.shape[1]:
+            raise InvalidInput(f"mels[{number}] has no frame; leave it out")
+        return checked
 
     def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
         """Speak chunks of log-mel (80, any number of frames) as they arrive.

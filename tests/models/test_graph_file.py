@@ -18,6 +18,7 @@ from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.attention import MaskedAttention
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -25,7 +26,6 @@ from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
 from sparsejit.ir.ops.sampling import (
     Draw,
     GruStep,
-    GruStepOfRows,
     Predict,
     Quantise,
     Reconstruct,
@@ -56,7 +56,6 @@ RECORDS = [
     Quantise(),
     SumOfRows(DType.FLOAT16),
     GruStep(),
-    GruStepOfRows(SumOfRows(DType.FLOAT16)),
     Predict(),
     Reconstruct(4.0, 0.9),
     UniformRow(8),
@@ -65,6 +64,7 @@ RECORDS = [
     EmbeddingBag(BagKind.MEAN, with_offsets=True),
     ArgMax(keeps_axis=True),
     TopK(3),
+    Forest(0.01),
     Reshape((2, 3)),
     Reshape(()),
     Permute((1, 0)),

@@ -9,11 +9,9 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import layer_norm, softmax
-from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import Activation
 from sparsejit.passes.fuse_activations import FUSED, fuse_activations
 from sparsejit.passes.fuse_chains import MOST_OPERANDS, MOST_STEPS, fuse_chains
-from sparsejit.passes.fuse_gate_rows import fuse_gate_rows
 
 
 @pytest.mark.parametrize("kind", FUSED)
@@ -34,33 +32,6 @@ def test_an_activation_stays_where_the_product_is_read_twice_or_has_one() -> Non
     read_twice, has_one = s(Linear(), x, weights), s(Linear(Activation.TANH), x, weights)
     graph = s.finish(s("relu", read_twice), read_twice, s("relu", has_one))
     assert fuse_activations(graph) is graph
-
-
-def gru_of_rows(s: Sketch, tables: int, units: int, *, gates: Value | None = None) -> Value:
-    """A GRU's next state whose gates are, unless given, a sum of rows of so many tables."""
-    if gates is None:
-        indices = [s.input(element=Element.INT64) for _ in range(tables)]
-        heights = [s.weight(4, 3 * units) for _ in range(tables)]
-        gates = s(SumOfRows(), *indices, *heights, s.input(3 * units))
-    return s(GruStep(), gates, s.input(3 * units), s.input(units))
-
-
-def test_gates_add_rows_that_nothing_else_reads() -> None:
-    s = Sketch()
-    after = applied(fuse_gate_rows, s.finish(gru_of_rows(s, 3, 32)))
-    assert kinds(after) == ["GruStepOfRows"]
-    assert fuse_gate_rows(after) is after
-
-
-def test_rows_stay_before_gates_that_cannot_add_them() -> None:
-    s = Sketch()
-    shared = s(SumOfRows(), s.input(element=Element.INT64), s.weight(4, 48), s.input(48))
-    outputs = (
-        *(gru_of_rows(s, 4, 16), gru_of_rows(s, 2, 24)),
-        *(gru_of_rows(s, 1, 16, gates=shared), shared),
-    )
-    graph = s.finish(*outputs)
-    assert fuse_gate_rows(graph) is graph
 
 
 def test_elementwise_work_becomes_one_chain_with_fma() -> None:
