@@ -44,11 +44,6 @@ def row_groups(mask: _BoolArray, size: int) -> list[RowGroup]:
     return min(choices, key=_cost)
 
 
-def share_needed(mask: _BoolArray, size: int) -> float:
-    """The share of all keys that groups of `size` rows look at, and what else they cost."""
-    return _cost(row_groups(mask, size)) / max(1, -(-len(mask) // size) * mask.shape[1])
-
-
 def _cost(groups: list[RowGroup]) -> int:
     beside = sum(_ADDED_KEYS if group.adds else _GROUP_KEYS for group in groups)
     return beside + sum(len(group.keys) for group in groups)

@@ -15,7 +15,6 @@ from sparsejit.frontends.torch_export.writing import Unmapped
 from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.attention import MaskedAttention
 from sparsejit.ir.ops.products import Bmm
-from sparsejit.ir.row_groups import share_needed
 
 if TYPE_CHECKING:
     from sparsejit.frontends.torch_export.writing import Operand, Writer
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 # Finite, so that a row in which all is masked becomes zeros and not NaN, as in torch.
 _LOWEST, _TINY = -3.0e38, 1e-30
-# A mask is worth knowing where so many queries side by side look at less than this share of keys.
-_QUERIES, _WORTH_SPARING = 16, 0.8
+# With fewer queries than the widest vectors have lanes, most lanes would idle.
+_FEWEST_QUERIES = 16
 
 
 def attention(
@@ -47,7 +46,7 @@ def attention(
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = below((q.shape[-2], k.shape[-2]))
-    if (allowed := sparing_mask(write, attn_mask, q, k, v)) is not None:
+    if (allowed := known_mask(write, attn_mask, q, k, v)) is not None:
         return write.one(MaskedAttention(factor), q, k, v, allowed)
     scores = write.one(Bmm(transposed=True, scale=factor), q, k)
     if attn_mask is None:
@@ -57,8 +56,8 @@ def attention(
     return write.one(Bmm(), weights, v)
 
 
-def sparing_mask(write: Writer, mask: Operand, q: Value, k: Value, v: Value) -> Array | None:
-    """A known mask of bools that is worth leaving out what it forbids; None for any other.
+def known_mask(write: Writer, mask: Operand, q: Value, k: Value, v: Value) -> Array | None:
+    """A known mask that only allows or forbids, as bools; None for any other.
 
     (queries, keys), or (heads, queries, keys) where heads differ.
     """
@@ -74,11 +73,9 @@ def sparing_mask(write: Writer, mask: Operand, q: Value, k: Value, v: Value) -> 
         return None
     own = allowed.reshape(*(n for n in leading[-1:] if n != 1), *allowed.shape[-2:])
     sizes = q.shape[-2], k.shape[-2]
-    if sizes[0] < _QUERIES or own.shape[:-2] not in ((), heads):
+    if sizes[0] < _FEWEST_QUERIES or own.shape[:-2] not in ((), heads):
         return None
-    own = np.broadcast_to(own, (*own.shape[:-2], *sizes))
-    shares = [share_needed(each, _QUERIES) for each in own.reshape(-1, *sizes)]
-    return np.ascontiguousarray(own) if np.mean(shares) < _WORTH_SPARING else None
+    return np.ascontiguousarray(np.broadcast_to(own, (*own.shape[:-2], *sizes)))
 
 
 def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
