@@ -96,7 +96,7 @@ def attention_contest(name: str, heads: int, with_flex: bool = True) -> "Structu
     mask = allowed(place[:, None], place)
     given = tuple(torch.randn(1, heads, TOKENS, DEPTH) for _ in range(3))
     fast = sparsejit.compile(MaskedLayer(mask).eval(), example_inputs=given)
-    # torch takes 5 % longer for a mask of bools.
+    # torch takes longer for a mask of bools.
     offsets = torch.zeros(TOKENS, TOKENS).masked_fill(~mask, float("-inf"))
     query, key, value = given
     wide = query.double(), key.double(), value.double()
