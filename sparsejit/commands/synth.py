@@ -23,11 +23,17 @@ from sparsejit.voice.wavernn import WaveRNN
 _Voice = Annotated[
     Path, typer.Option(help="A voice file, or a WaveRNN checkpoint of another project.")
 ]
+_Temperature = Annotated[
+    float | None, typer.Option(help="Of the draw; the voice's own if left out.")
+]
 _SampleRate = Annotated[
     int | None, typer.Option(min=1, help="Of a checkpoint; its project's usual if left out.")
 ]
 _Companding = Annotated[
     str | None, typer.Option(help="Of a checkpoint's classes: linear or mu_law.")
+]
+_PostFilter = Annotated[
+    bool, typer.Option(help="Correct the power of bands; without, 36 ms less of look-ahead.")
 ]
 
 
@@ -43,14 +49,13 @@ def synth(
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same samples.")
     ] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(help="Of the draw; the voice's own if left out.")
-    ] = None,
+    temperature: _Temperature = None,
     dtype: Annotated[
         str, typer.Option(help="How its matrices are stored: float32, bfloat16, float16 or int8.")
     ] = "float32",
     sample_rate: _SampleRate = None,
     companding: _Companding = None,
+    post_filter: _PostFilter = True,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
@@ -69,7 +74,7 @@ def synth(
     """
     require("soundfile")
     dtype = DType.parse(dtype).value
-    manner = Manner(voice, seed, temperature, dtype, sample_rate, companding)
+    manner = Manner(voice, seed, temperature, dtype, sample_rate, companding, post_filter)
     options = FolderOptions(overwrite, workers, ray)
     if source.is_dir():
         if play:
@@ -98,6 +103,7 @@ def _synth_file(source: Path, out: Path, manner: Manner, play: bool, as_json: bo
         "seed": manner.seed,
         "temperature": speaker.source.temperature,
         "dtype": manner.dtype,
+        "post_filter": speaker.post_filter,
         "sample_rate": speaker.sample_rate,
         "seconds": spoken.seconds,
         "computing_seconds": spoken.computing_seconds,
