@@ -179,6 +179,26 @@ _OF_NETWORKS = tuple(
 )
 
 
+# Of products of factors and of attention on golden_cove, called from Python: about 0.75.
+_OF_STRUCTURES = tuple(
+    Claim(
+        subject,
+        against,
+        least,
+        source="perf/results/structured.jsonl",
+        microarchitecture="golden_cove",
+        isa="avx512",
+        measured=measured,
+    )
+    for subject, against, least, measured in (
+        ("monarch, batch 1", "F.linear", 16.0, 23.3),
+        ("monarch, batch 16", "F.linear", 9.5, 15.4),
+        ("strided causal attention, 1 heads", "scaled_dot_product_attention", 4.4, 5.8),
+        ("strided causal attention, 1 heads", "flex_attention", 10.0, 13.2),
+    )
+)
+
+
 def choices(batch: int, generic: bool) -> str:
     """The subject of claims about what is chosen: the geometric mean over a survey's layers."""
     return f"choices at batch {batch}{_whose(generic)}"
@@ -262,6 +282,7 @@ CLAIMS = (
     *_OF_THE_REST,
     *_OF_MODELS,
     *_OF_NETWORKS,
+    *_OF_STRUCTURES,
     *_surveyed(),
 )
 

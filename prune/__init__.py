@@ -17,6 +17,7 @@ except ImportError as error:
 from sparsejit.prune.budget import TradeOff
 from sparsejit.prune.calibration import Calibration, LayerCalibration, calibrate
 from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
+from sparsejit.prune.factorise import Factorisation, factorise
 from sparsejit.prune.folding import fold
 from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.layer_time import time_layers
@@ -45,6 +46,7 @@ __all__ = [
     "ConstantRate",
     "Criterion",
     "CubicSchedule",
+    "Factorisation",
     "GroupLasso",
     "IterativeSchedule",
     "LanePattern",
@@ -68,6 +70,7 @@ __all__ = [
     "TradeOff",
     "Workload",
     "calibrate",
+    "factorise",
     "fold",
     "latency_table",
     "load_weights",

@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.ops import (
+    attention,
     casts,
     convolution,
     forest,
@@ -188,7 +189,7 @@ OPERATORS = RecordCodec(
     (
         *(pointwise.Pointwise, pointwise.Chain, pointwise.ChainStep),
         casts.Cast,
-        *(products.Linear, products.Bmm),
+        *(products.Linear, products.Bmm, attention.MaskedAttention),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
         forest.Forest,

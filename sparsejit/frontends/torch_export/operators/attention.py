@@ -13,14 +13,17 @@ from sparsejit.frontends.torch_export.operators.selection import below
 from sparsejit.frontends.torch_export.operators.views import repeat_each
 from sparsejit.frontends.torch_export.writing import Unmapped
 from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.attention import MaskedAttention
 from sparsejit.ir.ops.products import Bmm
 
 if TYPE_CHECKING:
     from sparsejit.frontends.torch_export.writing import Operand, Writer
-    from sparsejit.ir.graph import Value
+    from sparsejit.ir.graph import Array, Value
 
 # Finite, so that a row in which all is masked becomes zeros and not NaN, as in torch.
 _LOWEST, _TINY = -3.0e38, 1e-30
+# With fewer queries than the widest vectors have lanes, most lanes would idle.
+_FEWEST_QUERIES = 16
 
 
 def attention(
@@ -41,14 +44,38 @@ def attention(
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         k, v = (repeat_each(write, x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = write.one(Bmm(transposed=True, scale=factor), q, k)
     if is_causal:
-        attn_mask = below(scores.shape)
+        attn_mask = below((q.shape[-2], k.shape[-2]))
+    if (allowed := known_mask(write, attn_mask, q, k, v)) is not None:
+        return write.one(MaskedAttention(factor), q, k, v, allowed)
+    scores = write.one(Bmm(transposed=True, scale=factor), q, k)
     if attn_mask is None:
         weights = softmax(write, scores, -1)
     else:
         weights = masked_softmax(write, scores, attn_mask)
     return write.one(Bmm(), weights, v)
+
+
+def known_mask(write: Writer, mask: Operand, q: Value, k: Value, v: Value) -> Array | None:
+    """A known mask that only allows or forbids, as bools; None for any other.
+
+    (queries, keys), or (heads, queries, keys) where heads differ.
+    """
+    known = None if mask is None else write.known(mask)
+    if known is None or known.ndim < 2:
+        return None
+    allowed = known if known.dtype == bool else known > _LOWEST
+    if known.dtype != bool and known[allowed].any():
+        return None  # it also adds to scores
+    heads = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])[-1:]
+    leading = allowed.shape[:-2]
+    if any(length != 1 for length in leading[:-1]) or leading[-1:] not in ((), (1,), heads):
+        return None
+    own = allowed.reshape(*(n for n in leading[-1:] if n != 1), *allowed.shape[-2:])
+    sizes = q.shape[-2], k.shape[-2]
+    if sizes[0] < _FEWEST_QUERIES or own.shape[:-2] not in ((), heads):
+        return None
+    return np.ascontiguousarray(np.broadcast_to(own, (*own.shape[:-2], *sizes)))
 
 
 def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:

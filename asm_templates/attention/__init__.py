@@ -1,0 +1,1 @@
+"""Attention under a mask that is known when the code is written."""

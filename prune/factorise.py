@@ -1,0 +1,116 @@
+"""A matrix as a product of sparse factors."""
+
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparsejit.errors import InvalidInput, suggest
+from sparsejit.prune.factor_kinds import KINDS
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Factorisation:
+    """W ~ factors[0] @ factors[1] @ ... + rest: float32, W (out, in), zeros where nothing is kept.
+
+    `relative_error` is |W - that| / |W| in Frobenius norm, of the factors as they are here.
+    """
+
+    kind: str
+    factors: tuple[FloatArray, ...]
+    rest: FloatArray | None
+    relative_error: float
+
+    @property
+    def nnz(self) -> int:
+        """Weights that are not zero, of all factors."""
+        parts = self.factors if self.rest is None else (*self.factors, self.rest)
+        return sum(int(np.count_nonzero(part)) for part in parts)
+
+    @property
+    def density(self) -> float:
+        """Those weights by the weights of W."""
+        return self.nnz / (self.factors[0].shape[0] * self.factors[-1].shape[1])
+
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """What the factors multiply to, (out, in)."""
+        product = reduce(np.matmul, (factor.astype(np.float64) for factor in self.factors))
+        return product if self.rest is None else product + self.rest
+
+    def as_module(self, bias: Tensor | None = None) -> nn.Module:
+        """Linear layers in a row, and one beside them for the rest, in the place of nn.Linear.
+
+        bias (out,) or none. `sparsejit.compile` makes one function of it.
+        """
+        layers = [_linear(factor) for factor in reversed(self.factors)]
+        chain = nn.Sequential(*layers)
+        last = layers[-1] if self.rest is None else _linear(self.rest)
+        if bias is not None:
+            if bias.shape != (last.out_features,):
+                raise InvalidInput(
+                    f"a bias of shape {tuple(bias.shape)}; give one of {last.out_features} outputs"
+                )
+            last.bias = nn.Parameter(bias.detach().clone())
+        return chain if self.rest is None else ChainAndRest(chain, last)
+
+
+class ChainAndRest(nn.Module):
+    """chain(x) + rest(x)."""
+
+    def __init__(self, chain: nn.Module, rest: nn.Module) -> None:
+        super().__init__()
+        self.chain, self.rest = chain, rest
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.chain(x) + self.rest(x)
+        return result
+
+
+def factorise(
+    weights: Tensor | npt.ArrayLike, kind: str = "monarch", error: float = 1.0
+) -> Factorisation:
+    """The sparsest factors of a kind whose relative error is at most `error`.
+
+    weights: (out, in), finite and not all zero. kind: "monarch", "butterfly", "block-circulant" or
+    "low-rank-plus-sparse"; each tries its sparsest form first, and ends with one that is exact, so
+    that an error of 1 gives the sparsest and 0 may give back the matrix itself (but for rounding,
+    of which 1e-6 is allowed).
+    Raises InvalidInput for anything else.
+    """
+    if kind not in KINDS:
+        raise InvalidInput(f"kind={kind!r}; {suggest(kind, KINDS)}")
+    if not 0 <= error <= 1:
+        raise InvalidInput(f"error={error}; give a share of the norm from 0 to 1")
+    exact = _checked(weights)
+    norm, best = np.linalg.norm(exact), None
+    for factors, rest in KINDS[kind](exact):
+        single = tuple(factor.astype(np.float32) for factor in factors)
+        beside = None if rest is None else rest.astype(np.float32)
+        best = Factorisation(kind, single, beside, 0.0)
+        found = float(np.linalg.norm(exact - best.matrix()) / norm)
+        best = Factorisation(kind, single, beside, found)
+        if found <= max(error, 1e-6):
+            break
+    assert best is not None
+    return best
+
+
+def _checked(weights: Tensor | npt.ArrayLike) -> npt.NDArray[np.float64]:
+    plain = weights.detach().cpu().numpy() if isinstance(weights, Tensor) else weights
+    exact = np.asarray(plain, np.float64)
+    if exact.ndim != 2 or 0 in exact.shape:
+        raise InvalidInput(f"weights of shape {exact.shape}; give a matrix (out, in)")
+    if not np.isfinite(exact).all() or not exact.any():
+        raise InvalidInput("the weights are not finite or all zero; give trained ones")
+    return exact
+
+
+def _linear(factor: FloatArray) -> nn.Linear:
+    layer = nn.Linear(factor.shape[1], factor.shape[0], bias=False)
+    layer.weight = nn.Parameter(torch.from_numpy(np.ascontiguousarray(factor)))
+    return layer
