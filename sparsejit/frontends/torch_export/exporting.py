@@ -52,7 +52,7 @@ def export(
             warnings.warn(
                 f"the model changes its input {exported.changed_inputs[0]!r} in place; compiled, "
                 "it leaves the caller's tensor as it is (inplace=False does so in torch)",
-                stacklevel=4,
+                stacklevel=5,
             )
         if exported.example_batch != 1 or why_not or program is model:
             return exported

@@ -44,7 +44,7 @@ def traced(
         )
     if any(module.training for module in model.modules()):
         warnings.warn(
-            "the model is in training mode; what model.eval() computes is compiled", stacklevel=5
+            "the model is in training mode; what model.eval() computes is compiled", stacklevel=6
         )
     why_not = _no_common_batch(args, kwargs) if free_batch else "it was not asked for"
     with _evaluating(model), known_recurrent_shapes():
