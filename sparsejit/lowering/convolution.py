@@ -18,14 +18,18 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import View
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
-    """One product a sample."""
+    """By channel where each has a kernel of its own, else one product a sample."""
     op = node.op
     assert isinstance(op, Convolution)
+    if is_depthwise(node):
+        lower_depthwise(low, node)
+        return
     _, weights, *bias = node.inputs
     filters = low.constant(weights)
     if op.transposed:

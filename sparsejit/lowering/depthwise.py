@@ -1,0 +1,107 @@
+"""Convolutions of one channel each: a kernel of their own, on the image as it lies."""
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.depthwise import emit_depthwise
+from sparsejit.asm_templates.convolution.depthwise_shape import (
+    Depthwise,
+    can_run,
+    count_depthwise,
+)
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import View
+from sparsejit.planner.convolution_price import price_direct
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rsi
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether a convolution has a kernel a channel, and there is code for such windows."""
+    op, x, weights = node.op, node.inputs[0], node.inputs[1]
+    assert isinstance(op, Convolution)
+    if op.transposed or op.groups == 1 or op.groups != x.shape[1] or op.dtype is DType.INT8:
+        return False
+    rows, columns = axes(op, x.shape[2:], node.output.shape[2:], weights.shape[2:])
+    return can_run(rows, columns)
+
+
+def lower_depthwise(low: Lowering, node: Node) -> None:
+    """One step for all samples and channels."""
+    op, (value, weights, *bias) = node.op, node.inputs
+    assert isinstance(op, Convolution)
+    x = low.view(value)
+    if not _has_whole_rows(x):
+        x = low.contiguous(value)
+    y = low.result(node.output, _has_whole_rows)
+    rows, columns = axes(op, x.shape[2:], y.shape[2:], weights.shape[2:])
+    filters = rounded(low.constant(weights), op.dtype)
+    spec = Depthwise(
+        x.shape[0],
+        op.groups,
+        len(filters) // op.groups,
+        rows,
+        columns,
+        filters.reshape(len(filters), rows.kernel, columns.kernel),
+        low.constant(bias[0]) if bias else None,
+        op.activation,
+        _pitches(x),
+        _pitches(y),
+    )
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_depthwise(asm, spec)
+
+    facts = _facts(low, spec, weights.origin.name)
+    name = f"depthwise-{low.target.isa}"
+    low.add(Step(name, node.output.origin, (x,), (y,), emit, facts))
+
+
+def axes(
+    op: Convolution, size: tuple[int, ...], positions: tuple[int, ...], kernel: tuple[int, ...]
+) -> tuple[Axis, Axis]:
+    """Rows and columns; over one spatial axis a single row."""
+    each = zip(size, positions, kernel, op.stride, op.padding, op.dilation, strict=True)
+    found = [Axis(*numbers) for numbers in each]
+    return found[-2] if len(found) == 2 else Axis(1, 1, 1, 1, 0, 1), found[-1]
+
+
+def _has_whole_rows(view: View) -> bool:
+    """Whether the elements of a row follow each other."""
+    return view.shape[-1] == 1 or view.strides[-1] == view.type.element.bytes
+
+
+def _pitches(view: View) -> tuple[int, int, int]:
+    """Bytes from one sample, channel and row to the next."""
+    sample, channel, *rows = view.strides[:-1]
+    return sample, channel, rows[0] if rows else 0
+
+
+def _facts(low: Lowering, spec: Depthwise, parameter: str) -> Facts:
+    counts = count_depthwise(spec, low.target)
+    cost = price_direct(counts, low.target)
+    places = spec.samples * spec.rows.positions * spec.columns.positions
+    nnz = int(np.count_nonzero(spec.taps))
+    reason = (
+        f"a kernel a channel: {counts.products:,} products of vectors, "
+        f"{counts.moved_bytes:,} bytes read and written, bound by {cost.bound}"
+    )
+    return Facts(
+        reason,
+        predicted_ns=cost.ns,
+        nnz=nnz,
+        weights=spec.taps.size,
+        weight_bytes=spec.taps.nbytes,
+        effective_flops=2 * spec.taps.size * places,
+        flops=2 * nnz * places,
+        bound=cost.bound,
+        parameter=parameter,
+        moved_bytes=counts.moved_bytes,
+    )
