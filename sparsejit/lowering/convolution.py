@@ -13,14 +13,15 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Node, TensorType
+from sparsejit.ir.graph import Array, Node, TensorType, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
+from sparsejit.lowering.depthwise import has_whole_rows, is_depthwise, lower_depthwise
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.windows import lower_windows, padded_image
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
@@ -38,9 +39,19 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
     each.check_weights(matrix.dense)
+    x = _with_whole_rows(low, node.inputs[0])
+    image = padded_image(low, node, x)
+    if image is not None:
+        lower_windows(low, node, x, image, matrix, each)
+        return
     destination = low.dense_result(node.output)
     for source, result in _samples(low, node, filters.shape[2:], destination):
         low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
+
+
+def _with_whole_rows(low: Lowering, value: Value) -> View:
+    view = low.view(value)
+    return view if has_whole_rows(view) else low.contiguous(value)
 
 
 def _layer(each: MatVec, result: View) -> MatVec | MatMul:

@@ -36,9 +36,9 @@ def lower_depthwise(low: Lowering, node: Node) -> None:
     op, (value, weights, *bias) = node.op, node.inputs
     assert isinstance(op, Convolution)
     x = low.view(value)
-    if not _has_whole_rows(x):
+    if not has_whole_rows(x):
         x = low.contiguous(value)
-    y = low.result(node.output, _has_whole_rows)
+    y = low.result(node.output, has_whole_rows)
     rows, columns = axes(op, x.shape[2:], y.shape[2:], weights.shape[2:])
     filters = rounded(low.constant(weights), op.dtype)
     spec = Depthwise(
@@ -50,8 +50,8 @@ def lower_depthwise(low: Lowering, node: Node) -> None:
         filters.reshape(len(filters), rows.kernel, columns.kernel),
         low.constant(bias[0]) if bias else None,
         op.activation,
-        _pitches(x),
-        _pitches(y),
+        pitches(x),
+        pitches(y),
     )
 
     def emit(asm: Assembler, at: Locations) -> None:
@@ -73,12 +73,12 @@ def axes(
     return found[-2] if len(found) == 2 else Axis(1, 1, 1, 1, 0, 1), found[-1]
 
 
-def _has_whole_rows(view: View) -> bool:
+def has_whole_rows(view: View) -> bool:
     """Whether the elements of a row follow each other."""
     return view.shape[-1] == 1 or view.strides[-1] == view.type.element.bytes
 
 
-def _pitches(view: View) -> tuple[int, int, int]:
+def pitches(view: View) -> tuple[int, int, int]:
     """Bytes from one sample, channel and row to the next."""
     sample, channel, *rows = view.strides[:-1]
     return sample, channel, rows[0] if rows else 0
