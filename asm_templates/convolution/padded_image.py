@@ -76,8 +76,9 @@ def phases(axis: Axis) -> list[Phase]:
 class PaddedImage:
     """The planes of (samples, channels) images; `x_pitches` are bytes from one to the next.
 
-    A plane has `row_count` rows of `pitch` floats. In the last rows of one lie zeros that the row
-    before needs.
+    A plane has `row_count` rows of `pitch` floats. Behind the last that windows meet lie zeros: in
+    them ends the row before, and lanes that are no positions find no subnormal numbers there, which
+    take a hundred times as long.
     """
 
     samples: int
@@ -122,7 +123,8 @@ class PaddedImage:
     @property
     def floats(self) -> int:
         """Of all, with what may be touched behind them."""
-        return self.samples * self.channels * self.channel + 2 * _SLACK
+        beyond = max(part.needed for part in self.column_phases)
+        return self.samples * self.channels * self.channel + beyond + 2 * _SLACK
 
     def tap_offsets(self) -> np.ndarray:
         """Floats from a channel's first plane to what each tap meets at the first position."""
@@ -206,8 +208,9 @@ class _PaddingCode:
         filled = part.before + part.count
         for number in range(len(image.column_phases)):
             at = offset + 4 * number * image.plane
-            rest = image.row_count - filled
-            self._fill(rsi, at + filled * row_bytes, rest * image.pitch)
+            rest = image.plane - filled * image.pitch
+            self._fill(rsi, at + filled * row_bytes, rest - self.lanes)
+            asm.emit("vmovups", Memory(rsi, at + 4 * (image.plane - self.lanes)), self.zero)
 
     def _fill(self, base: Register, offset: int, floats: int) -> None:
         """Zeros there, and up to a vector further."""

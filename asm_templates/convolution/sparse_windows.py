@@ -8,7 +8,8 @@ As `batch.panels`, but an input's vectors are not gathered into columns before: 
 distance from the position's. A tile of output channels runs over all positions.
 """
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,14 @@ from sparsejit.asm_templates.convolution.window_panels import (
     store_panel,
     window_panels,
 )
+from sparsejit.asm_templates.shared.code_prefetch import prefetch_code
+from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
-from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.assembler import Assembler, Line
 from sparsejit.x86.operands import (
     Literal,
     Memory,
@@ -45,28 +48,38 @@ from sparsejit.x86.operands import (
     r9,
     r11,
     rax,
+    rbx,
     rdi,
     rdx,
     rsi,
 )
+from sparsejit.x86.stack import pop, push
 
-_X, _Y, _ENTRY, _SAMPLES_LEFT = rdx, r9, r11, r8
+_X, _Y, _ENTRY, _SAMPLES_LEFT, _WAITING = rdx, r9, r11, r8, rbx
+
+
+# Of L1, for the code and for the inputs of a part; and bytes of code a weight, its input included.
+_SHARE_OF_L1 = 0.6
+_CODE_A_WEIGHT = 11
 
 
 @dataclass(frozen=True, eq=False)
 class SparseWindows:
     """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
 
-    W is (out_features, channels * taps) in `tiles` of rows. `y_pitches` are bytes from a sample and
-    an output channel to the next; positions follow each other.
+    W is (out_features, channels * taps) in tiles of rows, each in `parts` of neighbouring input
+    channels: their code, and what they read for a vector of positions, stay in L1. Sums wait in
+    `scratch_bytes` from part to part. `y_pitches` are bytes from a sample and an output channel to
+    the next; positions follow each other.
     """
 
     image: PaddedImage
     each: MatVec
     y_pitches: tuple[int, int]
-    tiles: list[Products]
+    parts: list[list[Products]]
     sums: PanelSums
     panels: WindowPanels
+    scratch_bytes: int
 
 
 def lower_sparse_windows(
@@ -79,30 +92,69 @@ def lower_sparse_windows(
     """Output channels that share inputs in a tile."""
     accumulators = target.vector_registers - RESERVED
     tiles, sums = panel_products(Arithmetic.FLOATS, each, matrix, accumulators)
-    return SparseWindows(image, each, y_pitches, tiles, sums, window_panels(image, target))
+    panels = window_panels(image, target)
+    parts = [_parts(tile, image, target) for tile in tiles]
+    waiting = max((len(tile.rows) for tile, own in zip(tiles, parts) if len(own) > 1), default=0)
+    scratch = waiting * panels.count * target.vector_bytes
+    return SparseWindows(image, each, y_pitches, parts, sums, panels, scratch)
 
 
-def emit_sparse_windows(asm: Assembler, lowered: SparseWindows) -> None:
+def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]:
+    """A tile cut between channels."""
+    taps = image.rows.kernel * image.columns.kernel
+    lines = image.rows.kernel * len(image.column_phases) * 2
+    most_channels = max(1, int(_SHARE_OF_L1 * target.l1d_bytes) // (lines * 64))
+    most_weights = int(_SHARE_OF_L1 * target.l1i_bytes) // _CODE_A_WEIGHT
+    channels = tile.column // taps
+    used = len(np.unique(channels))
+    count = max(-(-len(tile) // most_weights), -(-used // most_channels))
+    changes = np.flatnonzero(np.diff(channels)) + 1
+    wanted = np.arange(1, count) * len(tile) // count
+    ends = np.unique(changes[np.searchsorted(changes, wanted).clip(0, len(changes) - 1)])
+    edges = [0, *ends.tolist(), len(tile)] if len(changes) else [0, len(tile)]
+    return [_slice(tile, slice(*pair)) for pair in zip(edges, edges[1:], strict=False)]
+
+
+def _slice(tile: Products, part: slice) -> Products:
+    return replace(
+        tile,
+        accumulator=tile.accumulator[part],
+        column=tile.column[part],
+        weight=tile.weight[part],
+        first=tile.first[part],
+        alone=tile.alone[part],
+    )
+
+
+def emit_sparse_windows(asm: Assembler, lowered: SparseWindows, scratch: Location) -> None:
     """Append the kernel from planes in rdi to y in rsi."""
-    image, panels = lowered.image, lowered.panels
-    table = asm.literal(panels.table)
-    places = input_places(image)
-    share = shared_loads(asm.target, panels.count)
+    image, code = lowered.image, _TileCode(asm, lowered)
+    push(asm, (rbx,))
+    if lowered.scratch_bytes:
+        scratch.point(asm, rbx)
     asm.emit("mov", _X, rdi)
     asm.emit("mov", _Y, rsi)
 
+    every = sum(len(parts) for parts in lowered.parts)
+    labels = [asm.label(f"part {number}") for number in range(every + 1)]
+
     def sample() -> None:
-        for tile in lowered.tiles:
-            asm.emit("lea", _ENTRY, Literal(table))
-
-            def panel(tile: Products = tile) -> None:
-                _panel(asm, lowered, tile, places[tile.column], share)
-
-            repeat(asm, panels.count, rax, panel)
+        spans = list(zip(labels, labels[1:], strict=False))
+        prefetch_code(asm, *spans[0], rdi, rsi)
+        numbers = itertools.count()
+        for parts in lowered.parts:
+            for number, part in enumerate(parts):
+                at = next(numbers)
+                asm.bind(labels[at])
+                for ahead in spans[at + 1 : at + 2]:
+                    prefetch_code(asm, *ahead, rdi, rsi)
+                code.emit(part, number == 0, number == len(parts) - 1)
+        asm.bind(labels[-1])
         asm.emit("add", _X, 4 * image.channels * image.channel)
         asm.emit("add", _Y, lowered.y_pitches[0])
 
     repeat(asm, image.samples, _SAMPLES_LEFT, sample)
+    pop(asm, (rbx,))
 
 
 def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
@@ -111,26 +163,54 @@ def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
     return (4 * (channels + image.tap_offsets())).ravel()
 
 
-def _panel(
-    asm: Assembler,
-    lowered: SparseWindows,
-    tile: Products,
-    places: npt.NDArray[np.int64],
-    share: float,
-) -> None:
-    """All products of a tile for one vector of positions."""
-    asm.emit("mov", dword(rdi), Memory(_ENTRY))
-    asm.emit("mov", dword(rsi), Memory(_ENTRY, 4))
-    asm.emit("add", rdi, _X)
-    asm.emit("add", rsi, _Y)
-    start_sums(asm, lowered.sums, tile)
-    add_products(asm, tile, ([], Memory(rdi, places)), lowered.sums, share)
-    rows = len(tile.rows)
-    sums = [
-        (panel_sum(asm, n), Memory(rsi, int(row) * lowered.y_pitches[1]))
-        for n, row in enumerate(tile.rows)
-    ]
-    free = [vector(asm, n) for n in range(asm.target.vector_registers - rows)]
-    set_masks(asm, lowered.panels, _ENTRY)
-    store_panel(asm, lowered.panels, lowered.each.activation, sums, free)
-    asm.emit("add", _ENTRY, ENTRY_BYTES)
+class _TileCode:
+    """Appends a part of a tile for all vectors of positions."""
+
+    def __init__(self, asm: Assembler, lowered: SparseWindows) -> None:
+        self.asm, self.lowered = asm, lowered
+        self.table = asm.literal(lowered.panels.table)
+        self.places = input_places(lowered.image)
+        self.share = shared_loads(asm.target, lowered.panels.count)
+        # Sums that waited begin at no product.
+        started = np.zeros(lowered.each.out_features, np.float32)
+        self.waited = replace(lowered.sums, start=started)
+
+    def emit(self, part: Products, is_first: bool, is_last: bool) -> None:
+        asm, size = self.asm, self.asm.target.vector_bytes
+        asm.emit("lea", _ENTRY, Literal(self.table))
+        rows = range(len(part.rows))
+        waiting = [(panel_sum(asm, n), Memory(_WAITING, n * size)) for n in rows]
+
+        def panel() -> None:
+            asm.emit("mov", dword(rdi), Memory(_ENTRY))
+            asm.emit("add", rdi, _X)
+            if is_first:
+                start_sums(asm, self.lowered.sums, part)
+            else:
+                for total, place in waiting:
+                    asm.emit("vmovups", total, place)
+            inputs: tuple[list[Line], Memory] = [], Memory(rdi, self.places[part.column])
+            sums = self.lowered.sums if is_first else self.waited
+            add_products(asm, part, inputs, sums, self.share)
+            if is_last:
+                self._finish(part)
+            else:
+                for total, place in waiting:
+                    asm.emit("vmovups", place, total)
+            asm.emit("add", _ENTRY, ENTRY_BYTES)
+            asm.emit("add", _WAITING, size * len(part.rows))
+
+        repeat(asm, self.lowered.panels.count, rax, panel)
+        asm.emit("sub", _WAITING, size * len(part.rows) * self.lowered.panels.count)
+
+    def _finish(self, part: Products) -> None:
+        asm, lowered = self.asm, self.lowered
+        asm.emit("mov", dword(rsi), Memory(_ENTRY, 4))
+        asm.emit("add", rsi, _Y)
+        sums = [
+            (panel_sum(asm, n), Memory(rsi, int(row) * lowered.y_pitches[1]))
+            for n, row in enumerate(part.rows)
+        ]
+        free = [vector(asm, n) for n in range(asm.target.vector_registers - len(sums))]
+        set_masks(asm, lowered.panels, _ENTRY)
+        store_panel(asm, lowered.panels, lowered.each.activation, sums, free)

@@ -2,6 +2,10 @@
 
 from math import prod
 
+from sparsejit.asm_templates.convolution.dense_windows import (
+    emit_dense_windows,
+    lower_dense_windows,
+)
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage, can_pad, emit_padding
 from sparsejit.asm_templates.convolution.sparse_windows import (
     emit_sparse_windows,
@@ -50,11 +54,24 @@ def lower_windows(
 
     low.add(Step("padding", origin, (x,), (planes,), emit_copy, Facts("")))
     y = low.dense_result(node.output)
-    lowered = lower_sparse_windows(image, each, matrix, (y.strides[0], y.strides[1]), low.target)
+    y_pitches = y.strides[0], y.strides[1]
+    if matrix.nnz > 0.5 * matrix.dense.size:
+        dense = lower_dense_windows(image, each, matrix.dense, y_pitches, low.target)
+
+        def emit_dense(asm: Assembler, at: Locations) -> None:
+            at.reads[0].point(asm, rdi)
+            at.writes[0].point(asm, rsi)
+            emit_dense_windows(asm, dense)
+
+        name = f"dense-windows-{low.target.isa}"
+        low.add(Step(name, origin, (planes,), (y,), emit_dense, Facts("")))
+        return
+    lowered = lower_sparse_windows(image, each, matrix, y_pitches, low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
         at.writes[0].point(asm, rsi)
-        emit_sparse_windows(asm, lowered)
+        emit_sparse_windows(asm, lowered, at.scratch)
 
-    low.add(Step(f"windows-{low.target.isa}", origin, (planes,), (y,), emit, Facts("")))
+    name, scratch = f"windows-{low.target.isa}", lowered.scratch_bytes
+    low.add(Step(name, origin, (planes,), (y,), emit, Facts(""), scratch))
