@@ -8,6 +8,7 @@ A tile is some output channels by some vectors of positions. Its weights lie in 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +115,8 @@ def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
         for rows, count in ((height + 1, taller), (height, tiles - taller)):
             for width, times in ((vectors, groups), (rest, min(rest, 1))):
                 step = max(rows * width / 2, _LOAD * (rows + width), 4.0)
-                cycles += count * times * (each.in_features * step + 3 * rows * width + _TILE_CYCLES)
+                tile = each.in_features * step + 3 * rows * width + _TILE_CYCLES
+                cycles += count * times * tile
         shapes.append(TileShape((height + 1, taller), (height, tiles - taller), vectors, cycles))
     return min(shapes, key=lambda shape: shape.cycles)
 
@@ -144,8 +146,7 @@ class _DenseCode:
         def sample() -> None:
             asm.emit("lea", _TILE_WEIGHTS, Literal(weights))
             for height, count in (self.lowered.shape.tall, self.lowered.shape.short):
-                if count:
-                    repeat(asm, count, _TILES_LEFT, lambda height=height: self._tiles(height))
+                repeat(asm, count, _TILES_LEFT, partial(self._tiles, height))
             asm.emit("add", _X, 4 * image.channels * image.channel)
             asm.emit("add", _Y, y_sample - self.each.out_features * y_channel)
 

@@ -8,14 +8,14 @@ As `batch.panels`, but an input's vectors are not gathered into columns before: 
 distance from the position's. A tile of output channels runs over all positions.
 """
 
-import itertools
 from dataclasses import dataclass, replace
+from itertools import count, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
+from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
 from sparsejit.asm_templates.batch.panels import (
     RESERVED,
     add_products,
@@ -23,7 +23,7 @@ from sparsejit.asm_templates.batch.panels import (
     shared_loads,
     start_sums,
 )
-from sparsejit.asm_templates.batch.row_tiles import Products
+from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.convolution.window_panels import (
     ENTRY_BYTES,
@@ -82,6 +82,33 @@ class SparseWindows:
     scratch_bytes: int
 
 
+@dataclass(frozen=True)
+class WindowCounts:
+    """What one call does: `panels` vectors of positions meet `nnz` weights of `inputs` loads.
+
+    Inputs that two tiles read count twice. `moved_bytes` are those of the planes and of y.
+    """
+
+    panels: int
+    nnz: int
+    inputs: int
+    outputs: int
+    code_bytes: int
+    moved_bytes: int
+
+
+def expect_windows(image: PaddedImage, matrix: SparseMatrix, target: Target) -> WindowCounts:
+    """As if tiles were of consecutive output channels."""
+    panels = image.samples * window_panels(image, target).count
+    used = matrix.dense != 0
+    tiles = tile_rows(len(used), target.vector_registers - RESERVED)
+    inputs = sum(int(np.count_nonzero(used[rows].any(axis=0))) for rows in tiles)
+    y_bytes = panels * target.vector_bytes * matrix.out_features
+    code = _CODE_A_WEIGHT * matrix.nnz
+    counts = panels, matrix.nnz, inputs, matrix.out_features
+    return WindowCounts(*counts, code, 4 * image.floats + y_bytes)
+
+
 def lower_sparse_windows(
     image: PaddedImage,
     each: MatVec,
@@ -94,7 +121,7 @@ def lower_sparse_windows(
     tiles, sums = panel_products(Arithmetic.FLOATS, each, matrix, accumulators)
     panels = window_panels(image, target)
     parts = [_parts(tile, image, target) for tile in tiles]
-    waiting = max((len(tile.rows) for tile, own in zip(tiles, parts) if len(own) > 1), default=0)
+    waiting = max((len(own[0].rows) for own in parts if len(own) > 1), default=0)
     scratch = waiting * panels.count * target.vector_bytes
     return SparseWindows(image, each, y_pitches, parts, sums, panels, scratch)
 
@@ -107,12 +134,12 @@ def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]
     most_weights = int(_SHARE_OF_L1 * target.l1i_bytes) // _CODE_A_WEIGHT
     channels = tile.column // taps
     used = len(np.unique(channels))
-    count = max(-(-len(tile) // most_weights), -(-used // most_channels))
+    pieces = max(-(-len(tile) // most_weights), -(-used // most_channels))
     changes = np.flatnonzero(np.diff(channels)) + 1
-    wanted = np.arange(1, count) * len(tile) // count
+    wanted = np.arange(1, pieces) * len(tile) // pieces
     ends = np.unique(changes[np.searchsorted(changes, wanted).clip(0, len(changes) - 1)])
     edges = [0, *ends.tolist(), len(tile)] if len(changes) else [0, len(tile)]
-    return [_slice(tile, slice(*pair)) for pair in zip(edges, edges[1:], strict=False)]
+    return [_slice(tile, slice(*pair)) for pair in pairwise(edges)]
 
 
 def _slice(tile: Products, part: slice) -> Products:
@@ -139,9 +166,9 @@ def emit_sparse_windows(asm: Assembler, lowered: SparseWindows, scratch: Locatio
     labels = [asm.label(f"part {number}") for number in range(every + 1)]
 
     def sample() -> None:
-        spans = list(zip(labels, labels[1:], strict=False))
+        spans = list(pairwise(labels))
         prefetch_code(asm, *spans[0], rdi, rsi)
-        numbers = itertools.count()
+        numbers = count()
         for parts in lowered.parts:
             for number, part in enumerate(parts):
                 at = next(numbers)

@@ -1,4 +1,6 @@
-"""Convolutions as products: the taps that meet each position gathered into a column.
+"""Convolutions: by channel, over a padded image, or as products of gathered columns.
+
+Columns hold the taps that meet each position:
 
     y (out, positions) = W (out, channels * taps) x columns (channels * taps, positions)
 
@@ -13,15 +15,15 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Node, TensorType, Value
+from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import has_whole_rows, is_depthwise, lower_depthwise
+from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import View
-from sparsejit.lowering.windows import lower_windows, padded_image
+from sparsejit.lowering.windows import lower_windows
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
@@ -39,19 +41,11 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
     each.check_weights(matrix.dense)
-    x = _with_whole_rows(low, node.inputs[0])
-    image = padded_image(low, node, x)
-    if image is not None:
-        lower_windows(low, node, x, image, matrix, each)
+    if lower_windows(low, node, matrix, each):
         return
     destination = low.dense_result(node.output)
     for source, result in _samples(low, node, filters.shape[2:], destination):
         low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
-
-
-def _with_whole_rows(low: Lowering, value: Value) -> View:
-    view = low.view(value)
-    return view if has_whole_rows(view) else low.contiguous(value)
 
 
 def _layer(each: MatVec, result: View) -> MatVec | MatMul:

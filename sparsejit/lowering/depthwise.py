@@ -2,13 +2,9 @@
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.depthwise import emit_depthwise
-from sparsejit.asm_templates.convolution.depthwise_shape import (
-    Depthwise,
-    can_run,
-    count_depthwise,
-)
+from sparsejit.asm_templates.convolution.depthwise import Depthwise, emit_depthwise
 from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
@@ -27,7 +23,7 @@ def is_depthwise(node: Node) -> bool:
     assert isinstance(op, Convolution)
     if op.transposed or op.groups == 1 or op.groups != x.shape[1] or op.dtype is DType.INT8:
         return False
-    rows, columns = axes(op, x.shape[2:], node.output.shape[2:], weights.shape[2:])
+    rows, columns = convolution_axes(op, x.shape[2:], node.output.shape[2:], weights.shape[2:])
     return can_run(rows, columns)
 
 
@@ -39,20 +35,13 @@ def lower_depthwise(low: Lowering, node: Node) -> None:
     if not has_whole_rows(x):
         x = low.contiguous(value)
     y = low.result(node.output, has_whole_rows)
-    rows, columns = axes(op, x.shape[2:], y.shape[2:], weights.shape[2:])
+    rows, columns = convolution_axes(op, x.shape[2:], y.shape[2:], weights.shape[2:])
     filters = rounded(low.constant(weights), op.dtype)
-    spec = Depthwise(
-        x.shape[0],
-        op.groups,
-        len(filters) // op.groups,
-        rows,
-        columns,
-        filters.reshape(len(filters), rows.kernel, columns.kernel),
-        low.constant(bias[0]) if bias else None,
-        op.activation,
-        pitches(x),
-        pitches(y),
-    )
+    multiplier = len(filters) // op.groups
+    loop = WindowLoop(x.shape[0], op.groups, multiplier, rows, columns, pitches(x), pitches(y))
+    taps = filters.reshape(len(filters), rows.kernel, columns.kernel)
+    biases = low.constant(bias[0]) if bias else None
+    spec = Depthwise(loop, taps, biases, op.activation)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
@@ -64,12 +53,16 @@ def lower_depthwise(low: Lowering, node: Node) -> None:
     low.add(Step(name, node.output.origin, (x,), (y,), emit, facts))
 
 
-def axes(
+def convolution_axes(
     op: Convolution, size: tuple[int, ...], positions: tuple[int, ...], kernel: tuple[int, ...]
 ) -> tuple[Axis, Axis]:
-    """Rows and columns; over one spatial axis a single row."""
-    each = zip(size, positions, kernel, op.stride, op.padding, op.dilation, strict=True)
-    found = [Axis(*numbers) for numbers in each]
+    """Rows and columns of a convolution's windows."""
+    return axes(size, positions, kernel, op.stride, op.padding, op.dilation)
+
+
+def axes(*numbers: tuple[int, ...]) -> tuple[Axis, Axis]:
+    """Rows and columns, from the fields of each; over one spatial axis a single row."""
+    found = [Axis(*each) for each in zip(*numbers, strict=True)]
     return found[-2] if len(found) == 2 else Axis(1, 1, 1, 1, 0, 1), found[-1]
 
 
@@ -85,9 +78,10 @@ def pitches(view: View) -> tuple[int, int, int]:
 
 
 def _facts(low: Lowering, spec: Depthwise, parameter: str) -> Facts:
-    counts = count_depthwise(spec, low.target)
+    counts = count_windows(spec.loop, low.target)
     cost = price_direct(counts, low.target)
-    places = spec.samples * spec.rows.positions * spec.columns.positions
+    loop = spec.loop
+    places = loop.samples * loop.rows.positions * loop.columns.positions
     nnz = int(np.count_nonzero(spec.taps))
     reason = (
         f"a kernel a channel: {counts.products:,} products of vectors, "

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import ISAS, check_graph, run_graph
 from sketch import Sketch
+from window_cases import Sizes, windows
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
@@ -14,8 +15,6 @@ from sparsejit.ir.spec import Activation
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
-
-Sizes = tuple[int, ...]
 
 
 def depthwise(
@@ -43,26 +42,17 @@ def check(graph: Graph, isa: str) -> None:
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> Graph:
-    """Over one axis or two; borders wider than the window, and images smaller, among them."""
-    rank = draw(st.integers(1, 2))
-
-    def each(low: int, high: int) -> Sizes:
-        return tuple(draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank)))
-
-    kernel, dilation, stride = each(1, 5), each(1, 3), each(1, 2)
-    padding = each(0, 5)
-    least = [(k - 1) * d + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
-    spatial = tuple(draw(st.integers(max(1, low), max(1, low) + 45)) for low in least)
+    w = draw(windows())
     channels, multiplier = draw(st.integers(2, 3)), draw(st.integers(1, 2))
     activation = draw(st.sampled_from(Activation))
-    op = Convolution(stride, padding, dilation, channels, activation=activation)
-    shape = draw(st.integers(1, 2)), channels, *spatial
-    return depthwise(shape, kernel, multiplier, op, draw(st.booleans()))
+    op = Convolution(w.stride, w.padding, w.dilation, channels, activation=activation)
+    shape = draw(st.integers(1, 2)), channels, *w.spatial
+    return depthwise(shape, w.kernel, multiplier, op, draw(st.booleans()))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @given(graph=convolutions())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_any_window_at_any_border(isa: str, graph: Graph) -> None:
     assert kernels_of(graph, isa) == [f"depthwise-{isa}"]
     check(graph, isa)

@@ -1,12 +1,8 @@
-"""Convolutions of one channel each: what to compute, how it is cut into tiles, what that does."""
+"""Windows over one channel each: where they move, how that is cut into tiles, what it does."""
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from sparsejit.asm_templates.convolution.geometry import Axis, column_runs, row_runs
-from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
 
 MOST_TAPS = 64  # of a kernel: a tile's code has all of them
@@ -15,13 +11,11 @@ _TALLEST = {"avx512": 7, "avx2": 4}
 _MOST_VECTORS = {"avx512": {1: 8, 2: 2}, "avx2": {1: 2, 2: 2}}  # by stride
 
 
-@dataclass(frozen=True, eq=False)
-class Depthwise:
-    """y[n, c * multiplier + m] = activation(bias + what kernel c * multiplier + m makes of x[n, c])
+@dataclass(frozen=True)
+class WindowLoop:
+    """Windows over x (samples, channels, rows, columns): y has `multiplier` channels for each of x.
 
-    x (samples, channels, rows, columns) and y lie with whole rows: `x_pitches` and `y_pitches` are
-    bytes from a sample, a channel, a row to the next. `taps` (channels * multiplier, kernel rows,
-    kernel columns) and `bias` are float32.
+    x and y lie with whole rows: pitches are bytes from a sample, a channel, a row to the next.
     """
 
     samples: int
@@ -29,9 +23,6 @@ class Depthwise:
     multiplier: int
     rows: Axis
     columns: Axis
-    taps: npt.NDArray[np.float32]
-    bias: npt.NDArray[np.float32] | None
-    activation: Activation
     x_pitches: tuple[int, int, int]
     y_pitches: tuple[int, int, int]
 
@@ -43,7 +34,7 @@ def can_run(rows: Axis, columns: Axis) -> bool:
 
 @dataclass(frozen=True)
 class DirectCounts:
-    """What one call does: vectors multiplied and added, loaded and stored; bytes of x and y."""
+    """What one call does: vectors combined, loaded and stored; bytes of x and y."""
 
     products: int
     loads: int
@@ -51,24 +42,24 @@ class DirectCounts:
     moved_bytes: int
 
 
-def count_depthwise(spec: Depthwise, target: Target) -> DirectCounts:
-    """What the kernel of a depthwise convolution does."""
-    height, width = tile_shape(spec, target)
+def count_windows(loop: WindowLoop, target: Target) -> DirectCounts:
+    """What a kernel that moves such windows does."""
+    height, width = tile_shape(loop, target)
     loaded_rows, met, stored = 0, 0, 0
-    for run in row_runs(spec.rows, height):
+    for run in row_runs(loop.rows, height):
         tile = run.tile
-        by_row = {row * spec.rows.stride + tap * spec.rows.dilation for row, tap in tile.taps}
+        by_row = {row * loop.rows.stride + tap * loop.rows.dilation for row, tap in tile.taps}
         loaded_rows += run.count * len(by_row)
         met += run.count * len(tile.taps)
         stored += run.count * tile.rows
-    runs = column_runs(spec.columns, target.lanes, width)
+    runs = column_runs(loop.columns, target.lanes, width)
     vectors = sum(run.count * len(run.tile) for run in runs)
-    loads = spec.columns.stride * len(tap_columns(spec.columns))
-    planes = spec.samples * len(spec.taps)
-    x_bytes = 4 * spec.samples * spec.channels * spec.rows.size * spec.columns.size
-    y_bytes = 4 * planes * spec.rows.positions * spec.columns.positions
+    loads = loop.columns.stride * len(tap_columns(loop.columns))
+    planes = loop.samples * loop.channels * loop.multiplier
+    x_bytes = 4 * loop.samples * loop.channels * loop.rows.size * loop.columns.size
+    y_bytes = 4 * planes * loop.rows.positions * loop.columns.positions
     return DirectCounts(
-        planes * met * spec.columns.kernel * vectors,
+        planes * met * loop.columns.kernel * vectors,
         planes * loaded_rows * loads * vectors,
         planes * stored * vectors,
         x_bytes + y_bytes,
@@ -93,10 +84,10 @@ def tap_columns(axis: Axis) -> list[TapColumns]:
     return first + [TapColumns(t, tuple(range(t, min(t + 2, axis.kernel)))) for t in pairs]
 
 
-def tile_shape(spec: Depthwise, target: Target) -> tuple[int, int]:
+def tile_shape(loop: WindowLoop, target: Target) -> tuple[int, int]:
     """Rows and vectors of a tile."""
-    every = -(-spec.columns.positions // target.lanes)
+    every = -(-loop.columns.positions // target.lanes)
     sums, tallest = _SUMS[target.isa], _TALLEST[target.isa]
-    height = min(spec.rows.positions, tallest)
-    width = min(every, sums // height, _MOST_VECTORS[target.isa][spec.columns.stride])
-    return min(spec.rows.positions, sums // width), width
+    height = min(loop.rows.positions, tallest)
+    width = min(every, sums // height, _MOST_VECTORS[target.isa][loop.columns.stride])
+    return min(loop.rows.positions, sums // width), width
