@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.chain_facts import chain_facts
 from sparsejit.lowering.destinations import destinations
@@ -40,6 +40,7 @@ class Lowering:
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
+        self.lowered: set[Node] = set()  # before their turn, with a node that they read
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):

@@ -19,23 +19,24 @@ from sparsejit.x86.operands import rdi, rsi
 
 def is_depthwise(node: Node) -> bool:
     """Whether a convolution has a kernel a channel, and there is code for such windows."""
-    op, x, weights = node.op, node.inputs[0], node.inputs[1]
+    op, x = node.op, node.inputs[0]
     assert isinstance(op, Convolution)
     if op.transposed or op.groups == 1 or op.groups != x.shape[1] or op.dtype is DType.INT8:
         return False
-    rows, columns = convolution_axes(op, x.shape[2:], node.output.shape[2:], weights.shape[2:])
-    return can_run(rows, columns)
+    return can_run(*node_axes(node))
 
 
 def lower_depthwise(low: Lowering, node: Node) -> None:
     """One step for all samples and channels."""
-    op, (value, weights, *bias) = node.op, node.inputs
-    assert isinstance(op, Convolution)
-    x = low.view(value)
-    if not has_whole_rows(x):
-        x = low.contiguous(value)
+    x = with_whole_rows(low, node)
     y = low.result(node.output, has_whole_rows)
-    rows, columns = convolution_axes(op, x.shape[2:], y.shape[2:], weights.shape[2:])
+    depthwise_step(low, node, x, y, node_axes(node))
+
+
+def depthwise_step(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
+    """Rows and columns of x, by a kernel a channel, to those of y."""
+    (rows, columns), op, (_, weights, *bias) = over, node.op, node.inputs
+    assert isinstance(op, Convolution)
     filters = rounded(low.constant(weights), op.dtype)
     multiplier = len(filters) // op.groups
     loop = WindowLoop(x.shape[0], op.groups, multiplier, rows, columns, pitches(x), pitches(y))
@@ -53,17 +54,23 @@ def lower_depthwise(low: Lowering, node: Node) -> None:
     low.add(Step(name, node.output.origin, (x,), (y,), emit, facts))
 
 
-def convolution_axes(
-    op: Convolution, size: tuple[int, ...], positions: tuple[int, ...], kernel: tuple[int, ...]
-) -> tuple[Axis, Axis]:
+def node_axes(node: Node) -> tuple[Axis, Axis]:
     """Rows and columns of a convolution's windows."""
-    return axes(size, positions, kernel, op.stride, op.padding, op.dilation)
+    op, sizes = node.op, (node.inputs[0].shape, node.output.shape, node.inputs[1].shape)
+    assert isinstance(op, Convolution)
+    return axes(*(shape[2:] for shape in sizes), op.stride, op.padding, op.dilation)
 
 
 def axes(*numbers: tuple[int, ...]) -> tuple[Axis, Axis]:
     """Rows and columns, from the fields of each; over one spatial axis a single row."""
     found = [Axis(*each) for each in zip(*numbers, strict=True)]
     return found[-2] if len(found) == 2 else Axis(1, 1, 1, 1, 0, 1), found[-1]
+
+
+def with_whole_rows(low: Lowering, node: Node) -> View:
+    """Where to read a node's image."""
+    view = low.view(node.inputs[0])
+    return view if has_whole_rows(view) else low.contiguous(node.inputs[0])
 
 
 def has_whole_rows(view: View) -> bool:

@@ -16,6 +16,7 @@ from sparsejit.asm_templates.convolution.dense_windows import (
     lower_dense_windows,
     tile_shape,
 )
+from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage, can_pad, emit_padding
 from sparsejit.asm_templates.convolution.sparse_windows import (
     emit_sparse_windows,
@@ -28,7 +29,8 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import convolution_axes, has_whole_rows, pitches
+from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
+from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.products import plan_layer
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
@@ -49,26 +51,46 @@ _Emit = Callable[[Assembler, Locations], None]
 
 def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
     """The copy, then the products of all samples; False where columns are to be gathered."""
-    image = _padded_image(low, node)
+    image = padded_image(low, node)
     if image is None:
         return False
     costs = _costs(image, matrix, each, low.target)
     name = min(costs, key=lambda one: costs[one].ns)
     if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
         return False
-    x = _with_whole_rows(low, node)
+    x, y = with_whole_rows(low, node), low.dense_result(node.output)
+    _add_steps(low, node, x, y, image, matrix, each, costs)
+    return True
+
+
+def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
+    """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
+    image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
+    matrix, each = filter_matrix(low, node)
+    _add_steps(low, node, x, y, image, matrix, each, _costs(image, matrix, each, low.target))
+
+
+def _add_steps(
+    low: Lowering,
+    node: Node,
+    x: View,
+    y: View,
+    image: PaddedImage,
+    matrix: SparseMatrix,
+    each: MatVec,
+    costs: dict[str, Cost],
+) -> None:
+    name = min(costs, key=lambda one: costs[one].ns)
     image = replace(image, x_pitches=pitches(x))
     origin = node.output.origin
     planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
     low.add(Step("padding", origin, (x,), (planes,), _padding(image), _copy_facts(image, low)))
-    y = low.dense_result(node.output)
     emit, scratch = _products(image, matrix, each, y, name, low.target)
     facts = _facts(matrix, each, costs, name, image, node.inputs[1].origin.name)
     low.add(Step(f"{name}-{low.target.isa}", origin, (planes,), (y,), emit, facts, scratch))
-    return True
 
 
-def _padded_image(low: Lowering, node: Node) -> PaddedImage | None:
+def padded_image(low: Lowering, node: Node) -> PaddedImage | None:
     """The planes that a convolution would read; None where there is no code for such windows.
 
     Nor where few lanes would be positions, or nothing but the copy would be saved.
@@ -77,17 +99,12 @@ def _padded_image(low: Lowering, node: Node) -> PaddedImage | None:
     assert isinstance(op, Convolution)
     if op.transposed or op.dtype is DType.INT8 or prod(weights.shape[2:]) == 1:
         return None
-    rows, columns = convolution_axes(op, x.shape[2:], node.output.shape[2:], weights.shape[2:])
+    rows, columns = node_axes(node)
     if not can_pad(rows, columns):
         return None
     image = PaddedImage(x.shape[0], x.shape[1], rows, columns, (0, 0, 0))
     lanes = window_panels(image, low.target).count * low.target.lanes
     return image if rows.positions * columns.positions >= _LEAST_FILLED * lanes else None
-
-
-def _with_whole_rows(low: Lowering, node: Node) -> View:
-    view = low.view(node.inputs[0])
-    return view if has_whole_rows(view) else low.contiguous(node.inputs[0])
 
 
 def _costs(
