@@ -105,11 +105,16 @@ def _bands(low: Lowering, chain: list[Node]) -> list[Band]:
         return []
     rows = chain[-1].output.shape[2]
     for count in range(1, min(rows, _MOST_BANDS) + 1):
-        parts = np.array_split(np.arange(rows), count)
-        bands = [Band(int(part[0]), int(part[-1]) + 1) for part in parts]
+        bands = cut_rows(rows, count)
         if max(map(partial(_live_bytes, chain), bands)) <= _NEAR * low.target.l2_bytes:
             return bands
     return []
+
+
+def cut_rows(rows: int, count: int) -> list[Band]:
+    """As equal as can be."""
+    parts = np.array_split(np.arange(rows), count)
+    return [Band(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _live_bytes(chain: list[Node], band: Band) -> int:

@@ -103,6 +103,7 @@ def _facts(low: Lowering, spec: Depthwise, parameter: str) -> Facts:
         effective_flops=2 * spec.taps.size * places,
         flops=2 * nnz * places,
         bound=cost.bound,
+        zeros=np.packbits(spec.taps == 0).tobytes(),
         parameter=parameter,
         moved_bytes=counts.moved_bytes,
     )
