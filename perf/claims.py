@@ -156,6 +156,29 @@ _OF_MODELS = tuple(
 )
 
 
+# Of networks that make a sample at a time, on golden_cove; measured in quiet rounds: about 0.85.
+_OF_NETWORKS = tuple(
+    Claim(
+        subject,
+        against,
+        least,
+        source="perf/results/synth.jsonl",
+        dtype=subject.split()[-1],
+        microarchitecture="golden_cove",
+        isa="avx512",
+        measured=measured,
+    )
+    for subject, against, least, measured in (
+        ("deck in float32", "C float32", 1.0, 1.17),
+        ("deck in bfloat16", "C bfloat16", 1.2, 1.43),
+        ("deck in int8", "C bfloat16", 1.7, 1.97),
+        ("wavernn-16k in float32", "torch", 40.0, 58.9),
+        ("wavernn-16k in float32", "onnxruntime", 24.0, 31.3),
+        ("lpcnet in int8", "real time", 24.0, 30.4),
+    )
+)
+
+
 def choices(batch: int, generic: bool) -> str:
     """The subject of claims about what is chosen: the geometric mean over a survey's layers."""
     return f"choices at batch {batch}{_whose(generic)}"
@@ -238,6 +261,7 @@ CLAIMS = (
     *_over_mkl_csr("golden_cove", "avx512", _MEASURED_HERE, _GOLDEN_COVE),
     *_OF_THE_REST,
     *_OF_MODELS,
+    *_OF_NETWORKS,
     *_surveyed(),
 )
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -98,19 +98,32 @@ class ModelTask:
         several = isinstance(outputs, tuple)
         return [output.numpy() for output in (outputs if several else [outputs])]
 
+    @property
+    def request(self) -> dict[str, Any]:
+        """What `PeerWorker.load` is told of the model, besides files."""
+        return {"zoo": {"model": self.model.name, "density": self.density}}
+
     def onnx_file(self, opset: int) -> Path:
         """The model as ONNX for exactly this batch.
 
-        Raises MissingDependency without the package onnx, PeerFailed for what cannot be exported.
+        Raises as `export_onnx` does.
         """
         file = self.folder / f"opset{opset}.onnx"
         if not file.exists():
-            if find_spec("onnx") is None:
-                raise MissingDependency(
-                    "its file needs onnx, which is not installed: pip install 'sparsejit[bench]'"
-                )
             export_onnx(pruned(self.model, self.density), self._inputs, file, opset)
         return file
+
+
+class PeerTask(Protocol):
+    """What contestants run: files, and what the worker is told besides."""
+
+    @property
+    def inputs_file(self) -> Path: ...
+
+    @property
+    def request(self) -> dict[str, Any]: ...
+
+    def onnx_file(self, opset: int) -> Path: ...
 
 
 def export_onnx(
@@ -119,8 +132,12 @@ def export_onnx(
     """Write a module as ONNX with the shapes of `inputs`.
 
     By tracing: the newer exporter writes no opset that all peers read, and a GRU in pieces. Raises
-    PeerFailed for an operator that ONNX lacks.
+    MissingDependency without the package onnx, PeerFailed for an operator that ONNX lacks.
     """
+    if find_spec("onnx") is None:
+        raise MissingDependency(
+            "its file needs onnx, which is not installed: pip install 'sparsejit[bench]'"
+        )
     with warnings.catch_warnings(), redirect_stdout(StringIO()):  # a failure prints its graph
         warnings.simplefilter("ignore")  # of the exporter's age, and of batches that differ
         try:
@@ -145,11 +162,11 @@ class Contestant:
     def __exit__(self, *_: object) -> None:
         self._process.close()
 
-    def prepare(self, task: ModelTask) -> None:
+    def prepare(self, task: PeerTask) -> None:
         """Load the model. Raises PeerFailed where the peer cannot."""
         onnx = str(task.onnx_file(self._opset)) if self._opset else None
-        zoo = {"model": task.model.name, "density": task.density}
-        reply = self._process.ask(do="load", inputs=str(task.inputs_file), onnx=onnx, zoo=zoo)
+        inputs = str(task.inputs_file)
+        reply = self._process.ask(do="load", inputs=inputs, onnx=onnx, **task.request)
         self.version = reply["version"]
 
     def run(self, folder: Path) -> Arrays:

@@ -4,10 +4,12 @@ Run by the peer's own Python as `python peer_worker.py ENGINE CORE`, it imports 
 standard library, numpy and that peer. Requests and replies are JSON, one object a line:
 
     {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density}} -> {"version"}
+    {"do": "load", ..., "network": [name, path], "feedback": [[result, input], ...]} -> the same
     {"do": "run", "outputs": y.npz} -> {"threads": count}
     {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
 
-or {"error": words}. A sample is the mean of as many calls as take `SAMPLE_NS`.
+or {"error": words}. A sample is the mean of as many calls as take `SAMPLE_NS`. With `feedback`,
+results of a call are inputs of the next one.
 """
 
 import gc
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -36,6 +39,14 @@ def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(request["onnx"], options, providers=["CPUExecutionProvider"])
+    if "feedback" in request:
+        names = [node.name for node in session.get_inputs()]
+        run = session.run
+
+        def named(*given: Any) -> Any:
+            return run(None, dict(zip(names, given, strict=True)))
+
+        return _fed_back(request, named, inputs), list
     binding = session.io_binding()  # saves the copies that `run` makes
     for node, value in zip(session.get_inputs(), inputs, strict=True):
         binding.bind_cpu_input(node.name, value)
@@ -87,13 +98,13 @@ def _tvm(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 
 
 def _torch(request: dict[str, Any], inputs: list[Any]) -> Loaded:
-    module, tensors = _zoo_model(request, inputs)
-    return lambda: module(*tensors), _torch_arrays
+    module, tensors = _module(request, inputs)
+    return _fed_back(request, module, tensors), _torch_arrays
 
 
 def _torch_channels_last(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     torch = import_module("torch")
-    module, tensors = _zoo_model(request, inputs)
+    module, tensors = _module(request, inputs)
     order = torch.channels_last
     module = module.to(memory_format=order)
     tensors = tuple(x.to(memory_format=order) if x.dim() == 4 else x for x in tensors)
@@ -102,14 +113,13 @@ def _torch_channels_last(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 
 def _torchscript(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     frozen, tensors = _frozen(request, inputs)
-    return lambda: frozen(*tensors), _torch_arrays
+    return _fed_back(request, frozen, tensors), _torch_arrays
 
 
 def _torch_compile(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     torch = import_module("torch")
-    module, tensors = _zoo_model(request, inputs)
-    compiled = torch.compile(module, dynamic=False)
-    return lambda: compiled(*tensors), _torch_arrays
+    module, tensors = _module(request, inputs)
+    return _fed_back(request, torch.compile(module, dynamic=False), tensors), _torch_arrays
 
 
 def _static_runtime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
@@ -120,13 +130,13 @@ def _static_runtime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 
 
 def _sparsejit(request: dict[str, Any], inputs: list[Any]) -> Loaded:
-    module, tensors = _zoo_model(request, inputs)
+    module, tensors = _module(request, inputs)
     compiled = import_module("sparsejit").compile(module, example_inputs=tensors)
     return lambda: compiled(*tensors), _torch_arrays
 
 
 def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:
-    module, tensors = _zoo_model(request, inputs)
+    module, tensors = _module(request, inputs)
     compiled = import_module("sparsejit").compile(module, example_inputs=tensors)
     outputs = compiled.run(inputs)
     return compiled.bind(inputs, outputs), lambda _: outputs
@@ -148,17 +158,36 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = 
 }
 
 
-def _zoo_model(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-    torch, zoo = import_module("torch"), import_module("sparsejit.perf.zoo")
+def _fed_back(request: dict[str, Any], call: Callable[..., Any], inputs: Sequence[Any]) -> Call:
+    """A call that leaves results to the next one where that is asked for."""
+    given, pairs = list(inputs), request.get("feedback", [])
+    if not pairs:
+        return lambda: call(*given)
+
+    def step() -> Any:
+        results = call(*given)
+        for result, taken in pairs:
+            given[taken] = results[result]
+        return results
+
+    return step
+
+
+def _module(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:
+    torch = import_module("torch")
     torch.set_num_threads(1)
-    asked = request["zoo"]
-    module = zoo.pruned(zoo.ZOO[asked["model"]], asked["density"])
-    return module, tuple(torch.from_numpy(value) for value in inputs)
+    tensors = tuple(torch.from_numpy(value) for value in inputs)
+    if "network" in request:
+        networks = import_module("sparsejit.perf.voice_networks")
+        name, path = request["network"]
+        return networks.network_named(name, path and Path(path)).step(), tensors
+    zoo, asked = import_module("sparsejit.perf.zoo"), request["zoo"]
+    return zoo.pruned(zoo.ZOO[asked["model"]], asked["density"]), tensors
 
 
 def _frozen(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:
     torch = import_module("torch")
-    module, tensors = _zoo_model(request, inputs)
+    module, tensors = _module(request, inputs)
     with torch.no_grad():  # lets the transformer take its fast path
         return torch.jit.freeze(torch.jit.trace(module, tensors, check_trace=False)), tensors
 

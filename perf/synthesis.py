@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
+from sparsejit.perf.voice_steps import VoiceStep
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.conditioning import Conditioning
-from sparsejit.voice.prediction import CLASSES
+from sparsejit.voice.loop_arrays import FrameInputs
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
@@ -59,7 +57,7 @@ def time_synthesis(voice: WaveRNN, mel: FloatArray, repeats: int = 5) -> Synthes
     return SynthesisTime(voice.sample_rate, min(measured), float(np.median(measured)), us_torch)
 
 
-def sample_us(sampler: Sampler, conditioning: Conditioning) -> float:
+def sample_us(sampler: Sampler, conditioning: FrameInputs) -> float:
     """Microseconds a sample of the frames that come next."""
     started = native_timing.clock()
     samples = sampler.generate(conditioning)
@@ -76,46 +74,13 @@ def layer_matrices(weights: VoiceWeights) -> list[GivenMatrix]:
 
 
 def torch_us(weights: VoiceWeights) -> float:
-    """Median microseconds of one eager step of the dense network over random inputs."""
-    step = _EagerStep(weights)
+    """Median microseconds of one eager step of the dense network."""
+    step = VoiceStep(weights)
+    index, uniform, state = step.examples
     times = []
-    for index in range(_WARM_UP_SAMPLES + _TORCH_SAMPLES):
-        started = native_timing.clock()
-        step.run(index % CLASSES)
-        times.append((native_timing.clock() - started) / 1e3)
+    with torch.inference_mode():
+        for _ in range(_WARM_UP_SAMPLES + _TORCH_SAMPLES):
+            started = native_timing.clock()
+            index, state, _ = step(index, uniform, state)
+            times.append((native_timing.clock() - started) / 1e3)
     return float(np.median(times[_WARM_UP_SAMPLES:]))
-
-
-class _EagerStep:
-    """The per-sample network as one writes it in torch: table rows, GRU, dense layers, draw."""
-
-    def __init__(self, weights: VoiceWeights) -> None:
-        hidden = weights.hidden_size
-        self.tables = torch.from_numpy(weights.input_tables)
-        self.recurrent = torch.from_numpy(weights.recurrent)
-        self.recurrent_bias = torch.zeros(3 * hidden)
-        self.recurrent_bias[2 * hidden :] = torch.from_numpy(weights.recurrent_new_bias)
-        self.dense = torch.from_numpy(weights.dense)
-        self.dense_bias = torch.from_numpy(weights.tensors["fc1.bias"])
-        self.output = torch.from_numpy(weights.output)
-        self.output_bias = torch.from_numpy(weights.output_bias)
-        self.temperature = weights.temperature
-        self.state = torch.zeros(hidden)
-
-    @torch.inference_mode()
-    def run(self, index: int) -> int:
-        """Advance by one sample whose three inputs are all `index`; returns the class drawn."""
-        gates = self.tables[0, index] + self.tables[1, index] + self.tables[2, index]
-        self.state = self._update(gates)
-        dense = functional.relu(functional.linear(self.state, self.dense, self.dense_bias))
-        logits = functional.linear(dense, self.output, self.output_bias)
-        probabilities = torch.softmax(logits / self.temperature, dim=0)
-        return int(torch.multinomial(probabilities, 1))
-
-    def _update(self, gates: Tensor) -> Tensor:
-        products = functional.linear(self.state, self.recurrent, self.recurrent_bias)
-        input_r, input_z, input_n = gates.chunk(3)
-        state_r, state_z, state_n = products.chunk(3)
-        reset, update = torch.sigmoid(input_r + state_r), torch.sigmoid(input_z + state_z)
-        candidate = torch.tanh(input_n + reset * state_n)
-        return candidate + update * (self.state - candidate)

@@ -1,68 +1,86 @@
-"""A voice's sampler measured: the whole of it in every dtype, and what each part of a sample costs.
+"""Networks that make a sample at a time: compiled loops in every dtype, and peers, in turn.
 
-Parts are stamped inside the running function (`lowering.probes.StampProbe`), so that they share
-caches as they do when it speaks; what a stamp costs is taken off.
+All contestants of a network meet in every round on one pinned core: our loops and the one in C in
+this process, peers each in their own, called from Python as one runs them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.lowering.probes import SLOT_BYTES, StampProbe
-from sparsejit.lowering.step import Step
+from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.machine.target import Target
+from sparsejit.perf.deck_loop import DTYPES as C_DTYPES
+from sparsejit.perf.deck_loop import DeckLoop
+from sparsejit.perf.models import Contestant
 from sparsejit.perf.peers import single_threaded
-from sparsejit.perf.synthesis import sample_us, torch_us
+from sparsejit.perf.synthesis import sample_us
+from sparsejit.perf.voice_networks import (
+    FRAMES,
+    BundledNetwork,
+    SampleNetwork,
+    SpecNetwork,
+    network_named,
+)
+from sparsejit.perf.voice_parts import (
+    PRODUCTS,
+    SamplePart,
+    TouchedBytes,
+    timed_parts,
+    touched_bytes,
+)
+from sparsejit.perf.voice_peers import STEP_PEERS, StepTask, one_round, ready_peers
+from sparsejit.perf.voice_reference import ForcedTurns
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.conditioning import Conditioning
-from sparsejit.voice.sample_graph import sample_graph
+from sparsejit.voice.bundled import bundled_utterance
+from sparsejit.voice.loop_arrays import LoopArrays
+from sparsejit.voice.networks import FrameTerms
+from sparsejit.voice.reference_sampler import sample
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.wavernn import WaveRNN
-from sparsejit.voice.weights import VoiceWeights
 
 DTYPES = ("float32", "bfloat16", "int8")
 ROUNDS = 9
-_FRAMES = 40  # a round of a voice: 8800 samples
-
-# What the kernels of a sample belong to; products have a plan, all others are the signal's.
-_PARTS = {
-    "sum-of-rows": "input rows",
-    "gru-step": "gates",
-    "uniform": "draw",
-    "draw": "draw",
-}
+# Of float32 and the shorter types, the largest error of a logit over the largest logit.
+LARGEST_ERROR = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005, "int8": 0.3}
+_CHECKED_SAMPLES = 60
+_ROUNDING_TIE = 1e-5
 
 
 @dataclass(frozen=True)
-class SamplePart:
-    """Nanoseconds of a part in every sample, and what the planner expected of its products."""
+class StepPeerTime:
+    """Microseconds a sample of a rival, from Python but for the loop in C."""
 
     name: str
-    ns: float
-    predicted_ns: float | None
-    share: float
+    us_min: float
+    us_median: float
 
 
 @dataclass(frozen=True)
 class VoiceTime:
     """Microseconds a sample on one core, over rounds interleaved with all others.
 
-    `weight_bytes` are those that each sample reads; `us_torch` is the eager step of the dense
-    network in the same run (`synthesis.torch_us`).
+    `touched` are the bytes of memory that each sample reads. `error` is the largest of a logit,
+    over the largest logit in float64; of a bundled voice, whose draws are compared, it is None.
     """
 
+    network: str
     dtype: str
     us_min: float
     us_median: float
-    us_torch: float
     sample_rate: int
-    weight_bytes: int
+    touched: TouchedBytes
+    error: float | None
     parts: tuple[SamplePart, ...]
+    peers: tuple[StepPeerTime, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def real_time_factor(self) -> float:
@@ -70,99 +88,207 @@ class VoiceTime:
         return 1e6 / (self.sample_rate * self.us_median)
 
     @property
-    def speed_up(self) -> float:
-        """How many times faster than torch eager, at the medians."""
-        return self.us_torch / self.us_median
+    def predicted_us(self) -> float:
+        """What the planner expected of the products."""
+        return sum(part.predicted_ns or 0.0 for part in self.parts) / 1e3
+
+    @property
+    def products_us(self) -> float:
+        """What they took."""
+        return sum(part.ns for part in self.parts if part.group == PRODUCTS) / 1e3
+
+    def shares(self) -> dict[str, float]:
+        """Of products, gates, draw, input rows and signal."""
+        found: dict[str, float] = {}
+        for part in self.parts:
+            found[part.group] = found.get(part.group, 0.0) + part.share
+        return found
+
+    def speed_up(self, peer: str) -> float | None:
+        """How many times faster than that peer, at the medians; None where it was not run."""
+        times = {one.name: one.us_median for one in self.peers}
+        return times[peer] / self.us_median if peer in times else None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             **asdict(self),
+            "touched_bytes": self.touched.total,
             "real_time_factor": self.real_time_factor,
-            "speed_up": self.speed_up,
+            "products_us": self.products_us,
+            "predicted_us": self.predicted_us,
+            "shares": self.shares(),
+            "speed_up": {one.name: self.speed_up(one.name) for one in self.peers},
         }
 
 
-def time_voice(
-    weights: VoiceWeights,
-    mel: npt.NDArray[np.float32],
+class NetworkContest:
+    """One network's compiled loops and its peers, for as long as `stack` is open.
+
+    Raises CompileError where a loop's outputs are wrong, MissingDependency where the network's
+    files are not there.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        core: int,
+        name: str,
+        path: Path | None = None,
+        dtypes: Sequence[str] = DTYPES,
+        peers: Iterable[str] = STEP_PEERS,
+        progress: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsejit-synth-")))
+        self.network = network_named(name, path)
+        target = calibrated(Target.detect())
+        self.loops: dict[str, SampleLoop] = {}
+        self.errors: dict[str, float | None] = {}
+        for dtype in dtypes:
+            progress(f"{name}: compiling in {dtype}")
+            self.loops[dtype] = compile_sample_loop(self.network.graph, target, dtype)
+            self.errors[dtype] = checked_loop(self.network, self.loops[dtype], dtype)
+        self.skipped: dict[str, str] = {}
+        self.ready: list[Contestant] = []
+        peers = list(peers)
+        if peers:
+            task = StepTask(name, path, folder)
+            found = ready_peers(stack, task, folder, core, peers, progress)
+            self.ready, self.skipped = found
+        self.deck: dict[str, DeckLoop] = {}
+        if name == "deck":
+            self._add_deck_loops()
+        self.us: dict[str, list[float]] = {}
+
+    def _add_deck_loops(self) -> None:
+        assert isinstance(self.network, SpecNetwork)
+        for dtype in C_DTYPES:
+            try:
+                loop = DeckLoop(self.network, dtype)
+            except MissingDependency as problem:
+                self.skipped[f"C {dtype}"] = str(problem)
+                continue
+            given = _given_classes(self.network)
+            _checked(f"C {dtype}", loop.logits(given), _exact_logits(self.network), dtype)
+            self.deck[f"C {dtype}"] = loop
+
+    def round(self, number: int) -> dict[str, float]:
+        """Microseconds a sample of each that runs in this process; peers keep their own."""
+        inputs = self.network.inputs
+        found = {
+            dtype: sample_us(Sampler(loop, number), inputs) for dtype, loop in self.loops.items()
+        }
+        found |= {name: loop.sample_us(number) for name, loop in self.deck.items()}
+        one_round(self.ready, self.skipped)
+        for name, us in found.items():
+            self.us.setdefault(name, []).append(us)
+        return found
+
+    def forget(self) -> None:
+        """The rounds so far, which warmed up."""
+        self.us.clear()
+        for contestant in self.ready:
+            contestant.ns.clear()
+
+    def peer_times(self) -> tuple[StepPeerTime, ...]:
+        """Of all rounds."""
+        times = {name: self.us[name] for name in self.deck}
+        times |= {one.name: [ns / 1e3 for ns in one.ns] for one in self.ready}
+        return tuple(
+            StepPeerTime(name, min(us), float(np.median(us))) for name, us in times.items()
+        )
+
+
+def time_network(
+    name: str,
+    path: Path | None = None,
     dtypes: Sequence[str] = DTYPES,
+    peers: Iterable[str] = STEP_PEERS,
     progress: Callable[[str], None] = lambda step: None,
 ) -> list[VoiceTime]:
-    """Time a voice in each dtype, round after round in turn, on one pinned core.
+    """Time a network in each dtype and its peers, round after round, on one pinned core.
 
-    mel: log10 power (80, frames), of which the first 40 frames are spoken.
+    name, path: as `voice_networks.network_named` takes them. Raises as `NetworkContest` does.
     """
-    conditioning = weights.conditioning(mel[:, :_FRAMES])
-    voices = {dtype: WaveRNN(weights, dtype=dtype) for dtype in dtypes}
-    times: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
-    with pinned(), single_threaded():
+    with ExitStack() as stack, pinned() as core, single_threaded():
+        contest = NetworkContest(stack, core, name, path, dtypes, peers, progress)
         for number in range(ROUNDS + 1):
-            progress(f"round {number} of {ROUNDS}")
-            for dtype, voice in voices.items():
-                us = sample_us(Sampler(voice.loop, number), conditioning)
-                times[dtype] += [us] if number else []  # the first round warms up
-        progress("torch")
-        eager = torch_us(weights)
-        parts = {dtype: _parts(weights, dtype, conditioning) for dtype in dtypes}
+            progress(f"{name}: round {number} of {ROUNDS}")
+            contest.round(number)
+            if not number:
+                contest.forget()
+        progress(f"{name}: parts")
+        network = contest.network
+        parts = {dtype: timed_parts(network.graph, network.inputs, dtype) for dtype in dtypes}
+        times = contest.peer_times()
     return [
         VoiceTime(
+            network.name,
             dtype,
-            min(times[dtype]),
-            float(np.median(times[dtype])),
-            eager,
-            voice.sample_rate,
-            _weight_bytes(voice.loop.steps),
+            min(contest.us[dtype]),
+            float(np.median(contest.us[dtype])),
+            network.sample_rate,
+            touched_bytes(network.graph, loop),
+            contest.errors[dtype],
             parts[dtype],
+            times,
+            contest.skipped,
         )
-        for dtype, voice in voices.items()
+        for dtype, loop in contest.loops.items()
     ]
 
 
-def _weight_bytes(steps: Sequence[Step]) -> int:
-    return sum(step.facts.weight_bytes for step in steps)
+def checked_loop(network: SampleNetwork, loop: SampleLoop, dtype: str) -> float | None:
+    """The largest error of a logit; raises CompileError where outputs are not as in float64.
+
+    A `VoiceSpec` is given classes. A bundled voice draws; in float32 each draw must be float64's,
+    or near a tie.
+    """
+    if isinstance(network, BundledNetwork):
+        if dtype == "float32":
+            _check_draws(network, loop)
+        return None
+    graph = network.forced
+    forced = compile_sample_loop(graph.sample, Target.detect(), dtype)
+    arrays = FrameTerms(graph)(network.conditioning, FRAMES)
+    given = np.zeros(FRAMES * network.spec.hop_length, np.int64)
+    given[:_CHECKED_SAMPLES] = _given_classes(network)
+    inputs = LoopArrays(FRAMES, arrays.of_frames, (*arrays.of_samples, given))
+    (found,) = Sampler(forced, 0).run(inputs)
+    return _checked(network.name, found[:_CHECKED_SAMPLES], _exact_logits(network), dtype)
 
 
-def _parts(
-    weights: VoiceWeights, dtype: str, conditioning: Conditioning
-) -> tuple[SamplePart, ...]:
-    """Each step in the round in which it took least."""
-    target = calibrated(Target.detect())
-    loop = compile_sample_loop(sample_graph(weights), target, dtype, StampProbe)
-    rounds = [_stamped_ns(Sampler(loop, seed), loop, conditioning) for seed in range(ROUNDS)]
-    stamp, *least = np.min(rounds, axis=0).tolist()
-    return sample_parts(loop.steps, [max(ns - stamp, 0.0) for ns in least])
+def _check_draws(network: BundledNetwork, loop: SampleLoop) -> None:
+    inputs = network.weights.conditioning(bundled_utterance().mel[:, :1])
+    sampler = Sampler(loop, 0)
+    sampler.generate(inputs)
+    drawn = sampler.classes.tolist()
+    exact = sample(network.weights, inputs, 0, follow=drawn)
+    for own, one in zip(drawn, exact, strict=False):
+        if own != one.drawn and one.margin > _ROUNDING_TIE:
+            raise CompileError(f"{network.name} draws {own}, float64 {one.drawn}; report it")
 
 
-def _stamped_ns(sampler: Sampler, loop: SampleLoop, conditioning: Conditioning) -> list[float]:
-    """Nanoseconds a sample of a stamp behind a stamp, and of every step and its stamp, in order."""
-    slots = slice(loop.probe_offset, loop.probe_offset + SLOT_BYTES * (len(loop.steps) + 2))
-    ticks = sampler.workspace[slots].view(np.int64)
-    ticks[:] = 0
-    us = sample_us(sampler, conditioning)
-    _, *stamped = ticks.tolist()
-    # All stamps' ticks together are the time of all samples.
-    return [1e3 * us * each / max(sum(stamped), 1) for each in stamped]
+def _given_classes(network: SpecNetwork) -> npt.NDArray[np.int64]:
+    classes = network.spec.output.parameters
+    return np.random.default_rng(0).integers(0, classes, _CHECKED_SAMPLES)
 
 
-def sample_parts(steps: Sequence[Step], ns: Sequence[float]) -> tuple[SamplePart, ...]:
-    """Steps of `ns` each as parts: a product is one, under its layer's name."""
-    found: dict[str, float] = {}
-    predicted: dict[str, float] = {}
-    for step, taken in zip(steps, ns, strict=True):
-        is_product = step.facts.plan is not None
-        name = step.origin.name if is_product else _PARTS.get(step.kernel, "signal")
-        found[name] = found.get(name, 0.0) + taken
-        if is_product and step.facts.predicted_ns is not None:
-            predicted[name] = step.facts.predicted_ns
-    return _as_parts(found, predicted)
+def _exact_logits(network: SpecNetwork) -> npt.NDArray[np.float64]:
+    """Of the first samples for given classes, by the graph in float64."""
+    graph = network.forced
+    arrays = FrameTerms(graph)(network.conditioning, FRAMES)
+    turns = ForcedTurns(graph.sample, arrays)
+    return np.array([turns.next(int(each)) for each in _given_classes(network)])
 
 
-def _as_parts(
-    found: Mapping[str, float], predicted: Mapping[str, float]
-) -> tuple[SamplePart, ...]:
-    total = sum(found.values())
-    return tuple(
-        SamplePart(name, ns, predicted.get(name), ns / total if total else 0.0)
-        for name, ns in found.items()
-    )
+def _checked(
+    name: str, found: npt.NDArray[np.float32], exact: npt.NDArray[np.float64], dtype: str
+) -> float:
+    error = float(np.abs(found - exact).max() / np.abs(exact).max())
+    if not error <= LARGEST_ERROR[dtype]:
+        raise CompileError(
+            f"{name} in {dtype} is wrong: its largest error is {error:.2g} of the largest logit, "
+            f"above {LARGEST_ERROR[dtype]:.0e}"
+        )
+    return error

@@ -25,7 +25,7 @@ from sparsejit.asm_templates.gather.int8_layout import (
     Int8Layout,
     Int8Reads,
 )
-from sparsejit.asm_templates.gather.pieces import Piece
+from sparsejit.asm_templates.gather.pieces import KeptInputs, Piece
 from sparsejit.asm_templates.shared import padding
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.padding import (
@@ -46,6 +46,7 @@ from sparsejit.x86.operands import Literal, Memory, Register, r8, r9, rdx, zmm
 _SUMS = [zmm(number) for number in range(ACCUMULATORS)]
 _PICKED, _OTHER, _RECIPROCAL, _SCALE = (zmm(number) for number in range(ACCUMULATORS, FIRST_FREE))
 _WEIGHTS, _INDICES, _FOLDED_Y = rdx, r8, r9
+_KEPT = r8  # before there are indices
 
 _PREFETCHED_BYTES = 1024  # ahead of a step
 # In L1s: up to here much may still be in L1 at the next call, unless prefetches evict it. What they
@@ -71,10 +72,18 @@ class Int8Elements:
     free = (_PICKED, _OTHER)
     folded_y = _FOLDED_Y
 
-    def __init__(self, asm: Assembler, spec: MatVec, layout: Int8Layout) -> None:
+    def __init__(
+        self,
+        asm: Assembler,
+        spec: MatVec,
+        layout: Int8Layout,
+        kept: KeptInputs | None = None,
+    ) -> None:
+        """`kept` is for x of a fixed scale."""
         self.asm = asm
         self.spec = spec
         self.layout = layout
+        self.kept = kept
         self.first_input = REGISTERS - layout.windows.width
         self.prefetch = layout.streamed_bytes > asm.target.l2_bytes
         weights, indices = stream_paddings(layout.streamed_bytes, asm.target)
@@ -87,6 +96,18 @@ class Int8Elements:
 
     def load_inputs(self, window: int) -> None:
         """x of a window as unsigned bytes, 64 a register, in the order of `byte_of_input`."""
+        if self.kept is None or self.kept.is_first:
+            self._quantise(window)
+        if self.kept is None:
+            return
+        self.kept.place.point(self.asm, _KEPT)
+        for position in range(self.layout.windows.width):
+            register = zmm(self.first_input + position)
+            place = Memory(_KEPT, REGISTER_INPUTS * position)
+            operands = (place, register) if self.kept.is_first else (register, place)
+            self.asm.emit("vmovups", *operands)
+
+    def _quantise(self, window: int) -> None:
         asm = self.asm
         sign = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
         lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET - LARGEST_INT8, np.uint8))

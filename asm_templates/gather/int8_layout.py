@@ -23,6 +23,7 @@ from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised
 from sparsejit.asm_templates.gather.pieces import (
     GatherLayout,
     HeldPanel,
+    LoweredGather,
     Piece,
     by_lane,
     in_order,
@@ -166,6 +167,15 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, form: Int8Form) -> Int8Layout:
         steps = cut.schedule(held)
         pieces += pieces_of_panel(held, steps, windows, cut.accumulators, cut.reads)
     return Int8Layout(windows, in_order(pieces), form.sources)
+
+
+def kept_input_bytes(lowered: object) -> int:
+    """What a layer's inputs take as registers hold them; 0 where `KeptInputs` is of no use."""
+    if not isinstance(lowered, LoweredGather) or not isinstance(lowered.layout, Int8Layout):
+        return 0
+    windows = lowered.layout.windows
+    one_scale = lowered.spec.input_scale is not None
+    return REGISTER_INPUTS * windows.width if one_scale and windows.number == 1 else 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,4 +128,4 @@ def lower_for(
 def emit(asm: Assembler, lowered: LoweredGather[Int8Layout]) -> None:
     """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
     spec, layout = lowered.spec, lowered.layout
-    GatherKernel(asm, spec, layout, Int8Elements(asm, spec, layout)).emit()
+    GatherKernel(asm, spec, layout, Int8Elements(asm, spec, layout, lowered.kept)).emit()

@@ -19,6 +19,7 @@ from sparsejit.asm_templates.lowered import Counts
 from sparsejit.asm_templates.scheduling.interleaving import Steps
 from sparsejit.asm_templates.scheduling.row_order import RowPanel
 from sparsejit.asm_templates.scheduling.schedule import Windows
+from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.spec import MatVec
 
 _Words = npt.NDArray[np.uint32]
@@ -101,13 +102,25 @@ class GatherLayout(Generic[ReadsT]):
 LayoutT = TypeVar("LayoutT", bound="GatherLayout")
 
 
+@dataclass(frozen=True)
+class KeptInputs:
+    """Where a window of inputs is kept as registers hold it, for kernels of the same x.
+
+    The first of them writes it there, the others read it instead of x.
+    """
+
+    place: Location
+    is_first: bool
+
+
 @dataclass(frozen=True, eq=False)
 class LoweredGather(Generic[LayoutT]):
-    """A layer laid out for a gather kernel."""
+    """A layer laid out for a gather kernel; int8 may have its only window of inputs kept."""
 
     spec: MatVec
     layout: LayoutT
     counts: Counts
+    kept: KeptInputs | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi, xmm
 
 UNIFORM_BITS = 24  # as many as the significand of a float32 holds
+_KEY, _SCRATCH = rcx, rdx
 
 
 def emit_random_uniform(asm: Assembler) -> None:
@@ -15,15 +16,31 @@ def emit_random_uniform(asm: Assembler) -> None:
     rdi: seed; rsi: number of the sample, from 0. The uniform number, float32 in [0, 1), goes to
     lane 0 of xmm0, zeros above. Clobbers rax, rcx and rdx.
     """
-    word, key, scratch = rax, rcx, rdx
-    asm.emit("mov", key, rdi)
-    _mix(asm, key, scratch)
-    asm.emit("lea", word, Memory(rsi, 1))
-    _multiply(asm, word, SPLITMIX_INCREMENT, scratch)
-    asm.emit("add", word, key)
-    _mix(asm, word, scratch)
+    _emit_key(asm)
+    _emit_number(asm, 0)
+
+
+def emit_random_uniforms(asm: Assembler, destination: Register, count: int) -> None:
+    """The same for `count` numbers from rsi on, in a row in memory. Clobbers xmm0, too."""
+    _emit_key(asm)
+    for number in range(count):
+        _emit_number(asm, number)
+        asm.emit("vmovss", Memory(destination, 4 * number), xmm(0))
+
+
+def _emit_key(asm: Assembler) -> None:
+    asm.emit("mov", _KEY, rdi)
+    _mix(asm, _KEY, _SCRATCH)
+
+
+def _emit_number(asm: Assembler, after: int) -> None:
+    """xmm0 = the number so many after that of rsi."""
+    word, uniform = rax, xmm(0)
+    asm.emit("lea", word, Memory(rsi, after + 1))
+    _multiply(asm, word, SPLITMIX_INCREMENT, _SCRATCH)
+    asm.emit("add", word, _KEY)
+    _mix(asm, word, _SCRATCH)
     asm.emit("shr", word, 64 - UNIFORM_BITS)
-    uniform = xmm(0)
     asm.emit("vxorps", uniform, uniform, uniform)
     asm.emit("vcvtsi2ss", uniform, uniform, word)
     scale = asm.literal(np.array(2.0**-UNIFORM_BITS, np.float32), 4)

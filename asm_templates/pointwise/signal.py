@@ -1,24 +1,20 @@
-"""The signal side of a vocoder: linear prediction, quantisation, table look-up.
+"""The signal side of a vocoder: linear prediction and quantisation.
 
 These are steps between a network's layers. Their float32 order of operations is part of the
 definition (`ir.ops.sampling`), so that native code and numpy agree to the bit and only the
 network's sums can differ in rounding: hence no fused multiply-add.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.ops.sampling import PREDICTION_WINDOW
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm, ymm
 
 _GREATER_OR_EQUAL = 13  # vcmpps predicate GE_OS
 _COARSE = 16  # entries a first comparison skips
-_VECTORS_IN_STEP = 8
 
 
 def emit_prediction(
@@ -90,45 +86,6 @@ class Quantiser:
         asm.emit("vpmovmskb", low, ymm(1))
         asm.emit("popcnt", low, low)
         asm.emit("shr", low, 1)
-
-
-def emit_sum_of_rows(
-    asm: Assembler,
-    destination: Register,
-    sources: Sequence[Register],
-    length: int,
-    half_index: Register | None = None,
-) -> None:
-    """destination = sources[0] + sources[1] + ..., `length` floats, in that order of addition.
-
-    All are addresses. With `half_index`, which is clobbered, all but the last are float16, in whole
-    vectors. Clobbers rax, the vector registers and k7.
-    """
-    totals = [vector(asm, number) for number in range(_VECTORS_IN_STEP)]
-    other, spare = (vector(asm, _VECTORS_IN_STEP + number) for number in range(2))
-    *rows, rest = sources
-
-    def load(span: Span, register: Register, row: Register, position: int) -> None:
-        if half_index is None:
-            span.load(register, row, position, spare)
-            return
-        index = None if span.index is None else half_index
-        asm.emit("vcvtph2ps", register, Memory(row, 2 * span.firsts[position], index))
-
-    def body(span: Span) -> None:
-        if half_index is not None and span.index is not None:
-            asm.emit("mov", half_index, span.index)
-            asm.emit("shr", half_index, 1)
-        for position, total in enumerate(totals[: len(span.firsts)]):
-            load(span, total, rows[0], position)
-            for row in rows[1:]:
-                load(span, other, row, position)
-                asm.emit("vaddps", total, total, other)
-            span.load(other, rest, position, spare)
-            asm.emit("vaddps", total, total, other)
-            span.store(total, destination, position, spare)
-
-    emit_spans(asm, length, _VECTORS_IN_STEP, body)
 
 
 def _moved(place: Memory, offset: int) -> Memory:

@@ -9,6 +9,7 @@ docs/activations.md has the errors over all floats.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,14 +28,42 @@ NUMERATOR = (1.0, 0.12924959, 0.0029502632, 1.1420546e-05)
 DENOMINATOR = (1.0, 0.46258187, 0.023812434, 0.00023856331, 2.456783e-07)
 LIMIT = 7.8414664
 
+# The same on [0, 5], 5.3e-5, for whoever rounds more coarsely than that.
+COARSE_NUMERATOR = (1.0, 0.10249205, 0.0006718431)
+COARSE_DENOMINATOR = (1.0, 0.43555942, 0.012836478)
+COARSE_LIMIT = 5.0
+
 # vrangeps: of the two the one of smaller magnitude, with the first one's sign; never NaN for one.
 _SMALLER_MAGNITUDE = 0x02
 
 
+@dataclass(frozen=True)
+class Tanh:
+    """A rational function for tanh.
+
+    `refined`: its quotient is exact but for rounding; otherwise AVX-512 takes it from an estimate
+    of 14 bits as it is.
+    """
+
+    numerator: Sequence[float]
+    denominator: Sequence[float]
+    limit: float
+    refined: bool
+
+
+FINE = Tanh(NUMERATOR, DENOMINATOR, LIMIT, refined=True)
+# Within 1.2e-4 of tanh, and tanh(x / 2) / 2 of that by half.
+COARSE = Tanh(COARSE_NUMERATOR, COARSE_DENOMINATOR, COARSE_LIMIT, refined=False)
+
+
 def apply_activation(
-    asm: Assembler, activation: Activation, registers: list[Register], scratch: list[Register]
+    asm: Assembler,
+    activation: Activation,
+    registers: list[Register],
+    scratch: list[Register],
+    tanh: Tanh = FINE,
 ) -> None:
-    """registers = activation(registers), clobbering `scratch`.
+    """registers = activation(registers), clobbering `scratch`; `tanh` is that of tanh and sigmoid.
 
     Any activation but NONE needs SCRATCH_PER_VECTOR registers of scratch; with n times as many
     and one more, n vectors run in step. Raises CompileError for fewer.
@@ -50,10 +79,12 @@ def apply_activation(
     groups = -(-len(registers) // most_in_step)
     for group in range(groups):
         first, last = (len(registers) * edge // groups for edge in (group, group + 1))
-        _TEMPLATES[activation](asm, registers[first:last], scratch)
+        _TEMPLATES[activation](asm, registers[first:last], scratch, tanh)
 
 
-def _relu(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
+def _relu(
+    asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register], tanh: Tanh
+) -> None:
     low = ymm(int(scratch[0].number))
     asm.emit("vpxord" if int(low.number) > 15 else "vpxor", low, low, low)
     for register in registers:
@@ -61,19 +92,27 @@ def _relu(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Regis
         asm.emit("vmaxps", register, scratch[0], register)
 
 
-def _tanh(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
-    _scaled_tanh(asm, registers, scratch, 1.0)
+def _tanh(
+    asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register], tanh: Tanh
+) -> None:
+    _scaled_tanh(asm, registers, scratch, tanh, 1.0)
 
 
-def _sigmoid(asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register]) -> None:
-    _scaled_tanh(asm, registers, scratch, 0.5)
+def _sigmoid(
+    asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register], tanh: Tanh
+) -> None:
+    _scaled_tanh(asm, registers, scratch, tanh, 0.5)
     half = shared_constant(asm, 0.5, len(registers), scratch[-1])
     for register in registers:
         asm.emit("vaddps", register, register, half)
 
 
 def _scaled_tanh(
-    asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register], scale: float
+    asm: Assembler,
+    registers: Sequence[Register],
+    scratch: Sequence[Register],
+    tanh: Tanh,
+    scale: float,
 ) -> None:
     """registers = scale * tanh(scale * registers).
 
@@ -81,14 +120,19 @@ def _scaled_tanh(
     """
     count, holder = len(registers), scratch[-1]
     squares, tops, bottoms = (scratch[part * count : (part + 1) * count] for part in range(3))
-    _clamp_and_square(asm, registers, squares, LIMIT / scale, (tops[0], bottoms[0]))
-    numerator = [value * scale ** (2 * power + 2) for power, value in enumerate(NUMERATOR)]
-    denominator = [value * scale ** (2 * power) for power, value in enumerate(DENOMINATOR)]
+    _clamp_and_square(asm, registers, squares, tanh.limit / scale, (tops[0], bottoms[0]))
+    numerator = [value * scale ** (2 * power + 2) for power, value in enumerate(tanh.numerator)]
+    denominator = [value * scale ** (2 * power) for power, value in enumerate(tanh.denominator)]
     emit_polynomial(asm, bottoms, squares, denominator, holder)
     emit_polynomial(asm, tops, squares, numerator, holder)
     for register, top in zip(registers, tops, strict=True):
         asm.emit("vmulps", register, register, top)
-    _divide(asm, registers, bottoms, squares, tops)
+    if tanh.refined or asm.target.isa == "avx2":
+        _divide(asm, registers, bottoms, squares, tops)
+        return
+    for register, divisor, reciprocal in zip(registers, bottoms, squares, strict=True):
+        asm.emit("vrcp14ps", reciprocal, divisor)
+        asm.emit("vmulps", register, register, reciprocal)
 
 
 def _clamp_and_square(
@@ -148,7 +192,7 @@ def _divide(
         asm.emit("vfnmadd213ps", register, reciprocal, quotient)
 
 
-_Template = Callable[[Assembler, Sequence[Register], Sequence[Register]], None]
+_Template = Callable[[Assembler, Sequence[Register], Sequence[Register], Tanh], None]
 _TEMPLATES: dict[Activation, _Template] = {
     Activation.RELU: _relu,
     Activation.TANH: _tanh,

@@ -19,6 +19,7 @@ from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
+from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import samples_a_tile
@@ -72,9 +73,11 @@ def compile_model(
 ) -> CompiledModel | CompiledEstimator:
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
-    model: a torch module, a torch.export.ExportedProgram, or a fitted estimator of scikit-learn:
-        a linear or logistic model or a perceptron, alone or behind scalers in a Pipeline. Of an
-        estimator a CompiledEstimator is made; example_inputs may then be left out, or be an X.
+    model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx file
+        or a ModelProto), or a fitted estimator of scikit-learn: a linear or logistic model or a
+        perceptron, alone or behind scalers in a Pipeline. An ONNX model needs examples only for
+        sizes that it leaves open beside the batch. Of an estimator a CompiledEstimator is made;
+        example_inputs may then be left out, or be an X.
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
         shapes are those it is compiled for, their batch the one that it is made fastest for.
     free_batch: whether axis 0 of all inputs is a batch of any length, where the model computes
@@ -99,17 +102,17 @@ def compile_model(
             )
         return compile_estimator(model, example_inputs, options, dtype, progress)
     compiler = _Compiler(model, free_batch, dtype, options)
-    args, kwargs = _arguments(example_inputs, example_kwargs)
+    args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
     exported, variant = compiler.make(args, kwargs, progress)
     again = compiler.for_leaves(exported) if free_shapes else None
     return CompiledModel((variant,), exported.input_tree, exported.output_tree, settings, again)
 
 
 def _arguments(
-    inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, may_lack: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What the model is called with. Raises InvalidInput for what is no tuple, and no mapping."""
-    if inputs is None and not kwargs:
+    if inputs is None and not kwargs and not may_lack:
         raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InvalidInput(
@@ -137,20 +140,32 @@ class _Compiler:
 
     def make(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress
-    ) -> tuple[Exported, Variant]:
-        """Export the model and compile it for inputs like these."""
+    ) -> tuple[Exported | ImportedModel, Variant]:
+        """Read the model's graph and compile it for inputs like these."""
         progress("exporting the model", 0.0)
-        exported = export(self.model, args, dict(kwargs), self.free_batch)
+        exported = self._graphs(args, kwargs)
         name = type(self.model).__name__
         if not exported.batch_is_free:
             graph = exported.graph(None)
             return exported, make_variant(graph, self.options, self.dtype, None, name, progress)
-        batch = len(exported.flatten_inputs(args, kwargs)[0])
+        batch = exported.example_batch or 1
         tile = samples_a_tile(exported.graph(1), batch)
         graph = exported.graph(tile)
         return exported, make_variant(graph, self.options, self.dtype, tile, name, progress)
 
-    def for_leaves(self, exported: Exported) -> Callable[[Sequence[Any]], Variant]:
+    def _graphs(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Exported | ImportedModel:
+        if not is_onnx(self.model):
+            return export(self.model, args, dict(kwargs), self.free_batch)
+        if kwargs:
+            raise InvalidInput(
+                f"example_kwargs has {', '.join(kwargs)}; an ONNX model takes example_inputs "
+                "alone, in the order of its inputs"
+            )
+        return import_onnx(self.model, args, self.free_batch)
+
+    def for_leaves(self, exported: Exported | ImportedModel) -> Callable[[Sequence[Any]], Variant]:
         """What compiles the model for flat inputs of other shapes, nested as before."""
 
         def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:

@@ -21,6 +21,7 @@ from sparsejit.ir.ops import (
     recurrent,
     sampling,
     selection,
+    tree_draw,
     views,
 )
 from sparsejit.ir.spec import Choice
@@ -191,6 +192,7 @@ OPERATORS = RecordCodec(
         recurrent.Recurrence,
         *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
         *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
+        *(tree_draw.UniformRow, tree_draw.TreeDraw),
         *(selection.Embedding, selection.EmbeddingBag, selection.ArgMax, selection.TopK),
         *(views.Reshape, views.Permute, views.Slice, views.Expand, views.Concat, views.Pad),
     )

@@ -1,7 +1,8 @@
-"""`sparsejit bench synth`: what a sample of a voice costs, part by part."""
+"""`sparsejit bench synth`: what a sample of a network costs, part by part, and what rivals take."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,76 +17,142 @@ from sparsejit.commands.console import (
     require,
     say,
 )
+from sparsejit.errors import MissingDependency
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
-from sparsejit.voice.bundled import VOICE, bundled_utterance
-from sparsejit.voice.weights import VoiceWeights
 
 if TYPE_CHECKING:
     from sparsejit.perf.voice_times import VoiceTime
 
 
 def synth(
-    voice: Annotated[Path, typer.Option(help="A voice that `train` wrote.")] = VOICE,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(help="voice, deck, wavernn-16k, lpcnet; repeatable. Default: all."),
+    ] = None,
+    voice: Annotated[
+        Path | None, typer.Option(help="A voice that `train` wrote. Default: the bundled one.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="wavernn-16k's folder: model.safetensors and mel.npy.")
+    ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: three.")
     ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="torch, torchscript, torch-compile, onnxruntime; repeatable."),
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Run libraries, too.")] = True,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
     record: Annotated[
         bool, typer.Option("--record", help="Append to perf/results/synth.jsonl.")
     ] = False,
 ) -> None:
-    """Time the sampler of a voice in every dtype, its parts, and torch run eagerly."""
+    """Time networks that make a sample at a time, their parts, and peers, on one core."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import history
     from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.voice_times import DTYPES, time_voice
+    from sparsejit.perf.model_peers import peers_named
+    from sparsejit.perf.voice_networks import NETWORKS, check_network
+    from sparsejit.perf.voice_peers import STEP_PEERS
+    from sparsejit.perf.voice_times import DTYPES
 
     dtypes = [DType.parse(name).value for name in dtype or DTYPES]
-    weights = VoiceWeights.load(voice)
+    names = [one.name for one in peers_named(peer or STEP_PEERS)] if peers else []
+    networks = [check_network(name) for name in network or NETWORKS]
     check_outputs(out)
-    with error_console.status("") as status:
-        found = time_voice(weights, bundled_utterance().mel, dtypes, status.update)
-    rows = [{"voice": voice.stem, **one.as_dict(), **history.speeds()} for one in found]
+    paths = {"voice": voice, "wavernn-16k": checkpoint}
+    rows: list[dict[str, Any]] = []
+    for name in networks:
+        found = _timed(name, paths.get(name), dtypes, names)
+        rows += [{**one.as_dict(), **history.speeds()} for one in found]
+        if found and not as_json:
+            _show(found)
     if record:
         where = history.append("synth", rows, machine_limits(Target.detect()))
         error_console.print(f"recorded in {where}")
-    if hand_over(rows, as_json, out):
-        return
-    console.print(_voices(found))
+    hand_over(rows, as_json, out)
+
+
+def _timed(
+    name: str, path: Path | None, dtypes: Sequence[str], peers: Sequence[str]
+) -> "list[VoiceTime]":
+    """None where the network's files are not there, which is told."""
+    from sparsejit.perf.voice_times import time_network
+
+    try:
+        with error_console.status("") as status:
+            return time_network(name, path, dtypes, peers, status.update)
+    except MissingDependency as problem:
+        error_console.print(f"{name}: skipped, {problem}")
+        return []
+
+
+def _show(found: "Sequence[VoiceTime]") -> None:
+    console.print(_times(found))
     console.print(_parts(found))
-    say(f"on one {Target.detect().core.key} core; torch eager takes {found[0].us_torch:.1f} us")
+    if found[0].peers:
+        console.print(_peers(found))
+    for name, why in found[0].skipped.items():
+        say(f"{name}: skipped, {why}")
 
 
-def _voices(found: "list[VoiceTime]") -> Table:
-    table = Table("dtype", title="a sample", title_justify="left")
-    for name in ("us least", "us median", "times real time", "times torch eager", "KiB of weights"):
+def _times(found: "Sequence[VoiceTime]") -> Table:
+    """Of memory KiB: weights, indices and constants, code, table rows, conditioning."""
+    first = found[0]
+    title = f"{first.network}: a sample on one {Target.detect().core.key} core"
+    table = Table("dtype", title=title, title_justify="left")
+    for name in ("us least", "us median", "times real time", "products", "predicted", "KiB"):
         table.add_column(name, justify="right")
+    table.add_column("weights + indices + code + rows + conditioning", justify="right")
     for one in found:
+        touched = one.touched
+        parts = (
+            *(touched.weights, touched.indices, touched.code),
+            *(touched.rows, touched.conditioning),
+        )
         table.add_row(
             one.dtype,
             f"{one.us_min:.2f}",
             f"{one.us_median:.2f}",
             f"{one.real_time_factor:.1f}",
-            f"{one.speed_up:.0f}",
-            f"{one.weight_bytes / 1024:.0f}",
+            f"{one.products_us:.2f}",
+            f"{one.predicted_us:.2f}",
+            f"{touched.total / 1024:.0f}",
+            " + ".join(f"{part / 1024:.0f}" for part in parts),
         )
     return table
 
 
-def _parts(found: "list[VoiceTime]") -> Table:
+def _parts(found: "Sequence[VoiceTime]") -> Table:
     """Nanoseconds and shares, and in parentheses what was predicted of products."""
     table = Table("part", title="its parts, ns", title_justify="left")
     for one in found:
         table.add_column(one.dtype, justify="right")
-    for rows in zip(*(one.parts for one in found), strict=True):
-        cells = (
-            f"{part.ns:.0f}{_predicted(part.predicted_ns)} {part.share:4.0%}" for part in rows
-        )
-        table.add_row(rows[0].name, *cells)
+    by_name = [{part.name: part for part in one.parts} for one in found]
+    for name in dict.fromkeys(name for parts in by_name for name in parts):
+        cells = []
+        for parts in by_name:
+            part = parts.get(name)
+            text = part and f"{part.ns:.0f}{_predicted(part.predicted_ns)} {part.share:4.0%}"
+            cells.append(text or "")
+        table.add_row(name, *cells)
+    products = (f"{1e3 * one.products_us:.0f} {one.shares()['products']:4.0%}" for one in found)
+    table.add_row("all products", *products)
     return table
 
 
 def _predicted(ns: float | None) -> str:
     return "" if ns is None else f" ({ns:.0f})"
+
+
+def _peers(found: "Sequence[VoiceTime]") -> Table:
+    table = Table("peer", "us median", title="peers in the same rounds", title_justify="left")
+    for one in found:
+        table.add_column(f"over our {one.dtype}", justify="right")
+    for peer in found[0].peers:
+        ratios = (f"{one.speed_up(peer.name):.1f}" for one in found)
+        table.add_row(peer.name, f"{peer.us_median:.2f}", *ratios)
+    return table

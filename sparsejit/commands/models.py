@@ -24,6 +24,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_npy
+from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.torch_export import read_program
 from sparsejit.lowering.context import Progress
 
@@ -31,7 +32,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         help="file.py:factory or package.module:factory, which is run and returns a torch module "
-        "and its example inputs; or a .pt2 file of torch.export, which torch reads."
+        "and its example inputs; or a .pt2 file of torch.export, which torch reads; or .onnx."
     ),
 ]
 DTypesOption = Annotated[
@@ -143,6 +144,8 @@ def _source(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The model, and what it is called with, by position and by name."""
     if reference.endswith(".pt2"):
         return read_program(reference)
+    if is_onnx(reference):
+        return reference, (), {}
     made = call_factory(reference)
     if not isinstance(made, tuple) or len(made) != 2:
         raise InvalidInput(

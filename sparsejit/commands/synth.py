@@ -15,10 +15,20 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
 from sparsejit.voice.bulk import Manner
 from sparsejit.voice.bundled import VOICE
-from sparsejit.voice.features import HOP_LENGTH, FloatArray
-from sparsejit.voice.speaking import SpokenFile, count_frames, speak_file
+from sparsejit.voice.features import FloatArray
+from sparsejit.voice.speaking import SpokenFile, count_frames, form_of, speak_file
 from sparsejit.voice.wav_file import check_wav
 from sparsejit.voice.wavernn import WaveRNN
+
+_Voice = Annotated[
+    Path, typer.Option(help="A voice file, or a WaveRNN checkpoint of another project.")
+]
+_SampleRate = Annotated[
+    int | None, typer.Option(min=1, help="Of a checkpoint; its project's usual if left out.")
+]
+_Companding = Annotated[
+    str | None, typer.Option(help="Of a checkpoint's classes: linear or mu_law.")
+]
 
 
 def synth(
@@ -29,17 +39,18 @@ def synth(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="The WAV file to write; a folder for a folder.")],
-    voice: Annotated[Path, typer.Option(help="A voice file.")] = VOICE,
+    voice: _Voice = VOICE,
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same samples.")
     ] = 0,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="Of the draw; the voice's own if left out."),
+        float | None, typer.Option(help="Of the draw; the voice's own if left out.")
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="How its matrices are stored: float32, bfloat16, float16 or int8.")
     ] = "float32",
+    sample_rate: _SampleRate = None,
+    companding: _Companding = None,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
@@ -57,7 +68,8 @@ def synth(
     A folder is spoken by all cores, or a Ray cluster; the same command goes on where it stopped.
     """
     require("soundfile")
-    manner = Manner(voice, seed, temperature, DType.parse(dtype).value)
+    dtype = DType.parse(dtype).value
+    manner = Manner(voice, seed, temperature, dtype, sample_rate, companding)
     options = FolderOptions(overwrite, workers, ray)
     if source.is_dir():
         if play:
@@ -84,7 +96,7 @@ def _synth_file(source: Path, out: Path, manner: Manner, play: bool, as_json: bo
         "voice": str(manner.voice),
         "out": str(out),
         "seed": manner.seed,
-        "temperature": speaker.weights.temperature,
+        "temperature": speaker.source.temperature,
         "dtype": manner.dtype,
         "sample_rate": speaker.sample_rate,
         "seconds": spoken.seconds,
@@ -109,10 +121,10 @@ def _speak(
 ) -> SpokenFile:
     with SpeakingBar() as bar:
         bar.begin(f"reading {source.name}", None)
-        bar.begin("speaking", count_frames(source, bar.step))
+        bar.begin("speaking", count_frames(source, bar.step, form_of(speaker)))
 
         def heard(samples: FloatArray) -> None:
-            bar.step(len(samples) // HOP_LENGTH)
+            bar.step(len(samples) // speaker.hop_length)
             if hear is not None:
                 hear(samples)
 

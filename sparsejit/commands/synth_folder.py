@@ -13,6 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
 from sparsejit.voice.bulk import Crew, FolderReport, Manner, SpeakingTask, speak_tasks, tasks_of
 from sparsejit.voice.crews import available_cores, ray_cluster, worker_processes
+from sparsejit.voice.speaking import SpokenForm, form_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def synth_folder(
     # measured, that is done once and without others beside it.
     speaker = manner.compile()
     started = native_timing.clock()
-    report = _speak(tasks, manner, options)
+    report = _speak(tasks, manner, options, form_of(speaker))
     wall_seconds = (native_timing.clock() - started) / 1e9
     if as_json:
         settings = {
@@ -50,7 +51,7 @@ def synth_folder(
             "voice": str(manner.voice),
             "seed": manner.seed,
             "dtype": manner.dtype,
-            "temperature": speaker.weights.temperature,
+            "temperature": speaker.source.temperature,
             "sample_rate": speaker.sample_rate,
         }
         print_json({**settings, **_as_dict(report, wall_seconds)})
@@ -60,11 +61,13 @@ def synth_folder(
         raise typer.Exit(1)
 
 
-def _speak(tasks: list[SpeakingTask], manner: Manner, options: FolderOptions) -> FolderReport:
+def _speak(
+    tasks: list[SpeakingTask], manner: Manner, options: FolderOptions, form: SpokenForm
+) -> FolderReport:
     try:
         with options.crew(manner) as crew, SpeakingBar() as bar:
             bar.begin("speaking", len(tasks))
-            return speak_tasks(tasks, crew, options.overwrite, bar.step)
+            return speak_tasks(tasks, crew, options.overwrite, bar.step, form)
     except KeyboardInterrupt:
         error_console.print("stopped; the same command goes on with what is not spoken yet")
         raise typer.Exit(130) from None

@@ -53,6 +53,20 @@ def read_layer(path: str | PathLike[str]) -> dict[str, Array]:
     return {name: parameters[name]() for name in names if name is not None}
 
 
+def read_tensors(path: str | PathLike[str]) -> dict[str, Array]:
+    """Every tensor of a .safetensors file, or of a state dict that torch.save wrote, by its name.
+
+    Any suffix but .safetensors is torch's. Raises as `read_matrix` does, and DamagedFile where
+    there is no tensor.
+    """
+    file = _existing(Path(path))
+    is_safetensors = file.suffix == ".safetensors"
+    readers = _safetensors_readers(file) if is_safetensors else _torch_readers(file)
+    if not readers:
+        raise DamagedFile(f"{file} holds no tensors; save model.state_dict()")
+    return {name: read() for name, read in readers.items()}
+
+
 def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
     """What torch.save wrote, read on the CPU without running code.
 
@@ -87,19 +101,28 @@ def _parameters(file: Path) -> _Readers:
     return {name: partial(read, parts) for name, parts in factors(readers).items()}
 
 
-def _readers(file: Path) -> _Readers:
+def _existing(file: Path) -> Path:
     try:
         is_there = file.is_file()
     except OSError:  # such as a name that is too long
         is_there = False
     if not is_there:
         raise InvalidInput(f"there is no file {file}; check the path")
+    return file
+
+
+def _readers(file: Path) -> _Readers:
+    _existing(file)
     if file.suffix == ".npy":
         return {file.stem: partial(read_npy, file)}
     if file.suffix == ".safetensors":
         return _safetensors_readers(file)
     if file.suffix not in (".pt", ".pth"):
         raise InvalidInput(f"{file} is none of {_FORMATS}; convert it to one of them")
+    return _torch_readers(file)
+
+
+def _torch_readers(file: Path) -> _Readers:
     content = read_torch_file(file, "write it with torch.save(model.state_dict(), path)")
     try:
         return _tensors_within(content, file.stem)

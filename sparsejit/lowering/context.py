@@ -23,12 +23,16 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is compiled; `compile_matrix` says what each means."""
+    """How a model is compiled; `compile_matrix` says what each means.
+
+    Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
+    """
 
     target: Target
     threads: int = 1
     tune: bool = False
     exact: bool = False
+    part_bytes: int | None = None
 
 
 class Lowering:
@@ -41,6 +45,7 @@ class Lowering:
         self.wanted = destinations(graph)
         self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
         self.lowered: set[Node] = set()  # before their turn, with a node that they read
+        self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):

@@ -9,21 +9,25 @@ from sparsejit.ir.graph import Graph, Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
-from sparsejit.ir.ops.sampling import SumOfRows
+from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType
 
-_STORING = Linear | Convolution | Recurrence | SumOfRows
+_STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
 
 
 def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
     """The graph with its layers' weights stored as `dtypes` says.
 
     A mapping has shell patterns of layers' names ("encoder.*"); the last that matches counts, and
-    layers that none matches stay float32. Raises InvalidInput for a pattern that matches no layer.
+    layers that none matches stay as the graph has them: float32, or shorter where the model itself
+    is quantised. "float32" alone leaves all layers so. Raises InvalidInput for a pattern that
+    matches no layer.
     """
     if not isinstance(dtypes, str | Mapping) or not all(isinstance(key, str) for key in dtypes):
         raise InvalidInput(f"dtype={dtypes!r}; give a name, or a dict from patterns to names")
     rules = {"*": dtypes} if isinstance(dtypes, str) else dict(dtypes)
+    if dtypes == DType.FLOAT32.value:
+        rules = {}
     kinds = {pattern: DType.parse(name) for pattern, name in rules.items()}
     names = [node.outputs[0].origin.layer for node in graph.nodes if _stores_weights(node)]
     for pattern in kinds:
@@ -39,9 +43,9 @@ def _stores_weights(node: Node) -> bool:
 
 
 def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
-    name, dtype = node.outputs[0].origin.layer, DType.FLOAT32
+    assert isinstance(node.op, _STORING)
+    name, dtype = node.outputs[0].origin.layer, node.op.dtype
     for pattern, kind in kinds.items():
         if fnmatchcase(name, pattern):
             dtype = kind
-    assert isinstance(node.op, _STORING)
     return replace(node, op=replace(node.op, dtype=dtype))

@@ -53,9 +53,9 @@ from sparsejit.x86.operands import (
 )
 from sparsejit.x86.stack import pop, push
 
-_SAVED = (rbx, rbp, r12, r13, r14, r15)
+SAVED = (rbx, rbp, r12, r13, r14, r15)
 POINTER = 8  # bytes
-LOOP_SLOTS = 4
+LOOP_SLOTS = 5
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) ->
 
 
 class ModelCode:
-    """Appends the function's code; `_advance` and `_end` are what a loop has otherwise."""
+    """Appends the function's code, which `loop` has otherwise."""
 
     def __init__(self, lowered: LoweredModel, probe: Probe | None) -> None:
         self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
@@ -163,22 +163,25 @@ class ModelCode:
         asm.emit("mov", self.tiles, rax)
         asm.jump("jnz", again)
         asm.bind(done)
-        self._end(asm)
         asm.emit("mov", rax, self.status)
-        pop(asm, _SAVED)
+        pop(asm, SAVED)
 
     def _enter(self, asm: Assembler) -> None:
         """Save registers, and bring the pointers to where kernels look for them."""
-        push(asm, _SAVED)
+        push(asm, SAVED)
         asm.emit("mov", WORKSPACE, rdx)
+        self._copy_pointers(asm)
+        asm.emit("mov", self.tiles, rcx)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", self.status, rax)
+
+    def _copy_pointers(self, asm: Assembler) -> None:
+        """Those in the tables at rdi and rsi into the workspace. Clobbers rax."""
         for number in range(self._pointers):
             inputs = len(self.graph.inputs)
             table, place = (rdi, number) if number < inputs else (rsi, number - inputs)
             asm.emit("mov", rax, Memory(table, POINTER * place))
             asm.emit("mov", Memory(WORKSPACE, POINTER * number), rax)
-        asm.emit("mov", self.tiles, rcx)
-        asm.emit("xor", dword(rax), dword(rax))
-        asm.emit("mov", self.status, rax)
 
     def _advance(self, asm: Assembler) -> None:
         """Move inputs and outputs on by a tile."""
@@ -194,9 +197,6 @@ class ModelCode:
 
     def _slot(self, number: int) -> Memory:
         return Memory(WORKSPACE, POINTER * number)
-
-    def _end(self, asm: Assembler) -> None:
-        """Nothing is left to do."""
 
     def _probe(self, asm: Assembler, number: int, end: Label) -> None:
         if self.probe is not None:
@@ -235,4 +235,4 @@ def without_code(steps: Sequence[Step]) -> tuple[Step, ...]:
     def emit(asm: Assembler, at: Locations) -> None:
         raise AssertionError("a record has no code")
 
-    return tuple(replace(step, emit=emit, reads=(), writes=()) for step in steps)
+    return tuple(replace(step, emit=emit, parts=(), reads=(), writes=()) for step in steps)

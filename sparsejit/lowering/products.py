@@ -4,12 +4,15 @@ What only linear layers read, and panels are best for, stays feature-major betwe
 padded (`spread_pitch`): neither layer transposes it then.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
+from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
+from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.products import Linear
@@ -21,7 +24,8 @@ from sparsejit.lowering.storage import View
 from sparsejit.planner.batch_plan import plan_batch, prefers_panels
 from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.plan import Plan, plan
-from sparsejit.planner.split import Split, split
+from sparsejit.planner.row_parts import row_parts
+from sparsejit.planner.split import Part, Split, split
 from sparsejit.planner.tuning import tuned
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rsi
@@ -109,7 +113,48 @@ def product_step(
 
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     name, origin = choice.chosen.template.name, node.outputs[0].origin
-    return Step(name, origin, (source,), (destination,), emit, facts)
+    parts, kept_bytes = _parts(layer, matrix, choice, options)
+    return Step(
+        name,
+        origin,
+        (source,),
+        (destination,),
+        emit,
+        facts,
+        scratch_bytes=kept_bytes,
+        parts=parts,
+        parts_are_exact=layer.dtype is DType.INT8,
+    )
+
+
+_Code = Callable[[Assembler, Locations], None]
+
+
+def _parts(
+    layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions
+) -> tuple[tuple[_Code, ...], int]:
+    """The product in parts, where they are wanted and there are several; bytes that they keep."""
+    if options.part_bytes is None or not isinstance(layer, MatVec):
+        return (), 0
+    parts = row_parts(layer, matrix, choice, options.target, options.part_bytes)
+    if len(parts) == 1:
+        return (), 0
+    kept_bytes = min(kept_input_bytes(part.plan.lowered) for part in parts)
+    codes = [_part_code(part, number, kept_bytes > 0) for number, part in enumerate(parts)]
+    return tuple(codes), kept_bytes
+
+
+def _part_code(part: Part, number: int, keeps: bool) -> _Code:
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        asm.emit("add", rsi, part.y_bytes)
+        lowered = part.plan.lowered
+        if keeps:
+            lowered = replace(lowered, kept=KeptInputs(at.scratch, is_first=number == 0))
+        part.plan.chosen.template.emit(asm, lowered)
+
+    return emit
 
 
 def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Plan:

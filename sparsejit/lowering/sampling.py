@@ -2,33 +2,21 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
-from sparsejit.asm_templates.pointwise.signal import (
-    Quantiser,
-    emit_prediction,
-    emit_sum_of_rows,
-)
-from sparsejit.asm_templates.selection.table_rows import emit_row_address
-from sparsejit.asm_templates.shared.location import InPool, Location
-from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array, Node
-from sparsejit.ir.ops.sampling import Draw, Reconstruct, SumOfRows
-from sparsejit.ir.spec import DType, GruUpdate
+from sparsejit.asm_templates.pointwise.signal import Quantiser, emit_prediction
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.sampling import Draw, Reconstruct
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.table_rows import emit_row_of
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
     dword,
-    r8,
-    r9,
-    r10,
     r11,
     rax,
     rcx,
@@ -39,9 +27,6 @@ from sparsejit.x86.operands import (
 )
 
 _FLOAT = 4
-# Addresses of rows; the last one used is that of the rest.
-_ROWS = (rdi, rsi, rdx, rcx, r8, r9)
-MOST_TABLES = len(_ROWS) - 1
 
 
 def lower_uniform(low: Lowering, node: Node) -> None:
@@ -91,59 +76,6 @@ def lower_quantise(low: Lowering, node: Node) -> None:
     low.add(Step("level", node.output.origin, (low.view(number),), (into,), emit, facts))
 
 
-def lower_sum_of_rows(low: Lowering, node: Node) -> None:
-    """One pass over the rows. Raises CompileError for more tables than registers."""
-    op, count, features = node.op, len(node.inputs) // 2, node.output.shape[0]
-    assert isinstance(op, SumOfRows)
-    if count > MOST_TABLES:
-        raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
-    short = op.dtype is not DType.FLOAT32
-    tables = node.inputs[count:-1]
-    halves = [_halves(low.constant(table), low.target.lanes) for table in tables] if short else []
-    rows = [table.shape[0] for table in tables]
-    row_bytes = halves[0][0].nbytes if short else _FLOAT * features
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        places = [InPool(asm.literal(half)) for half in halves] or at.reads[count:-1]
-        asm.emit("xor", dword(r11), dword(r11))
-        for register, index, table, height in zip(_ROWS, at.reads, places, rows, strict=False):
-            _row(asm, register, (index, table), (height, row_bytes))
-        at.status.report_where(asm, r11)
-        at.reads[-1].point(asm, _ROWS[count])
-        at.writes[0].point(asm, r11)
-        emit_sum_of_rows(asm, r11, _ROWS[: count + 1], features, r10 if short else None)
-
-    into = low.dense_result(node.output)
-    read = (*node.inputs[:count], node.inputs[-1]) if short else node.inputs
-    facts = Facts(f"{count} rows of {features} features by index", weight_bytes=count * row_bytes)
-    reads = tuple(map(low.contiguous, read))
-    low.add(Step("sum-of-rows", node.output.origin, reads, (into,), emit, facts))
-
-
-def _halves(table: Array, lanes: int) -> Array:
-    """A table as float16, its rows whole vectors. Raises InvalidInput for greater numbers."""
-    rows, features = table.shape
-    stored = np.zeros((rows, -(-features // lanes) * lanes), np.float16)
-    with np.errstate(over="ignore"):
-        stored[:, :features] = table
-    if not np.isfinite(stored).all():
-        raise InvalidInput("a table exceeds the range of float16; store it as float32")
-    return stored
-
-
-def lower_gru_step(low: Lowering, node: Node) -> None:
-    """The gates of all units."""
-    spec = GruUpdate(node.output.shape[0])
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        for register, place in zip((rdi, rsi, rdx), at.reads, strict=True):
-            place.point(asm, register)
-        at.writes[0].point(asm, rcx)
-        emit_gru_update(asm, spec, (rcx,))
-
-    _add(low, node, "gru-step", f"gates of {spec.hidden} units", emit)
-
-
 def lower_predict(low: Lowering, node: Node) -> None:
     """Products and a tree of additions."""
 
@@ -167,7 +99,7 @@ def lower_reconstruct(low: Lowering, node: Node) -> None:
     def emit(asm: Assembler, at: Locations) -> None:
         value = xmm(0)
         asm.emit("xor", dword(r11), dword(r11))
-        _row(asm, rdi, (at.reads[0], at.reads[1]), shape)
+        emit_row_of(asm, rdi, (at.reads[0], at.reads[1]), shape)
         at.status.report_where(asm, r11)
         asm.emit("vmovss", value, Memory(rdi))
         for number, place in enumerate(at.reads[2:], 1):
@@ -199,22 +131,6 @@ def _load(asm: Assembler, place: Location, register: Register) -> None:
     """register = the 64 bits that lie there."""
     place.point(asm, register)
     asm.emit("mov", register, Memory(register))
-
-
-def _row(
-    asm: Assembler,
-    register: Register,
-    place: tuple[Location, Location],
-    shape: tuple[int, int],
-) -> None:
-    """register = the address of a table's row by index; r11 = 1 where there is none, and row 0.
-
-    Clobbers rax.
-    """
-    index, table = place
-    _load(asm, index, register)
-    table.point(asm, rax)
-    emit_row_address(asm, register, *shape, table=rax, missing=r11)
 
 
 def _add(

@@ -74,6 +74,9 @@ class Step:
     """A kernel between views. `emit` may clobber all but rbx, rbp, rsp and r12 to r15.
 
     `in_place`: the first write may take the memory of the first read where nobody else wants it.
+    `parts`: the same code in parts, each of which a loop may run for all its streams before the
+    next, so that its weights are still near. Unless they are `exact`, results may differ from those
+    of `emit` by rounding.
     """
 
     kernel: str
@@ -85,3 +88,5 @@ class Step:
     scratch_bytes: int = 0
     in_place: bool = False
     shapes: str = field(default="")
+    parts: tuple[Callable[[Assembler, Locations], None], ...] = ()
+    parts_are_exact: bool = False

@@ -19,6 +19,7 @@ from sparsejit.ir.ops.sampling import (
     Uniform,
 )
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
+from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
 from sparsejit.lowering.context import Lowering
@@ -28,11 +29,9 @@ from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
 from sparsejit.lowering.sampling import (
     lower_draw,
-    lower_gru_step,
     lower_predict,
     lower_quantise,
     lower_reconstruct,
-    lower_sum_of_rows,
     lower_uniform,
 )
 from sparsejit.lowering.selection import (
@@ -42,6 +41,8 @@ from sparsejit.lowering.selection import (
     lower_topk,
 )
 from sparsejit.lowering.stacked_products import lower_bmm
+from sparsejit.lowering.table_rows import lower_gru_step, lower_sum_of_rows
+from sparsejit.lowering.tree_draw import lower_tree_draw, lower_uniform_row
 from sparsejit.lowering.views import (
     lower_concat,
     lower_expand,
@@ -72,6 +73,8 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     TopK: lower_topk,
     Uniform: lower_uniform,
     Draw: lower_draw,
+    UniformRow: lower_uniform_row,
+    TreeDraw: lower_tree_draw,
     Quantise: lower_quantise,
     SumOfRows: lower_sum_of_rows,
     GruStep: lower_gru_step,

@@ -11,16 +11,19 @@ from pathlib import Path
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.files import check_writable
 from sparsejit.voice.dataset import AUDIO_SUFFIXES
-from sparsejit.voice.features import SAMPLE_RATE
 from sparsejit.voice.speaking import (
     MEL_SUFFIX,
+    OWN_FORM,
     SpokenFile,
+    SpokenForm,
     count_frames,
     expected_samples,
+    form_of,
     speak_file,
 )
 from sparsejit.voice.wav_file import is_whole_wav
 from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.weights import is_voice_file
 
 # What is read of a folder; a single recording may be of any format that libsndfile reads.
 SOURCE_SUFFIXES = (
@@ -40,15 +43,37 @@ class SpeakingTask:
 
 @dataclass(frozen=True)
 class Manner:
-    """How all files of a folder are spoken; `dtype` is how the voice's matrices are stored."""
+    """How all files of a folder are spoken; `dtype` is how the voice's matrices are stored.
+
+    `sample_rate` and `companding` are of a checkpoint that another project wrote, as in
+    `WaveRNN.from_checkpoint`.
+    """
 
     voice: Path
     seed: int = 0
     temperature: float | None = None
     dtype: str = "float32"
+    sample_rate: int | None = None
+    companding: str | None = None
 
     def compile(self) -> WaveRNN:
-        """The voice. Raises as `WaveRNN.from_pretrained` does."""
+        """The voice. Raises as `WaveRNN.from_pretrained` or `WaveRNN.from_checkpoint` does.
+
+        InvalidInput too for a sample rate or companding of a voice of our own.
+        """
+        if not is_voice_file(self.voice):
+            return WaveRNN.from_checkpoint(
+                self.voice,
+                self.sample_rate,
+                self.companding,
+                dtype=self.dtype,
+                temperature=self.temperature,
+            )
+        if self.sample_rate is not None or self.companding is not None:
+            raise InvalidInput(
+                f"{self.voice} says its sample rate and companding; leave those out, they are for "
+                "another project's checkpoint"
+            )
         return WaveRNN.from_pretrained(self.voice, self.temperature, self.dtype)
 
     def speak(self, task: SpeakingTask, look_up: Callable[[], None]) -> SpokenFile | str:
@@ -58,7 +83,7 @@ class Manner:
         """
         try:
             voice = _compiled(self)
-            count_frames(task.source, lambda _: look_up())
+            count_frames(task.source, lambda _: look_up(), form_of(voice))
             return speak_file(voice, task.source, task.out, self.seed, lambda _: look_up())
         except SparseJitError as error:
             return str(error)
@@ -112,15 +137,17 @@ def speak_tasks(
     crew: Crew,
     overwrite: bool,
     finished: Callable[[], None],
+    form: SpokenForm = OWN_FORM,
 ) -> FolderReport:
     """Speak what is not there yet, or all to `overwrite` it; then what failed, once more.
 
-    `finished` is called for each file that was there already, was spoken, or has failed twice.
+    `finished` is called for each file that was there already, was spoken, or has failed twice;
+    `form` is that of the voice.
     """
     report = FolderReport()
     waiting = []
     for task in tasks:
-        if not overwrite and _is_there(task):
+        if not overwrite and _is_there(task, form):
             report.kept.append(task)
             finished()
         else:
@@ -141,13 +168,13 @@ def speak_tasks(
     return report
 
 
-def _is_there(task: SpeakingTask) -> bool:
+def _is_there(task: SpeakingTask, form: SpokenForm) -> bool:
     """Whether the output is there whole. One of another length may be of another recording."""
     try:
-        samples = expected_samples(task.source)
+        samples = expected_samples(task.source, form)
     except InvalidInput:
         return False  # and fails when it is to be spoken
-    return is_whole_wav(task.out, samples, SAMPLE_RATE)
+    return is_whole_wav(task.out, samples, form.sample_rate)
 
 
 @lru_cache(maxsize=1)

@@ -28,9 +28,9 @@ from sparsejit.voice.spec import (
     InterpolatedConditioning,
     LastSample,
     MixtureOfLogistics,
-    SampleLayer,
     VoiceSpec,
 )
+from sparsejit.voice.spec_layers import SampleLayer
 
 Tensors = Mapping[str, FloatArray]
 # Of a mixture of logistics in fatchord's: ten of them.

@@ -90,23 +90,44 @@ def _mel_of_windows(samples: FloatArray, frames: int) -> FloatArray:
         last = min(first + _FRAMES_AT_ONCE, frames)
         piece = samples[first * HOP_LENGTH : (last - 1) * HOP_LENGTH + WINDOW_LENGTH]
         windows = np.lib.stride_tricks.sliding_window_view(piece, WINDOW_LENGTH)[::HOP_LENGTH]
-        spectrum = np.fft.rfft(windows * _hann(), FFT_LENGTH, axis=1)
-        power = spectrum.real**2 + spectrum.imag**2
-        mel[:, first:last] = np.log10(np.maximum(_bands(power), POWER_FLOOR)).T
+        spectrum = np.fft.rfft(windows * hann_window(), FFT_LENGTH, axis=1)
+        mel[:, first:last] = log_bands(spectrum.real**2 + spectrum.imag**2).T
     return mel
 
 
-def _bands(power: DoubleArray) -> DoubleArray:
-    """Weighted means (frames, 80) of power (frames, 513).
+def log_bands(power: DoubleArray) -> DoubleArray:
+    """log10 of weighted means (frames, 80) of the power (frames, 513) of Hann windows.
 
     Bin by bin, not by a matrix product: a BLAS sums a frame in another order beside others.
     """
     bins, weights, starts = _filters_in_a_row()
-    return np.add.reduceat(power[:, bins] * weights, starts, axis=1)
+    bands = np.add.reduceat(power[:, bins] * weights, starts, axis=1)
+    return np.log10(np.maximum(bands, POWER_FLOOR))
+
+
+def over_bins(bands: DoubleArray) -> DoubleArray:
+    """Values of bands (frames, 80) interpolated over frequency: (frames, 513).
+
+    Bins beyond the outer centres have the value there. No matrix product: its sums may differ with
+    the number of frames.
+    """
+    below, share = _band_below_each_bin()
+    return bands[:, below] + share * (bands[:, below + 1] - bands[:, below])
 
 
 @cache
-def _hann() -> DoubleArray:
+def _band_below_each_bin() -> tuple[IndexArray, DoubleArray]:
+    """For each of 513 FFT bins the band whose centre is next below, and how far the bin lies from
+    there to the centre above, 0 to 1; bins beyond the outer centres lie on them.
+    """
+    bins = np.fft.rfftfreq(FFT_LENGTH, 1 / SAMPLE_RATE)
+    position = np.interp(bins, mel_centres(), np.arange(N_MELS))
+    below = np.minimum(position.astype(np.intp), N_MELS - 2)
+    return below, position - below
+
+
+@cache
+def hann_window() -> DoubleArray:
     """A periodic Hann window, as librosa and torch.stft use."""
     return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW_LENGTH) / WINDOW_LENGTH)
 
@@ -118,7 +139,7 @@ def _filters_in_a_row() -> tuple[IndexArray, DoubleArray, IndexArray]:
     The weights include the power of the window.
     """
     filters, bins = np.nonzero(mel_filters())
-    weights = mel_filters()[filters, bins] / np.sum(_hann() ** 2)
+    weights = mel_filters()[filters, bins] / np.sum(hann_window() ** 2)
     return bins, weights, np.searchsorted(filters, np.arange(N_MELS))
 
 

@@ -62,10 +62,7 @@ def predictor_from_mel(mel: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     lag window and the white-noise correction keep Levinson's recursion well conditioned.
     """
     bands = np.asarray(mel, dtype=np.float64).T
-    below, share = _band_below_each_bin()
-    # No matrix product: its sums may differ with the number of frames.
-    log_power = bands[:, below] + share * (bands[:, below + 1] - bands[:, below])
-    power = 10.0**log_power * _pre_emphasis_power()
+    power = 10.0 ** features.over_bins(bands) * _pre_emphasis_power()
     autocorrelation = np.fft.irfft(power, axis=1)[:, : ORDER + 1]
     lags = np.arange(ORDER + 1) / features.SAMPLE_RATE
     autocorrelation *= np.exp(-0.5 * (2 * np.pi * LAG_WINDOW_HZ * lags) ** 2)
@@ -92,17 +89,6 @@ def levinson(
         predictor[:, i] = reflection
         error *= 1 - reflection**2
     return predictor, error
-
-
-@cache
-def _band_below_each_bin() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """For each of 513 FFT bins the band whose centre is next below, and how far the bin lies from
-    there to the centre above, 0 to 1; bins beyond the outer centres lie on them.
-    """
-    bins = np.fft.rfftfreq(features.FFT_LENGTH, 1 / features.SAMPLE_RATE)
-    position = np.interp(bins, features.mel_centres(), np.arange(features.N_MELS))
-    below = np.minimum(position.astype(np.intp), features.N_MELS - 2)
-    return below, position - below
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
-from sparsejit.lowering.loop import GraphLoop, Role, build_loop
+from sparsejit.lowering.loop import GraphLoop, Role, StreamHeader, build_loop, stream_header
 from sparsejit.lowering.model import lower_model, without_code
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
@@ -29,6 +29,7 @@ class SampleLoop:
 
     program: Program
     loop: GraphLoop
+    header: StreamHeader
     initial: tuple[Array, ...]
     results: tuple[TensorType, ...]
     steps: tuple[Step, ...]
@@ -58,13 +59,14 @@ def compile_sample_loop(
     `probe` makes what times the steps, from the offset of its first slot.
     """
     graph = with_dtypes(run_passes(sample.graph), dtypes)
-    lowered = lower_model(graph, ModelOptions(target))
+    lowered = lower_model(graph, ModelOptions(target, part_bytes=target.l1d_bytes // 2))
     timed = probe(lowered.probe_offset) if probe else None
     program = build_loop(lowered, sample.loop, "sample-loop", timed)
     both = zip(sample.loop.outputs, graph.outputs, strict=True)
     return SampleLoop(
         program,
         sample.loop,
+        stream_header(lowered),
         sample.initial,
         tuple(value.type for role, value in both if role is Role.SAMPLE),
         without_code(lowered.steps),

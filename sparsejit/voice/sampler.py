@@ -10,7 +10,7 @@ from sparsejit.ir.graph import Array
 from sparsejit.lowering.loop import Role
 from sparsejit.runtime.call_arrays import new_workspace
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.loop_arrays import FrameInputs
+from sparsejit.voice.loop_arrays import FrameInputs, LoopArrays
 from sparsejit.voice.sample_loop import SampleLoop
 
 
@@ -23,19 +23,21 @@ class Sampler:
     """
 
     def __init__(self, loop: SampleLoop, seed: int) -> None:
-        if not 0 <= seed < 2**64:
-            raise InvalidInput(f"seed {seed} is not a 64-bit number; give 0 to 2**64 - 1")
+        check_seed(seed)
         self.classes: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._loop, self._results = loop.loop, loop.results
-        self._native = loop.program.memory.function(4)
+        self.loop, self._results = loop.loop, loop.results
+        self.native = loop.program.memory.function(2)
         self.workspace = new_workspace(loop.workspace_bytes)
         self._seed = np.array(seed, np.uint64)
-        self._inputs = _OperandTable(self._loop.inputs)
-        self._outputs = _OperandTable(self._loop.outputs)
+        self._inputs = _OperandTable(self.loop.inputs)
+        self._outputs = _OperandTable(self.loop.outputs)
         self._states = loop.new_states()
-        self._inputs.set(Role.CALL, [self._seed] * self._loop.inputs.count(Role.CALL))
+        self._inputs.set(Role.CALL, [self._seed] * self.loop.inputs.count(Role.CALL))
         for addresses, states in zip((self._inputs, self._outputs), self._states, strict=True):
             addresses.set(Role.STATE, states)
+        self._header = loop.header
+        self._write(loop.header.inputs, self._inputs.table)
+        self._write(loop.header.outputs, self._outputs.table)
 
     def generate(self, conditioning: FrameInputs) -> FloatArray:
         """The samples of the frames that come next, float32."""
@@ -45,14 +47,48 @@ class Sampler:
 
     def run(self, inputs: FrameInputs) -> list[Array]:
         """The loop's results for the frames that come next, a row a sample."""
-        arrays = inputs.loop_arrays()
-        count = arrays.frames * self._loop.hop
+        (results,) = run_in_lockstep([self], [inputs])
+        return results
+
+    def take(self, arrays: LoopArrays) -> list[Array]:
+        """Let the next run read these frames; returns where it puts its results."""
+        count = arrays.frames * self.loop.hop
         results = [np.empty((count, *kind.shape), kind.element.value) for kind in self._results]
         self._inputs.set(Role.FRAME, arrays.of_frames)
         self._inputs.set(Role.SAMPLE, arrays.of_samples)
         self._outputs.set(Role.SAMPLE, results)
-        self._native(self._inputs.table, self._outputs.table, self.workspace.ctypes.data, count)
         return results
+
+    def go_before(self, other: "Sampler") -> None:
+        """In the next run the other one comes after this; the last comes before the first."""
+        self._write(self._header.next, other.workspace.ctypes.data)
+
+    def _write(self, offset: int, address: int) -> None:
+        self.workspace[offset : offset + 8].view(np.uint64)[0] = address
+
+
+def check_seed(seed: int) -> None:
+    """Raises InvalidInput for a number that is not one of 64 bits."""
+    if not 0 <= seed < 2**64:
+        raise InvalidInput(f"seed {seed} is not a 64-bit number; give 0 to 2**64 - 1")
+
+
+def run_in_lockstep(
+    samplers: Sequence[Sampler], inputs: Sequence[FrameInputs]
+) -> list[list[Array]]:
+    """The results of each for the frames that come next, as `run` alone has them.
+
+    Samplers of one loop, each with as many frames. They take turns sample by sample, so that
+    weights are read once for all.
+    """
+    arrays = [each.loop_arrays() for each in inputs]
+    assert len({each.frames for each in arrays}) == 1, "all streams speak as many frames"
+    results = [sampler.take(each) for sampler, each in zip(samplers, arrays, strict=True)]
+    for sampler, following in zip(samplers, [*samplers[1:], samplers[0]], strict=True):
+        sampler.go_before(following)
+    first = samplers[0]
+    first.native(first.workspace.ctypes.data, arrays[0].frames * first.loop.hop)
+    return results
 
 
 class _OperandTable:

@@ -24,9 +24,36 @@ from sparsejit.voice.features import (
 )
 from sparsejit.voice.wav_file import wav_writer
 from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.weights import VoiceWeights
 
 MEL_SUFFIX = ".npy"
 _FRAMES_AT_ONCE = 1024  # of a stored mel
+
+
+@dataclass(frozen=True)
+class SpokenForm:
+    """What a voice reads and makes: our own voices' mels and rates, unless it says otherwise.
+
+    `reads_audio`: whether its mels are those that `MelStream` computes; `check` gives mels as
+    float32 (bands, frames) and raises InvalidInput for those that cannot be spoken.
+    """
+
+    bands: int = N_MELS
+    hop_length: int = HOP_LENGTH
+    sample_rate: int = SAMPLE_RATE
+    reads_audio: bool = True
+    check: Callable[[npt.ArrayLike], FloatArray] = checked_mel
+
+
+OWN_FORM = SpokenForm()
+
+
+def form_of(voice: WaveRNN) -> SpokenForm:
+    """What a voice reads and makes."""
+    if isinstance(voice.source, VoiceWeights):
+        return OWN_FORM
+    check = voice.source.checked_mel
+    return SpokenForm(voice.n_mels, voice.hop_length, voice.sample_rate, False, check)
 
 
 @dataclass(frozen=True)
@@ -41,10 +68,11 @@ class SpokenFile:
     samples: int
     computing_seconds: float
     first_audio_ms: float
+    sample_rate: int = SAMPLE_RATE
 
     @property
     def seconds(self) -> float:
-        return self.samples / SAMPLE_RATE
+        return self.samples / self.sample_rate
 
     @property
     def real_time_factor(self) -> float:
@@ -52,39 +80,54 @@ class SpokenFile:
         return self.seconds / self.computing_seconds
 
 
-def mel_pieces(source: Path) -> Iterator[FloatArray]:
+def mel_pieces(source: Path, form: SpokenForm = OWN_FORM) -> Iterator[FloatArray]:
     """Log-mel (80, some frames) of a recording, or of a .npy file that holds (80, frames).
 
     The pieces joined are `log_mel` of the whole recording, to the bit. Raises InvalidInput, naming
     the file, where it cannot be read, or is no recording or mel that can be spoken.
     """
-    pieces = _stored_mel(source) if source.suffix == MEL_SUFFIX else _mel_of_audio(source)
+    stored = _is_mel(source, form)
+    pieces = _stored_mel(source, form.bands) if stored else _mel_of_audio(source)
     try:
-        yield from map(checked_mel, pieces)
+        yield from map(form.check, pieces)
     except InvalidInput as error:
         named = str(error) if str(source) in str(error) else f"{source}: {error}"
         raise InvalidInput(named) from error
 
 
-def count_frames(source: Path, heard: Callable[[int], None]) -> int:
+def _is_mel(source: Path, form: SpokenForm) -> bool:
+    """Whether a source is a stored mel. Raises InvalidInput for audio that has no mel here."""
+    if source.suffix == MEL_SUFFIX:
+        return True
+    if not form.reads_audio:
+        raise InvalidInput(
+            f"{source} is audio, and this voice was trained on another project's mels; compute "
+            f"them as that does and give a .npy that holds ({form.bands}, frames)"
+        )
+    return False
+
+
+def count_frames(
+    source: Path, heard: Callable[[int], None], form: SpokenForm = OWN_FORM
+) -> int:
     """Read a source to its end, so that what is wrong with it is known before any work is lost.
 
     `heard` is given the number of frames of each piece. Raises InvalidInput as `mel_pieces` does.
     """
     frames = 0
-    for mel in mel_pieces(source):
+    for mel in mel_pieces(source, form):
         frames += mel.shape[1]
         heard(mel.shape[1])
     return frames
 
 
-def expected_samples(source: Path) -> int:
+def expected_samples(source: Path, form: SpokenForm = OWN_FORM) -> int:
     """How many samples will be spoken, from what the file's header says.
 
     Raises InvalidInput where there is no header that can be read.
     """
-    if source.suffix == MEL_SUFFIX:
-        return int(_mapped_mel(source).shape[1]) * HOP_LENGTH
+    if _is_mel(source, form):
+        return int(_mapped_mel(source, form.bands).shape[1]) * form.hop_length
     import soundfile
 
     try:
@@ -97,20 +140,21 @@ def expected_samples(source: Path) -> int:
 def speak_file(
     voice: WaveRNN, source: Path, out: Path, seed: int, heard: Callable[[FloatArray], None]
 ) -> SpokenFile:
-    """Speak a recording's mel, or a stored one, into a WAV file, 16-bit mono at 22,050 Hz.
+    """Speak a recording's mel, or a stored one, into a WAV file, 16-bit mono at the voice's rate.
 
     The samples are those of `voice.generate` for the whole mel. `heard` is given each piece of
     them; what it raises ends the work, and leaves no file. Raises InvalidInput as `mel_pieces`
     does, and where the file cannot be written.
     """
-    watch = _StreamWatch()
+    watch, form = _StreamWatch(), form_of(voice)
     samples = 0
-    with wav_writer(out, voice.sample_rate) as write:
-        for piece in watch.timed(voice.stream(watch.noted(mel_pieces(source)), seed)):
+    with wav_writer(out, form.sample_rate) as write:
+        for piece in watch.timed(voice.stream(watch.noted(mel_pieces(source, form)), seed)):
             write(piece)
             heard(piece)
             samples += len(piece)
-    return SpokenFile(samples, watch.spent_ns / 1e9, watch.first_audio_ns / 1e6)
+    spent, first = watch.spent_ns / 1e9, watch.first_audio_ns / 1e6
+    return SpokenFile(samples, spent, first, form.sample_rate)
 
 
 class _StreamWatch:
@@ -153,23 +197,23 @@ def _mel_of_audio(source: Path) -> Iterator[FloatArray]:
     yield stream.finish()
 
 
-def _stored_mel(source: Path) -> Iterator[FloatArray]:
-    frames = _mapped_mel(source).shape[1]
+def _stored_mel(source: Path, bands: int) -> Iterator[FloatArray]:
+    frames = _mapped_mel(source, bands).shape[1]
     for first in range(0, frames, _FRAMES_AT_ONCE):
         # Mapped anew: what is read stays in memory until its mapping goes.
-        piece = _mapped_mel(source)[:, first : first + _FRAMES_AT_ONCE]
+        piece = _mapped_mel(source, bands)[:, first : first + _FRAMES_AT_ONCE]
         yield np.array(piece, np.float32)
 
 
-def _mapped_mel(source: Path) -> npt.NDArray[np.floating]:
-    """The array in a .npy file, (80, one frame or more)."""
+def _mapped_mel(source: Path, bands: int) -> npt.NDArray[np.floating]:
+    """The array in a .npy file, (bands, one frame or more)."""
     try:
         stored = np.load(source, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InvalidInput(f"cannot read {source} ({error}); give what np.save wrote") from error
     if not isinstance(stored, np.ndarray) or stored.dtype.kind != "f":
         kind = getattr(stored, "dtype", type(stored).__name__)
-        raise InvalidInput(f"{source} holds {kind}; give log10 power as floating point")
-    if stored.ndim != 2 or stored.shape[0] != N_MELS or not stored.shape[1]:
-        raise InvalidInput(f"{source} has shape {stored.shape}; give ({N_MELS}, frames)")
+        raise InvalidInput(f"{source} holds {kind}; give a mel as floating point")
+    if stored.ndim != 2 or stored.shape[0] != bands or not stored.shape[1]:
+        raise InvalidInput(f"{source} has shape {stored.shape}; give ({bands}, frames)")
     return stored

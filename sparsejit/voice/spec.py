@@ -3,7 +3,7 @@
 A sample's features run through the layers in order. A layer reads what the one before it made,
 followed by conditioning that is joined to it:
 
-    dense    y  = activation(W [x, c] + b + a)
+    dense    y  = activation(W [x, c] + b + a);   two of them, added: `DualDenseSpec`
     GRU      h' = GRU(W_ih [x, c] + b_ih + a, h);   y = h', or x + h' with `residual`
 
 `c` is conditioning that is concatenated, `a` conditioning that is added. The first layer's x are
@@ -15,9 +15,40 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import Activation, Choice
+from sparsejit.voice.spec_layers import DenseSpec, DualDenseSpec, GruSpec, SampleLayer, Shape
+from sparsejit.voice.spec_outputs import (
+    BinaryTree,
+    Categorical,
+    Companding,
+    DualSoftmax,
+    Gaussian,
+    MixtureOfLogistics,
+    SampleOutput,
+)
 
-Shape = tuple[int, ...]
+# All that describes a network, layers and outputs too.
+__all__ = [
+    "BinaryTree",
+    "Categorical",
+    "Companding",
+    "DenseSpec",
+    "DualDenseSpec",
+    "DualSoftmax",
+    "FrameConditioning",
+    "Gaussian",
+    "GruSpec",
+    "HeldConditioning",
+    "InterpolatedConditioning",
+    "LastClass",
+    "LastHalves",
+    "LastSample",
+    "LastSampleRow",
+    "LinearPrediction",
+    "MixtureOfLogistics",
+    "NetworkInput",
+    "PredictionRow",
+    "VoiceSpec",
+]
 
 LAST_SAMPLE = "last sample"
 PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE = "predictor", "residual scale", "level scale"
@@ -34,6 +65,18 @@ class LastSample:
 
     name: str = LAST_SAMPLE
     size: int = 1
+
+
+@dataclass(frozen=True)
+class LastHalves:
+    """The coarse and the fine half of the class before, two numbers 2 k / (2**bits - 1) - 1.
+
+    At first those of class `first`: of 16 bits 32,768 is silence.
+    """
+
+    name: str = "last halves"
+    size: int = 2
+    first: int = 32_768
 
 
 @dataclass(frozen=True)
@@ -102,137 +145,8 @@ class InterpolatedConditioning:
     taps: int
 
 
-@dataclass(frozen=True)
-class DenseSpec:
-    """tensors["<name>.weight"] (size, in_features) and ["<name>.bias"] (size,)."""
-
-    name: str
-    size: int
-    activation: Activation = Activation.NONE
-    concatenated: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-
-    @property
-    def out_features(self) -> int:
-        return self.size
-
-    def shapes(self, in_features: int) -> dict[str, Shape]:
-        """Of its tensors."""
-        return {
-            f"{self.name}.weight": (self.size, in_features),
-            f"{self.name}.bias": (self.size,),
-        }
-
-
-@dataclass(frozen=True)
-class GruSpec:
-    """tensors["<name>.weight_ih"], ".weight_hh", ".bias_ih", ".bias_hh", as torch.nn.GRUCell has.
-
-    Gates are in order r-z-n. What is added has 3 * size features, in that order.
-    """
-
-    name: str
-    size: int
-    residual: bool = False
-    concatenated: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-
-    @property
-    def out_features(self) -> int:
-        """Of the product with what it reads."""
-        return 3 * self.size
-
-    def shapes(self, in_features: int) -> dict[str, Shape]:
-        """Of its tensors."""
-        gates = self.out_features
-        return {
-            f"{self.name}.weight_ih": (gates, in_features),
-            f"{self.name}.weight_hh": (gates, self.size),
-            f"{self.name}.bias_ih": (gates,),
-            f"{self.name}.bias_hh": (gates,),
-        }
-
-
-class Companding(Choice):
-    """How amplitudes lie between classes: evenly, or on ITU-T G.711's curve, mu = classes - 1."""
-
-    LINEAR = "linear"
-    MU_LAW = "mu_law"
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """Class k ~ softmax(parameters / temperature). One uniform number a sample.
-
-    The network is fed 2 k / (classes - 1) - 1; the sample given is that, expanded.
-    """
-
-    classes: int
-    companding: Companding = Companding.LINEAR
-
-    @property
-    def parameters(self) -> int:
-        return self.classes
-
-
-@dataclass(frozen=True)
-class MixtureOfLogistics:
-    """Parameters: logits, means and log scales s of `components` logistic distributions.
-
-    k ~ softmax(logits / temperature), u uniform in [1e-5, 1 - 1e-5],
-    sample = mean_k + temperature exp(max(s_k, least_log_scale)) log(u / (1 - u)), clamped to
-    [-1, 1]. Two uniform numbers a sample, for k and for u.
-
-    Source: Salimans et al. 2017, PixelCNN++, section 2.1, as fatchord/WaveRNN draws from it.
-    """
-
-    components: int
-    least_log_scale: float = -32.23619  # log 1e-14
-
-    @property
-    def parameters(self) -> int:
-        return 3 * self.components
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """Parameters: mean and log standard deviation s.
-
-    sample = mean + temperature exp(max(s, least_log_deviation)) z, clamped to [-1, 1], with z
-    normal: sqrt(-2 log(1 - u)) cos(2 pi v). Two uniform numbers a sample, u and v.
-    """
-
-    least_log_deviation: float = -7.0
-
-    @property
-    def parameters(self) -> int:
-        return 2
-
-
-@dataclass(frozen=True)
-class BinaryTree:
-    """A class of `bits` bits, the highest first; bit ~ sigmoid(parameter / temperature).
-
-    Which parameter that is, 1 to 2**bits - 1, is 1 followed by the bits drawn so far; number 0 is
-    not read. One uniform number a bit; a bit is 1 where the number is less. As LPCNet since 2021.
-    """
-
-    bits: int
-    companding: Companding = Companding.MU_LAW
-
-    @property
-    def classes(self) -> int:
-        return 1 << self.bits
-
-    @property
-    def parameters(self) -> int:
-        return self.classes
-
-
-NetworkInput: TypeAlias = LastSample | LastClass | LastSampleRow | PredictionRow
+NetworkInput: TypeAlias = LastSample | LastHalves | LastClass | LastSampleRow | PredictionRow
 FrameConditioning: TypeAlias = HeldConditioning | InterpolatedConditioning
-SampleLayer: TypeAlias = DenseSpec | GruSpec
-SampleOutput: TypeAlias = Categorical | MixtureOfLogistics | Gaussian | BinaryTree
 
 
 @dataclass(frozen=True)
@@ -240,8 +154,8 @@ class VoiceSpec:
     """A network that makes `hop_length` samples of each frame of conditioning.
 
     Raises InvalidInput for two parts of one name, conditioning that is not declared, layers whose
-    sizes do not fit, a last class or a prediction where the output has no classes, and rows of a
-    signal without a prediction.
+    sizes do not fit, a last class or a prediction where the output has no such classes, and rows
+    of a signal without a prediction.
     """
 
     sample_rate: int
@@ -254,7 +168,8 @@ class VoiceSpec:
     prediction: LinearPrediction | None = None
 
     def __post_init__(self) -> None:
-        names = [part.name for part in (*self.inputs, *self.conditioning, *self.layers)]
+        layers = (layer for layer, _ in self.layer_inputs())
+        names = [part.name for part in (*self.inputs, *self.conditioning, *layers)]
         for name in names:
             if names.count(name) > 1:
                 count = names.count(name)
@@ -265,16 +180,27 @@ class VoiceSpec:
     @property
     def has_classes(self) -> bool:
         """Whether a sample is one of some classes."""
-        return isinstance(self.output, Categorical | BinaryTree)
+        return isinstance(self.output, Categorical | BinaryTree | DualSoftmax)
+
+    @property
+    def halved(self) -> GruSpec | None:
+        """The GRU whose second half of units reads what the first half led to."""
+        last = self.layers[-1]
+        return last if isinstance(self.output, DualSoftmax) and isinstance(last, GruSpec) else None
 
     def _check_inputs(self) -> None:
-        kind = type(self.output).__name__
-        if self.prediction and not self.has_classes:
-            raise InvalidInput(f"linear prediction with {kind}; give an output that has classes")
+        kind, in_halves = type(self.output).__name__, isinstance(self.output, DualSoftmax)
+        is_whole = self.has_classes and not in_halves
+        if self.prediction and not is_whole:
+            raise InvalidInput(f"linear prediction with {kind}; give Categorical or BinaryTree")
         for each in self.inputs:
-            if isinstance(each, LastClass) and not self.has_classes:
+            missing = (isinstance(each, LastClass) and not is_whole) or (
+                isinstance(each, LastHalves) and not in_halves
+            )
+            if missing:
+                part = "the last class" if isinstance(each, LastClass) else "halves of a class"
                 raise InvalidInput(
-                    f"input {each.name!r} is the last class, which {kind} has not; give LastSample"
+                    f"input {each.name!r} is {part}, which {kind} has not; give LastSample"
                 )
             if isinstance(each, LastSampleRow | PredictionRow) and not self.prediction:
                 raise InvalidInput(
@@ -301,11 +227,29 @@ class VoiceSpec:
                     f"layer {layer.name!r} of {layer.size} units is added to {in_features} "
                     "features; give sizes that are equal"
                 )
+        if isinstance(self.output, DualSoftmax):
+            self._check_halves(self.output)
+            return
         found, wanted = self.layers[-1].size, self.output.parameters
         if found != wanted:
             raise InvalidInput(
                 f"the last layer has {found} features; {type(self.output).__name__} takes {wanted}"
             )
+
+    def _check_halves(self, output: DualSoftmax) -> None:
+        last = self.halved
+        if last is None or last.size % 2 or last.residual:
+            raise InvalidInput(
+                f"DualSoftmax after layer {self.layers[-1].name!r}; give a GRU of an even size, "
+                "not residual"
+            )
+        for name, layers in (("coarse", output.coarse), ("fine", output.fine)):
+            found = layers[-1].size if layers else last.size // 2
+            if found != output.half_classes:
+                raise InvalidInput(
+                    f"the {name} half has {found} features in the end; {output.bits} bits take "
+                    f"{output.half_classes}"
+                )
 
     def layer_inputs(self) -> Iterator[tuple[SampleLayer, int]]:
         """Every layer, and how many features it reads before what is concatenated."""
@@ -313,6 +257,12 @@ class VoiceSpec:
         for layer in self.layers:
             yield layer, features
             features = layer.size
+        if isinstance(self.output, DualSoftmax):
+            for half in (self.output.coarse, self.output.fine):
+                features = self.layers[-1].size // 2
+                for layer in half:
+                    yield layer, features
+                    features = layer.size
 
     def tensor_shapes(self) -> dict[str, Shape]:
         """Name and shape of every tensor of the network."""
@@ -321,12 +271,12 @@ class VoiceSpec:
         for each in self.inputs:
             if isinstance(each, LastClass):
                 shapes[f"{each.name}.table"] = (self.output.parameters, each.size)
-            elif not isinstance(each, LastSample):
+            elif not isinstance(each, LastSample | LastHalves):
                 shapes[f"{each.name}.table"] = (LEVELS, each.size)
         for one in self.conditioning:
             if isinstance(one, InterpolatedConditioning):
                 shapes[f"{one.name}.kernel"] = (self.hop_length, one.taps)
         for layer, features in self.layer_inputs():
             joined = sum(sizes[name] for name in layer.concatenated)
-            shapes |= layer.shapes(features + joined)
+            shapes |= layer.shapes(features + joined + (layer is self.halved))
         return shapes

@@ -1,41 +1,65 @@
 """How a class or sample is drawn from what the last layer says, as operators of the graph."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, Value
-from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.sampling import Draw
+from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.sampling import Draw, Uniform
 from sparsejit.ir.ops.selection import Embedding
+from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Reshape, Slice
 from sparsejit.voice.sample_graph import SampleGraphBuilder
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec_outputs import (
     BinaryTree,
     Categorical,
     Gaussian,
     MixtureOfLogistics,
-    SampleOutput,
 )
+
+# All but a dual softmax, whose second parameters depend on the first draw.
+SingleOutput: TypeAlias = Categorical | MixtureOfLogistics | Gaussian | BinaryTree
 
 # Uniform numbers of a mixture keep this far from 0 and 1.
 _EDGE = 1e-5
 
 
+@dataclass(eq=False)
+class UniformNumbers:
+    """The numbers of a seed's stream one after the other; `counter` is that of the next."""
+
+    make: SampleGraphBuilder
+    seed: Value
+    counter: Value
+
+    def one(self) -> Value:
+        """A number ()."""
+        number = self.make.apply(Uniform(), self.seed, self.counter, name="uniform")
+        self.counter = self.make.next(self.counter)
+        return number
+
+    def row(self, count: int) -> Value:
+        """Numbers (count,)."""
+        numbers = self.make.apply(UniformRow(count), self.seed, self.counter, name="uniform")
+        more = self.make.constant("numbers", np.array(count, np.int64))
+        self.counter = self.make.number("add", self.counter, more, name="counter")
+        return numbers
+
+
 @dataclass(frozen=True, eq=False)
 class SampleDraw:
-    """Draws by the uniform numbers that `uniform` makes, one a call: a class, or a sample."""
+    """Draws by uniform numbers: a class, or a sample."""
 
     make: SampleGraphBuilder
     temperature: float
-    uniform: Callable[[], Value]
+    uniform: UniformNumbers
 
-    def of(self, output: SampleOutput, parameters: Value) -> Value:
+    def of(self, output: SingleOutput, parameters: Value) -> Value:
         """What `output` draws from parameters (n,): a class int64 (), or a sample float32 ()."""
         match output:
             case Categorical():
-                return self._categorical(parameters)
+                return self.categorical(parameters)
             case MixtureOfLogistics():
                 return self._mixture(output, parameters)
             case Gaussian():
@@ -43,9 +67,10 @@ class SampleDraw:
             case BinaryTree():
                 return self._tree(output, parameters)
 
-    def _categorical(self, logits: Value) -> Value:
+    def categorical(self, logits: Value) -> Value:
+        """A class int64 () ~ softmax(logits / temperature), of logits (classes,)."""
         draw = Draw(1 / self.temperature)
-        return self.make.apply(draw, logits, self.uniform(), name="draw")
+        return self.make.apply(draw, logits, self.uniform.one(), name="draw")
 
     def _mixture(self, output: MixtureOfLogistics, parameters: Value) -> Value:
         count = output.components
@@ -54,9 +79,9 @@ class SampleDraw:
             for n in range(3)
         )
         draw = Draw(1 / self.temperature)
-        component = self.make.apply(draw, logits, self.uniform(), name="component")
+        component = self.make.apply(draw, logits, self.uniform.one(), name="component")
         mean, log_scale = (picked(self.make, each, component) for each in (means, scales))
-        u = self.uniform()
+        u = self.uniform.one()
         # 1 - u is exact: log of it keeps its digits where u is near 1.
         below, above = (self._inside(each) for each in (u, self._number("sub", 1.0, u)))
         logs = (self._number("log", each) for each in (below, above))
@@ -69,7 +94,7 @@ class SampleDraw:
 
     def _gaussian(self, output: Gaussian, parameters: Value) -> Value:
         mean, log_deviation = (self._element(parameters, n) for n in range(2))
-        u, v = self.uniform(), self.uniform()
+        u, v = self.uniform.one(), self.uniform.one()
         squared = self._number("mul", self._number("log", self._number("sub", 1.0, u)), -2.0)
         wave = self._number("cos", self._number("mul", v, 2 * np.pi))
         noise = self._number("mul", self._number("sqrt", squared), wave)
@@ -83,15 +108,12 @@ class SampleDraw:
         return self._number("minimum", self._number("maximum", free, -1.0), 1.0)
 
     def _tree(self, output: BinaryTree, parameters: Value) -> Value:
-        colder = self._number("mul", parameters, 1 / self.temperature)
-        odds = self._number("sigmoid", colder)
-        node = self.make.constant("root", np.array(1, np.int64))
-        for _ in range(output.bits):
-            is_one = self._number("less", self.uniform(), picked(self.make, odds, node))
-            bit = self.make.apply(Cast(Element.INT64), is_one, name="bit")
-            node = self._number("add", self._number("add", node, node), bit)
-        root = self.make.constant("leaves", np.array(output.classes, np.int64))
-        return self._number("sub", node, root)
+        """u < sigmoid(p / temperature) where temperature * log(u / (1 - u)) < p."""
+        u = self.uniform.row(output.bits)
+        # 1 - u is exact.
+        logs = (self._number("log", each) for each in (u, self._number("sub", 1.0, u)))
+        thresholds = self._number("mul", self._number("sub", *logs), self.temperature)
+        return self.make.apply(TreeDraw(output.bits), parameters, thresholds, name="draw")
 
     def _element(self, numbers: Value, index: int) -> Value:
         one = self.make.apply(Slice(0, index, index + 1), numbers, name="parameter")

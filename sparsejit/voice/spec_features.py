@@ -63,6 +63,15 @@ class Features:
             {name: matrix @ weights for name, weights in self.conditioning.items()},
         )
 
+    def picked(self, order: npt.NDArray[np.intp]) -> Features:
+        """Its features in another order; nothing of it is computed."""
+        return Features(
+            self.constant[order],
+            tuple((scalar, column[order]) for scalar, column in self.scaled),
+            tuple((index, table[:, order]) for index, table in self.rows),
+            {name: weights[order] for name, weights in self.conditioning.items()},
+        )
+
     def plus(self, other: Features) -> Features:
         """The sum of both, one of which is computed at most."""
         both = dict(self.conditioning)

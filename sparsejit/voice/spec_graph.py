@@ -5,31 +5,35 @@ frames around a sample, is W c + b already, and a sample weighs and adds those. 
 no activation separates from the next is taken together with it, in float64, when this is built.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Value
-from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows, Uniform
+from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows
 from sparsejit.ir.ops.types import float_type
-from sparsejit.ir.ops.views import Reshape, Slice
+from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.sample_graph import STATE_STEP, SampleGraph, SampleGraphBuilder
 from sparsejit.voice.spec import (
     DenseSpec,
+    DualDenseSpec,
+    DualSoftmax,
     GruSpec,
     InterpolatedConditioning,
+    LastHalves,
     LastSample,
     NetworkInput,
-    SampleLayer,
     VoiceSpec,
 )
-from sparsejit.voice.spec_draws import SampleDraw
+from sparsejit.voice.spec_draws import SampleDraw, UniformNumbers
 from sparsejit.voice.spec_features import DoubleArray, Features, columns_of
+from sparsejit.voice.spec_layers import SampleLayer
 from sparsejit.voice.spec_turn import SampleTurn
 
 Tensors = Mapping[str, FloatArray]
@@ -76,27 +80,34 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     build = _NetworkBuilder(spec, tensors)
     make, turn = build.make, build.turn
     seed = make.input(Role.CALL, "seed", INDEX)
-    count = make.state("counter", np.array(0, np.int64))
-
-    def uniform() -> Value:
-        nonlocal count
-        number = make.apply(Uniform(), seed, count, name="uniform")
-        count = make.next(count)
-        return number
-
-    choice = SampleDraw(make, spec.temperature, uniform).of(spec.output, build.network())
-    sample = turn.after(choice)
-    make.give(sample, *[choice] if spec.has_classes else [])
-    return build.finish(count)
+    uniform = UniformNumbers(make, seed, make.state("counter", np.array(0, np.int64)))
+    draw = SampleDraw(make, spec.temperature, uniform)
+    if isinstance(spec.output, DualSoftmax):
+        halves = build.halves(spec.output, lambda _, logits: draw.categorical(logits))
+        make.give(*turn.after_halves(spec.output, *halves))
+    else:
+        choice = draw.of(spec.output, build.network())
+        make.give(turn.after(choice), *[choice] if spec.has_classes else [])
+    return build.finish(uniform.counter)
 
 
 def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     """The graph of the last layer's results (n,) for samples that are given, for a score.
 
     Of a sample, after the kernels: its class, int64 (), or where it has none itself, float32 ().
+    Of a dual softmax both are two, coarse and fine.
     """
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)
+    if isinstance(spec.output, DualSoftmax):
+        given = [build.make.input(Role.SAMPLE, name, INDEX) for name in ("coarse", "fine")]
+
+        def choose(half: int, logits: Value) -> Value:
+            build.make.give(logits)
+            return given[half]
+
+        build.turn.after_halves(spec.output, *build.halves(spec.output, choose))
+        return build.finish()
     kind = INDEX if spec.has_classes else float_type(())
     choice = build.make.input(Role.SAMPLE, "given", kind)
     build.make.give(build.network())
@@ -114,6 +125,14 @@ def check_tensors(spec: VoiceSpec, tensors: Tensors) -> None:
             raise InvalidInput(f"{wrong}; give the tensors of spec.tensor_shapes()")
         if not np.isfinite(tensors[name]).all():
             raise InvalidInput(f"tensor {name!r} contains NaN or infinity; give finite weights")
+    if spec.halved is not None:
+        name = f"{spec.halved.name}.weight_ih"
+        column = tensors[name][:, -1].reshape(3, 2, -1)
+        if column[:, 0].any():
+            raise InvalidInput(
+                f"tensor {name!r} is not masked: its last column, the coarse half just drawn, is "
+                "not zero for the units that half is drawn from; make it zero there"
+            )
 
 
 class _NetworkBuilder:
@@ -150,16 +169,71 @@ class _NetworkBuilder:
             parts = [result]
         return self._value(self.spec.layers[-1].name, result)
 
+    def halves(
+        self, output: DualSoftmax, choose: Callable[[int, Value], Value]
+    ) -> tuple[Value, Value]:
+        """The coarse and the fine class, each as `choose` says of its number and logits."""
+        parts = [self._input(each) for each in self.spec.inputs]
+        *layers, gru = self.spec.layers
+        for layer in layers:
+            parts = [self._layer(layer, parts)]
+        assert isinstance(gru, GruSpec)
+        half, state = gru.size // 2, self._states[gru.name]
+        # Gates r, z, n of the first half of units, then those of the second.
+        order = np.arange(3 * gru.size).reshape(3, 2, half).swapaxes(0, 1).reshape(-1)
+        gates, recurrent = self._gate_products(gru, parts, order)
+        column = self._tensors[f"{gru.name}.weight_ih"][order[3 * half :], -1]
+        chosen: list[Value] = []
+        states: list[Value] = []
+        for number, head in enumerate((output.coarse, output.fine)):
+            own = self._part(gates, number)
+            if number:
+                level = self.turn.half_level(output, chosen[0])
+                weights = self.make.constant(f"{gru.name}.coarse", column.astype(np.float32))
+                own = self.make.number("fma", weights, level, own, name=f"{gru.name}.input")
+            operands = own, self._part(recurrent, number), self._part(state, number)
+            states.append(self.make.apply(GruStep(), *operands, name=f"{gru.name}.gates"))
+            result = Features.of_computed(states[-1], 1.0)
+            for layer in head:
+                result = self._dense(layer, [result])
+            chosen.append(choose(number, self._value(f"half {number}", result)))
+        self._states[gru.name] = self.make.apply(Concat(0), *states, name=gru.name)
+        return chosen[0], chosen[1]
+
+    def _part(self, vector: Value, half: int) -> Value:
+        """One half of a vector."""
+        size = vector.shape[0] // 2
+        both = Slice(0, half * size, (half + 1) * size)
+        return self.make.apply(both, vector, name=vector.origin.name)
+
     def _input(self, each: NetworkInput) -> Features:
         last = self.turn.last(each)
-        if isinstance(each, LastSample):
-            return Features(np.zeros(1), scaled=((last, np.ones(1)),))
-        return Features(np.zeros(each.size), rows=((last, self._tensors[f"{each.name}.table"]),))
+        if isinstance(each, LastSample | LastHalves):
+            columns = np.eye(each.size)
+            return Features(np.zeros(each.size), scaled=tuple(zip(last, columns, strict=True)))
+        table = self._tensors[f"{each.name}.table"]
+        return Features(np.zeros(each.size), rows=((last[0], table),))
 
     def _layer(self, layer: SampleLayer, parts: Sequence[Features]) -> Features:
         if isinstance(layer, GruSpec):
             return self._gru(layer, parts)
+        if isinstance(layer, DualDenseSpec):
+            return self._dual_dense(layer, parts)
         return self._dense(layer, parts)
+
+    def _dual_dense(self, layer: DualDenseSpec, parts: Sequence[Features]) -> Features:
+        """One product for both, then halves weighed and added."""
+        name, scale = layer.name, self._tensors[f"{layer.name}.scale"]
+        for each in ("weight", "bias"):
+            both = self._tensors[f"{name}.{each}"]
+            self._tensors[f"{name}.{each}"] = both.reshape(-1, *both.shape[2:])
+        joined = layer.concatenated, layer.added
+        result = self._dense(DenseSpec(name, 2 * layer.size, Activation.TANH, *joined), parts)
+        halves = [self._part(self._value(name, result), number) for number in range(2)]
+        scales = [self.make.constant(f"{name}.scale", row.astype(np.float32)) for row in scale]
+        first = self.make.number("mul", halves[0], scales[0], name=name)
+        total = self.make.number("fma", halves[1], scales[1], first, name=name)
+        return Features.of_computed(total)
 
     def _dense(self, layer: DenseSpec, parts: Sequence[Features]) -> Features:
         name = layer.name
@@ -179,28 +253,39 @@ class _NetworkBuilder:
         return self.make.number(layer.activation.value, value, name=layer.name)
 
     def _gru(self, layer: GruSpec, parts: Sequence[Features]) -> Features:
-        name, hidden = layer.name, layer.size
-        weight_ih, weight_hh, bias_ih, bias_hh = (
-            self._tensors[f"{name}.{each}"]
-            for each in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
-        # That of the new gate lies within the product with r.
-        both = bias_ih + np.where(np.arange(3 * hidden) < 2 * hidden, bias_hh, 0)
-        before, matrix, rest = self._product(layer, parts, weight_ih, both)
-        gates = self._linear(f"{name}.input", before, matrix, rest)
-        new_bias = np.where(np.arange(3 * hidden) < 2 * hidden, 0, bias_hh)
-        recurrent = self.make.linear(
-            name,
-            self._states[name],
-            weight_hh.astype(np.float32),
-            self.make.constant(f"{name}.bias", new_bias.astype(np.float32)),
-            input_scale=STATE_STEP,
-        )
-        operands = gates, recurrent, self._states[name]
+        name = layer.name
+        products = self._gate_products(layer, parts, np.arange(3 * layer.size))
+        operands = *products, self._states[name]
         self._states[name] = state = self.make.apply(GruStep(), *operands, name=f"{name}.gates")
         if not layer.residual:
             return Features.of_computed(state, 1.0)
         return self._with_residual(layer, parts[0], state)
+
+    def _gate_products(
+        self, layer: GruSpec, parts: Sequence[Features], order: npt.NDArray[np.intp]
+    ) -> tuple[Value, Value]:
+        """What gates take of the input and of the state, (3 * size,), rows in that order."""
+        name = layer.name
+        weight_ih, weight_hh, bias_ih, bias_hh = (
+            self._tensors[f"{name}.{each}"]
+            for each in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        if layer is self.spec.halved:
+            weight_ih = weight_ih[:, :-1]
+        # That of the new gate lies within the product with r.
+        is_outside = np.arange(3 * layer.size) < 2 * layer.size
+        both = bias_ih + np.where(is_outside, bias_hh, 0)
+        before, matrix, rest = self._product(layer, parts, weight_ih, both)
+        gates = self._linear(f"{name}.input", before, matrix[order], rest.picked(order))
+        new_bias = np.where(is_outside, 0, bias_hh)[order]
+        recurrent = self.make.linear(
+            name,
+            self._states[name],
+            weight_hh[order].astype(np.float32),
+            self.make.constant(f"{name}.bias", new_bias.astype(np.float32)),
+            input_scale=STATE_STEP,
+        )
+        return gates, recurrent
 
     def _with_residual(self, layer: GruSpec, before: Features, state: Value) -> Features:
         if before.computed is None:

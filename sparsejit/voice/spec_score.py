@@ -12,22 +12,22 @@ from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.networks import FrameTerms
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.spec import Categorical
+from sparsejit.voice.spec import Categorical, DualSoftmax
 from sparsejit.voice.spec_graph import forced_graph
 
 
 class ForcedNetwork:
     """A voice's network compiled to be fed with audio that is given.
 
-    Raises InvalidInput for an output that is not categorical.
+    Raises InvalidInput for an output that is neither categorical nor a dual softmax.
     """
 
     def __init__(
         self, voice: ForeignVoice, target: Target, dtypes: str | Mapping[str, str] = "float32"
     ) -> None:
-        if not isinstance(voice.spec.output, Categorical):
+        if not isinstance(voice.spec.output, Categorical | DualSoftmax):
             kind = type(voice.spec.output).__name__
-            raise InvalidInput(f"{kind} gives no classes to score; give a categorical network")
+            raise InvalidInput(f"{kind} is not scored; give a network of one or two softmaxes")
         self._voice = voice
         graph = forced_graph(voice.spec, voice.tensors)
         self._terms = FrameTerms(graph)
@@ -44,9 +44,16 @@ class ForcedNetwork:
             wanted = frames * self._voice.spec.hop_length
             raise InvalidInput(f"classes have shape {given.shape}; give ({wanted},) for this mel")
         arrays = self._terms(features, frames)
-        inputs = LoopArrays(frames, arrays.of_frames, (*arrays.of_samples, given))
-        (logits,) = Sampler(self._loop, seed=0).run(inputs)
-        return _nats(logits.astype(np.float64) / self._voice.spec.temperature, given)
+        output = self._voice.spec.output
+        choices: tuple[npt.NDArray[np.int64], ...] = (given,)
+        if isinstance(output, DualSoftmax):
+            choices = np.divmod(given, output.half_classes)
+        inputs = LoopArrays(frames, arrays.of_frames, (*arrays.of_samples, *choices))
+        parameters = Sampler(self._loop, seed=0).run(inputs)
+        nats = np.zeros(len(given))
+        for logits, chosen in zip(parameters, choices, strict=True):
+            nats += _nats(logits.astype(np.float64) / self._voice.spec.temperature, chosen)
+        return nats
 
 
 def _nats(

@@ -7,21 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.sampling import PREDICTION_WINDOW, Predict, Reconstruct
 from sparsejit.ir.ops.types import float_type
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.prediction import class_levels, expanded
 from sparsejit.voice.sample_graph import SampleGraphBuilder
 from sparsejit.voice.spec import (
-    LAST_SAMPLE,
     LEVEL_SCALE,
     PREDICTOR,
     RESIDUAL_SCALE,
     BinaryTree,
     Categorical,
     Companding,
+    DualSoftmax,
     LastClass,
+    LastHalves,
     LastSample,
     LinearPrediction,
     NetworkInput,
@@ -74,21 +76,34 @@ class SampleTurn:
     def __post_init__(self) -> None:
         make, prediction = self.make, self.spec.prediction
         self.signal = None if prediction is None else PredictedSignal(make, prediction)
-        self._states: dict[str, Value] = {}
+        self._states: dict[NetworkInput, tuple[Value, ...]] = {}
         for each in self.spec.inputs:
             if isinstance(each, LastClass):
-                self._states[each.name] = make.state(each.name, np.array(each.first, np.int64))
+                self._states[each] = (make.state(each.name, np.array(each.first, np.int64)),)
+            elif isinstance(each, LastHalves):
+                self._states[each] = self._first_halves(each)
             elif isinstance(each, LastSample) and self.signal is None:
-                self._states[each.name] = make.state(each.name, np.array(0, np.float32))
+                self._states[each] = (make.state(each.name, np.array(0, np.float32)),)
 
-    def last(self, each: NetworkInput) -> Value:
-        """The number, or the row of the table, that an input is."""
-        if self.signal is None or isinstance(each, LastClass):
-            return self._states[each.name]
+    def _first_halves(self, each: LastHalves) -> tuple[Value, Value]:
+        assert isinstance(self.spec.output, DualSoftmax)
+        count = self.spec.output.half_classes
+        coarse, fine = class_levels(count)[list(divmod(each.first, count))].astype(np.float32)
+        return (
+            self.make.state(f"{each.name}.coarse", np.array(coarse)),
+            self.make.state(f"{each.name}.fine", np.array(fine)),
+        )
+
+    def last(self, each: NetworkInput) -> tuple[Value, ...]:
+        """The numbers, or the row of the table, that an input is."""
+        if each in self._states:
+            return self._states[each]
+        assert self.signal is not None
         if isinstance(each, LastSample):
-            return self.signal.last
+            return (self.signal.last,)
         is_prediction = isinstance(each, PredictionRow)
-        return self.signal.level(self.signal.prediction if is_prediction else self.signal.last)
+        signal = self.signal.prediction if is_prediction else self.signal.last
+        return (self.signal.level(signal),)
 
     def after(self, choice: Value) -> Value:
         """The sample that is given; states become those of the next turn."""
@@ -97,8 +112,30 @@ class SampleTurn:
         if isinstance(output, Categorical | BinaryTree):
             sample, fed_back = self._of_class(output, choice)
         for each in self._states:
-            self._states[each] = fed_back if each == LAST_SAMPLE else choice
+            self._states[each] = (fed_back if isinstance(each, LastSample) else choice,)
         return sample
+
+    def after_halves(self, output: DualSoftmax, coarse: Value, fine: Value) -> tuple[Value, Value]:
+        """The sample that is given, and its class int64 (), by its halves; as `after`."""
+        make = self.make
+        count = make.constant("half classes", np.array(output.half_classes, np.int64))
+        high = make.number("mul", coarse, count, name="class")
+        whole = make.number("add", high, fine, name="class")
+        height, lowest = (
+            make.constant("amplitude", np.array(number, np.float32))
+            for number in (2 / output.classes, -1)
+        )
+        wide = make.apply(Cast(Element.FLOAT32), whole, name="class")
+        sample = make.number("fma", wide, height, lowest, name="sample")
+        fed_back = self.half_level(output, coarse), self.half_level(output, fine)
+        for each in self._states:
+            self._states[each] = fed_back if isinstance(each, LastHalves) else (sample,)
+        return sample, whole
+
+    def half_level(self, output: DualSoftmax, half: Value) -> Value:
+        """What the network is fed for a half, float32 ()."""
+        levels = class_levels(output.half_classes).astype(np.float32)
+        return picked(self.make, self.make.constant("levels", levels), half)
 
     def _of_class(self, output: Categorical | BinaryTree, choice: Value) -> tuple[Value, Value]:
         """Its sample, and what the network is fed."""
@@ -118,4 +155,4 @@ class SampleTurn:
     def states(self) -> tuple[Value, ...]:
         """For `keep`, in their order."""
         signal = () if self.signal is None else self.signal.states()
-        return (*signal, *self._states.values())
+        return (*signal, *(value for values in self._states.values() for value in values))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsejit.frontends.files import read_torch_file
 from sparsejit.prune import Pruner
 from sparsejit.prune.run import ctrl_c_noted
 
@@ -104,12 +105,7 @@ class Trainer:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return a checkpoint's content without unpickling code; DamagedFile if it is not one."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise DamagedFile(
-            f"{path} is not a readable checkpoint ({error}); delete it to start afresh"
-        ) from error
+    content = read_torch_file(path, "delete it to start afresh")
     plan = content.get("plan") if isinstance(content, dict) else None
     if not isinstance(plan, dict) or "hidden_size" not in plan:
         raise DamagedFile(f"{path} is not sparsejit's checkpoint; delete it to start afresh")

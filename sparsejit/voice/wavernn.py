@@ -1,6 +1,6 @@
 """The voice as users see it: mel in, speech out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from sparsejit.voice.checkpoints import ForeignVoice
 from sparsejit.voice.checkpoints_files import read_checkpoint
 from sparsejit.voice.checkpoints_formats import foreign_voice
 from sparsejit.voice.features import FloatArray
+from sparsejit.voice.post_filter import FRAMES_AHEAD, post_filtered
 from sparsejit.voice.sample_graph import sample_graph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
-from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.sampler import Sampler, check_seed
+from sparsejit.voice.streams import speak_side_by_side
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
-from sparsejit.voice.weights import VoiceWeights
+from sparsejit.voice.weights import VoiceWeights, check_temperature
 
 # Of a stream: more gain no speed, and nothing interrupts what is being spoken.
 _MOST_FRAMES_AT_ONCE = 64
@@ -35,6 +37,9 @@ class WaveRNN:
     dtype: how the matrices of the network are stored, float32, bfloat16, float16 or int8; or a dict
         from names of `layers` to that. With int8 inputs of products are quantised too, the state in
         steps of 1/127, and sums are exact.
+    post_filter: whether `voice.post_filter` follows, which brings what is spoken nearer to the mel
+        and takes 800 samples (36 ms) more of look-ahead. It knows the mels of our own voices only:
+        those of another project are never filtered.
 
     >>> voice = WaveRNN.from_pretrained()
     >>> audio = voice.generate(voice.features(recording, rate), seed=0)
@@ -45,8 +50,10 @@ class WaveRNN:
         source: VoiceWeights | ForeignVoice,
         target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
+        post_filter: bool = True,
     ) -> None:
         self.source = source
+        self.post_filter = post_filter and isinstance(source, VoiceWeights)
         self.sample_rate, self.hop_length = source.sample_rate, source.hop_length
         self.n_mels = source.n_mels
         graph = sample_graph(source) if isinstance(source, VoiceWeights) else source.graph.sample
@@ -106,6 +113,7 @@ class WaveRNN:
         path: str | Path = VOICE,
         temperature: float | None = None,
         dtype: str | Mapping[str, str] = "float32",
+        post_filter: bool = True,
     ) -> "WaveRNN":
         """The bundled voice, or the one in a file that `sparsejit train` wrote.
 
@@ -118,7 +126,7 @@ class WaveRNN:
         weights = VoiceWeights.load(path)
         if temperature is not None:
             weights = replace(weights, temperature=temperature)
-        return cls(weights, dtype=dtype)
+        return cls(weights, dtype=dtype, post_filter=post_filter)
 
     @classmethod
     def from_checkpoint(
@@ -128,17 +136,22 @@ class WaveRNN:
         companding: str | None = None,
         target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
     ) -> "WaveRNN":
         """Compile a WaveRNN that another project trained, pruned or not.
 
         source: a state dict, or a file of one, safetensors or torch's (only tensors are read), of
             fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same words.
         sample_rate, companding: what a state dict does not say; `foreign_voice` has the defaults.
+        temperature: of the draws, 1 if left out.
 
-        Raises InvalidInput that names the first tensor that does not fit, and as
-        `read_checkpoint` does.
+        Raises InvalidInput that names the first tensor that does not fit, for a temperature that
+        cannot be one, and as `read_checkpoint` does.
         """
         voice = foreign_voice(read_checkpoint(source), sample_rate, companding)
+        if temperature is not None:
+            check_temperature(temperature)
+            voice = replace(voice, spec=replace(voice.spec, temperature=temperature))
         return cls(voice, target, dtype)
 
     @classmethod
@@ -175,20 +188,66 @@ class WaveRNN:
         seed gives the same samples. Raises InvalidInput for a mel of another shape, with NaN or
         infinity in it, or on another scale than log10 power, or the other project's.
         """
-        return Sampler(self.loop, seed).generate(self.source.conditioning(mel))
+        return self._finished(mel, Sampler(self.loop, seed).generate(self.source.conditioning(mel)))
+
+    def _finished(self, mel: npt.ArrayLike, samples: FloatArray) -> FloatArray:
+        """What was drawn for a whole mel as it is heard."""
+        if not self.post_filter:
+            return samples
+        return np.concatenate(list(post_filtered([(self.weights.checked_mel(mel), samples)])))
+
+    def generate_batch(
+        self, mels: Sequence[npt.ArrayLike], seeds: Sequence[int]
+    ) -> list[FloatArray]:
+        """Speak several log-mels (80, frames), of any lengths, side by side on one core.
+
+        Each has the samples that `generate` gives for it and its seed, to the bit. Raises
+        InvalidInput before anything is spoken: for another number of seeds than of mels, for one
+        that is none, and for a mel as `generate` does, by its number.
+        """
+        if len(mels) != len(seeds):
+            raise InvalidInput(f"{len(mels)} mels and {len(seeds)} seeds; give a seed for each mel")
+        for seed in seeds:
+            check_seed(seed)
+        checked = [self._checked_of_batch(number, mel) for number, mel in enumerate(mels)]
+        inputs = ((self.source.conditioning(m), s) for m, s in zip(checked, seeds, strict=True))
+        spoken = dict(speak_side_by_side(self.loop, inputs))
+        return [self._finished(mel, spoken[number]) for number, mel in enumerate(checked)]
+
+    def _checked_of_batch(self, number: int, mel: npt.ArrayLike) -> FloatArray:
+        try:
+            checked = self.source.checked_mel(mel)
+        except InvalidInput as error:
+            raise InvalidInput(f"mels[{number}]: {error}") from error
+        if not checked.shape[1]:
+            raise InvalidInput(f"mels[{number}] has no frame; leave it out")
+        return checked
 
     def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
         """Speak chunks of log-mel (80, any number of frames) as they arrive.
 
-        Two frames of look-ahead are held back until they can be spoken. The pieces joined are the
-        samples `generate` gives for the joined mel. A piece is at most 64 frames, however long the
-        chunk was; the first is one frame, so that it is there at once. Raises InvalidInput as
-        `generate` does, for the first chunk that is wrong.
+        Two frames of look-ahead are held back until they can be spoken, and 800 samples where a
+        post-filter follows. The pieces joined are the samples `generate` gives for the joined mel.
+        A piece is at most 64 frames, however long the chunk was; the first is as short as can be,
+        so that it is there at once. Raises InvalidInput as `generate` does, for the first chunk
+        that is wrong.
         """
+        drawn = self._drawn(mel_frames, seed)
+        return post_filtered(drawn) if self.post_filter else (samples for _, samples in drawn)
+
+    def _drawn(
+        self, mel_frames: Iterable[npt.ArrayLike], seed: int
+    ) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Frames (80, F) and their samples (220 F,), in pieces, as the chunks arrive."""
         sampler = Sampler(self.loop, seed)
-        context = 2 * self.source.context_frames
+        around = self.source.context_frames
         waiting: FloatArray | None = None
-        longest = 1
+        longest = FRAMES_AHEAD if self.post_filter else 1
+
+        def speak(piece: FloatArray) -> tuple[FloatArray, FloatArray]:
+            spoken = piece[:, around : piece.shape[1] - around]
+            return spoken, sampler.generate(self.source.conditioning(piece, context=True))
+
         for chunk in mel_frames:
             frames = self._checked_frames(chunk)
             if not frames.shape[1]:
@@ -196,16 +255,15 @@ class WaveRNN:
             if waiting is None:
                 waiting = self.source.beyond(frames[:, :1])
             waiting = np.concatenate([waiting, frames], axis=1)
-            while waiting.shape[1] > context:
-                piece = waiting[:, : longest + context]
-                yield sampler.generate(self.source.conditioning(piece, context=True))
-                waiting = waiting[:, piece.shape[1] - context :]
+            while waiting.shape[1] > 2 * around:
+                piece = waiting[:, : longest + 2 * around]
+                yield speak(piece)
+                waiting = waiting[:, piece.shape[1] - 2 * around :]
                 # Whoever plays them has a piece to play while one twice as long is made.
                 longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
         if waiting is not None:
             last = self.source.beyond(waiting[:, -1:])
-            rest = np.concatenate([waiting, last], axis=1)
-            yield sampler.generate(self.source.conditioning(rest, context=True))
+            yield speak(np.concatenate([waiting, last], axis=1))
 
     def _checked_frames(self, chunk: npt.ArrayLike) -> FloatArray:
         """A chunk of a stream as (80, frames); one frame may come as (80,)."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
 from ..artefact.sealed import read_sealed, write_sealed
 from ..errors import DamagedFile, InvalidInput
@@ -31,6 +32,7 @@ IDENTITY = {
     "hop_length": str(HOP_LENGTH),
     "n_mels": str(N_MELS),
 }
+_KIND = "sparsejit-voice-"
 # Format 2 differs in that no matrix is packed.
 _READABLE = ("sparsejit-voice-2", IDENTITY["format"])
 _FORMAT_1 = b'"sparsejit-voice-1"'
@@ -218,6 +220,16 @@ class VoiceWeights:
             kept = generator.random((rows // 8, columns)) < density
             tensors[name] *= np.repeat(kept, 8, axis=0) / np.sqrt(density)
         return cls({name: value.astype(np.float32) for name, value in tensors.items()})
+
+
+def is_voice_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is one of our own voices, whole or damaged, and no other project's network."""
+    file = Path(path)
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            return str((opened.metadata() or {}).get("format")).startswith(_KIND)
+    except (SafetensorError, OSError):
+        return file.suffix == ".safetensors"
 
 
 def _unpacked(stored: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -216,3 +216,21 @@ def test_a_kernel_is_no_model_and_a_text_no_array(tmp_path: Path, net: str) -> N
     (tmp_path / "x.npy").write_text("1 2 3")
     assert_refused("is not a .npy array", "run", tmp_path / "m.sjit", *files)
     assert not (tmp_path / "y.npy").exists()
+
+
+def test_an_onnx_file_is_compiled_and_run(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weights = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 6])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 4])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    imports = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+    onnx.save(model, tmp_path / "p.onnx")
+    compile_quickly(f"{tmp_path}/p.onnx", tmp_path / "m.sjit")
+    x = np.random.default_rng(1).standard_normal((3, 6)).astype(np.float32)
+    np.testing.assert_allclose(sparsejit.load(tmp_path / "m.sjit")(x), x @ weights, rtol=1e-5)

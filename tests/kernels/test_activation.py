@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsejit.asm_templates.shared.activation import (
+    COARSE,
+    COARSE_DENOMINATOR,
+    COARSE_LIMIT,
+    COARSE_NUMERATOR,
     DENOMINATOR,
+    FINE,
     LIMIT,
     NUMERATOR,
     SCRATCH_PER_VECTOR,
+    Tanh,
     apply_activation,
 )
 from sparsejit.asm_templates.shared.rows import vector
@@ -240,7 +246,7 @@ def test_every_division_of_registers_and_scratch_computes_the_same(isa: str) -> 
 
 
 def _four_vectors(
-    target: Target, activation: Activation, x: np.ndarray, scratch: int
+    target: Target, activation: Activation, x: np.ndarray, scratch: int, tanh: Tanh = FINE
 ) -> np.ndarray:
     def body(asm: Assembler) -> None:
         registers = [vector(asm, number) for number in range(4)]
@@ -248,7 +254,7 @@ def _four_vectors(
         for register, place in zip(registers, places, strict=True):
             asm.emit("vmovups", register, Memory(rdi, place))
         free = [vector(asm, 4 + number) for number in range(scratch)]
-        apply_activation(asm, activation, registers, free)
+        apply_activation(asm, activation, registers, free, tanh)
         for register, place in zip(registers, places, strict=True):
             asm.emit("vmovups", Memory(rsi, place), register)
 
@@ -271,6 +277,24 @@ def test_the_table_of_coefficients_is_the_fit() -> None:
         assert coefficients[0] == 1.0, "tanh of a denormal is the denormal"
     assert largest_error(*table) < 1.5e-7
     assert np.float32(LIMIT) == find_limit(*table)
+
+
+def test_the_coarse_table_is_the_fit() -> None:
+    table = COARSE_NUMERATOR, COARSE_DENOMINATOR
+    for coefficients, fitted in zip(table, minimax(2, 2, COARSE_LIMIT), strict=True):
+        np.testing.assert_allclose(coefficients, fitted, rtol=3e-7)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("activation", "bound"), [("tanh", 1.25e-4), ("sigmoid", 6.5e-5)])
+def test_coarse_functions_are_near(isa: str, activation: str, bound: float) -> None:
+    target, kind = Target.named(isa), Activation(activation)
+    free = target.vector_registers - 4
+    edge = 2 * COARSE_LIMIT
+    xs = np.concatenate([np.linspace(-edge, edge, 4064), [-np.inf, np.inf, -30, 30] * 8])
+    for x in xs.astype(np.float32).reshape(-1, 4 * target.lanes):
+        y = _four_vectors(target, kind, x, free, COARSE)
+        assert np.abs(y - reference.ACTIVATIONS[kind](x.astype(float))).max() <= bound
 
 
 def test_the_fit_is_level() -> None:

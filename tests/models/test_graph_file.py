@@ -31,6 +31,7 @@ from sparsejit.ir.ops.sampling import (
     Uniform,
 )
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
+from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
 
@@ -55,6 +56,8 @@ RECORDS = [
     GruStep(),
     Predict(),
     Reconstruct(4.0, 0.9),
+    UniformRow(8),
+    TreeDraw(8),
     Embedding(),
     EmbeddingBag(BagKind.MEAN, with_offsets=True),
     ArgMax(keeps_axis=True),

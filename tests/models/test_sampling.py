@@ -25,15 +25,17 @@ from sparsejit.ir.ops.sampling import (
     SumOfRows,
     Uniform,
 )
+from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.loop import GraphLoop, Role, build_loop
+from sparsejit.lowering.loop import GraphLoop, Role, build_loop, stream_header
 from sparsejit.lowering.model import lower_model
-from sparsejit.lowering.sampling import MOST_TABLES
+from sparsejit.lowering.table_rows import MOST_TABLES
 from sparsejit.machine.target import Target
 
 NAME = Origin("x")
 FEATURES = [1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 257, 1000]
+ROWS_OF_GATES = (DType.FLOAT32, DType.FLOAT16, DType.INT8)
 
 
 def graph_of(op: Op, *operands: Array, constants: Sequence[int] = ()) -> tuple[Graph, list[Array]]:
@@ -119,12 +121,67 @@ def test_rows_add_up_in_their_order(isa: str, edge: Edge, features: int) -> None
 @pytest.mark.parametrize("features", FEATURES)
 def test_short_rows_are_float16(isa: str, edge: Edge, features: int) -> None:
     tables = [random_floats(n, 5, features) for n in range(2)]
-    rest, op = random_floats(9, features), SumOfRows(DType.INT8)
+    rest, op = random_floats(9, features), SumOfRows(DType.BFLOAT16)
     graph, given = graph_of(op, whole(4), whole(1), *tables, rest, constants=(2, 3))
     ran = run_tiles(graph, [array[None] for array in given], Target.named(isa), edge)
     halves = [table.astype(np.float16).astype(np.float32) for table in tables]
     assert ran.status == 0
     np.testing.assert_array_equal(ran.outputs[0][0], halves[0][4] + halves[1][1] + rest)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("features", [1, 8, 17, 257])
+def test_int8_rows_share_a_scale_in_each_feature(isa: str, edge: Edge, features: int) -> None:
+    tables = [(n + 1) * random_floats(n, 5, features) for n in range(3)]
+    for table in tables:
+        table[:, features // 2] = 0
+    rest, op = random_floats(9, features), SumOfRows(DType.INT8)
+    graph, given = graph_of(op, *map(whole, (4, 1, 0)), *tables, rest, constants=(3, 4, 5))
+    ran = run_tiles(graph, [array[None] for array in given], Target.named(isa), edge)
+    assert ran.status == 0
+    step = np.abs(np.concatenate(tables)).max(axis=0).astype(float) / 127
+    whole_steps = [np.rint(t / np.where(step > 0, step, 1)) for t in tables]
+    expected = (whole_steps[0][4] + whole_steps[1][1] + whole_steps[2][0]) * step + rest
+    np.testing.assert_allclose(ran.outputs[0][0], expected, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("hidden", [1, 8, 33, 136])
+@pytest.mark.parametrize("dtype", ROWS_OF_GATES)
+def test_gates_add_up_rows_as_a_sum_of_its_own_does(
+    isa: str, edge: Edge, hidden: int, dtype: DType
+) -> None:
+    """To the bit; where somebody else reads the sum, it is a step of its own."""
+    ran = [
+        run_tiles(graph, [array[None] for array in given], Target.named(isa), edge)
+        for graph, given in (rows_and_gates(hidden, dtype, apart) for apart in (False, True))
+    ]
+    assert [each.status for each in ran] == [0, 0]
+    np.testing.assert_array_equal(ran[0].outputs[0], ran[1].outputs[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ROWS_OF_GATES)
+def test_gates_report_a_row_that_is_not_there(isa: str, dtype: DType) -> None:
+    graph, given = rows_and_gates(16, dtype, apart=False)
+    given[1] = whole(5)
+    assert run_tiles(graph, [array[None] for array in given], Target.named(isa)).status == 1
+
+
+def rows_and_gates(hidden: int, dtype: DType, apart: bool) -> tuple[Graph, list[Array]]:
+    """A GRU whose input gates are a sum of rows, which is a result too where `apart`."""
+    tables = [random_floats(n, 5, 3 * hidden) for n in range(3)]
+    given = [*map(whole, (3, 0, 4)), *(random_floats(n, 3 * hidden) for n in (7, 8))]
+    given.append(np.tanh(random_floats(9, hidden)))
+    builder = GraphBuilder()
+    kinds = [TensorType(array.shape, Element(array.dtype.name)) for array in given]
+    *indices, rest, recurrent, state = (builder.input(kind, NAME) for kind in kinds)
+    constants = [builder.constant(table, NAME) for table in tables]
+    gates = builder.one(SumOfRows(dtype), *indices, *constants, rest, origin=NAME)
+    new = builder.one(GruStep(), gates, recurrent, state, origin=NAME)
+    return builder.finish((new, gates) if apart else (new,)), given
 
 
 def test_rows_beyond_float16_are_refused() -> None:
@@ -136,7 +193,7 @@ def test_rows_beyond_float16_are_refused() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])
+@pytest.mark.parametrize("dtype", ROWS_OF_GATES)
 @pytest.mark.parametrize("index", [-1, 5, 2**40])
 def test_a_row_that_is_not_there_is_reported(isa: str, dtype: DType, index: int) -> None:
     table, rest = random_floats(1, 5, 20), random_floats(2, 20)
@@ -161,6 +218,19 @@ def test_a_gru_s_gates(isa: str, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_a_gru_s_gates_are_coarser_in_int8_but_for_what_it_keeps(isa: str) -> None:
+    hidden = 65
+    gates, recurrent = random_floats(1, 3 * hidden), random_floats(2, 3 * hidden)
+    operands = gates, recurrent, np.tanh(random_floats(3, hidden))
+    graph, given = graph_of(GruStep(DType.INT8), *operands)
+    check_graph(graph, given, Target.named(isa), 5e-4)
+    kept = gates.copy()
+    kept[hidden : 2 * hidden] = 20
+    graph, given = graph_of(GruStep(DType.INT8), kept, 0 * recurrent, operands[2])
+    check_graph(graph, given, Target.named(isa), 1e-6, tiles=1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_prediction_is_a_tree_of_sums(isa: str) -> None:
     samples, weights = random_floats(1, PREDICTION_WINDOW), random_floats(2, PREDICTION_WINDOW)
     graph, given = graph_of(Predict(), samples, weights)
@@ -169,6 +239,30 @@ def test_a_prediction_is_a_tree_of_sums(isa: str) -> None:
         sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
     assert run_graph(graph, given, Target.named(isa))[0] == sums[0]
     check_graph(graph, given, Target.named(isa), 1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_row_of_numbers_is_the_stream_s(isa: str, count: int) -> None:
+    counter = 2**40 - 2
+    graph, given = graph_of(UniformRow(count), whole(7), whole(counter))
+    (found,) = run_graph(graph, given, Target.named(isa))
+    numbers = counter + np.arange(count, dtype=np.uint64)
+    np.testing.assert_array_equal(found, reference.random_uniform(7, numbers))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=30)
+@given(bits=st.integers(1, 9), seed=st.integers(0, 99))
+def test_a_tree_is_walked_to_a_leaf(isa: str, bits: int, seed: int) -> None:
+    parameters, thresholds = random_floats(seed, 1 << bits), random_floats(seed + 1, bits)
+    thresholds[0] = parameters[1] if seed % 3 else -np.inf  # what is equal is not less
+    node = 1
+    for threshold in thresholds:
+        node = 2 * node + int(threshold < parameters[node])
+    graph, given = graph_of(TreeDraw(bits), parameters, thresholds)
+    assert run_graph(graph, given, Target.named(isa)) == [node - (1 << bits)]
+    check_graph(graph, given, Target.named(isa), 0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -195,6 +289,8 @@ def test_a_signal_is_rounded_step_by_step(
         (SumOfRows(), [whole(0), random_floats(0, 2, 3)]),
         (GruStep(), [random_floats(0, 12), random_floats(0, 9), random_floats(0, 4)]),
         (Predict(), [random_floats(0, 20), random_floats(0, 20)]),
+        (UniformRow(3), real(1, 2)),
+        (TreeDraw(3), [random_floats(0, 8), random_floats(0, 4)]),
         (Reconstruct(1.0, 0.5), [*real(1), random_floats(0, 9), *real(1, 2, 3)]),
     ],
 )
@@ -235,8 +331,14 @@ class Accumulator:
         outputs[0] = given.ctypes.data
         workspace = np.zeros(self.lowered.workspace_bytes + 64, np.uint8)
         workspace = workspace[-workspace.ctypes.data % 64 :]
-        addresses = (inputs.ctypes.data, outputs.ctypes.data, workspace.ctypes.data)
-        self.program.memory.function(4)(*addresses, len(samples))
+        header, first = stream_header(self.lowered), workspace.ctypes.data
+        for place, address in (
+            (header.inputs, inputs.ctypes.data),
+            (header.outputs, outputs.ctypes.data),
+            (header.next, first),
+        ):
+            workspace[place : place + 8].view(np.uint64)[0] = address
+        self.program.memory.function(2)(first, len(samples))
         return given
 
 

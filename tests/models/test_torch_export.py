@@ -174,7 +174,7 @@ def test_nests_of_inputs_and_outputs() -> None:
         described = json.loads(json.dumps(nesting.to_json(tree)))
         assert nesting.from_json(described, "model.sjit") == tree
     with pytest.raises(InvalidInput, match=r"inputs\[0\]\[1\] is 3, but .* compiled for 2"):
-        exported.flatten_inputs((given_inputs, 3), {})
+        nesting.flatten(exported.input_tree, ((given_inputs, 3), {}), "inputs")
 
 
 def test_one_tensor_given_as_two_inputs() -> None:

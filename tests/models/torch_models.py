@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sparsejit.frontends import nesting
 from sparsejit.frontends.torch_export import Exported, export
 
 
@@ -51,7 +52,7 @@ def checked(model: nn.Module, *args: Any, tolerance: float = 1e-6, **kwargs: Any
             return torch.cat([x] * 5)[:batch] if rows else x
 
         given_args, given_kwargs = tree_map(of_batch, (args, kwargs))
-        inputs = exported.flatten_inputs(given_args, given_kwargs)
+        inputs = nesting.flatten(exported.input_tree, (given_args, given_kwargs), "inputs")
         results = exported.graph(batch).evaluate([x.numpy() for x in inputs])
         wanted = in_float64(model, given_args, given_kwargs)
         assert len(results) == len(wanted)

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Graph, Node
-from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.sampling import Draw
+from sparsejit.ir.ops.tree_draw import TreeDraw
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.loop_arrays import LoopArrays
@@ -19,11 +19,14 @@ from sparsejit.voice.spec import (
     Categorical,
     Companding,
     DenseSpec,
+    DualDenseSpec,
+    DualSoftmax,
     Gaussian,
     GruSpec,
     HeldConditioning,
     InterpolatedConditioning,
     LastClass,
+    LastHalves,
     LastSample,
     MixtureOfLogistics,
     SampleOutput,
@@ -52,7 +55,7 @@ def tables_and_added_gates(output: SampleOutput) -> VoiceSpec:
     layers = (
         GruSpec("gru_a", 32, added=(GATES,)),
         GruSpec("gru_b", 16, concatenated=(AUX,)),
-        DenseSpec("fc", output.parameters, Activation.TANH),
+        DualDenseSpec("fc", output.parameters),
     )
     conditioning = (HeldConditioning(AUX, 4), HeldConditioning(GATES, 96))
     inputs = (LastClass("excitation", 12, 3), LastSample())
@@ -70,21 +73,49 @@ def dense_first(output: SampleOutput) -> VoiceSpec:
     return VoiceSpec(8_000, HOP, (LastSample(),), CONDITIONING, layers, output, 1.3)
 
 
+def halved_gru(bits: int) -> VoiceSpec:
+    """As Kalchbrenner's: the fine half of a class sees the coarse half, conditioning joined."""
+    coarse, fine = (
+        (
+            DenseSpec(f"{name}1", 12, Activation.RELU, concatenated=(AUX,)),
+            DenseSpec(f"{name}2", 2**bits),
+        )
+        for name in ("coarse", "fine")
+    )
+    layers = (GruSpec("gru", 48, concatenated=(MEL,)),)
+    inputs = (LastHalves(first=2 ** (2 * bits - 1)),)
+    output = DualSoftmax(coarse, fine, bits)
+    return VoiceSpec(16_000, HOP, inputs, CONDITIONING, layers, output, 0.9)
+
+
+def dense_before_halves() -> VoiceSpec:
+    """A product before the GRU, too, and no layer behind it."""
+    layers = (DenseSpec("in", 10, Activation.TANH, concatenated=(AUX,)), GruSpec("gru", 32))
+    return VoiceSpec(8_000, HOP, (LastSample(),), CONDITIONING, layers, DualSoftmax((), (), 4))
+
+
 SPECS = {
     "linear classes": two_grus(Categorical(64)),
     "mu-law classes": tables_and_added_gates(Categorical(256, Companding.MU_LAW)),
     "logistics": two_grus(MixtureOfLogistics(5)),
     "gaussian": dense_first(Gaussian()),
     "tree": tables_and_added_gates(BinaryTree(6)),
+    "dual softmax": halved_gru(5),
+    "halves of a state": dense_before_halves(),
 }
 
 
 def random_tensors(spec: VoiceSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
     generator = np.random.default_rng(seed)
-    return {
+    tensors = {
         name: (generator.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
         for name, shape in spec.tensor_shapes().items()
     }
+    if spec.halved is not None:
+        column = tensors[f"{spec.halved.name}.weight_ih"][:, -1].reshape(3, 2, -1)
+        column[:, 0] = 0  # the mask
+        column[:, 1] *= 3
+    return tensors
 
 
 def random_conditioning(spec: VoiceSpec, frames: int, seed: int = 1) -> dict[str, Array]:
@@ -102,7 +133,11 @@ def plain_parameters(
     conditioning: Mapping[str, Array],
     last: Sequence[Sequence[float]],
 ) -> Iterator[Array]:
-    """What the last layer gives for each sample, by `spec`'s formulas; `last` are its inputs."""
+    """What the last layer gives for each sample, by `spec`'s formulas.
+
+    `last` are its inputs, and of a dual softmax what is fed of the coarse half just drawn; then
+    the logits of both halves come joined.
+    """
     wide = {name: array.astype(np.float64) for name, array in tensors.items()}
     states = {
         layer.name: np.zeros(layer.size) for layer in spec.layers if isinstance(layer, GruSpec)
@@ -116,28 +151,43 @@ def plain_parameters(
                 features[each.name] = weights @ rows[frame : frame + each.taps]
             else:
                 features[each.name] = rows[frame]
+        given = iter(values)
         inputs = [
-            wide[f"{e.name}.table"][int(v)] if isinstance(e, LastClass) else [v]
-            for e, v in zip(spec.inputs, values, strict=True)
+            wide[f"{each.name}.table"][int(next(given))]
+            if isinstance(each, LastClass)
+            else [next(given) for _ in range(each.size)]
+            for each in spec.inputs
         ]
         x = np.concatenate(inputs)
+        coarse = [values[-1]] if spec.halved is not None else []
         for layer in spec.layers:
+            features["c"] = coarse if layer is spec.halved else []
             x = _layer(layer, x, features, wide, states)
+        if isinstance(spec.output, DualSoftmax):
+            halves = list(np.split(x, 2))
+            for number, head in enumerate((spec.output.coarse, spec.output.fine)):
+                features["c"] = []
+                for dense in head:
+                    halves[number] = _layer(dense, halves[number], features, wide, states)
+            x = np.concatenate(halves)
         yield x
 
 
 def _layer(
-    layer: DenseSpec | GruSpec,
+    layer: DenseSpec | DualDenseSpec | GruSpec,
     x: Array,
     features: Mapping[str, Array],
     wide: Mapping[str, Array],
     states: dict[str, Array],
 ) -> Array:
-    joined = np.concatenate([x, *(features[name] for name in layer.concatenated)])
+    joined = np.concatenate([x, *(features[name] for name in (*layer.concatenated, "c"))])
     added = sum(features[name] for name in layer.added)
     if isinstance(layer, DenseSpec):
         y = wide[f"{layer.name}.weight"] @ joined + wide[f"{layer.name}.bias"] + added
         return reference.ACTIVATIONS[layer.activation](y)
+    if isinstance(layer, DualDenseSpec):
+        parts = (wide[f"{layer.name}.{part}"] for part in ("weight", "bias", "scale"))
+        return sum(s * np.tanh(w @ joined + b) for w, b, s in zip(*parts, strict=True))
     ih, hh, b_ih, b_hh = (
         wide[f"{layer.name}.{part}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
@@ -191,14 +241,14 @@ class GraphTurns:
 
 
 def _decisions(graph: Graph) -> list[Node]:
-    """Draws, and comparisons of a number with a probability."""
-    return [
-        node for node in graph.nodes if isinstance(node.op, Draw) or node.op == Pointwise("less")
-    ]
+    """Draws of any kind."""
+    return [node for node in graph.nodes if isinstance(node.op, Draw | TreeDraw)]
 
 
 def _margin(node: Node, first: Array, second: Array) -> float:
-    if not isinstance(node.op, Draw):
-        return abs(float(first - second))
+    if isinstance(node.op, TreeDraw):
+        read = node.op.path(first, second)[:-1]
+        return float(np.abs(first[read] - second).min())
+    assert isinstance(node.op, Draw)
     spec = node.op.spec(len(first))
     return float(reference.categorical_margin(spec, first, float(second)))

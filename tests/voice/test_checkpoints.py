@@ -1,5 +1,6 @@
 """WaveRNNs that other projects trained, against torch on the same weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from sparsejit.voice.checkpoints_files import read_checkpoint  # noqa: E402
 from sparsejit.voice.checkpoints_formats import foreign_voice  # noqa: E402
 from sparsejit.voice.sampler import Sampler  # noqa: E402
 from sparsejit.voice.spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
+from sparsejit.voice.spec_dtypes import choose_dtypes  # noqa: E402
 from sparsejit.voice.spec_score import ForcedNetwork  # noqa: E402
 from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
 
@@ -128,17 +130,21 @@ def test_files_of_both_kinds_are_read(tmp_path: Path) -> None:
         found = read_checkpoint(tmp_path / name)
         np.testing.assert_array_equal(found["I.weight"], state["I.weight"].numpy())
         assert "step" not in found
+    short = {name: value.bfloat16() for name, value in state.items()}
+    safetensors.save_file(short, tmp_path / "short.safetensors")
+    found = read_checkpoint(tmp_path / "short.safetensors")
+    np.testing.assert_array_equal(found["I.weight"], short["I.weight"].float().numpy())
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="there is no checkpoint"):
+    with pytest.raises(InvalidInput, match="there is no file"):
         read_checkpoint(tmp_path / "none.pyt")
     for name in ("wrong.pyt", "wrong.safetensors"):
         (tmp_path / name).write_bytes(b"not a checkpoint")
         with pytest.raises(DamagedFile, match=name):
             read_checkpoint(tmp_path / name)
     torch.save([1, 2], tmp_path / "list.pyt")
-    with pytest.raises(DamagedFile, match=r"holds a list; save model\.state_dict"):
+    with pytest.raises(DamagedFile, match=r"list\.pyt holds no tensors; save model\.state_dict"):
         read_checkpoint(tmp_path / "list.pyt")
 
 
@@ -221,3 +227,26 @@ def test_the_one_gru_network_draws_as_its_graph_does(one_gru: ForeignVoice) -> N
             assert abs(drawn - chosen) == 1 and margin < ROUNDING_TIE
         turns.follow("last sample", float(sample))
     assert ties <= 1
+
+
+class PricedNetwork:
+    """Thinks 0.01 nats worse of a sample for each layer in int8, 0.001 in bfloat16."""
+
+    def __init__(self, voice: ForeignVoice, target: Target, dtypes: Mapping[str, str]) -> None:
+        self.extra = sum({"int8": 0.01, "bfloat16": 0.001}[dtype] for dtype in dtypes.values())
+
+    def nats(self, mel: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        assert len(classes) == 24 * mel.shape[1]
+        return np.full(len(classes), 3 + self.extra)
+
+
+def test_dtypes_are_chosen_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsejit.voice.spec_dtypes.ForcedNetwork", PricedNetwork)
+    voice, mel = foreign_voice(read_checkpoint(fatchord(64).state_dict())), random_mel(3)
+    assert choose_dtypes(voice, mel, most_nats=0) == {}
+    assert set(choose_dtypes(voice, mel, most_nats=1).values()) == {"int8"}
+    two = list(choose_dtypes(voice, mel, most_nats=0.0205).values())
+    assert two.count("int8") == 2
+    assert "bfloat16" not in two
+    with pytest.raises(InvalidInput, match="most_nats=-1; give how much may be lost"):
+        choose_dtypes(voice, mel, most_nats=-1)

@@ -15,6 +15,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE, load_audio, log_mel
 from sparsejit.voice.speaking import (
     SpokenFile,
+    SpokenForm,
     count_frames,
     expected_samples,
     mel_pieces,
@@ -143,6 +144,7 @@ class FakeVoice:
     """As quick as nothing, where the samples do not matter; `takes` is called for each piece."""
 
     sample_rate = SAMPLE_RATE
+    source = VoiceWeights.random(hidden=8)
 
     def __init__(self, takes: Callable[[], None] = lambda: None) -> None:
         self.takes = takes
@@ -179,7 +181,7 @@ def test_first_audio_is_timed_from_when_its_frames_are_there(
     """Two frames of look-ahead are waited for; reading beyond them is not a part of it."""
     mel = mel_with(-4, frames=6)
 
-    def arriving(source: Path) -> Iterator[FloatArray]:
+    def arriving(source: Path, form: SpokenForm) -> Iterator[FloatArray]:
         for frame in mel.T:
             fake_clock.pass_time(10**9)
             yield frame[:, None]

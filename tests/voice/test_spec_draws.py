@@ -6,7 +6,6 @@ from spec_networks import GraphTurns
 
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.sampling import Uniform
 from sparsejit.ir.ops.types import float_type
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.loop_arrays import LoopArrays
@@ -18,7 +17,7 @@ from sparsejit.voice.spec import (
     MixtureOfLogistics,
     SampleOutput,
 )
-from sparsejit.voice.spec_draws import SampleDraw
+from sparsejit.voice.spec_draws import SampleDraw, UniformNumbers
 
 SEED, TEMPERATURE, SAMPLES = 11, 0.7, 400
 
@@ -28,15 +27,10 @@ def draws_of(output: SampleOutput) -> SampleGraph:
     make, index = SampleGraphBuilder(SAMPLES), TensorType((), Element.INT64)
     seed = make.input(Role.CALL, "seed", index)
     parameters = make.input(Role.SAMPLE, "parameters", float_type((output.parameters,)))
-    counters = [make.state("counter", np.array(0, np.int64))]
-
-    def uniform() -> object:
-        counters.append(make.next(counters[-1]))
-        return make.apply(Uniform(), seed, counters[-2], name="uniform")
-
+    uniform = UniformNumbers(make, seed, make.state("counter", np.array(0, np.int64)))
     choice = SampleDraw(make, TEMPERATURE, uniform).of(output, parameters)  # type: ignore[arg-type]
     make.give(choice)
-    make.keep(counters[-1])
+    make.keep(uniform.counter)
     return make.finish()
 
 

@@ -18,6 +18,7 @@ from spec_networks import (
 )
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.products import Linear
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.voice.loop_arrays import LoopArrays
@@ -25,7 +26,17 @@ from sparsejit.voice.networks import FrameTerms, RowwiseLinear
 from sparsejit.voice.prediction import expanded
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.spec import Categorical, DenseSpec, Gaussian, LastClass, LastSample
+from sparsejit.voice.spec import (
+    Categorical,
+    DenseSpec,
+    DualSoftmax,
+    Gaussian,
+    GruSpec,
+    LastClass,
+    LastHalves,
+    LastSample,
+    VoiceSpec,
+)
 from sparsejit.voice.spec_graph import drawing_graph, forced_graph, spec_graph
 
 FRAMES = 24
@@ -48,23 +59,42 @@ def test_parameters_are_those_of_the_plain_formulas(name: str) -> None:
     tensors = random_tensors(spec)
     conditioning = random_conditioning(spec, frames)
     generator = np.random.default_rng(3)
-    choices = samples = generator.uniform(-1, 1, frames * HOP).astype(np.float32)
-    if spec.has_classes:
-        choices = generator.integers(0, spec.output.parameters, frames * HOP)
-        samples = 2 * choices / (spec.output.parameters - 1) - 1
+    last, given = choices_of(spec, frames * HOP, generator)
     graph = forced_graph(spec, tensors)
     arrays = FrameTerms(graph)(conditioning, frames)
-    of_samples = (*arrays.of_samples, choices)
+    of_samples = (*arrays.of_samples, *given)
     turns = GraphTurns(graph.sample, LoopArrays(frames, arrays.of_frames, of_samples), 0)
-    before = [
-        np.append(each.first, choices[:-1])
-        if isinstance(each, LastClass)
-        else np.append(0, samples[:-1])
-        for each in spec.inputs
-    ]
-    for wanted in plain_parameters(spec, tensors, conditioning, np.stack(before, axis=1)):
-        (found,), _ = turns.next()
-        np.testing.assert_allclose(found, wanted, atol=2e-6)
+    for wanted in plain_parameters(spec, tensors, conditioning, last):
+        found, _ = turns.next()
+        np.testing.assert_allclose(np.concatenate(found), wanted, atol=2e-6)
+
+
+def choices_of(
+    spec: VoiceSpec, count: int, generator: np.random.Generator
+) -> tuple[Array, list[Array]]:
+    """What `plain_parameters` reads of random choices, and what the forced graph is given."""
+    given: list[Array] = [generator.uniform(-1, 1, count).astype(np.float32)]
+    samples = given[0]
+    halves: list[Array] = []
+    if isinstance(spec.output, DualSoftmax):
+        bits = spec.output.bits
+        given = [generator.integers(0, 2**bits, count) for _ in range(2)]
+        samples = (2**bits * given[0] + given[1]) / 2 ** (2 * bits - 1) - 1
+        halves = [2 * half / (2**bits - 1) - 1 for half in given]
+    elif spec.has_classes:
+        given = [generator.integers(0, spec.output.parameters, count)]
+        samples = 2 * given[0] / (spec.output.parameters - 1) - 1
+    columns: list[Array] = []
+    for each in spec.inputs:
+        if isinstance(each, LastHalves):
+            first = divmod(each.first, 2**bits)
+            starts = [2 * k / (2**bits - 1) - 1 for k in first]
+            columns += [np.append(s, h[:-1]) for s, h in zip(starts, halves, strict=True)]
+        elif isinstance(each, LastClass):
+            columns.append(np.append(each.first, given[0][:-1]))
+        else:
+            columns.append(np.append(0, samples[:-1]))
+    return np.stack([*columns, *halves[:1]], axis=1), given
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -81,13 +111,23 @@ def test_compiled_draws_are_the_graph_s_or_ties(name: str, target: Target) -> No
         if abs(float(wanted) - sample) > 2e-5:
             ties += 1
             assert margin < ROUNDING_TIE, f"sample {index}: {sample}, not {wanted}"
-        fed_back = sample
         for each in drawn:
             assert sampler.classes[index] == each or margin < ROUNDING_TIE
-            fed_back = 2 * sampler.classes[index] / (spec.output.parameters - 1) - 1
-            turns.follow("excitation", sampler.classes[index])
-        turns.follow("last sample", fed_back)
+        follow(turns, spec, sample, *(sampler.classes[index] for _ in drawn))
     assert ties <= 2
+
+
+def follow(turns: GraphTurns, spec: VoiceSpec, sample: float, drawn: int = 0) -> None:
+    """Go on from what the loop drew."""
+    if isinstance(spec.output, DualSoftmax):
+        count = spec.output.half_classes
+        for name, half in zip(("coarse", "fine"), divmod(drawn, count), strict=True):
+            turns.follow(f"last halves.{name}", 2 * half / (count - 1) - 1)
+        assert sample == 2 * drawn / spec.output.classes - 1
+    elif spec.has_classes:
+        turns.follow("excitation", drawn)
+        sample = 2 * drawn / (spec.output.parameters - 1) - 1
+    turns.follow("last sample", sample)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -155,6 +195,12 @@ SPEC = two_grus(Categorical(16))
             {"inputs": (LastClass("k", 4, 0),), "output": Gaussian()},
             "input 'k' is the last class, which Gaussian has not",
         ),
+        ({"inputs": (LastHalves(),)}, "'last halves' is halves of a class, which Categorical has"),
+        ({"output": DualSoftmax((), (), 4)}, "DualSoftmax after layer 'fc2'; give a GRU"),
+        (
+            {"layers": (*SPEC.layers[:1], GruSpec("rnn", 24)), "output": DualSoftmax((), (), 4)},
+            "the coarse half has 12 features in the end; 4 bits take 16",
+        ),
     ],
 )
 def test_a_spec_whose_parts_do_not_fit_is_refused(change: dict[str, object], message: str) -> None:
@@ -170,3 +216,8 @@ def test_tensors_of_another_shape_are_refused_by_name() -> None:
         spec_graph(SPEC, {**tensors, "extra": np.zeros(2, np.float32)})
     with pytest.raises(InvalidInput, match=r"'I\.bias' contains NaN"):
         spec_graph(SPEC, {**tensors, "I.bias": np.full(24, np.nan, np.float32)})
+    spec = SPECS["dual softmax"]
+    tensors = random_tensors(spec)
+    tensors["gru.weight_ih"][50, -1] = 1
+    with pytest.raises(InvalidInput, match=r"'gru\.weight_ih' is not masked: its last column"):
+        spec_graph(spec, tensors)

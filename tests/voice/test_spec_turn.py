@@ -106,5 +106,5 @@ def test_prediction_and_rows_of_signals_need_each_other_and_classes() -> None:
     rows, layers = (PredictionRow("p", 8),), (DenseSpec("out", 256),)
     with pytest.raises(InvalidInput, match="'p' is a row for a signal; give the spec a Linear"):
         VoiceSpec(*parts, rows, (), layers, Categorical(256))
-    with pytest.raises(InvalidInput, match="linear prediction with Gaussian; give an output"):
+    with pytest.raises(InvalidInput, match="linear prediction with Gaussian; give Categorical"):
         VoiceSpec(*parts, rows, (), layers, Gaussian(), 1.0, LinearPrediction(4.0, 0.9))

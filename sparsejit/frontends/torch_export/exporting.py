@@ -125,10 +125,6 @@ class Exported:
             known = self._constants, sizes, self._arrays, self._names
             return graph_of(module, *known, len(self.changed_inputs))
 
-    def flatten_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The graph's inputs out of a call's arguments. Raises InvalidInput for another form."""
-        return nesting.flatten(self.input_tree, (tuple(args), dict(kwargs)), "inputs")
-
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""
         if self._symbol is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
@@ -15,6 +14,7 @@ from sparsejit.frontends.torch_export.origins import origin_of
 from sparsejit.frontends.torch_export.table import OPERATORS
 from sparsejit.frontends.torch_export.writing import Unmapped, Writer, type_of
 from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, Value
+from sparsejit.passes.dead_code import remove_dead_code
 
 if TYPE_CHECKING:
     import torch
@@ -88,18 +88,7 @@ def _graph_of(
     if interpreter.missing:
         refuse(interpreter.missing)
     results = [write.value(x) for x in leaves(outputs)[first:] if is_value(x)]
-    return _pruned(builder.finish(results))
-
-
-def _pruned(graph: Graph) -> Graph:
-    """Without nodes and constants that no output needs."""
-    needed, kept = set(graph.outputs), []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.outputs):
-            needed.update(node.inputs)
-            kept.append(node)
-    constants = {value: array for value, array in graph.constants.items() if value in needed}
-    return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
+    return remove_dead_code(builder.finish(results))
 
 
 def is_value(x: Result) -> bool:

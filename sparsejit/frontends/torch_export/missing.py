@@ -24,11 +24,13 @@ class Missing(NamedTuple):
         return line + (f": {self.origin.code}" if self.origin.code else "")
 
 
-def refuse(missing: Sequence[Missing]) -> NoReturn:
-    """Raise UnsupportedOperator with one line for each."""
+LEAVE_TO_TORCH = 'leave them to torch with torch.compile(model, backend="sparsejit")'
+
+
+def refuse(missing: Sequence[Missing], remedy: str = LEAVE_TO_TORCH) -> NoReturn:
+    """Raise UnsupportedOperator with one line for each, and the remedy."""
     count = f"{len(missing)} operators" if len(missing) > 1 else "1 operator"
     lines = "\n".join(map(str, missing))
     raise UnsupportedOperator(
-        f"{count} of this model cannot be compiled:\n{lines}\n"
-        'leave them to torch with torch.compile(model, backend="sparsejit")'
+        f"{count} of this model cannot be compiled:\n{lines}\n{remedy}"
     )

@@ -1,0 +1,238 @@
+"""The networks that `bench synth` measures, each with the conditioning of some frames.
+
+Those without a trained voice have random weights: neither times nor what they are compared with
+depend on them, but on shapes, densities and patterns.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.ir.graph import Array
+from sparsejit.ir.spec import Activation
+from sparsejit.voice.bundled import VOICE, bundled_utterance
+from sparsejit.voice.checkpoints import ForeignVoice
+from sparsejit.voice.checkpoints_files import read_checkpoint
+from sparsejit.voice.checkpoints_formats import foreign_voice
+from sparsejit.voice.loop_arrays import FrameInputs
+from sparsejit.voice.networks import FrameTerms
+from sparsejit.voice.sample_graph import SampleGraph, sample_graph
+from sparsejit.voice.spec import (
+    BinaryTree,
+    Categorical,
+    DenseSpec,
+    DualDenseSpec,
+    GruSpec,
+    HeldConditioning,
+    InterpolatedConditioning,
+    LastClass,
+    LastSample,
+    LastSampleRow,
+    LinearPrediction,
+    PredictionRow,
+    VoiceSpec,
+)
+from sparsejit.voice.spec_graph import SpecGraph, drawing_graph, forced_graph
+from sparsejit.voice.weights import VoiceWeights
+
+if TYPE_CHECKING:
+    from sparsejit.perf.voice_steps import StepModule
+
+FloatArray = npt.NDArray[np.float32]
+FRAMES = 40
+# Where a checkout's neighbours keep the trained network of another project.
+CHECKPOINT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wavernn-16k"
+
+
+@dataclass(frozen=True, eq=False)
+class BundledNetwork:
+    """A voice that `train` wrote, speaking the bundled utterance."""
+
+    name: str
+    weights: VoiceWeights
+
+    @property
+    def sample_rate(self) -> int:
+        return self.weights.sample_rate
+
+    @cached_property
+    def graph(self) -> SampleGraph:
+        return sample_graph(self.weights)
+
+    @cached_property
+    def inputs(self) -> FrameInputs:
+        return self.weights.conditioning(bundled_utterance().mel[:, :FRAMES])
+
+    def step(self) -> "StepModule":
+        """A sample in torch."""
+        from sparsejit.perf.voice_steps import VoiceStep
+
+        return VoiceStep(self.weights).eval()
+
+
+@dataclass(frozen=True, eq=False)
+class SpecNetwork:
+    """A `VoiceSpec` with its tensors, and the conditioning of `FRAMES` frames by its name."""
+
+    name: str
+    spec: VoiceSpec
+    tensors: Mapping[str, FloatArray]
+    conditioning: Mapping[str, Array]
+
+    @property
+    def sample_rate(self) -> int:
+        return self.spec.sample_rate
+
+    @property
+    def graph(self) -> SampleGraph:
+        return self._drawing.sample
+
+    @cached_property
+    def _drawing(self) -> SpecGraph:
+        return drawing_graph(self.spec, self.tensors)
+
+    @cached_property
+    def forced(self) -> SpecGraph:
+        """What gives the last layer's results for classes that are given."""
+        return forced_graph(self.spec, self.tensors)
+
+    @cached_property
+    def inputs(self) -> FrameInputs:
+        return FrameTerms(self._drawing)(self.conditioning, FRAMES)
+
+    def step(self) -> "StepModule":
+        """A sample in torch."""
+        from sparsejit.perf.voice_steps import SpecStep
+
+        return SpecStep(self.spec, self.tensors, self.conditioning).eval()
+
+
+SampleNetwork = BundledNetwork | SpecNetwork
+
+
+def voice_network(path: Path) -> SampleNetwork:
+    """A file that `train` wrote."""
+    return BundledNetwork(path.stem, VoiceWeights.load(path))
+
+
+def deck_network() -> SpecNetwork:
+    """One GRU of 1024 units, dense layers of 1024 and 256, 4 % of all in 16x1 blocks.
+
+    Source: the WaveRNN of A. Tulloch's and B. Maher's work on TVM at Facebook, 2019; its sparse
+    product with W_ih is none here, since nothing lies between it and the linear layer before.
+    """
+    mel, first, second = "mel", "first features", "second features"
+    layers = (
+        DenseSpec("I", 1024, concatenated=(mel, first)),
+        GruSpec("rnn", 1024, residual=True),
+        DenseSpec("fc1", 1024, Activation.RELU, concatenated=(second,)),
+        DenseSpec("fc2", 256),
+    )
+    held = HeldConditioning(mel, 24), HeldConditioning(first, 16), HeldConditioning(second, 16)
+    spec = VoiceSpec(24_000, 240, (LastSample(),), held, layers, Categorical(256))
+    random = np.random.default_rng(1024)
+    tensors = _random_tensors(spec, random)
+    for name in ("rnn.weight_ih", "rnn.weight_hh", "fc1.weight", "fc2.weight"):
+        weights = tensors[name]
+        columns = weights[:, :1024]
+        kept = random.random((len(weights) // 16, 1024)) < 0.04
+        # Variances stay as they would be with all weights.
+        columns *= np.repeat(kept, 16, axis=0) / np.float32(np.sqrt(0.04))
+    return SpecNetwork("deck", spec, tensors, _random_conditioning(spec, random))
+
+
+def lpcnet_network() -> SpecNetwork:
+    """GRUs of 384 (10 % in 8x4 blocks) and 16 units, a dual dense layer, a tree of 8 bits.
+
+    Source: J.-M. Valin's LPCNet, 2021.
+    """
+    units, classes = 384, 256
+    spec = VoiceSpec(
+        sample_rate=16_000,
+        hop_length=160,
+        inputs=(
+            LastSampleRow("signal", 128),
+            PredictionRow("prediction", 128),
+            LastClass("excitation", 128, first=128),
+        ),
+        conditioning=(HeldConditioning("gates", 3 * units), HeldConditioning("features", 128)),
+        layers=(
+            GruSpec("gru_a", units, added=("gates",)),
+            GruSpec("gru_b", 16, concatenated=("features",)),
+            DualDenseSpec("dual", classes),
+        ),
+        output=BinaryTree(8),
+        prediction=LinearPrediction(limit=4.0, emphasis=0.85),
+    )
+    random = np.random.default_rng(384)
+    tensors = _random_tensors(spec, random)
+    blocks = random.random((3 * units // 8, units // 4)) < 0.1
+    tensors["gru_a.weight_hh"] *= np.kron(blocks, np.ones((8, 4), np.float32))
+    blocks = random.random((3 * 16 // 8, units // 4)) < 0.5
+    tensors["gru_b.weight_ih"][:, :units] *= np.kron(blocks, np.ones((8, 4), np.float32))
+    given = {
+        **_random_conditioning(spec, random),
+        "predictor": np.zeros((FRAMES, 32)),
+        "residual scale": np.full(FRAMES, 0.1),
+        "level scale": np.ones(FRAMES),
+    }
+    return SpecNetwork("lpcnet", spec, tensors, given)
+
+
+def wavernn_network(folder: Path = CHECKPOINT) -> SpecNetwork:
+    """The one-GRU network of geneing/WaveRNN-Pytorch, trained, with its sample mel.
+
+    Raises MissingDependency where its files are not in `folder`.
+    """
+    mel, model = folder / "mel.npy", folder / "model.safetensors"
+    for path in (mel, model):
+        if not path.exists():
+            raise MissingDependency(f"{path} is not there; give its folder by --checkpoint")
+    voice: ForeignVoice = foreign_voice(read_checkpoint(model))
+    features, _ = voice.frame_features(np.load(mel)[:FRAMES].T)
+    return SpecNetwork("wavernn-16k", voice.spec, voice.tensors, features)
+
+
+def _random_tensors(spec: VoiceSpec, random: np.random.Generator) -> dict[str, FloatArray]:
+    return {
+        name: (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        for name, shape in spec.tensor_shapes().items()
+    }
+
+
+def _random_conditioning(spec: VoiceSpec, random: np.random.Generator) -> dict[str, Array]:
+    rows = {
+        each.name: FRAMES + (each.taps - 1 if isinstance(each, InterpolatedConditioning) else 0)
+        for each in spec.conditioning
+    }
+    return {e.name: random.standard_normal((rows[e.name], e.size)) for e in spec.conditioning}
+
+
+# By the names that `--network` takes: each from the path of its files, None for where they lie.
+NETWORKS: dict[str, Callable[[Path | None], SampleNetwork]] = {
+    "voice": lambda path: voice_network(path or VOICE),
+    "deck": lambda path: deck_network(),
+    "wavernn-16k": lambda path: wavernn_network(path or CHECKPOINT),
+    "lpcnet": lambda path: lpcnet_network(),
+}
+
+
+def check_network(name: str) -> str:
+    """That name; raises InvalidInput where no network has it."""
+    if name not in NETWORKS:
+        raise InvalidInput(f"network {name!r} is unknown; use one of {', '.join(NETWORKS)}")
+    return name
+
+
+def network_named(name: str, path: Path | None = None) -> SampleNetwork:
+    """A network by its name; `path` is that of the voice, or of wavernn-16k's folder.
+
+    Raises InvalidInput for another name, MissingDependency where its files are not there.
+    """
+    return NETWORKS[check_network(name)](path)

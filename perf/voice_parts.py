@@ -1,0 +1,164 @@
+"""What each part of a sample costs, stamped inside the running loop, and the bytes it touches.
+
+Stamps (`lowering.probes.StampProbe`) share caches with what they time; their own cost is taken off.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.ir.graph import Array
+from sparsejit.lowering.loop import Role
+from sparsejit.lowering.probes import SLOT_BYTES, StampProbe
+from sparsejit.lowering.step import Step
+from sparsejit.machine.target import Target
+from sparsejit.perf.synthesis import sample_us
+from sparsejit.planner.calibration import calibrated
+from sparsejit.voice.loop_arrays import FrameInputs
+from sparsejit.voice.sample_graph import SampleGraph
+from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
+from sparsejit.voice.sampler import Sampler
+
+ROUNDS = 9
+PRODUCTS, GATES, DRAW, ROWS, SIGNAL = "products", "gates", "draw", "input rows", "signal"
+
+# What the kernels of a sample belong to; products have a plan, all others are the signal's. Gates
+# add rows themselves where they can.
+_PARTS = {
+    "sum-of-rows": ROWS,
+    "gru-step": GATES,
+    "uniform": DRAW,
+    "draw": DRAW,
+    "tree-draw": DRAW,
+}
+_READS_ROWS = ("sum-of-rows", "gru-step")
+# What other kernels have between the random numbers of one draw.
+_DRAWN = ("sample", "bit", "component", "mixture", "parameter", "counter")
+
+
+@dataclass(frozen=True)
+class SamplePart:
+    """Nanoseconds of a part in every sample, and what the planner expected where it did.
+
+    group: of products all layers together, else the part itself.
+    """
+
+    name: str
+    group: str
+    ns: float
+    predicted_ns: float | None
+    share: float
+
+
+@dataclass(frozen=True)
+class TouchedBytes:
+    """What a sample reads of memory, in bytes; each byte counts once.
+
+    weights: values, with the zeros that a pattern pads; indices: which inputs they meet, constants
+    and tables of the draw; code: all instructions of the loop; rows: of input tables;
+    conditioning: what is of this frame or sample. States and what passes between steps is not
+    counted: it stays in L1.
+    """
+
+    weights: int
+    indices: int
+    code: int
+    rows: int
+    conditioning: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.indices + self.code + self.rows + self.conditioning
+
+
+def touched_bytes(graph: SampleGraph, loop: SampleLoop) -> TouchedBytes:
+    """Of a loop that was compiled from `graph`."""
+    image = loop.program.image
+    rows = sum(s.facts.weight_bytes for s in loop.steps if s.kernel in _READS_ROWS)
+    weights = sum(s.facts.weight_bytes for s in loop.steps if s.facts.plan is not None)
+    operands = zip(loop.loop.inputs, graph.graph.inputs, strict=True)
+    conditioning = sum(
+        value.type.bytes for role, value in operands if role in (Role.FRAME, Role.SAMPLE)
+    )
+    rest = image.pool_bytes - weights - _table_bytes(graph, rows)
+    return TouchedBytes(weights, rest, image.code_bytes, rows, conditioning)
+
+
+def _table_bytes(graph: SampleGraph, row_bytes: int) -> int:
+    """All rows of the tables of which one sample reads `row_bytes`."""
+    read = held = 0
+    for node in graph.graph.nodes:
+        if type(node.op).__name__ == "SumOfRows":
+            tables = node.inputs[len(node.inputs) // 2 : -1]
+            read += sum(table.type.bytes // table.shape[0] for table in tables)
+            held += sum(table.type.bytes for table in tables)
+    return held * row_bytes // read if read else 0
+
+
+def timed_parts(
+    graph: SampleGraph, inputs: FrameInputs, dtype: str, rounds: int = ROUNDS
+) -> tuple[SamplePart, ...]:
+    """Each step in the round in which it took least."""
+    loop = compile_sample_loop(graph, calibrated(Target.detect()), dtype, StampProbe)
+    measured = [_stamped_ns(Sampler(loop, seed), loop, inputs) for seed in range(rounds)]
+    stamp, *least = np.min(measured, axis=0).tolist()
+    return sample_parts(loop.steps, [max(ns - stamp, 0.0) for ns in least])
+
+
+def _stamped_ns(sampler: Sampler, loop: SampleLoop, inputs: FrameInputs) -> list[float]:
+    """Nanoseconds a sample of a stamp behind a stamp, and of every step and its stamp, in order."""
+    slots = slice(loop.probe_offset, loop.probe_offset + SLOT_BYTES * (len(loop.steps) + 2))
+    ticks: Array = sampler.workspace[slots].view(np.int64)
+    ticks[:] = 0
+    us = sample_us(sampler, inputs)
+    _, *stamped = ticks.tolist()
+    # All stamps' ticks together are the time of all samples.
+    return [1e3 * us * each / max(sum(stamped), 1) for each in stamped]
+
+
+def sample_parts(steps: Sequence[Step], ns: Sequence[float]) -> tuple[SamplePart, ...]:
+    """Steps of `ns` each as parts: a product is one, under its layer's name.
+
+    What an elementwise kernel does beside a product, such as its activation, is the layer's too.
+    """
+    found: dict[str, float] = {}
+    predicted: dict[str, float] = {}
+    layers = {step.origin.name for step in steps if step.facts.plan is not None}
+    drawing = False
+    for step, taken in zip(steps, ns, strict=True):
+        name = _part_of(step, layers, drawing)
+        drawing = name == DRAW
+        found[name] = found.get(name, 0.0) + taken
+        if step.facts.plan is not None and step.facts.predicted_ns is not None:
+            predicted[name] = predicted.get(name, 0.0) + step.facts.predicted_ns
+    return _as_parts(found, predicted, layers)
+
+
+def _part_of(step: Step, layers: set[str], drawing: bool) -> str:
+    name = step.origin.name
+    if step.facts.plan is not None:
+        return name
+    if step.kernel in _PARTS:
+        return _PARTS[step.kernel]
+    if drawing and name in _DRAWN:
+        return DRAW
+    if name in layers:
+        return name
+    return GATES if name.endswith((".input", ".term")) else SIGNAL
+
+
+def _as_parts(
+    found: Mapping[str, float], predicted: Mapping[str, float], layers: set[str]
+) -> tuple[SamplePart, ...]:
+    total = sum(found.values())
+    return tuple(
+        SamplePart(
+            name,
+            PRODUCTS if name in layers else name,
+            ns,
+            predicted.get(name),
+            ns / total if total else 0.0,
+        )
+        for name, ns in found.items()
+    )

@@ -1,0 +1,236 @@
+"""A sample of a network as one writes it in torch: what peers of the compiled loop run.
+
+A step is given what the one before left, so that calls of it in a row are the loop. The signal
+around a network, and what only frames change, is left out: peers do less than the compiled loop.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsejit.ir.graph import Array
+from sparsejit.ir.spec import Activation
+from sparsejit.voice.prediction import CLASSES
+from sparsejit.voice.spec import (
+    BinaryTree,
+    Categorical,
+    DenseSpec,
+    DualDenseSpec,
+    GruSpec,
+    InterpolatedConditioning,
+    LastSample,
+    VoiceSpec,
+)
+from sparsejit.voice.weights import VoiceWeights
+
+_UNIFORM = 0.37
+
+
+class StepModule(nn.Module):
+    """Takes what `examples` has; of what it gives, `feedback` says (result, input) pairs."""
+
+    examples: tuple[Tensor, ...]
+    feedback: tuple[tuple[int, int], ...]
+
+
+def drawn_class(logits: Tensor, uniform: Tensor) -> Tensor:
+    """The class of softmax(logits) at which the sum of probabilities exceeds a uniform number."""
+    sums = torch.cumsum(torch.softmax(logits, dim=0), dim=0)
+    return torch.clamp((sums <= uniform).sum(), max=len(logits) - 1)
+
+
+class GruCell(nn.Module):
+    """torch.nn.GRUCell; in its formulas where an exporter or a compiler knows no such operator."""
+
+    def __init__(self, *tensors: Array) -> None:
+        """weight_ih, weight_hh, bias_ih and bias_hh."""
+        super().__init__()
+        out, inputs = tensors[0].shape
+        self.cell = nn.GRUCell(inputs, out // 3)
+        parameters = self.cell.weight_ih, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh
+        with torch.no_grad():
+            for parameter, array in zip(parameters, tensors, strict=True):
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))
+
+    def forward(self, x: Tensor, state: Tensor, *added: Tensor) -> Tensor:
+        """`added`: to the product with x, (3n,)."""
+        cell = self.cell
+        if not (added or torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()):
+            known: Tensor = cell(x, state)
+            return known
+        gates = sum(added, functional.linear(x, cell.weight_ih, cell.bias_ih))
+        return gru_state(gates, functional.linear(state, cell.weight_hh, cell.bias_hh), state)
+
+
+def gru_state(gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
+    """The next state (n,) of both products (3n,), in order r-z-n."""
+    input_r, input_z, input_n = gates.chunk(3)
+    state_r, state_z, state_n = products.chunk(3)
+    reset, update = torch.sigmoid(input_r + state_r), torch.sigmoid(input_z + state_z)
+    candidate = torch.tanh(input_n + reset * state_n)
+    return candidate + update * (state - candidate)
+
+
+class VoiceStep(StepModule):
+    """The bundled voice's: rows of folded tables, a GRU, dense layers, a draw.
+
+    Class () and uniform number (), state (hidden,) to the class drawn, the state, and the logits.
+    """
+
+    feedback = (0, 0), (1, 2)
+
+    def __init__(self, weights: VoiceWeights) -> None:
+        super().__init__()
+        hidden = weights.hidden_size
+        bias = np.zeros(3 * hidden, np.float32)
+        bias[2 * hidden :] = weights.recurrent_new_bias
+        self.tables = _parameter(weights.input_tables)
+        self.recurrent = _parameter(weights.recurrent)
+        self.recurrent_bias = _parameter(bias)
+        self.dense = _parameter(weights.dense)
+        self.dense_bias = _parameter(weights.tensors["fc1.bias"])
+        self.output, self.output_bias = map(_parameter, (weights.output, weights.output_bias))
+        self.temperature = weights.temperature
+        start = torch.tensor(CLASSES // 2), torch.tensor(_UNIFORM), torch.zeros(hidden)
+        self.examples = start
+
+    def forward(self, index: Tensor, uniform: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        gates = self.tables[0, index] + self.tables[1, index] + self.tables[2, index]
+        products = functional.linear(state, self.recurrent, self.recurrent_bias)
+        state = gru_state(gates, products, state)
+        dense = functional.relu(functional.linear(state, self.dense, self.dense_bias))
+        logits = functional.linear(dense, self.output, self.output_bias)
+        return drawn_class(logits / self.temperature, uniform), state, logits
+
+
+class SpecStep(StepModule):
+    """A `VoiceSpec`'s of classes, its layers as its formulas have them.
+
+    Takes the last class () or sample (1,), uniform numbers (n,), states and then conditioning;
+    gives the next class or sample, states, and the last layer's results.
+    """
+
+    def __init__(
+        self, spec: VoiceSpec, tensors: Mapping[str, Array], conditioning: Mapping[str, Array]
+    ) -> None:
+        """conditioning: that of frames by its name, whose first rows are the examples."""
+        super().__init__()
+        assert isinstance(spec.output, Categorical | BinaryTree)
+        self.spec, self.output = spec, spec.output
+        self.is_scalar = isinstance(spec.inputs[0], LastSample)
+        self.tables = nn.ParameterList(
+            _parameter(tensors[f"{each.name}.table"])
+            for each in spec.inputs
+            if not isinstance(each, LastSample)
+        )
+        self.layers = nn.ModuleDict(
+            {layer.name: _module(layer, tensors) for layer in spec.layers}
+        )
+        self.names = [layer.name for layer in spec.layers if isinstance(layer, GruSpec)]
+        self.features = [each.name for each in spec.conditioning]
+        self.feedback = tuple((n, n if n == 0 else n + 1) for n in range(1 + len(self.names)))
+        self.examples = self._examples(tensors, conditioning)
+
+    def _examples(
+        self, tensors: Mapping[str, Array], conditioning: Mapping[str, Array]
+    ) -> tuple[Tensor, ...]:
+        bits = self.output.bits if isinstance(self.output, BinaryTree) else 1
+        first = torch.zeros(1) if self.is_scalar else torch.tensor(self.output.classes // 2)
+        sizes = [layer.size for layer in self.spec.layers if isinstance(layer, GruSpec)]
+        vectors = []
+        for each in self.spec.conditioning:
+            rows = conditioning[each.name]
+            if isinstance(each, InterpolatedConditioning):
+                vector = tensors[f"{each.name}.kernel"][0] @ rows[: each.taps]
+            else:
+                vector = rows[0]
+            vectors.append(torch.from_numpy(np.asarray(vector, np.float32)))
+        states = [torch.zeros(size) for size in sizes]
+        return first, torch.full((bits,), _UNIFORM), *states, *vectors
+
+    def forward(self, last: Tensor, uniform: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        states = dict(zip(self.names, rest, strict=False))
+        features = dict(zip(self.features, rest[len(self.names) :], strict=True))
+        x = last if self.is_scalar else torch.cat([table[last] for table in self.tables])
+        for layer in self.spec.layers:
+            x = self._layer(layer, x, features, states)
+        return self._fed_back(x, uniform), *states.values(), x
+
+    def _layer(
+        self,
+        layer: DenseSpec | DualDenseSpec | GruSpec,
+        x: Tensor,
+        features: Mapping[str, Tensor],
+        states: dict[str, Tensor],
+    ) -> Tensor:
+        module = self.layers[layer.name]
+        joined = torch.cat([x, *(features[name] for name in layer.concatenated)])
+        if isinstance(layer, GruSpec):
+            added = (features[name] for name in layer.added)
+            states[layer.name] = state = module(joined, states[layer.name], *added)
+            return x + state if layer.residual else state
+        y = sum((features[name] for name in layer.added), module(joined))
+        if isinstance(layer, DualDenseSpec):
+            return y
+        kind = layer.activation
+        return y if kind is Activation.NONE else getattr(torch, kind.value)(y)
+
+    def _fed_back(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        if isinstance(self.output, BinaryTree):
+            return self._drawn_bits(parameters, uniform)
+        drawn = drawn_class(parameters / self.spec.temperature, uniform)
+        if not self.is_scalar:
+            return drawn
+        return (drawn * (2.0 / (self.output.classes - 1)) - 1.0).reshape(1)
+
+    def _drawn_bits(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        odds = torch.sigmoid(parameters / self.spec.temperature)
+        node = torch.tensor(1)
+        for bit in range(len(uniform)):
+            node = 2 * node + (uniform[bit] < odds[node]).long()
+        return node - self.output.classes
+
+
+class DualLinear(nn.Module):
+    """`DualDenseSpec`'s formula."""
+
+    def __init__(self, weight: Array, bias: Array, scale: Array) -> None:
+        super().__init__()
+        parts = (weight, bias, scale)
+        self.weight, self.bias, self.scale = map(_parameter, parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scale * torch.tanh(self.weight @ x + self.bias)).sum(0)
+
+
+def _module(layer: DenseSpec | DualDenseSpec | GruSpec, tensors: Mapping[str, Array]) -> nn.Module:
+    if isinstance(layer, GruSpec):
+        parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return GruCell(*(tensors[f"{layer.name}.{part}"] for part in parts))
+    if isinstance(layer, DualDenseSpec):
+        both = ("weight", "bias", "scale")
+        return DualLinear(*(tensors[f"{layer.name}.{part}"] for part in both))
+    weight, bias = (tensors[f"{layer.name}.{part}"] for part in ("weight", "bias"))
+    linear = nn.Linear(weight.shape[1], weight.shape[0])
+    linear.weight, linear.bias = _parameter(weight), _parameter(bias)
+    return linear
+
+
+def _parameter(array: Array) -> nn.Parameter:
+    return nn.Parameter(torch.from_numpy(np.array(array, np.float32)), requires_grad=False)
+
+
+def exact_step(step: StepModule, calls: int) -> list[Array]:
+    """What a step gives after so many calls, in float64. Leaves `step` in float64."""
+    step.double()
+    inputs = [one.double() if one.is_floating_point() else one for one in step.examples]
+    outputs: tuple[Tensor, ...] = ()
+    with torch.inference_mode():
+        for _ in range(calls):
+            outputs = step(*inputs)
+            for given, taken in step.feedback:
+                inputs[taken] = outputs[given]
+    return [one.numpy() for one in outputs]

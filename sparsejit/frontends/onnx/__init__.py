@@ -1,0 +1,8 @@
+"""ONNX files as graphs.
+
+    reading --> interpreting, node by node --> operators: what each becomes --> graphs of any batch
+"""
+
+from sparsejit.frontends.onnx.imported import ImportedModel, import_onnx, is_onnx
+
+__all__ = ["ImportedModel", "import_onnx", "is_onnx"]

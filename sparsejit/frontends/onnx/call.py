@@ -1,0 +1,104 @@
+"""A node of an ONNX graph as mappings see it: operands, attributes, and the opset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.quantised import Quantised
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Array, Value
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+# A value of the graph, or an array that is known now; None where an operand was left out.
+Operand = Value | Array | None
+
+
+class Call:
+    """One node. Known operands are arrays in ONNX's own dtypes until something reads them."""
+
+    def __init__(
+        self,
+        node: NodeProto,
+        operands: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        opset: int,
+        constants: dict[int, tuple[Array, Value]],
+        quantised: dict[str, Quantised],
+    ) -> None:
+        self.operator, self.outputs = node.op_type, len(node.output)
+        self.result, self.quantised = node.output[0], quantised
+        self.opset = opset
+        self._names = list(node.input)
+        self._operands, self._attributes, self._constants = operands, attributes, constants
+
+    def __len__(self) -> int:
+        return len(self._operands)
+
+    def name(self, place: int) -> str:
+        """Of an operand, as the file calls it."""
+        return self._names[place] if place < len(self._names) else ""
+
+    def has(self, place: int) -> bool:
+        """Whether that operand is given."""
+        return place < len(self._operands) and self._operands[place] is not None
+
+    def operand(self, place: int) -> Operand:
+        """The operand as it is, None where it was left out."""
+        return self._operands[place] if self.has(place) else None
+
+    def value(self, write: Writer, place: int) -> Value:
+        """The operand as a value of the graph. Raises Unmapped where it was left out."""
+        operand = self.operand(place)
+        if operand is None:
+            raise Unmapped(f"operand {place} is missing")
+        if isinstance(operand, Value):
+            return operand
+        if id(operand) not in self._constants:  # each becomes a value once
+            made = write.constant(plain(operand), self._names[place])
+            self._constants[id(operand)] = operand, made
+        return self._constants[id(operand)][1]
+
+    def values(self, write: Writer) -> list[Value]:
+        """All operands, which must be given."""
+        return [self.value(write, place) for place in range(len(self))]
+
+    def optional(self, write: Writer, place: int) -> Value | None:
+        """The operand as a value where it is given."""
+        return self.value(write, place) if self.has(place) else None
+
+    def known(self, place: int, what: str) -> Array:
+        """An operand that must be known now. Raises Unmapped, which says what it is."""
+        operand = self.operand(place)
+        if not isinstance(operand, np.ndarray):
+            raise Unmapped(f"its {what} is not known before the model runs")
+        return operand
+
+    def numbers(self, place: int, what: str) -> list[int]:
+        """A known operand of whole numbers."""
+        return [int(n) for n in self.known(place, what).reshape(-1)]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute as Python holds it."""
+        return self._attributes.get(name, default)
+
+    def axes(self, place: int, since: int) -> list[int] | None:
+        """Axes: an operand from opset `since` on, an attribute before; None where not given."""
+        if self.opset >= since:
+            return self.numbers(place, "axes") if self.has(place) else None
+        given = self.attribute("axes")
+        return None if given is None else list(given)
+
+
+def plain(array: Array) -> Array:
+    """An array in a dtype that graphs hold: floats as float32, integers as int64."""
+    kinds = {"f": np.float32, "i": np.int64, "u": np.int64}
+    if array.dtype.kind == "b":
+        return array
+    if array.dtype.kind not in kinds and "float" not in array.dtype.name:
+        raise Unmapped(f"has the dtype {array.dtype}")
+    return np.asarray(array, kinds.get(array.dtype.kind, np.float32))

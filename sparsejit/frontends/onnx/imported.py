@@ -1,0 +1,139 @@
+"""An ONNX model as graphs of any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import Array, to_array
+from sparsejit.frontends.batch_axis import PROBES, why_not_alike, why_not_free
+from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
+from sparsejit.frontends.onnx.interpreting import graph_of
+from sparsejit.frontends.onnx.reading import is_onnx, opset_of, read_model
+from sparsejit.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["ImportedModel", "import_onnx", "is_onnx"]
+
+Shape = tuple[int | str | None, ...]
+
+
+def import_onnx(
+    source: str | Path | ModelProto, example_inputs: Sequence[Any] = (), free_batch: bool = True
+) -> ImportedModel:
+    """The path of an .onnx file, or a ModelProto.
+
+    Example inputs give sizes that the file leaves open, in the order of its inputs; without them
+    the batch is 1. With `free_batch` axis 0 may have any length where the file leaves it open in
+    all inputs and no sample touches another. Raises as `reading.read_model` does, InvalidInput for
+    examples that do not fit, and UnsupportedOperator, which lists the nodes that have no mapping.
+    """
+    return ImportedModel(read_model(source), tuple(example_inputs), free_batch)
+
+
+class ImportedModel:
+    """A model that was read. `graph(batch)` is its graph for a batch of that size.
+
+    Inputs are a tuple, in the order of the file; a single output comes alone, several as a tuple.
+    """
+
+    def __init__(self, model: ModelProto, examples: tuple[Any, ...], free_batch: bool) -> None:
+        from onnx.numpy_helper import to_array as tensor_to_array
+
+        self._model, self._opset = model.graph, opset_of(model, "the model")
+        self._arrays: dict[str, Array] = {
+            each.name: tensor_to_array(each) for each in model.graph.initializer
+        }
+        inputs = [each for each in model.graph.input if each.name not in self._arrays]
+        self._declared: dict[str, Shape] = {each.name: _declared(each) for each in inputs}
+        self._shapes = _sizes(self._declared, examples)
+        arguments = Nest(NestKind.TUPLE, (TENSOR,) * len(inputs))
+        keywords = Nest(NestKind.DICT)
+        self.input_tree = Nest(NestKind.TUPLE, (arguments, keywords))
+        outputs = (TENSOR,) * len(model.graph.output)
+        self.output_tree = TENSOR if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
+        self.example_batch = next((shape[0] for shape in self._shapes.values() if shape), None)
+        self._example = self._graph(None)  # what is missing is said now
+        self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
+
+    @property
+    def batch_is_free(self) -> bool:
+        """Whether axis 0 of inputs and outputs is the batch and no sample touches another."""
+        return not self.why_not_free
+
+    def graph(self, batch: int | None = None) -> Graph:
+        """With that batch, by default the example's."""
+        return self._example if batch is None else self._graph(batch)
+
+    def _graph(self, batch: int | None) -> Graph:
+        shapes = {
+            name: shape if batch is None else (batch, *shape[1:])
+            for name, shape in self._shapes.items()
+        }
+        return graph_of(self._model, self._opset, shapes, self._arrays)
+
+    def _mixing(self) -> str:
+        """Why the batch is not free, from the graphs of two batches."""
+        for name, declared in self._declared.items():
+            if not declared:
+                return f"input {name} has no axes"
+            if isinstance(declared[0], int):
+                return f"axis 0 of input {name} is {declared[0]} in the file"
+        if len({shape[0] for shape in self._shapes.values()}) != 1:
+            return "axis 0 of its inputs differs"
+        few, many = (self._graph(batch) for batch in PROBES)
+        if why := why_not_free(few, many):
+            return why
+        for size in (1, self.example_batch):
+            if size and (why := why_not_alike(few, self._graph(size), size)):
+                return f"the model computes otherwise for a batch of {size}: {why}"
+        return ""
+
+
+def _declared(value: Any) -> Shape:
+    """The sizes in the file: a number, a name, or None."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        raise InvalidInput(f"input {value.name} has no shape in the file; export it with one")
+    return tuple(
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
+        for axis in kind.shape.dim
+    )
+
+
+def _sizes(
+    declared: Mapping[str, Shape], examples: Sequence[Any]
+) -> dict[str, tuple[int, ...]]:
+    """The sizes of each input: those of the example, or of the file with a batch of 1."""
+    if not examples:
+        return {name: _without_example(name, shape) for name, shape in declared.items()}
+    if len(examples) != len(declared):
+        raise InvalidInput(
+            f"example_inputs has {len(examples)} arrays, the model {len(declared)} inputs "
+            f"({', '.join(declared)}); give one for each, in that order"
+        )
+    found = {}
+    for (name, shape), example in zip(declared.items(), examples, strict=True):
+        sizes = tuple(to_array(example, f"{name}_mask").shape)  # bools are numbers here
+        fits = len(sizes) == len(shape) and all(
+            not isinstance(wanted, int) or size == wanted
+            for size, wanted in zip(sizes, shape, strict=True)
+        )
+        if not fits:
+            raise InvalidInput(f"example of {name} has shape {sizes}; the model takes {shape}")
+        found[name] = sizes
+    return found
+
+
+def _without_example(name: str, shape: Shape) -> tuple[int, ...]:
+    sizes = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(shape)]
+    for axis, size in enumerate(sizes):
+        if not isinstance(size, int):
+            raise InvalidInput(
+                f"axis {axis} of input {name} is {size or 'open'} in the file; give example_inputs"
+            )
+    return tuple(size for size in sizes if isinstance(size, int))

@@ -1,0 +1,204 @@
+"""An ONNX graph, node by node, as a graph of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.onnx.call import Call, Operand, plain
+from sparsejit.frontends.onnx.operators.quantisation import note_stored
+from sparsejit.frontends.onnx.quantised import Quantised
+from sparsejit.frontends.onnx.table import OPERATORS
+from sparsejit.frontends.torch_export.missing import Missing, refuse
+from sparsejit.frontends.torch_export.operators.views import stack
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.passes.dead_code import remove_dead_code
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+# Stands for what a missing operator would have made, and for masks and places that none makes.
+_ABSENT: Any = object()
+# The package computes no earlier versions of these, which say the same of fewer dtypes.
+_COMPUTED_AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
+# More turns of a Loop would make a function too long to compile.
+_MOST_TURNS = 256
+_REMEDY = "write them with others, or leave this model to ONNX Runtime"
+
+
+def graph_of(
+    model: GraphProto,
+    opset: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    arrays: Mapping[str, Array],
+) -> Graph:
+    """The graph for inputs of these shapes; `arrays` are the initialisers by name.
+
+    Raises UnsupportedOperator, which lists every node that has no mapping, and InvalidInput for
+    an input of a dtype that no graph holds.
+    """
+    interpreter = NodeInterpreter(opset)
+    known: dict[str, Operand] = dict(arrays)
+    for each in model.input:
+        if each.name not in arrays:
+            kind = TensorType(shapes[each.name], _element(each))
+            known[each.name] = interpreter.write.builder.input(kind, Origin(each.name))
+    interpreter.run(model.node, known)
+    results = {each.name: known[each.name] for each in model.output}
+    lacking = [
+        Missing(name, "is not computed", Origin(name))
+        for name, result in results.items()
+        if result is _ABSENT
+    ]
+    if interpreter.missing or lacking:
+        refuse(interpreter.missing or lacking, _REMEDY)
+    write = interpreter.write
+    outputs = [write.value(_plain(result)) for result in results.values()]
+    return remove_dead_code(write.builder.finish(outputs))
+
+
+def _element(value: Any) -> Element:
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    dtype = tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    kinds = {"b": Element.BOOL, "i": Element.INT64, "u": Element.INT64, "f": Element.FLOAT32}
+    if dtype.kind not in kinds:
+        raise InvalidInput(f"input {value.name} has {dtype}; give float32, int64, int32 or bool")
+    return kinds[dtype.kind]
+
+
+class NodeInterpreter:
+    """Runs nodes in order; what has no mapping is collected in `missing`."""
+
+    def __init__(self, opset: int) -> None:
+        self.write = Writer(GraphBuilder(), {})
+        self.missing: list[Missing] = []
+        self._opset = opset
+        self._constants: dict[int, tuple[Array, Value]] = {}
+        self._quantised: dict[str, Quantised] = {}
+
+    def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
+        """Add to `known` what the nodes make of it."""
+        for node in nodes:
+            operands = [known[name] if name else None for name in node.input]
+            self.write.origin = _origin(node)
+            if any(operand is _ABSENT for operand in operands):
+                results: Sequence[Operand] = [_ABSENT] * len(node.output)
+            else:
+                results = self._results(node, operands, known)
+            known.update(zip(node.output, results, strict=False))
+
+    def _results(
+        self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
+    ) -> Sequence[Operand]:
+        try:
+            if node.op_type in ("If", "Loop"):
+                region = self._chosen if node.op_type == "If" else self._unrolled
+                return region(node, operands, known)
+            if all(not isinstance(operand, Value) for operand in operands):
+                note_stored(node, operands, self._quantised)
+                return _computed(node, operands, self._opset)
+            mapping = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            if mapping is None:
+                raise Unmapped("")
+            attributes = _attributes(node)
+            call = Call(
+                node, operands, attributes, self._opset, self._constants, self._quantised
+            )
+            result = mapping(self.write, call)
+        except (Unmapped, InvalidInput) as reason:
+            name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            where = Origin(name, source=f"node {node.name or node.output[0]}")
+            self.missing.append(Missing(name, str(reason), where))
+            return [_ABSENT] * len(node.output)
+        results = result if isinstance(result, tuple) else (result,)
+        return [_ABSENT if each is None else each for each in results]
+
+    def _chosen(
+        self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
+    ) -> Sequence[Operand]:
+        """The branch of an If whose condition is known now."""
+        (condition,) = operands
+        if not isinstance(condition, np.ndarray):
+            raise Unmapped("its condition is not known before the model runs")
+        branches = {attribute.name: attribute.g for attribute in node.attribute}
+        branch = branches["then_branch" if condition.all() else "else_branch"]
+        return self._inside(branch, (), known)
+
+    def _unrolled(
+        self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
+    ) -> Sequence[Operand]:
+        """The turns of a Loop one after the other, where their number is known now."""
+        turns, condition, *carried = operands
+        if not isinstance(turns, np.ndarray) or int(turns) > _MOST_TURNS:
+            raise Unmapped(f"does not turn a known number of times, at most {_MOST_TURNS}")
+        body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+        scanned: list[Sequence[Operand]] = []
+        for turn in range(int(turns)):
+            if isinstance(condition, np.ndarray) and not condition.all():
+                break
+            given = np.array(turn, np.int64), np.array(True), *carried
+            condition, *made = self._inside(body, given, known)
+            if isinstance(condition, Value):
+                raise Unmapped("may end at any turn")
+            carried, rows = made[: len(carried)], made[len(carried) :]
+            scanned.append(rows)
+        stacks = zip(*scanned, strict=True)
+        return [*carried, *(stack(self.write, [_plain(x) for x in rows]) for rows in stacks)]
+
+    def _inside(
+        self, region: GraphProto, given: Sequence[Operand], outside: Mapping[str, Operand]
+    ) -> Sequence[Operand]:
+        """What a graph within a node returns; it sees what lies around it."""
+        from onnx.numpy_helper import to_array
+
+        known = {**outside, **{each.name: to_array(each) for each in region.initializer}}
+        known.update(zip((each.name for each in region.input), given, strict=True))
+        self.run(region.node, known)
+        return [known[each.name] for each in region.output]
+
+
+def _plain(operand: Operand) -> Any:
+    """An operand as the writer takes it."""
+    return plain(operand) if isinstance(operand, np.ndarray) else operand
+
+
+def _origin(node: NodeProto) -> Origin:
+    """The module is the path in the node's name: /encoder/layers.0/Gemm is of encoder.layers.0."""
+    *path, _ = node.name.strip("/").split("/")
+    return Origin(node.output[0], module=".".join(path) or node.name)
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    """As Python holds them: text, numbers, lists, arrays."""
+    from onnx import AttributeProto
+    from onnx.helper import get_attribute_value
+    from onnx.numpy_helper import to_array
+
+    found = {}
+    for attribute in node.attribute:
+        value = get_attribute_value(attribute)
+        if attribute.type == AttributeProto.STRING:
+            value = value.decode()
+        elif attribute.type == AttributeProto.STRINGS:
+            value = [text.decode() for text in value]
+        elif attribute.type == AttributeProto.TENSOR:
+            value = to_array(value)
+        found[attribute.name] = value
+    return found
+
+
+def _computed(node: NodeProto, operands: Sequence[Operand], opset: int) -> list[Operand]:
+    """What a node without inputs of the model makes, as the onnx package computes it."""
+    from onnx.reference import ReferenceEvaluator
+
+    given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
+    version = max(opset, _COMPUTED_AS_OF.get(node.op_type, 0))
+    try:
+        return list(ReferenceEvaluator(node, opsets={"": version}).run(None, given))
+    except Exception as error:  # of whatever type its operator raises
+        raise Unmapped(str(error).partition("\n")[0]) from None

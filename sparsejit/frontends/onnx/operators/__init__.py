@@ -1,0 +1,1 @@
+"""What each operator of ONNX becomes, one file a group."""

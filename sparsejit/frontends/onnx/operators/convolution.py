@@ -1,0 +1,128 @@
+"""Convolutions and pooling over one or two spatial axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.torch_export.operators import arranging, convolution, reductions
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Value
+from sparsejit.ir.ops.convolution import Pooling, PoolingKind
+
+Widths = list[tuple[int, int]]
+
+
+def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
+    """Padding before and after each spatial axis, as `pads` or `auto_pad` says."""
+    rank = len(kernel)
+    mode = call.attribute("auto_pad", "NOTSET")
+    pads = call.attribute("pads") or [0] * (2 * rank)
+    if mode == "NOTSET":
+        return list(zip(pads[:rank], pads[rank:], strict=True))
+    if mode == "VALID":
+        return [(0, 0)] * rank
+    strides = call.attribute("strides") or [1] * rank
+    spans = call.attribute("dilations") or [1] * rank
+    widths = []
+    for n, k, s, d in zip(spatial, kernel, strides, spans, strict=True):
+        total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+        less, more = total // 2, total - total // 2
+        widths.append((less, more) if mode == "SAME_UPPER" else (more, less))
+    return widths
+
+
+def conv(write: Writer, call: Call) -> Value:
+    """A convolution; padding that differs before and after becomes zeros of its own."""
+    x, weight, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
+    rank = len(weight.shape) - 2
+    widths = _around(call, x.shape[2:], weight.shape[2:])
+    even = all(before == after and before >= 0 for before, after in widths)
+    if not even:
+        x = arranging.padded(write, x, [(0, 0), (0, 0), *widths])
+    padding = [before if even else 0 for before, _ in widths]
+    strides = call.attribute("strides") or [1] * rank
+    spans = call.attribute("dilations") or [1] * rank
+    groups = call.attribute("group", 1)
+    return convolution.convolution(
+        write, x, weight, bias, strides, padding, spans, False, 0, groups
+    )
+
+
+def conv_transpose(write: Writer, call: Call) -> Value:
+    """A transposed convolution, cut where its padding differs before and after."""
+    x, weight, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
+    rank = len(weight.shape) - 2
+    if call.attribute("output_shape") or call.attribute("auto_pad", "NOTSET") not in (
+        "NOTSET",
+        "VALID",
+    ):
+        raise Unmapped("of a given output shape or automatic padding")
+    widths = _around(call, x.shape[2:], weight.shape[2:])
+    strides = call.attribute("strides") or [1] * rank
+    spans = call.attribute("dilations") or [1] * rank
+    extra, groups = call.attribute("output_padding") or [0] * rank, call.attribute("group", 1)
+    even = all(before == after for before, after in widths)
+    padding = [before if even else 0 for before, _ in widths]
+    y = convolution.convolution(
+        write, x, weight, bias, strides, padding, spans, True, extra, groups
+    )
+    if even:
+        return y
+    return arranging.padded(write, y, [(0, 0), (0, 0), *((-a, -b) for a, b in widths)])
+
+
+def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
+    """MaxPool and AveragePool."""
+
+    def mapping(write: Writer, call: Call) -> Any:
+        x, kernel = call.value(write, 0), tuple(call.attribute("kernel_shape"))
+        strides = tuple(call.attribute("strides") or [1] * len(kernel))
+        spans = tuple(call.attribute("dilations") or [1] * len(kernel))
+        widths = _around(call, x.shape[2:], kernel)
+        geometry = list(zip(x.shape[2:], kernel, strides, spans, widths, strict=True))
+        if call.attribute("ceil_mode", 0):
+            widths = [_rounded_up(*axis) for axis in geometry]
+        counts = bool(call.attribute("count_include_pad", 0)) or not any(map(any, widths))
+        if kind is PoolingKind.AVERAGE and counts and call.attribute("ceil_mode", 0) and any(
+            map(any, widths)
+        ):
+            raise Unmapped("ceil_mode, which counts padding differently at the end")
+        result = write.one(Pooling(kind, kernel, strides, tuple(widths), spans, counts), x)
+        return (result, None) if call.outputs > 1 else result
+
+    return mapping
+
+
+def _rounded_up(
+    length: int, kernel: int, stride: int, dilation: int, widths: tuple[int, int]
+) -> tuple[int, int]:
+    """Padding with room for a last window, which must begin inside or in the first padding."""
+    before, after = widths
+    reach = dilation * (kernel - 1) + 1
+    span = length + before + after
+    windows = -(-(span - reach) // stride) + 1
+    if (windows - 1) * stride >= length + before:
+        windows -= 1
+    return before, after + max((windows - 1) * stride + reach - span, 0)
+
+
+def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
+    """A reduction over all spatial axes, which stay."""
+
+    def mapping(write: Writer, call: Call) -> Value:
+        x = call.value(write, 0)
+        return reduce(write, x, list(range(2, len(x.shape))), True)
+
+    return mapping
+
+
+OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
+    "AveragePool": pool(PoolingKind.AVERAGE),
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "GlobalAveragePool": over_positions(reductions.mean_over),
+    "GlobalMaxPool": over_positions(reductions.largest),
+    "MaxPool": pool(PoolingKind.MAX),
+}

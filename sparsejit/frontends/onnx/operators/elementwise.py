@@ -1,0 +1,227 @@
+"""Functions of single elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.torch_export.operators import activations, pointwise
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Element, Value
+
+Mapping = Callable[[Writer, Call], Any]
+
+
+def of_values(function: Callable[..., Any]) -> Mapping:
+    """A function of the writer and all operands."""
+    return lambda write, call: function(write, *call.values(write))
+
+
+def with_attributes(function: Callable[..., Any], **defaults: float) -> Mapping:
+    """A function of the first operand and of attributes, by ONNX's names and defaults."""
+
+    def mapping(write: Writer, call: Call) -> Value:
+        given = [float(call.attribute(name, default)) for name, default in defaults.items()]
+        result: Value = function(write, call.value(write, 0), *given)
+        return result
+
+    return mapping
+
+
+def folded(function: Callable[..., Value]) -> Mapping:
+    """A function of two operands over any number of them, from the left."""
+    return lambda write, call: reduce(lambda x, y: function(write, x, y), call.values(write))
+
+
+def mean(write: Writer, call: Call) -> Value:
+    """Of operands, which broadcast."""
+    total: Value = folded(pointwise.add)(write, call)
+    return write.pointwise("mul", total, 1.0 / len(call))
+
+
+def divide(write: Writer, call: Call) -> Value:
+    """The quotient; that of whole numbers would be truncated."""
+    x, other = call.values(write)
+    if Element.INT64 in (write.element(x), write.element(other)):
+        raise Unmapped("of whole numbers")
+    return pointwise.divide(write, x, other)
+
+
+def modulo(write: Writer, call: Call) -> Value:
+    """The remainder with the sign of the divisor, or with fmod that of x."""
+    x, other = call.values(write)
+    function = pointwise.fmod if call.attribute("fmod", 0) else pointwise.remainder
+    return function(write, x, other)
+
+
+def power(write: Writer, call: Call) -> Value:
+    """x to a known power, or a known base to each element."""
+    x, exponent = call.values(write)
+    if write.known(exponent) is None:
+        return pointwise.power_of(write, x, exponent)
+    return pointwise.power(write, x, exponent)
+
+
+def clip(write: Writer, call: Call) -> Value:
+    """Between bounds, each where it is given."""
+    low, high = call.optional(write, 1), call.optional(write, 2)
+    return pointwise.clamp(write, call.value(write, 0), low, high)
+
+
+def cast(write: Writer, call: Call) -> Value:
+    """To the graph's element for a dtype; floats to whole numbers towards zero."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    return _cast(write, call.value(write, 0), tensor_dtype_to_np_dtype(call.attribute("to")))
+
+
+def _cast(write: Writer, x: Value, dtype: np.dtype[Any]) -> Value:
+    kinds = {"b": Element.BOOL, "i": Element.INT64, "u": Element.INT64, "f": Element.FLOAT32}
+    if dtype.kind not in kinds:
+        raise Unmapped(f"to {dtype}")
+    return write.cast(x, kinds[dtype.kind])
+
+
+def cast_like(write: Writer, call: Call) -> Value:
+    """To the element of another operand."""
+    return write.cast(call.value(write, 0), write.element(call.value(write, 1)))
+
+
+def identity(write: Writer, call: Call) -> Any:
+    """The operand itself."""
+    return call.operand(0)
+
+
+def dropout(write: Writer, call: Call) -> tuple[Value, None]:
+    """The operand itself: nothing is drawn at random; the mask is not kept."""
+    if call.has(2) and bool(call.known(2, "training_mode").any()):
+        raise Unmapped("drops out at random, also in evaluation")
+    return call.value(write, 0), None
+
+
+def gelu(write: Writer, call: Call) -> Value:
+    """x Phi(x), or its form with tanh."""
+    kind = call.attribute("approximate", "none")
+    return activations.gelu(write, call.value(write, 0), str(kind))
+
+
+def prelu(write: Writer, call: Call) -> Value:
+    """x for x > 0, else x times a slope, which broadcasts from the last axis."""
+    x, slope = call.values(write)
+    f = write.formula("prelu")
+    return f.finish(f("where", f("greater", x, 0.0), x, f("mul", x, slope)))
+
+
+def hard_sigmoid(write: Writer, x: Value, alpha: float, beta: float) -> Value:
+    """max(0, min(1, alpha x + beta))."""
+    f = write.formula("hardsigmoid")
+    return f.finish(f("minimum", f("relu", f("fma", x, alpha, beta)), 1.0))
+
+
+def softsign(write: Writer, x: Value) -> Value:
+    """x / (1 + |x|)."""
+    f = write.formula("softsign")
+    return f.finish(f("div", x, f("add", f("abs", x), 1.0)))
+
+
+def selu(write: Writer, x: Value, alpha: float, gamma: float) -> Value:
+    """gamma (x for x > 0, else alpha (exp(x) - 1))."""
+    return activations.elu(write, x, alpha, gamma)
+
+
+def thresholded_relu(write: Writer, x: Value, alpha: float) -> Value:
+    """x for x > alpha, else 0."""
+    return activations.threshold(write, x, alpha, 0.0)
+
+
+def shrink(write: Writer, x: Value, bias: float, lambd: float) -> Value:
+    """x + bias for x < -lambd, x - bias for x > lambd, else 0."""
+    f = write.formula("shrink")
+    below, above = f("less", x, -lambd), f("greater", x, lambd)
+    inner = f("where", above, f("sub", x, bias), 0.0)
+    return f.finish(f("where", below, f("add", x, bias), inner))
+
+
+def is_infinite(write: Writer, call: Call) -> Value:
+    """Whether x is infinite; with one sign alone where the other is switched off."""
+    x = call.value(write, 0)
+    down, up = call.attribute("detect_negative", 1), call.attribute("detect_positive", 1)
+    if down and up:
+        return pointwise.is_infinite(write, x)
+    return write.pointwise("equal", x, float("inf") if up else float("-inf"))
+
+
+def _pointwise(kind: str) -> Mapping:
+    return lambda write, call: write.pointwise(kind, *call.values(write))
+
+
+# ONNX's name and ours.
+_FUNCTIONS = {
+    "Abs": "abs",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Equal": "equal",
+    "Erf": "erf",
+    "Exp": "exp",
+    "Floor": "floor",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+    "Log": "log",
+    "Mul": "mul",
+    "Neg": "neg",
+    "Reciprocal": "reciprocal",
+    "Relu": "relu",
+    "Round": "round",
+    "Sigmoid": "sigmoid",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sqrt": "sqrt",
+    "Sub": "sub",
+    "Tanh": "tanh",
+    "Where": "where",
+}
+
+OPERATORS: dict[str, Mapping] = {
+    **{name: _pointwise(kind) for name, kind in _FUNCTIONS.items()},
+    "Add": of_values(pointwise.add),
+    "And": of_values(pointwise.logical("logical_and")),
+    "Cast": cast,
+    "CastLike": cast_like,
+    "Celu": with_attributes(activations.celu, alpha=1.0),
+    "Clip": clip,
+    "Cosh": of_values(activations.cosh),
+    "Div": divide,
+    "Dropout": dropout,
+    "Elu": with_attributes(activations.elu, alpha=1.0),
+    "Gelu": gelu,
+    "HardSigmoid": with_attributes(hard_sigmoid, alpha=0.2, beta=0.5),
+    "HardSwish": of_values(activations.hardswish),
+    "Identity": identity,
+    "IsInf": is_infinite,
+    "IsNaN": of_values(pointwise.is_nan),
+    "LeakyRelu": with_attributes(activations.leaky_relu, alpha=0.01),
+    "Max": folded(pointwise.binary("maximum")),
+    "Mean": mean,
+    "Min": folded(pointwise.binary("minimum")),
+    "Mish": of_values(activations.mish),
+    "Mod": modulo,
+    "Not": of_values(pointwise.logical("logical_not")),
+    "Or": of_values(pointwise.logical("logical_or")),
+    "PRelu": prelu,
+    "Pow": power,
+    "Selu": with_attributes(selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
+    "Shrink": with_attributes(shrink, bias=0.0, lambd=0.5),
+    "Sinh": of_values(activations.sinh),
+    "Softplus": of_values(activations.softplus),
+    "Softsign": of_values(softsign),
+    "Sum": folded(pointwise.add),
+    "Tan": of_values(activations.tan),
+    "ThresholdedRelu": with_attributes(thresholded_relu, alpha=1.0),
+    "Xor": lambda write, call: write.pointwise("not_equal", *call.values(write)),
+}

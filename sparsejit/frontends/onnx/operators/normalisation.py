@@ -1,0 +1,85 @@
+"""Normalisations and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.torch_export.operators import arranging, normalisation
+from sparsejit.frontends.torch_export.writing import Writer
+from sparsejit.ir.graph import Value
+from sparsejit.ir.ops.types import axis_of
+
+_EPSILON = 1e-5  # what ONNX takes where none is given
+
+
+def batch_normalization(write: Writer, call: Call) -> Any:
+    """With the statistics of training."""
+    training = bool(call.attribute("training_mode", 0))
+    epsilon = call.attribute("epsilon", _EPSILON)
+    x, scale, shift, middle, square = (call.value(write, place) for place in range(5))
+    result = normalisation.batch_norm(
+        write, x, scale, shift, middle, square, training, 0.0, epsilon
+    )
+    return (result, *[None] * (call.outputs - 1)) if call.outputs > 1 else result
+
+
+def instance_normalization(write: Writer, call: Call) -> Value:
+    """Over the positions of each channel."""
+    x, scale, shift = call.values(write)
+    epsilon = call.attribute("epsilon", _EPSILON)
+    return normalisation.group_norm(write, x, x.shape[1], scale, shift, epsilon)
+
+
+def group_normalization(write: Writer, call: Call) -> Value:
+    """Over groups of channels; before opset 21 one scale and shift a group."""
+    x, scale, shift = call.values(write)
+    groups, epsilon = call.attribute("num_groups"), call.attribute("epsilon", _EPSILON)
+    if call.opset >= 21:
+        return normalisation.group_norm(write, x, groups, scale, shift, epsilon)
+    each = x.shape[1] // groups
+    normal = normalisation.group_norm(write, x, groups, eps=epsilon)
+    wide = [
+        arranging.reshaped(
+            write,
+            arranging.expanded(write, arranging.reshaped(write, part, (-1, 1)), (groups, each)),
+            (-1,),
+        )
+        for part in (scale, shift)
+    ]
+    return normalisation.channelwise(write, normal, *wide)
+
+
+def layer_normalization(write: Writer, call: Call) -> Any:
+    """Over the axes from `axis` on; mean and deviation are not kept."""
+    x, scale, shift = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
+    axis = axis_of(call.attribute("axis", -1), len(x.shape))
+    epsilon = call.attribute("epsilon", _EPSILON)
+    result = normalisation.layer_norm(write, x, x.shape[axis:], scale, shift, epsilon)
+    return (result, None, None)[: call.outputs] if call.outputs > 1 else result
+
+
+def softmax(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
+    """Over an axis; before opset 13 over all axes from it on together."""
+
+    def mapping(write: Writer, call: Call) -> Value:
+        x = call.value(write, 0)
+        axis = axis_of(call.attribute("axis", -1 if call.opset >= 13 else 1), len(x.shape))
+        if call.opset >= 13:
+            return function(write, x, axis)
+        rows = arranging.reshaped(write, x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
+        return arranging.reshaped(write, function(write, rows, 1), x.shape)
+
+    return mapping
+
+
+OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
+    "BatchNormalization": batch_normalization,
+    "GroupNormalization": group_normalization,
+    "InstanceNormalization": instance_normalization,
+    "LayerNormalization": layer_normalization,
+    "LogSoftmax": softmax(normalisation.log_softmax),
+    "Softmax": softmax(normalisation.softmax),
+}

@@ -1,0 +1,116 @@
+"""Recurrent layers: ONNX's gate orders become torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.torch_export.operators.arranging import at, joined, permuted, reshaped
+from sparsejit.frontends.torch_export.operators.recurrent import one_layer
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+
+# For each of torch's gates in order, its place in ONNX's: z-r-h to r-z-n, i-o-f-c to i-f-g-o.
+_GATES = {
+    RecurrentCell.GRU: (1, 0, 2),
+    RecurrentCell.LSTM: (0, 2, 3, 1),
+    RecurrentCell.RNN_TANH: (0,),
+    RecurrentCell.RNN_RELU: (0,),
+}
+_USUAL = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
+
+
+def layer(write: Writer, call: Call) -> tuple[Value, ...]:
+    """One layer in one or two directions: all h (time, directions, batch, H), last states."""
+    cell = _cell(call)
+    batch_first = bool(call.attribute("layout", 0))
+    x = call.value(write, 0)
+    if call.has(4):
+        _require_whole_sequences(call, x.shape[1 if batch_first else 0])
+    if call.has(7):
+        raise Unmapped("has peepholes")
+    sequence = permuted(write, x, (1, 0, 2)) if batch_first else x
+    direction = call.attribute("direction", "forward")
+    reverses = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    every, last = [], []
+    for way, reverse in enumerate(reverses):
+        states = [_state(write, call, 5 + n, way, batch_first, sequence) for n in _numbers(cell)]
+        weights = _weights(write, call, cell, way)
+        h, *final = one_layer(write, Recurrence(cell, reverse), sequence, states, weights)
+        every.append(reshaped(write, h, (h.shape[0], 1, *h.shape[1:])))
+        last.append([reshaped(write, state, (1, *state.shape)) for state in final])
+    h = joined(write, every, 1)
+    finals = [joined(write, list(states), 0) for states in zip(*last, strict=True)]
+    if batch_first:
+        h = permuted(write, h, (2, 0, 1, 3))
+        finals = [permuted(write, state, (1, 0, 2)) for state in finals]
+    return (h, *finals)
+
+
+def _cell(call: Call) -> RecurrentCell:
+    """Which cell it is. Raises Unmapped for formulas that torch has not."""
+    functions = [name.lower() for name in call.attribute("activations") or []]
+    if call.attribute("clip") is not None:
+        raise Unmapped("clips its gates")
+    if call.operator == "RNN":
+        names = set(functions) or {"tanh"}
+        if names == {"tanh"}:
+            return RecurrentCell.RNN_TANH
+        if names == {"relu"}:
+            return RecurrentCell.RNN_RELU
+        raise Unmapped(f"has the activations {functions}")
+    usual = _USUAL[call.operator]
+    if functions and functions != usual * (len(functions) // len(usual)):
+        raise Unmapped(f"has the activations {functions}")
+    if call.operator == "GRU":
+        if not call.attribute("linear_before_reset", 0):
+            raise Unmapped("resets before its product; export with linear_before_reset=1")
+        return RecurrentCell.GRU
+    if call.attribute("input_forget", 0):
+        raise Unmapped("couples its input and forget gates")
+    return RecurrentCell.LSTM
+
+
+def _numbers(cell: RecurrentCell) -> range:
+    return range(cell.states)
+
+
+def _require_whole_sequences(call: Call, time: int) -> None:
+    lengths = call.operand(4)
+    if not isinstance(lengths, np.ndarray) or np.any(lengths != time):
+        raise Unmapped("has sequences of several lengths")
+
+
+def _weights(write: Writer, call: Call, cell: RecurrentCell, way: int) -> list[Value]:
+    """W_ih, W_hh, b_ih and b_hh of one direction, in torch's order of gates."""
+
+    def in_order(array: Array) -> Array:
+        parts = np.split(array, cell.gates)
+        return np.concatenate([parts[gate] for gate in _GATES[cell]])
+
+    w, r = call.known(1, "weights W")[way], call.known(2, "weights R")[way]
+    both = call.known(3, "bias")[way] if call.has(3) else np.zeros(2 * len(w), w.dtype)
+    arrays = w, r, *np.split(both, 2)
+    names = (call.name(place) for place in (1, 2, 3, 3))
+    return [
+        write.constant(in_order(array).astype(np.float32), name)
+        for array, name in zip(arrays, names, strict=True)
+    ]
+
+
+def _state(
+    write: Writer, call: Call, place: int, way: int, batch_first: bool, sequence: Value
+) -> Value:
+    """The initial state (batch, H) of one direction; zeros where none is given."""
+    hidden = call.attribute("hidden_size")
+    given = call.operand(place)
+    if given is None or (isinstance(given, np.ndarray) and not given.any()):
+        return write.zeros((sequence.shape[1], hidden))
+    return at(write, call.value(write, place), 1 if batch_first else 0, way)
+
+
+OPERATORS: dict[str, Callable[[Writer, Call], Any]] = dict.fromkeys(("GRU", "LSTM", "RNN"), layer)

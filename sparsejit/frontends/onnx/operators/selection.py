@@ -1,0 +1,113 @@
+"""Elements by index, triangles, and images of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.torch_export.operators import arranging, selection
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.types import axis_of
+
+# What says how a Resize computes positions, for the package's own reference.
+_RESIZING = (
+    *("coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode"),
+    *("nearest_mode", "antialias"),
+)
+
+
+def gather(write: Writer, call: Call) -> Value:
+    """Places of an axis: one known place, several, or rows of a table by computed indices."""
+    x = call.value(write, 0)
+    axis = axis_of(call.attribute("axis", 0), len(x.shape))
+    indices = call.operand(1)
+    if not isinstance(indices, np.ndarray):
+        return selection.looked_up(write, x, axis, call.value(write, 1))
+    taken = selection.taken(write, x, axis, indices.reshape(-1))
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return arranging.reshaped(write, taken, shape)
+
+
+def triangle(write: Writer, call: Call) -> Value:
+    """x with zeros below a diagonal, or above it."""
+    diagonal = call.numbers(1, "diagonal")[0] if call.has(1) else 0
+    upper = call.attribute("upper", 1)
+    function = selection.upper_triangle if upper else selection.lower_triangle
+    return function(write, call.value(write, 0), diagonal)
+
+
+def one_hot(write: Writer, call: Call) -> Value:
+    """values[1] where the place is the index, else values[0]."""
+    index = call.value(write, 0)
+    (depth,), (off, on) = call.numbers(1, "depth"), call.known(2, "values").tolist()
+    axis = axis_of(call.attribute("axis", -1), len(index.shape) + 1)
+    wrapped = write.pointwise(
+        "where",
+        write.pointwise("less", index, 0),
+        write.pointwise("add", index, depth),
+        index,
+    )
+    column = arranging.reshaped(write, wrapped, (*index.shape, 1))
+    is_there = write.pointwise("equal", column, np.arange(depth))
+    hot = write.pointwise("where", is_there, on, off)
+    return arranging.moved(write, hot, -1, axis)
+
+
+def resize(write: Writer, call: Call) -> Value:
+    """Each axis by a matrix of what new positions take of old ones, as the onnx package has it."""
+    x = call.value(write, 0)
+    named = call.attribute("axes") or range(len(x.shape))
+    axes = [axis_of(axis, len(x.shape)) for axis in named]
+    wanted: list[tuple[int, float | None, int | None]]
+    if call.has(3):
+        if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+            raise Unmapped("keeps the aspect ratio")
+        sizes = call.numbers(3, "sizes")
+        wanted = [(axis, None, size) for axis, size in zip(axes, sizes, strict=True)]
+    else:
+        scales = call.known(2, "scales").astype(float).tolist()
+        wanted = [(axis, scale, None) for axis, scale in zip(axes, scales, strict=True)]
+    for axis, scale, size in wanted:
+        if scale != 1 and size != x.shape[axis]:
+            x = _resized(write, x, axis, _positions(call, x.shape[axis], scale, size))
+    return x
+
+
+def _positions(call: Call, length: int, scale: float | None, size: int | None) -> Array:
+    """(new size, length): the node itself, applied to the rows of an identity matrix."""
+    from onnx.helper import make_node
+    from onnx.reference import ReferenceEvaluator
+
+    given = {name: call.attribute(name) for name in _RESIZING if call.attribute(name) is not None}
+    if call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise Unmapped("crops")
+    operands = ["x", "", "scales"] if size is None else ["x", "", "", "sizes"]
+    node = make_node("Resize", operands, ["y"], **given)
+    inputs: dict[str, Array] = {"x": np.eye(length, dtype=np.float32)}
+    if size is None:
+        inputs["scales"] = np.array([1, scale], np.float32)
+    else:
+        inputs["sizes"] = np.array([length, size], np.int64)
+    (rows,) = ReferenceEvaluator(node, opsets={"": call.opset}).run(None, inputs)
+    return np.ascontiguousarray(np.asarray(rows).T)
+
+
+def _resized(write: Writer, x: Value, axis: int, positions: Array) -> Value:
+    is_choice = np.all((positions == 0) | (positions == 1)) and np.all(positions.sum(axis=1) == 1)
+    if is_choice:
+        return selection.taken(write, x, axis, positions.argmax(axis=1))
+    rows = arranging.moved(write, x, axis, -1)
+    return arranging.moved(write, write.one(Linear(), rows, positions), -1, axis)
+
+
+OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
+    "Gather": gather,
+    "OneHot": one_hot,
+    "Resize": resize,
+    "Trilu": triangle,
+}

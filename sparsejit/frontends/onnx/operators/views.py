@@ -1,0 +1,170 @@
+"""Shapes, and the same elements in another shape or order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.torch_export.operators import arranging, views
+from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.types import axis_of
+
+
+def shape(write: Writer, call: Call) -> Array:
+    """The sizes of the axes from start to end, known now."""
+    operand = call.operand(0)
+    sizes = tuple(operand.shape) if operand is not None else ()
+    return np.array(sizes[call.attribute("start", 0) : call.attribute("end")], np.int64)
+
+
+def size(write: Writer, call: Call) -> Array:
+    """How many elements there are, known now."""
+    return np.array(call.value(write, 0).type.size, np.int64)
+
+
+def reshape(write: Writer, call: Call) -> Value:
+    """As another shape; 0 keeps a size unless allowzero is set."""
+    x = call.value(write, 0)
+    sizes = call.numbers(1, "shape")
+    if not call.attribute("allowzero", 0):
+        sizes = [x.shape[axis] if n == 0 else n for axis, n in enumerate(sizes)]
+    return arranging.reshaped(write, x, sizes)
+
+
+def flatten(write: Writer, call: Call) -> Value:
+    """As a matrix: the axes before `axis`, and the rest."""
+    x = call.value(write, 0)
+    axis = call.attribute("axis", 1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    return arranging.reshaped(write, x, (int(np.prod(x.shape[:axis])), -1))
+
+
+def squeeze(write: Writer, call: Call) -> Value:
+    """Without axes of one element, those named or all."""
+    return views.squeeze(write, call.value(write, 0), call.axes(1, since=13))
+
+
+def unsqueeze(write: Writer, call: Call) -> Value:
+    """With new axes of one element at these places of the result."""
+    x, axes = call.value(write, 0), call.axes(1, since=13)
+    if axes is None:
+        raise Unmapped("its axes are missing")
+    rank = len(x.shape) + len(axes)
+    sizes, new = iter(x.shape), {axis_of(axis, rank) for axis in axes}
+    return arranging.reshaped(write, x, [1 if n in new else next(sizes) for n in range(rank)])
+
+
+def transpose(write: Writer, call: Call) -> Value:
+    """Axes in another order, by default reversed."""
+    x = call.value(write, 0)
+    return arranging.permuted(write, x, call.attribute("perm") or range(len(x.shape))[::-1])
+
+
+def concatenate(write: Writer, call: Call) -> Value:
+    """One after the other along an axis."""
+    return views.concatenate(write, call.values(write), call.attribute("axis"))
+
+
+def split(write: Writer, call: Call) -> tuple[Value, ...]:
+    """Parts of given lengths, or as many as there are outputs, the last the shortest."""
+    x, axis = call.value(write, 0), call.attribute("axis", 0)
+    lengths = call.attribute("split") if call.opset < 13 else None
+    if call.has(1):
+        lengths = call.numbers(1, "split")
+    if lengths is None:
+        parts = call.attribute("num_outputs", call.outputs)
+        return tuple(views.chunk(write, x, parts, axis))
+    return tuple(views.cut(write, x, list(lengths), axis))
+
+
+def slice_axes(write: Writer, call: Call) -> Value:
+    """Python's slices of axes."""
+    x = call.value(write, 0)
+    starts, ends = call.numbers(1, "starts"), call.numbers(2, "ends")
+    axes = call.numbers(3, "axes") if call.has(3) else range(len(starts))
+    steps = call.numbers(4, "steps") if call.has(4) else [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step > 0:
+            x = views.slice_axis(write, x, axis, start, end, step)
+        else:
+            x = _backwards(write, x, axis, slice(start, end, step))
+    return x
+
+
+def _backwards(write: Writer, x: Value, axis: int, part: slice) -> Value:
+    from sparsejit.frontends.torch_export.operators.selection import taken
+
+    length = x.shape[axis]
+    if part.stop < -length:  # ONNX's way to say "to the first"
+        part = slice(part.start, None, part.step)
+    return taken(write, x, axis, np.arange(length)[part])
+
+
+def expand(write: Writer, call: Call) -> Value:
+    """Repeated by broadcasting, in both directions."""
+    x = call.value(write, 0)
+    whole = np.broadcast_shapes(x.shape, tuple(call.numbers(1, "shape")))
+    return arranging.expanded(write, x, whole)
+
+
+def tile(write: Writer, call: Call) -> Value:
+    """Each axis repeated as a whole."""
+    return views.repeat(write, call.value(write, 0), call.numbers(1, "repeats"))
+
+
+def pad(write: Writer, call: Call) -> Value:
+    """With a number, or with elements of x itself."""
+    x, widths = call.value(write, 0), call.numbers(1, "pads")
+    axes = call.numbers(3, "axes") if call.has(3) else range(len(x.shape))
+    around = [(0, 0)] * len(x.shape)
+    for place, axis in enumerate(axes):
+        around[axis_of(axis, len(x.shape))] = widths[place], widths[place + len(widths) // 2]
+    modes = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
+    mode = modes[call.attribute("mode", "constant")]
+    number = float(call.known(2, "constant").reshape(())) if call.has(2) else 0.0
+    last_first = [width for pair in reversed(around) for width in pair]
+    return views.pad_any(write, x, last_first, mode, number)
+
+
+def depth_to_space(write: Writer, call: Call) -> Value:
+    """Channels to positions."""
+    x, block = call.value(write, 0), call.attribute("blocksize")
+    if call.attribute("mode", "DCR") == "CRD":
+        return views.pixel_shuffle(write, x, block)
+    batch, _, height, width = x.shape
+    apart = arranging.reshaped(write, x, (batch, block, block, -1, height, width))
+    moved = arranging.permuted(write, apart, (0, 3, 4, 1, 5, 2))
+    return arranging.reshaped(write, moved, (batch, -1, height * block, width * block))
+
+
+def space_to_depth(write: Writer, call: Call) -> Value:
+    """Positions to channels."""
+    x, block = call.value(write, 0), call.attribute("blocksize")
+    batch, channels, height, width = x.shape
+    rows, columns = height // block, width // block
+    apart = arranging.reshaped(write, x, (batch, channels, rows, block, columns, block))
+    moved = arranging.permuted(write, apart, (0, 3, 5, 1, 2, 4))
+    return arranging.reshaped(write, moved, (batch, -1, rows, columns))
+
+
+OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
+    "Concat": concatenate,
+    "DepthToSpace": depth_to_space,
+    "Expand": expand,
+    "Flatten": flatten,
+    "Pad": pad,
+    "Reshape": reshape,
+    "Shape": shape,
+    "Size": size,
+    "Slice": slice_axes,
+    "SpaceToDepth": space_to_depth,
+    "Split": split,
+    "Squeeze": squeeze,
+    "Tile": tile,
+    "Transpose": transpose,
+    "Unsqueeze": unsqueeze,
+}

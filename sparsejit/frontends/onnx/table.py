@@ -1,0 +1,25 @@
+"""Which operator of ONNX becomes what: one row an operator, one file a group."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparsejit.frontends.onnx.operators import (
+    convolution,
+    elementwise,
+    normalisation,
+    products,
+    quantisation,
+    recurrent,
+    reductions,
+    selection,
+    views,
+)
+
+GROUPS = (
+    *(products, convolution, recurrent, elementwise, reductions, normalisation, views, selection),
+    quantisation,
+)
+# Each is called with the writer and the node's `Call`.
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
+}

@@ -1,0 +1,210 @@
+"""Sums of rows by index: tables as they are stored, and what puts their addresses into registers.
+
+A sum that only a GRU's gates read is no step: they add the rows up themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.row_sums import RowSum, emit_sum_of_rows
+from sparsejit.asm_templates.selection.table_rows import emit_row_address
+from sparsejit.asm_templates.shared.activation import COARSE, FINE
+from sparsejit.asm_templates.shared.location import InPool, Location
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.ops.sampling import GruStep, SumOfRows
+from sparsejit.ir.spec import LARGEST_INT8, DType, GruUpdate
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import View
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+from sparsejit.x86.stack import pop, push
+
+_FLOAT = 4
+# Addresses of rows; the one behind the last is that of the rest.
+_ROWS = (rdi, rsi, rdx, rcx, r8, r9)
+MOST_TABLES = len(_ROWS) - 1
+# Registers that a GRU's gates leave free.
+GATE_ROWS = (r8, r9, r10)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTables:
+    """Tables of a sum as the kernel reads them: float32 where they are, or short arrays.
+
+    `scales` (features,) are those of int8.
+    """
+
+    stored: DType
+    heights: Sequence[int]
+    row_bytes: int
+    shorts: Sequence[Array]
+    scales: Array | None = None
+
+    @classmethod
+    def of(cls, low: Lowering, node: Node) -> "StoredTables":
+        """Raises InvalidInput for numbers that float16 does not hold."""
+        op = node.op
+        assert isinstance(op, SumOfRows)
+        count = len(node.inputs) // 2
+        values = node.inputs[count:-1]
+        heights = [table.shape[0] for table in values]
+        if op.dtype is DType.FLOAT32:
+            return cls(op.dtype, heights, _FLOAT * node.output.shape[0], ())
+        tables = [_padded(low.constant(table), low.target.lanes) for table in values]
+        if op.dtype is DType.INT8:
+            scales = np.abs(np.concatenate(tables)).max(axis=0) / np.float32(LARGEST_INT8)
+            scales = np.where(scales > 0, scales, np.float32(1)).astype(np.float32)
+            steps = [np.rint(table / scales).astype(np.int8) for table in tables]
+            return cls(op.dtype, heights, steps[0].shape[1], steps, scales)
+        halves = [_as_float16(table) for table in tables]
+        return cls(DType.FLOAT16, heights, halves[0].itemsize * halves[0].shape[1], halves)
+
+    def emit(
+        self, asm: Assembler, at: Locations, registers: Sequence[Register], rest: Register
+    ) -> RowSum:
+        """Addresses into registers; reads begin with indices, tables in memory, the rest.
+
+        The row of an index out of range is row 0, and reported. Clobbers rax, r11 and, with int8,
+        rbx.
+        """
+        count = len(self.heights)
+        places: Sequence[Location] = [InPool(asm.literal(table)) for table in self.shorts]
+        end = count if places else 2 * count
+        asm.emit("xor", dword(r11), dword(r11))
+        for register, index, table, height in zip(
+            registers, at.reads, places or at.reads[count:end], self.heights, strict=False
+        ):
+            emit_row_of(asm, register, (index, table), (height, self.row_bytes))
+        at.status.report_where(asm, r11)
+        at.reads[end].point(asm, rest)
+        if self.scales is not None:
+            InPool(asm.literal(self.scales)).point(asm, rbx)
+        return RowSum(self.stored, registers[:count], rest)
+
+    def reads(self, low: Lowering, node: Node) -> tuple[View, ...]:
+        """What the kernel reads of a sum's operands."""
+        count = len(self.heights)
+        read = (*node.inputs[:count], node.inputs[-1]) if self.shorts else node.inputs
+        return tuple(map(low.contiguous, read))
+
+
+def lower_sum_of_rows(low: Lowering, node: Node) -> None:
+    """One pass over the rows. Raises CompileError for more tables than registers."""
+    count, features = len(node.inputs) // 2, node.output.shape[0]
+    if count > MOST_TABLES:
+        raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
+    tables = StoredTables.of(low, node)
+    if _only_gates_read(low, node, count):
+        low.sums_for_gates[node.output] = node
+        return
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        push(asm, (rbx,))
+        rows = tables.emit(asm, at, _ROWS, _ROWS[count])
+        at.writes[0].point(asm, r10)
+        emit_sum_of_rows(asm, r10, rows, features)
+        pop(asm, (rbx,))
+
+    into = low.dense_result(node.output)
+    facts = Facts(
+        f"{count} rows of {features} features by index", weight_bytes=count * tables.row_bytes
+    )
+    reads = tables.reads(low, node)
+    low.add(Step("sum-of-rows", node.output.origin, reads, (into,), emit, facts))
+
+
+def lower_gru_step(low: Lowering, node: Node) -> None:
+    """The gates of all units, with the rows that they are a sum of."""
+    op, spec = node.op, GruUpdate(node.output.shape[0])
+    assert isinstance(op, GruStep)
+    tanh = COARSE if op.dtype is DType.INT8 else FINE
+    gates, recurrent, state = node.inputs
+    rows = low.sums_for_gates.get(gates)
+    tables = StoredTables.of(low, rows) if rows else None
+    reads = tables.reads(low, rows) if tables and rows else (low.contiguous(gates),)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        push(asm, (rbx,))
+        if tables is None:
+            at.reads[0].point(asm, rdi)
+        summed = tables.emit(asm, at, GATE_ROWS, rdi) if tables else None
+        at.reads[-2].point(asm, rsi)
+        at.reads[-1].point(asm, rdx)
+        at.writes[0].point(asm, rcx)
+        emit_gru_update(asm, spec, (rcx,), summed, tanh)
+        pop(asm, (rbx,))
+
+    into = low.dense_result(node.output)
+    reason, touched = f"gates of {spec.hidden} units", 0
+    if tables is not None:
+        touched = len(tables.heights) * tables.row_bytes
+        reason = f"{reason}, {len(tables.heights)} rows by index added"
+    reads = (*reads, low.contiguous(recurrent), low.contiguous(state))
+    facts = Facts(reason, weight_bytes=touched)
+    low.add(Step("gru-step", node.output.origin, reads, (into,), emit, facts))
+
+
+def emit_row_of(
+    asm: Assembler,
+    register: Register,
+    place: tuple[Location, Location],
+    shape: tuple[int, int],
+) -> None:
+    """register = the address of a table's row by index, the shape being rows and bytes of one.
+
+    Where there is none r11 = 1, and it is row 0. Clobbers rax.
+    """
+    index, table = place
+    index.point(asm, register)
+    asm.emit("mov", register, Memory(register))
+    table.point(asm, rax)
+    emit_row_address(asm, register, *shape, table=rax, missing=r11)
+
+
+def _only_gates_read(low: Lowering, node: Node, tables: int) -> bool:
+    """Whether a GRU's gates are all that reads a sum, of no more rows than they have room for."""
+    value, readers = node.output, low.graph.consumers()[node.output]
+    return (
+        tables <= len(GATE_ROWS)
+        and value not in low.graph.outputs
+        and [type(reader.op) for reader in readers] == [GruStep]
+        and readers[0].inputs[0] is value
+        and value not in readers[0].inputs[1:]
+    )
+
+
+def _padded(table: Array, lanes: int) -> Array:
+    """A table with room in its rows for a vector that begins anywhere in them, float32."""
+    rows, features = table.shape
+    width = -(-features // lanes) * lanes + (lanes if features % lanes else 0)
+    stored = np.zeros((rows, width), np.float32)
+    stored[:, :features] = table
+    return stored
+
+
+def _as_float16(table: Array) -> Array:
+    """Raises InvalidInput for greater numbers than it holds."""
+    with np.errstate(over="ignore"):
+        stored = table.astype(np.float16)
+    if not np.isfinite(stored).all():
+        raise InvalidInput("a table exceeds the range of float16; store it as float32")
+    return stored

@@ -1,0 +1,89 @@
+"""The layers of a network of the WaveRNN family; `VoiceSpec` says how they are joined."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sparsejit.ir.spec import Activation
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """tensors["<name>.weight"] (size, in_features) and ["<name>.bias"] (size,)."""
+
+    name: str
+    size: int
+    activation: Activation = Activation.NONE
+    concatenated: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def out_features(self) -> int:
+        return self.size
+
+    def shapes(self, in_features: int) -> dict[str, Shape]:
+        """Of its tensors."""
+        return {
+            f"{self.name}.weight": (self.size, in_features),
+            f"{self.name}.bias": (self.size,),
+        }
+
+
+@dataclass(frozen=True)
+class DualDenseSpec:
+    """The sum over k in 0, 1 of scale[k] * tanh(weight[k] x + bias[k] + a[k]).
+
+    tensors["<name>.weight"] (2, size, in_features), ".bias" and ".scale" (2, size). What is added
+    has 2 * size features. As LPCNet's last layer: Valin and Skoglund 2019, equation 5.
+    """
+
+    name: str
+    size: int
+    concatenated: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def out_features(self) -> int:
+        return 2 * self.size
+
+    def shapes(self, in_features: int) -> dict[str, Shape]:
+        """Of its tensors."""
+        both = (2, self.size)
+        return {
+            f"{self.name}.weight": (*both, in_features),
+            f"{self.name}.bias": both,
+            f"{self.name}.scale": both,
+        }
+
+
+@dataclass(frozen=True)
+class GruSpec:
+    """tensors["<name>.weight_ih"], ".weight_hh", ".bias_ih", ".bias_hh", as torch.nn.GRUCell has.
+
+    Gates are in order r-z-n. What is added has 3 * size features, in that order.
+    """
+
+    name: str
+    size: int
+    residual: bool = False
+    concatenated: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def out_features(self) -> int:
+        """Of the product with what it reads."""
+        return 3 * self.size
+
+    def shapes(self, in_features: int) -> dict[str, Shape]:
+        """Of its tensors."""
+        gates = self.out_features
+        return {
+            f"{self.name}.weight_ih": (gates, in_features),
+            f"{self.name}.weight_hh": (gates, self.size),
+            f"{self.name}.bias_ih": (gates,),
+            f"{self.name}.bias_hh": (gates,),
+        }
+
+
+SampleLayer: TypeAlias = DenseSpec | DualDenseSpec | GruSpec

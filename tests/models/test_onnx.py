@@ -1,0 +1,251 @@
+"""ONNX files compiled: whole models, batches, bytes, sparse weights, and what is refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import sparsejit
+from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedOperator
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.spec import DType
+from sparsejit.perf.zoo import SMALL_ZOO
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+]
+
+# Inputs whose axis 0 is not the batch.
+STATES = {"lpcnet-like": (2, 3)}
+
+
+def written(
+    model: Any, arguments: Sequence[Any], path: Path, opset: int, fixed: Sequence[int] = ()
+) -> Path:
+    """The file that torch writes of a model."""
+    names = [f"x{n}" for n in range(len(arguments))]
+    axes = {name: {0: "batch"} for n, name in enumerate(names) if n not in fixed}
+    torch.onnx.export(
+        model, tuple(arguments), str(path), dynamo=False, opset_version=opset,
+        input_names=names, dynamic_axes=axes,
+    )  # fmt: skip
+    return path
+
+
+def graph_model(
+    nodes: Sequence[Any],
+    inputs: dict[str, tuple[Any, ...]],
+    constants: dict[str, np.ndarray],
+    opset: int = 17,
+    axes: int = 2,
+) -> Any:
+    """A model with float inputs of these shapes whose last node's output is y, of `axes` axes."""
+
+    def floats(name: str, shape: Sequence[Any]) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [floats(name, shape) for name, shape in inputs.items()],
+        [floats("y", [f"y{n}" for n in range(axes)])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", sorted(SMALL_ZOO))
+def test_the_zoo_as_torch_exports_it(name: str, tmp_path: Path) -> None:
+    zoo = SMALL_ZOO[name]
+    model, inputs = zoo.build(), zoo.inputs(2)
+    fixed = STATES.get(name, ())
+    file = written(model, inputs, tmp_path / "model.onnx", 17, fixed)
+    compiled = sparsejit.compile(file, [x.numpy() for x in inputs])
+    assert compiled.batch_is_free == (name not in ("lpcnet-like", "recommendation"))
+    for batch in (2, 3) if compiled.batch_is_free else (2,):
+        arguments = zoo.inputs(batch)
+        with torch.no_grad():
+            wanted = model(*arguments)
+        found = compiled(*(x.numpy() for x in arguments))
+        pairs = zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]
+        for result, expected in pairs:
+            assert relative_error(result, expected.numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("opset", [11, 13, 15, 18, 20])
+def test_opsets_say_the_same(opset: int, tmp_path: Path) -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.Hardswish() if opset >= 14 else torch.nn.Hardtanh(),
+        torch.nn.AvgPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(32, 12),
+        torch.nn.LayerNorm(12),
+        torch.nn.GELU(),
+        *([torch.nn.Unflatten(1, (3, 4))] if opset >= 13 else []),
+        torch.nn.Softmax(dim=-1),
+    ).eval()
+    x = torch.randn(2, 3, 8, 8)
+    file = written(net, (x,), tmp_path / "net.onnx", opset)
+    with torch.no_grad():
+        assert relative_error(sparsejit.compile(file)(x.numpy()), net(x).numpy()) < 1e-5
+
+
+def test_zeros_of_initialisers_cost_nothing(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(64, 48)
+    with torch.no_grad():
+        layer.weight[torch.rand_like(layer.weight) < 0.9] = 0
+    file = written(layer, (torch.zeros(1, 64),), tmp_path / "layer.onnx", 17)
+    compiled = sparsejit.compile(file)
+    assert compiled.stats["nnz"] == int(layer.weight.count_nonzero())
+
+
+def quantised_model(zero: np.generic, weights: np.ndarray, bias: np.ndarray, scale: float) -> Any:
+    """y = dequantised W, times x in steps of a scale, + bias."""
+    constants = {
+        "scale": np.array(scale, np.float32),
+        "zero": np.asarray(zero),
+        "w": weights,
+        "w_scale": np.linspace(0.01, 0.02, len(weights)).astype(np.float32),
+        "b": bias,
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "w_scale"], ["wd"], axis=0),
+        helper.make_node("Gemm", ["d", "wd", "b"], ["y"], transB=1),
+    ]
+    return graph_model(nodes, {"x": ("n", weights.shape[1])}, constants)
+
+
+@pytest.mark.parametrize("zero", [np.int8(0), np.int8(-128), np.int8(17), np.uint8(90)])
+def test_layers_in_bytes_are_int8(zero: np.generic) -> None:
+    random = np.random.default_rng(0)
+    weights = random.integers(-127, 128, (40, 64)).astype(np.int8)
+    weights[random.random(weights.shape) < 0.8] = 0
+    weights[:, 0] = 127
+    bias = random.standard_normal(40).astype(np.float32)
+    scale = 0.05
+    model = quantised_model(zero, weights, bias, scale)
+    compiled = sparsejit.compile(model)
+    (layer,) = (node.op for node in compiled.graph.nodes if isinstance(node.op, Linear))
+    assert (layer.dtype, layer.input_scale) == (DType.INT8, pytest.approx(scale))
+    low = (np.iinfo(zero.dtype).min - int(zero)) * scale
+    x = random.uniform(low, low + 255 * scale, (3, 64)).astype(np.float32)
+    (same,) = model.opset_import
+    same.version = 19  # of what the package computes
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    # One step of x in each column is the most by which rounding may differ.
+    step = scale * np.abs(weights.astype(float) * 0.02).max()
+    np.testing.assert_allclose(compiled(x), wanted, atol=4 * step)
+    assert np.median(np.abs(compiled(x) - wanted)) < 1e-4
+    exact = sparsejit.compile(model, dtype={"*": "float32"})
+    assert not any(getattr(node.op, "dtype", None) is DType.INT8 for node in exact.graph.nodes)
+
+
+def test_a_cast_like_and_a_known_branch_and_a_loop() -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["state", "x"], ["next"]),
+            helper.make_node("Identity", ["next"], ["row"]),
+            helper.make_node("Identity", ["go_on"], ["still"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [4]),
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [4]),
+            helper.make_tensor_value_info("row", TensorProto.FLOAT, [4]),
+        ],
+    )
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(operator, ["x"], ["chosen"])],
+            name,
+            [],
+            [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, [4])],
+        )
+        for name, operator in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    nodes = [
+        helper.make_node("If", ["yes"], ["negative"], **branches),
+        helper.make_node("Loop", ["three", "yes", "negative"], ["last", "rows"], body=body),
+        helper.make_node("CastLike", ["rows", "three"], ["whole"]),
+        helper.make_node("CastLike", ["whole", "x"], ["y"]),
+    ]
+    constants = {"yes": np.array(True), "three": np.array(3, np.int64)}
+    model = graph_model(nodes, {"x": (4,)}, constants)
+    x = np.array([0.4, 1.5, -2.5, 3.0], np.float32)
+    np.testing.assert_array_equal(sparsejit.compile(model)(x), np.trunc([-x + x, x, 2 * x]))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"absent\.onnx is missing"):
+        sparsejit.compile(tmp_path / "absent.onnx")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model at all")
+    with pytest.raises(DamagedFile, match="not a valid ONNX model"):
+        sparsejit.compile(str(broken))
+    old = graph_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (3,)}, {}, 9, 1)
+    with pytest.raises(InvalidInput, match="opset 9; sparsejit reads 11 to 21"):
+        sparsejit.compile(old)
+
+
+def test_an_operator_that_is_not_known_is_named_with_its_node() -> None:
+    nodes = [
+        helper.make_node("Det", ["x"], ["d"], name="/head/Det"),
+        helper.make_node("NonZero", ["x"], ["z"], name="/head/NonZero"),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    with pytest.raises(UnsupportedOperator, match="node /head/Det") as refusal:
+        sparsejit.compile(graph_model(nodes, {"x": (3, 3)}, {}))
+    assert "2 operators" in str(refusal.value) and "NonZero" in str(refusal.value)
+
+
+def test_sizes_come_from_the_file_or_from_examples() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    open_model = graph_model(nodes, {"x": ("batch", "width")}, {})
+    with pytest.raises(InvalidInput, match="axis 1 of input x is width in the file"):
+        sparsejit.compile(open_model)
+    with pytest.raises(InvalidInput, match="1 inputs"):
+        sparsejit.compile(open_model, [np.zeros((1, 3)), np.zeros((1, 3))])
+    with pytest.raises(InvalidInput, match=r"example of x has shape \(2, 3\)"):
+        sparsejit.compile(graph_model(nodes, {"x": ("batch", 4)}, {}), [np.zeros((2, 3))])
+    with pytest.raises(InvalidInput, match="example_inputs alone"):
+        sparsejit.compile(open_model, example_kwargs={"x": np.zeros((1, 3))})
+    x = np.array([[1, -2, 3]], np.float32)
+    compiled = sparsejit.compile(open_model, [x], free_shapes=True)
+    for width in (3, 5):
+        wide = np.resize(x, (4, width))
+        np.testing.assert_array_equal(compiled(wide), np.maximum(wide, 0))
+
+
+def test_why_a_batch_is_fixed_is_said() -> None:
+    relu = [helper.make_node("Relu", ["x"], ["y"])]
+    assert "is 2 in the file" in import_onnx(graph_model(relu, {"x": (2, 3)}, {})).why_not_free
+    mixing = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
+    model = import_onnx(graph_model(mixing, {"x": ("n", 3)}, {}))
+    assert not model.batch_is_free and model.why_not_free
+    free = import_onnx(graph_model(relu, {"x": ("n", 3)}, {}), free_batch=False)
+    assert not free.batch_is_free

@@ -1,0 +1,80 @@
+"""Every operator against the cases that ONNX has for it."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from onnx_nodes import cases_by_operator, computed
+
+from sparsejit.errors import DamagedFile, UnsupportedOperator
+from sparsejit.frontends.onnx.table import OPERATORS
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in their making
+
+# Why a case may be refused: (operator, part of the reason).
+REFUSED = {
+    ("ArgMax", "the last of equals"),
+    ("ArgMin", "the last of equals"),
+    ("AveragePool", "ceil_mode"),
+    ("BatchNormalization", "takes its statistics from the batch"),
+    ("ConvTranspose", "3 spatial axes"),
+    ("ConvTranspose", "a given output shape or automatic padding"),
+    ("DequantizeLinear", "of blocks"),
+    ("Div", "of whole numbers"),
+    ("Dropout", "at random"),
+    ("GRU", "resets before its product"),
+    ("LSTM", "peepholes"),
+    ("Mod", "of whole numbers"),
+    ("Pow", "the exponent is not one known number"),
+    ("QuantizeLinear", "of blocks"),
+    ("ReduceProd", "of 0 elements"),
+    ("Resize", "crops"),
+    ("Resize", "keeps the aspect ratio"),
+}
+# Of nothing at all: their reference is numpy's, which has no largest of none.
+EMPTY = ("log_sum_exp_empty", "reduce_max_empty", "reduce_min_empty")
+
+
+# ONNX has no case of these that a graph can hold; tests/models/test_onnx.py has.
+ELSEWHERE = {"CastLike", "GRU"}
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS.keys() - ELSEWHERE))
+def test_an_operator_computes_what_onnx_says(operator: str) -> None:
+    checked = 0
+    for case in cases_by_operator().get(operator, []):
+        if not {node.op_type for node in case.model.graph.node} <= OPERATORS.keys():
+            continue
+        if any(name in case.name for name in EMPTY):
+            continue
+        try:
+            found = computed(case)
+        except UnsupportedOperator as error:
+            text = str(error)
+            assert any(name == operator and why in text for name, why in REFUSED), case.name + text
+            continue
+        except DamagedFile:  # a case of a later opset's attributes
+            continue
+        for array, wanted in zip(found, case.outputs, strict=False):
+            assert array.shape == wanted.shape, case.name
+            np.testing.assert_allclose(
+                array.astype(float), wanted.astype(float), 1e-3, 1e-5, err_msg=case.name
+            )
+        checked += 1
+    assert checked, f"{operator} has no case that runs"
+
+
+def test_every_refusal_is_still_needed() -> None:
+    refused = set()
+    for operator, why in REFUSED:
+        for case in cases_by_operator()[operator]:
+            try:
+                computed(case)
+            except UnsupportedOperator as error:
+                if why in str(error):
+                    refused.add((operator, why))
+                    break
+            except Exception:
+                continue
+    assert refused == REFUSED
