@@ -155,7 +155,7 @@ def _slice(tile: Products, part: slice) -> Products:
 
 def emit_sparse_windows(asm: Assembler, lowered: SparseWindows, scratch: Location) -> None:
     """Append the kernel from planes in rdi to y in rsi."""
-    image, code = lowered.image, _TileCode(asm, lowered)
+    image, code = lowered.image, _PartCode(asm, lowered)
     push(asm, (rbx,))
     if lowered.scratch_bytes:
         scratch.point(asm, rbx)
@@ -190,7 +190,7 @@ def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
     return (4 * (channels + image.tap_offsets())).ravel()
 
 
-class _TileCode:
+class _PartCode:
     """Appends a part of a tile for all vectors of positions."""
 
     def __init__(self, asm: Assembler, lowered: SparseWindows) -> None:

@@ -64,8 +64,11 @@ def lower_bands(low: Lowering, node: Node) -> bool:
 
 
 def _chain(low: Lowering, node: Node) -> list[Node]:
-    """Convolutions with large images between them, up to one by channel, which writes anywhere."""
-    chain = [node] if _kind(low, node) else []
+    """Convolutions with large images between them, up to one by channel, which writes anywhere.
+
+    Nor does a product of positions come first: it would read rows of whole images.
+    """
+    chain = [node] if _kind(low, node) in ("depthwise", "windows") else []
     readers = low.graph.consumers() if chain else {}
     while chain:
         value = chain[-1].output
@@ -172,11 +175,7 @@ def _rows_of(
 
 
 def _pointwise_step(low: Lowering, node: Node, x: View, y: View) -> None:
-    """One product: positions as columns."""
-    if not x.is_contiguous:
-        gathered = low.temporary(x.type)
-        low.copy(x, gathered, node.output.origin)
-        x = gathered
+    """One product: positions as columns of what lies in order."""
     matrix, each = filter_matrix(low, node)
     source, result = (v.reshaped((v.shape[1], prod(v.shape[2:]))) for v in (x, y))
     assert source is not None and result is not None
