@@ -23,6 +23,7 @@ from sparsejit.asm_templates.convolution.window_panels import (
 )
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.spec import MatVec
@@ -53,6 +54,8 @@ _X, _Y, _ENTRY, _WEIGHTS, _TILE_WEIGHTS = rdx, r9, r11, rcx, r12
 _PANELS_LEFT, _CHANNELS_LEFT, _TILES_LEFT, _SAMPLES_LEFT = rax, rbx, r13, r14
 _POINTERS = rdi, rsi, r10, r8  # x of each vector of a tile
 _SAVED = rbx, r12, r13, r14
+# Weights are asked for a page ahead, where no prefetcher looks.
+_AHEAD_BYTES, _WEIGHTS_A_LINE = 4096, CACHE_LINE_BYTES // 4
 MOST_TAPS = 128  # a tile's code has all taps of a channel
 # Loads cost half a cycle, more where they touch two lines; to begin and end a tile costs some.
 _LOAD, _TILE_CYCLES = 0.8, 12
@@ -221,4 +224,6 @@ class _DenseCode:
             for n in range(width)
         ]
         broadcast = line("vbroadcastss", weight, Memory(_WEIGHTS, 4 * steps))
-        asm.stamp(len(steps), [*loads, broadcast, *products])
+        ahead = Memory(_WEIGHTS, 4 * steps + _AHEAD_BYTES)
+        fetch = line("prefetcht0", ahead, when=steps % _WEIGHTS_A_LINE == 0)
+        asm.stamp(len(steps), [*loads, fetch, broadcast, *products])
