@@ -109,7 +109,7 @@ def _speech(over_torch: bool) -> Round:
     voice, mel = WaveRNN.from_pretrained(), bundled_utterance().mel
 
     def one_round() -> float:
-        times = time_synthesis(voice, mel, repeats=1)
+        (times,) = time_synthesis([voice], mel, repeats=1)
         return times.speed_up if over_torch else times.real_time_factor
 
     return one_round

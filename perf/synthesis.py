@@ -1,5 +1,6 @@
 """Speech synthesis measured: the compiled sampler and its layers, beside torch run eagerly."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,16 +46,22 @@ class SynthesisTime:
         return self.us_torch / self.us_median
 
 
-def time_synthesis(voice: WaveRNN, mel: FloatArray, repeats: int = 5) -> SynthesisTime:
-    """Time the whole utterance, `repeats` times, on one pinned core, then torch eager there."""
-    conditioning = voice.weights.conditioning(mel)
-    times = []
+def time_synthesis(
+    voices: Sequence[WaveRNN], mel: FloatArray, repeats: int = 5
+) -> list[SynthesisTime]:
+    """Time the whole utterance in each form of one voice, `repeats` times in turn, on one pinned
+    core, then torch eager there.
+    """
+    conditioning = voices[0].weights.conditioning(mel)
     with pinned(), single_threaded():
-        for seed in range(repeats + 1):
-            times.append(sample_us(Sampler(voice.loop, seed), conditioning))
-        us_torch = torch_us(voice.weights)
-    measured = times[1:]  # the first call warms up
-    return SynthesisTime(voice.sample_rate, min(measured), float(np.median(measured)), us_torch)
+        rounds = [
+            [sample_us(Sampler(voice.loop, seed), conditioning) for voice in voices]
+            for seed in range(repeats + 1)
+        ]
+        us_torch = torch_us(voices[0].weights)
+    rate = voices[0].sample_rate
+    measured = zip(*rounds[1:], strict=True)  # the first round warms up
+    return [SynthesisTime(rate, min(us), float(np.median(us)), us_torch) for us in measured]
 
 
 def sample_us(sampler: Sampler, conditioning: FrameInputs) -> float:

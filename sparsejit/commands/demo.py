@@ -16,7 +16,7 @@ from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.core_loops import cycles_per_ns
-from sparsejit.voice.bundled import Utterance, bundled_recording, bundled_utterance
+from sparsejit.voice.bundled import DENSE, Utterance, bundled_recording, bundled_utterance
 from sparsejit.voice.wav_file import check_wav, write_wav
 from sparsejit.voice.wavernn import WaveRNN
 
@@ -50,7 +50,8 @@ def demo(
     write_wav(out / "demo.wav", audio, voice.sample_rate)
     _draw(out / "demo.png", voice, utterance.mel, audio, utterance.text)
     layers, times = _measure([voice, short], utterance.mel)
-    takes = _takes(voice, audio, short.generate(utterance.mel, seed))
+    dense = WaveRNN.from_pretrained(DENSE).generate(utterance.mel, seed)
+    takes = _takes(voice, dense, audio, short.generate(utterance.mel, seed))
     _write_page(out / "demo.html", voice, utterance, takes, layers, times)
     report["layers"] = [row.as_dict() for comparison in layers for row in comparison.rows]
     report["synthesis"], report["synthesis_int8"] = (
@@ -122,7 +123,7 @@ def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: 
 def _measure(
     voices: list[WaveRNN], mel: FloatArray
 ) -> "tuple[list[Comparison], list[SynthesisTime]]":
-    """The layers of the first voice, and each voice as a whole."""
+    """The layers of the first form of a voice, and each form as a whole."""
     from sparsejit.perf.kernels import run
     from sparsejit.perf.synthesis import layer_matrices, time_synthesis
 
@@ -132,21 +133,25 @@ def _measure(
             family = voices[0].loop.plans[matrix.name].chosen.template.family
             layers += run([matrix], [family], status.update, [DType.FLOAT32])
         status.update("synthesis")
-        return layers, [time_synthesis(voice, mel) for voice in voices]
+        return layers, time_synthesis(voices, mel)
 
 
-def _takes(voice: WaveRNN, audio: FloatArray, short: FloatArray) -> "list[Take]":
+def _takes(
+    voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray
+) -> "list[Take]":
     """What the page plays: the recording, and what was spoken from its mel."""
     from sparsejit.perf.listening_page import Take
 
+    rate = voice.sample_rate
     spoken = (
         f"Spoken from the recording's mel spectrogram alone: {voice.weights.hidden_size} units, "
         f"{_density(voice):.0%} of the weights left, in one compiled function."
     )
     return [
-        Take("Recording", "The human speaker.", bundled_recording(), voice.sample_rate),
-        Take("Pruned, float32", spoken, audio, voice.sample_rate),
-        Take("Pruned, int8", "The same weights as 8-bit integers.", short, voice.sample_rate),
+        Take("Recording", "The human speaker.", bundled_recording(), rate),
+        Take("Dense, float32", "The network with all weights, trained as long.", dense, rate),
+        Take("Pruned, float32", spoken, audio, rate),
+        Take("Pruned, int8", "The same weights as 8-bit integers.", short, rate),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The voice that ships with the package, and one utterance its training did not see."""
+"""The voice that ships with the package, its dense form, and one utterance that neither heard."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ from .features import FloatArray, load_audio
 
 DATA = Path(__file__).parent / "data"
 VOICE = DATA / "voice.safetensors"
+DENSE = DATA / "dense.safetensors"  # trained as long as VOICE, without pruning
 UTTERANCE = DATA / "utterance.safetensors"
 RECORDING = DATA / "utterance.flac"  # of LJ Speech, public domain
 
