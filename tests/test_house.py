@@ -24,7 +24,7 @@ ROOMS = (
 # The same within the templates; the two tables, last, name every kernel of the rooms before.
 TEMPLATE_ROOMS = (
     *("scheduling", "lowered", "shared", "pointwise", "broadcast", "gather", "batch"),
-    *("selection", "dense_product", "convolution", "table", "batch_table"),
+    *("selection", "forest", "dense_product", "convolution", "table", "batch_table"),
 )
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
@@ -43,7 +43,7 @@ PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.
 EXTRAS = (
     *("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "pystoi", "mkl", "sklearn"),
-    *("ruamel", "jinja2", "ray", "sounddevice"),
+    *("ruamel", "jinja2", "ray", "sounddevice", "treelite", "lightgbm", "xgboost"),
 )
 NEEDS_EXTRAS = {"prune", "perf", "voice"}
 

@@ -74,10 +74,11 @@ def compile_model(
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
     model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx file
-        or a ModelProto), or a fitted estimator of scikit-learn: a linear or logistic model or a
-        perceptron, alone or behind scalers in a Pipeline. An ONNX model needs examples only for
-        sizes that it leaves open beside the batch. Of an estimator a CompiledEstimator is made;
-        example_inputs may then be left out, or be an X.
+        or a ModelProto), or a fitted estimator of scikit-learn: a linear or logistic model, a
+        perceptron or a forest, alone or behind scalers in a Pipeline, or a forest of XGBoost or
+        LightGBM. An ONNX model needs examples only for sizes that it leaves open beside the batch.
+        Of an estimator a CompiledEstimator is made; example_inputs may then be left out, or be an
+        X.
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
         shapes are those it is compiled for, their batch the one that it is made fastest for.
     free_batch: whether axis 0 of all inputs is a batch of any length, where the model computes

@@ -15,6 +15,7 @@ from sparsejit.api.model_report import ModelReport, measured_times, report_of
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.forests import LIBRARIES
 from sparsejit.frontends.sklearn import graph_of_estimator
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
@@ -30,8 +31,8 @@ class Estimator(Protocol):
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether a model is scikit-learn's, told without importing it."""
-    return type(model).__module__.split(".")[0] == "sklearn"
+    """Whether a model is of scikit-learn, XGBoost or LightGBM, told without importing them."""
+    return type(model).__module__.split(".")[0] in LIBRARIES
 
 
 class CompiledEstimator:
@@ -41,7 +42,8 @@ class CompiledEstimator:
     the estimator has them; each is compiled at its first use. X is (samples, n_features_in_), an
     array of numbers or what numpy makes one of, such as a DataFrame; it is converted to float32.
     Results are those of the estimator to float32's precision, as float32, labels as they are.
-    NaN in X spreads to the results. Thread-safe.
+    NaN in X spreads to the results, but in trees it goes where their library sends what is missing.
+    Categories are whole numbers, in frames too. Thread-safe.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class CompiledEstimator:
         progress: Progress = lambda stage, share: None,
     ) -> None:
         self._name = type(estimator).__name__
+        # XGBoost and LightGBM know the categories of a frame by their codes.
+        self._takes_codes = type(estimator).__module__.split(".")[0] != "sklearn"
         single = graph_of_estimator(estimator, 1)
-        self.n_features_in_ = int(estimator.n_features_in_)
+        self.n_features_in_ = next(iter(single.values())).inputs[0].shape[1]
         self.classes_: Array | None = getattr(estimator, "classes_", None)
         self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
         batch = 1 if example is None else len(self._checked(example))
@@ -130,6 +134,12 @@ class CompiledEstimator:
             given, fitted = list(names), list(self.feature_names_in_)
             if given != fitted:
                 raise InvalidInput(f"X has the columns {given}; give {fitted}, in this order")
+        kinds = map(str, getattr(X, "dtypes", ()))
+        if self._takes_codes and "category" in kinds:
+            raise InvalidInput(
+                "X has columns of categories; give their codes, X[column].cat.codes, as "
+                "floats, NaN for those that are missing"
+            )
         array = np.asarray(X.toarray() if hasattr(X, "toarray") else X)
         if array.ndim != 2 or array.shape[1] != self.n_features_in_:
             raise InvalidInput(

@@ -16,6 +16,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.ops import (
     casts,
     convolution,
+    forest,
     pointwise,
     products,
     recurrent,
@@ -190,6 +191,7 @@ OPERATORS = RecordCodec(
         *(products.Linear, products.Bmm),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
+        forest.Forest,
         *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
         *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
         *(tree_draw.UniformRow, tree_draw.TreeDraw),

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from sparsejit.commands.bench_batch import batch, sweep
+from sparsejit.commands.bench_forests import forests
 from sparsejit.commands.bench_models import models, peers
 from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.bench_synth import synth
@@ -36,6 +37,7 @@ OutOption = Annotated[
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
 bench.command()(models)
 bench.command()(peers)
+bench.command()(forests)
 bench.command()(planner)
 bench.command()(batch)
 bench.command()(sweep)

@@ -29,6 +29,9 @@ _SampleRate = Annotated[
 _Companding = Annotated[
     str | None, typer.Option(help="Of a checkpoint's classes: linear or mu_law.")
 ]
+_PostFilter = Annotated[
+    bool, typer.Option(help="Correct the power of bands; without, 36 ms less of look-ahead.")
+]
 
 
 def synth(
@@ -51,6 +54,7 @@ def synth(
     ] = "float32",
     sample_rate: _SampleRate = None,
     companding: _Companding = None,
+    post_filter: _PostFilter = True,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
@@ -69,7 +73,7 @@ def synth(
     """
     require("soundfile")
     dtype = DType.parse(dtype).value
-    manner = Manner(voice, seed, temperature, dtype, sample_rate, companding)
+    manner = Manner(voice, seed, temperature, dtype, sample_rate, companding, post_filter)
     options = FolderOptions(overwrite, workers, ray)
     if source.is_dir():
         if play:
@@ -98,6 +102,7 @@ def _synth_file(source: Path, out: Path, manner: Manner, play: bool, as_json: bo
         "seed": manner.seed,
         "temperature": speaker.source.temperature,
         "dtype": manner.dtype,
+        "post_filter": speaker.post_filter,
         "sample_rate": speaker.sample_rate,
         "seconds": spoken.seconds,
         "computing_seconds": spoken.computing_seconds,

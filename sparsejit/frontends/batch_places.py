@@ -11,6 +11,7 @@ import numpy as np
 from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
@@ -187,6 +188,13 @@ def _last_axis(follow: Follower, node: Node, op: ArgMax | TopK) -> None:
     follow.put(node, place)
 
 
+def _forest(follow: Follower, node: Node, op: Forest) -> None:
+    place = follow.only(node, 0)
+    if place.axis == 1:
+        raise SamplesMixed("compares features of several samples")
+    follow.put(node, place)
+
+
 def _reshape(follow: Follower, node: Node, op: Reshape) -> None:
     (x,) = node.inputs
     place = follow.places[x]
@@ -239,6 +247,7 @@ _RULES: dict[type, Callable[[Follower, Node, Any], None]] = {
     EmbeddingBag: _embedding_bag,
     ArgMax: _last_axis,
     TopK: _last_axis,
+    Forest: _forest,
     Reshape: _reshape,
     Permute: _permute,
     Slice: _slice,

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType, Value
-from sparsejit.ir.ops.pointwise import Pointwise
-from sparsejit.ir.ops.products import Linear
+from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
+from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS
+from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
+from sparsejit.ir.graph import Graph, Origin
 from sparsejit.ir.ops.row_chains import ChainWriter, log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.views import Reshape
@@ -63,11 +64,15 @@ def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
     labels) for several labels. Raises InvalidInput for an estimator that is not fitted, or that has
     no graph.
     """
-    *scalers, last = _steps(estimator)
+    *scalers, last = steps = _steps(estimator)
+    first = steps[0]
     graphs = {}
-    for method, write in _methods(last).items():
-        first = scalers[0] if scalers else last
-        writer = _EstimatorWriter(batch, int(first.n_features_in_))
+    if is_forest(last):
+        methods, scalers = forest_methods(last, scalers), []
+    else:
+        methods = _methods(last)
+    for method, write in methods.items():
+        writer = EstimatorWriter(batch, features_of(first))
         for scaler in scalers:
             writer.scale(scaler)
         write(writer)
@@ -84,71 +89,28 @@ def _steps(estimator: Any) -> list[Any]:
         steps = [step for stage in stages for step in _steps(stage)]
         if not steps:
             raise InvalidInput("the Pipeline has no steps; add a scaler or an estimator")
-        odd = [type(step).__name__ for step in steps[:-1] if type(step).__name__ not in _SCALERS]
+        fitting = BEFORE_FORESTS if is_forest(steps[-1]) else _SCALERS
+        odd = [type(step).__name__ for step in steps[:-1] if type(step).__name__ not in fitting]
         if odd:
             raise InvalidInput(
                 f"{', '.join(odd)} cannot stand before the last step; there "
-                f"{', '.join(sorted(_SCALERS))} can: transform X with the others first"
+                f"{', '.join(sorted(fitting))} can: transform X with the others first"
             )
         return steps
-    if not known or kind not in _KNOWN:
-        raise InvalidInput(
-            f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
-            f"use one of {', '.join(sorted(_KNOWN))}, alone or in a Pipeline"
-        )
-    if not hasattr(estimator, "n_features_in_"):
-        raise InvalidInput(f"the {kind} is not fitted; call its fit(X, y) first")
+    if not is_forest(estimator) and (not known or kind not in _KNOWN | BEFORE_FORESTS):
+        raise _no_graph(estimator)
+    features_of(estimator)
     return [estimator]
 
 
-class _EstimatorWriter:
-    """Writes a graph from X on; `value` is what there is so far."""
-
-    def __init__(self, batch: int, features: int) -> None:
-        self.builder = GraphBuilder()
-        self.batch = batch
-        self.value = self.builder.input(TensorType((batch, features)), Origin("X"))
-
-    def pointwise(self, kind: str, *operands: Array | float, name: str) -> None:
-        """kind(value, constants...)."""
-        constants = [
-            self.builder.constant(np.asarray(operand, np.float32), Origin(f"{name}.{number}"))
-            for number, operand in enumerate(operands)
-        ]
-        self.apply(Pointwise(kind), *constants, name=name)
-
-    def apply(self, op: Any, *others: Value, name: str) -> None:
-        """The value becomes op(value, others...)."""
-        self.value = self.builder.one(op, self.value, *others, origin=Origin(name))
-
-    def linear(
-        self, weights: Array, bias: Array, name: str, activation: Activation = Activation.NONE
-    ) -> None:
-        """activation(value weights^T + bias); a bias of zeros is left out."""
-        operands = [self.builder.constant(weights, Origin(f"{name}.weights"))]
-        if np.any(bias):
-            operands.append(self.builder.constant(bias, Origin(f"{name}.bias")))
-        self.apply(Linear(activation), *operands, name=name)
-
-    def scale(self, scaler: Any) -> None:
-        """Subtract, then divide, as the scaler does, by sums and products with constants."""
-        kind = type(scaler).__name__
-        if kind == "MinMaxScaler":
-            self.pointwise("mul", scaler.scale_, name=kind)
-            self.pointwise("add", scaler.min_, name=kind)
-        else:
-            center = {"StandardScaler": "mean_", "RobustScaler": "center_"}.get(kind)
-            if center and getattr(scaler, _SWITCHES[center]):
-                self.pointwise("add", -getattr(scaler, center), name=kind)
-            if scaler.scale_ is not None:
-                self.pointwise("mul", 1 / scaler.scale_, name=kind)
-        if getattr(scaler, "clip", False):
-            low, high = getattr(scaler, "feature_range", (-1, 1))
-            self.pointwise("maximum", low, name=kind)
-            self.pointwise("minimum", high, name=kind)
-
-
-_SWITCHES = {"mean_": "with_mean", "center_": "with_centering"}
+def _no_graph(estimator: Any) -> InvalidInput:
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    others = FORESTS.get(library) or FORESTS["sklearn"]
+    known = others if library in FORESTS and library != "sklearn" else _KNOWN | others
+    return InvalidInput(
+        f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
+        f"use one of {', '.join(sorted(known))}, alone or in a Pipeline"
+    )
 
 
 @dataclass(frozen=True)
@@ -157,9 +119,9 @@ class _Scores:
 
     weights: _Floats
     bias: _Floats
-    hidden: Callable[[_EstimatorWriter], None]
+    hidden: Callable[[EstimatorWriter], None]
 
-    def write(self, writer: _EstimatorWriter) -> None:
+    def write(self, writer: EstimatorWriter) -> None:
         self.hidden(writer)
         writer.linear(self.weights, self.bias, "scores")
 
@@ -169,9 +131,11 @@ class _Scores:
         return _Scores(weights, np.concatenate([row * self.bias, self.bias]), self.hidden)
 
 
-def _methods(estimator: Any) -> dict[str, Callable[[_EstimatorWriter], None]]:
+def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
     """What writes each method of the last estimator behind the scalers."""
     kind = type(estimator).__name__
+    if kind not in _KNOWN:
+        raise _no_graph(estimator)
     if kind in _SCALERS:
         return {"transform": lambda writer: writer.scale(estimator)}
     scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
@@ -199,7 +163,7 @@ def _perceptron(estimator: Any) -> _Scores:
     activation = _ACTIVATIONS[estimator.activation]
     layers = [(w.T, b) for w, b in zip(estimator.coefs_, estimator.intercepts_, strict=True)]
 
-    def hidden(writer: _EstimatorWriter) -> None:
+    def hidden(writer: EstimatorWriter) -> None:
         for number, (weights, bias) in enumerate(layers[:-1]):
             writer.linear(weights, bias, f"layer{number}", activation)
 
@@ -207,7 +171,7 @@ def _perceptron(estimator: Any) -> _Scores:
     return _Scores(weights.astype(np.float64), bias.astype(np.float64), hidden)
 
 
-def _regress(writer: _EstimatorWriter, estimator: Any, scores: _Scores) -> None:
+def _regress(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> None:
     scores.write(writer)
     is_perceptron = type(estimator).__name__ in _PERCEPTRONS
     has_log_link = type(estimator).__name__ in _LOG_LINK_REGRESSORS
@@ -218,7 +182,7 @@ def _regress(writer: _EstimatorWriter, estimator: Any, scores: _Scores) -> None:
         writer.apply(Reshape((writer.batch,)), name="predict")
 
 
-def _decide(writer: _EstimatorWriter, scores: _Scores) -> None:
+def _decide(writer: EstimatorWriter, scores: _Scores) -> None:
     scores.write(writer)
     if len(scores.weights) == 1:
         writer.apply(Reshape((writer.batch,)), name="decision_function")
@@ -230,7 +194,7 @@ def _has_labels(estimator: Any) -> bool:
     return binarizer is not None and binarizer.y_type_.startswith("multilabel")
 
 
-def _choose(writer: _EstimatorWriter, estimator: Any, scores: _Scores) -> None:
+def _choose(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> None:
     """The first of the largest; of two classes the second only if its score is above 0."""
     if _has_labels(estimator):
         scores.write(writer)
@@ -242,13 +206,13 @@ def _choose(writer: _EstimatorWriter, estimator: Any, scores: _Scores) -> None:
 
 def _probabilities(
     estimator: Any, scores: _Scores, logarithm: bool
-) -> Callable[[_EstimatorWriter], None]:
+) -> Callable[[EstimatorWriter], None]:
     """Writes predict_proba, or its logarithm in a form that keeps small probabilities."""
     link, has_labels = _link(estimator), _has_labels(estimator)
     binary = len(scores.weights) == 1 and not has_labels
     both = scores.against(-1) if binary else scores
 
-    def write(writer: _EstimatorWriter) -> None:
+    def write(writer: EstimatorWriter) -> None:
         both.write(writer)
         shape = (writer.batch, len(both.weights))
         if link == "modified_huber":
@@ -258,10 +222,10 @@ def _probabilities(
             if logarithm:
                 writer.pointwise("log", name="log")
         elif link == "logistic" and (binary or has_labels):
-            (_log_sigmoid if logarithm else _sigmoid)(writer)
+            (log_sigmoid if logarithm else sigmoid)(writer)
         else:
             if link == "logistic":  # p / sum(p) = softmax(log p), also where each p is tiny
-                _log_sigmoid(writer)
+                log_sigmoid(writer)
             writer.apply((log_softmax if logarithm else softmax)(shape), name="softmax")
 
     return write
@@ -283,28 +247,13 @@ def _link(estimator: Any) -> str:
     return "logistic" if each_alone else "softmax"
 
 
-def _sigmoid(writer: _EstimatorWriter) -> None:
-    writer.pointwise("sigmoid", name="sigmoid")
-
-
-def _log_sigmoid(writer: _EstimatorWriter) -> None:
-    """min(z, 0) - log1p(exp(-|z|)), which does not overflow."""
-    z = writer.value
-    writer.pointwise("minimum", 0.0, name="log_sigmoid")
-    negative = writer.value
-    writer.value = z
-    for kind in ("abs", "neg", "exp", "log1p", "neg"):
-        writer.pointwise(kind, name="log_sigmoid")
-    writer.apply(Pointwise("add"), negative, name="log_sigmoid")
-
-
-def _clipped(writer: _EstimatorWriter) -> None:
+def _clipped(writer: EstimatorWriter) -> None:
     """(clip(z, -1, 1) + 1) / 2."""
     for kind, number in (("maximum", -1.0), ("minimum", 1.0), ("add", 1.0), ("mul", 0.5)):
         writer.pointwise(kind, number, name="modified_huber")
 
 
-def _normalise(writer: _EstimatorWriter, shape: tuple[int, int]) -> None:
+def _normalise(writer: EstimatorWriter, shape: tuple[int, int]) -> None:
     """Divide by the sum of each row; a row of zeros becomes uniform."""
     write = ChainWriter(shape, 4)
     total = write.step("row_sum", 0)

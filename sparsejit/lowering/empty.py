@@ -1,7 +1,8 @@
-"""Tensors without elements: nothing computes them, and a concat alone takes them."""
+"""Tensors without elements: nothing computes them; only a concat and a forest take them."""
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.views import Concat
 from sparsejit.lowering.context import Lowering
 
@@ -16,7 +17,7 @@ def is_empty(low: Lowering, node: Node) -> bool:
             low.bind(value, low.temporary(value.type))
         return True
     for value in node.inputs:
-        if not value.type.size and not isinstance(node.op, Concat):
+        if not value.type.size and not isinstance(node.op, Concat | Forest):
             raise InvalidInput(
                 f"{node.outputs[0].origin.name} reads {value.origin.name}, which has shape "
                 f"{value.shape}; give it elements, or leave it out"

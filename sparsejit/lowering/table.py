@@ -6,6 +6,7 @@ from typing import Any
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence
@@ -24,6 +25,7 @@ from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
+from sparsejit.lowering.forest import lower_forest
 from sparsejit.lowering.pooling import lower_pooling
 from sparsejit.lowering.products import lower_linear
 from sparsejit.lowering.recurrence import lower_recurrence
@@ -71,6 +73,7 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     EmbeddingBag: lower_embedding_bag,
     ArgMax: lower_argmax,
     TopK: lower_topk,
+    Forest: lower_forest,
     Uniform: lower_uniform,
     Draw: lower_draw,
     UniformRow: lower_uniform_row,

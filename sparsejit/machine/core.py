@@ -87,6 +87,25 @@ class CsrPrices(NamedTuple):
     fetch: float
 
 
+class ForestPrices(NamedTuple):
+    """Cycles of decision trees.
+
+    `gather`: a vector of 32-bit numbers in L1, by level of instructions. Of blocks: `rank`: a step
+    of the search of one x; `first_pair`: two trees compared, whose blocks come one after another,
+    `pair`: whose blocks are anywhere in L1; `group`: 32 trees led on. `leaf`: a vector of outputs
+    added; `row`: what else a row takes. Gathers and pairs take `farther` times as long, by cache.
+    """
+
+    gather: Mapping[str, float]
+    rank: float
+    first_pair: float
+    pair: float
+    group: float
+    leaf: float
+    row: float
+    farther: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
@@ -129,6 +148,7 @@ class Core:
     batch: BatchPrices = field(repr=False)
     csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
+    forest: ForestPrices = field(repr=False)
     padding: bool
     redirects: bool
     placement: bool

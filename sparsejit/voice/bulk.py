@@ -45,6 +45,7 @@ class SpeakingTask:
 class Manner:
     """How all files of a folder are spoken; `dtype` is how the voice's matrices are stored.
 
+    `post_filter` is for voices of our own: those of another project are never filtered.
     `sample_rate` and `companding` are of a checkpoint that another project wrote, as in
     `WaveRNN.from_checkpoint`.
     """
@@ -55,6 +56,7 @@ class Manner:
     dtype: str = "float32"
     sample_rate: int | None = None
     companding: str | None = None
+    post_filter: bool = True
 
     def compile(self) -> WaveRNN:
         """The voice. Raises as `WaveRNN.from_pretrained` or `WaveRNN.from_checkpoint` does.
@@ -74,7 +76,9 @@ class Manner:
                 f"{self.voice} says its sample rate and companding; leave those out, they are for "
                 "another project's checkpoint"
             )
-        return WaveRNN.from_pretrained(self.voice, self.temperature, self.dtype)
+        return WaveRNN.from_pretrained(
+            self.voice, self.temperature, self.dtype, self.post_filter
+        )
 
     def speak(self, task: SpeakingTask, look_up: Callable[[], None]) -> SpokenFile | str:
         """Speak one file, and say in one line why it failed, if it did.

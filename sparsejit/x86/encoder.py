@@ -106,7 +106,7 @@ def _signature(operand: Operand) -> tuple[Any, ...]:
             return (operand.kind, _upper_half(operand), operand.mask, operand.zeroing)
         return (operand.kind, int(operand.number), operand.mask)
     if isinstance(operand, Memory):
-        index = None if operand.index is None else int(operand.index.number)
+        index = None if operand.index is None else (operand.index.kind, int(operand.index.number))
         base = int(operand.base.number)
         return ("memory", base, index, operand.scale, operand.broadcast, operand.mask)
     if isinstance(operand, Relative):
@@ -357,7 +357,7 @@ def _peachpy_operand(signature: tuple[Any, ...], number: int | None, displacemen
     _, base, index, scale, copies, mask = signature
     address = MemoryAddress(
         _general_register("r64", base),
-        None if index is None else _general_register("r64", index),
+        None if index is None else _index_register(*index),
         None if index is None else scale,
         displacement,
     )
@@ -369,6 +369,12 @@ def _peachpy_operand(signature: tuple[Any, ...], number: int | None, displacemen
 
 def _general_register(kind: str, number: int) -> Any:
     return getattr(registers, Register(kind, number).text(0))
+
+
+def _index_register(kind: str, number: int) -> Any:
+    """Of an address: a general register, or of a gather a vector of them."""
+    vector = kind in VECTOR_BYTES
+    return getattr(x86_64, f"{kind}{number}") if vector else _general_register(kind, number)
 
 
 def _with_mask(masked: Any, mask: int, zeroing: bool) -> Any:

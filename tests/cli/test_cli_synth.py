@@ -50,15 +50,20 @@ def refused(*arguments: str | Path) -> str:
     return str(done.exception)
 
 
-def test_a_stored_mel_is_spoken(voice: Path, mel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("post_filter", [True, False])
+def test_a_stored_mel_is_spoken(
+    voice: Path, mel: Path, tmp_path: Path, post_filter: bool
+) -> None:
     out = tmp_path / "spoken.wav"
-    done = run(mel, out, "--voice", voice, "--seed", "4", "--json")
+    filtering = "--post-filter" if post_filter else "--no-post-filter"
+    done = run(mel, out, "--voice", voice, "--seed", "4", filtering, "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert (report["recording"], report["out"], report["seed"]) == (str(mel), str(out), 4)
     assert report["seconds"] == FRAMES * 220 / 22_050
     written, _ = soundfile.read(out, dtype="float32")
-    expected = WaveRNN.from_pretrained(voice).generate(np.load(mel), 4)
+    assert report["post_filter"] == post_filter
+    expected = WaveRNN.from_pretrained(voice, post_filter=post_filter).generate(np.load(mel), 4)
     np.testing.assert_allclose(written, np.clip(expected, -1, 1), atol=2.0**-15)
 
 

@@ -8,11 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 from disassembly import assert_instruction, decode, random_numbers
+from forest_cases import Shape, random_trees
 from hypothesis import given
 from hypothesis import strategies as st
 from matvec_checks import block_weights
 
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
@@ -85,6 +87,8 @@ KNOWN: list[tuple[str, tuple[Operand, ...], str]] = [
     ("vmaskmovps", (ymm(3), ymm(4), Memory(rsi, 32)), "c4e25d2c5e20"),
     ("vmaskmovps", (Memory(rsi, 32), ymm(4), ymm(3)), "c4e25d2e5e20"),
     ("vbroadcastss", (zmm(30), Memory(rdi, 4)), "62627d48187701"),
+    ("vpgatherdd", (zmm(3).masked(k(1)), Memory(rax, 64, zmm(21), 4)), "62f27d41905ca810"),
+    ("vpgatherdd", (ymm(3), Memory(r9, 64, ymm(15), 8), ymm(7)), "c48245905cf940"),
     ("vbroadcastss", (ymm(3), xmm(14)), "c4c27d18de"),
     ("vpermps", (zmm(3), zmm(20), zmm(9)), "62d25d4016d9"),
     ("vpermi2ps", (zmm(3), zmm(20), zmm(9)), "62d25d4077d9"),
@@ -196,6 +200,10 @@ def emit_everything(isa: str) -> Iterator[None]:
         emit_gru_update(Assembler(target), GruUpdate(size))
         emit_categorical_draw(Assembler(target), CategoricalDraw(size + 1))
     emit_chains(target)
+    shapes = (Shape(9, 40, 6), Shape(25, 7, 8, 5), Shape(20, 5, 3, 5, leaf_of_all=True))
+    for kernel, shape in product(FOREST_KERNELS, shapes):
+        if isa in kernel.levels:
+            kernel.lower(random_trees(shape, 1), 21, target).emit(Assembler(target))
 
 
 def emit_chains(target: Target) -> None:

@@ -17,6 +17,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -62,6 +63,7 @@ RECORDS = [
     EmbeddingBag(BagKind.MEAN, with_offsets=True),
     ArgMax(keeps_axis=True),
     TopK(3),
+    Forest(0.01),
     Reshape((2, 3)),
     Reshape(()),
     Permute((1, 0)),

@@ -7,6 +7,7 @@ are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_l
 """
 
 from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
 from sparsejit.machine.processors.zen5 import ZEN5
 from sparsejit.machine.rates import Rates
@@ -38,6 +39,7 @@ GENERIC = Core(
     data_rates={kind: rate**0.5 for kind, rate in GOLDEN_COVE.data_rates.items()},
     batch=GOLDEN_COVE.batch,
     csr=GOLDEN_COVE.csr,
+    forest=FOREST,
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,

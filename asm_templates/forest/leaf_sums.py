@@ -1,0 +1,184 @@
+"""The leaves that one row reaches, summed in float64 and rounded once.
+
+    width 1:     y[c] = base[c] + scale * (found[a] + ... + found[b - 1])     trees as lanes
+    all outputs: y    = base    + scale * (leaves[found[0]] + ...)            outputs as lanes
+
+`found` holds a float32 for each tree, or where its leaf's row begins, in elements.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.forest import Trees
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    rax,
+    rcx,
+    xmm,
+    ymm,
+    zmm,
+)
+
+_FLOAT, _DOUBLE = 4, 8
+_UNROLLED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class LeafSums:
+    """What to add up; `columns` are the outputs of the trees in their order, ascending."""
+
+    leaves: Array
+    base: Array
+    scale: float
+    columns: Array
+
+    @classmethod
+    def of(cls, trees: Trees, order: Array) -> "LeafSums":
+        return cls(trees.leaves, trees.base, trees.scale, trees.trees[order, 1])
+
+    @property
+    def per_output(self) -> bool:
+        """Whether a tree adds to one output alone."""
+        return bool(self.leaves.shape[1] == 1)
+
+    def found_of(self, leaf: Array) -> Array:
+        """What `found` holds for leaves by number, as 32 bits; for -1 a leaf of zeros."""
+        if self.per_output:
+            values = np.append(self.leaves[:, 0], np.float32(0)).astype(np.float32)
+            return values[leaf].view(np.int32)
+        rows = np.where(leaf < 0, len(self.leaves), leaf)
+        return (rows * self.leaves.shape[1]).astype(np.int32)
+
+    def table(self) -> Array:
+        """The rows of leaves, then one of zeros, with room for a vector to read beyond."""
+        width = self.leaves.shape[1]
+        return np.append(self.leaves.astype(np.float32), np.zeros(width + 16, np.float32))
+
+
+def emit_leaf_sums(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> None:
+    """Append the sums; both addresses are kept. Clobbers rax, rcx, r8, r9, vectors and k1."""
+    (_emit_by_output if sums.per_output else _emit_rows)(asm, sums, found, y)
+
+
+def _emit_by_output(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> None:
+    lanes = asm.target.vector_bytes // _DOUBLE
+    for output, base in enumerate(sums.base):
+        first, end = np.searchsorted(sums.columns, [output, output + 1])
+        whole, rest = divmod(int(end - first), lanes)
+        totals = [vector(asm, number) for number in range(_UNROLLED)]
+        for total in totals:
+            zero(asm, total)
+        asm.emit("lea", r8, Memory(found, _FLOAT * int(first)))
+
+        def add(count: int, totals: list[Register] = totals) -> None:
+            for number, total in enumerate(totals[:count]):
+                numbers = vector(asm, _UNROLLED + number)
+                asm.emit("vcvtps2pd", numbers, Memory(r8, _FLOAT * lanes * number))
+                asm.emit("vaddpd", total, total, numbers)
+            asm.emit("add", r8, _FLOAT * lanes * count)
+
+        repeat(asm, whole // _UNROLLED, rax, lambda add=add: add(_UNROLLED))  # type: ignore[misc]
+        add(whole % _UNROLLED)
+        if rest:
+            _add_rest(asm, totals[0], rest)
+        for half in (2, 1):
+            for number in range(half):
+                asm.emit("vaddpd", totals[number], totals[number], totals[number + half])
+        _finish_output(asm, sums, (output, float(base)), y)
+
+
+def _add_rest(asm: Assembler, total: Register, count: int) -> None:
+    """total += the next `count` numbers at r8."""
+    numbers = vector(asm, _UNROLLED)
+    if asm.target.isa == "avx512":
+        asm.emit("mov", dword(rax), (1 << count) - 1)
+        asm.emit("kmovw", k(1), dword(rax))
+        asm.emit("vcvtps2pd", numbers.masked(k(1), zeroing=True), Memory(r8))
+    else:
+        mask, low = xmm(_UNROLLED + 1), xmm(_UNROLLED)
+        lanes = np.where(np.arange(4) < count, -1, 0).astype(np.int32)
+        asm.emit("vmovups", mask, Literal(asm.literal(lanes)))
+        asm.emit("vmaskmovps", low, mask, Memory(r8))
+        asm.emit("vcvtps2pd", numbers, low)
+    asm.emit("vaddpd", total, total, numbers)
+
+
+def _finish_output(
+    asm: Assembler, sums: LeafSums, output: tuple[int, float], y: Register
+) -> None:
+    """y[number] = base + scale * the lanes of vector 0."""
+    number, base = output
+    if asm.target.isa == "avx512":
+        asm.emit("vextracti64x4", ymm(1), zmm(0), 1)
+        asm.emit("vaddpd", ymm(0), ymm(0), ymm(1))
+    asm.emit("vextractf128", xmm(1), ymm(0), 1)
+    asm.emit("vaddpd", xmm(0), xmm(0), xmm(1))
+    asm.emit("vhaddpd", xmm(0), xmm(0), xmm(0))
+    numbers = Literal(asm.literal(np.array([sums.scale, base]), 16))
+    asm.emit("vmovupd", xmm(2), numbers)
+    asm.emit("vpermilpd", xmm(1), xmm(2), 1)
+    asm.emit("vfmadd213sd", xmm(0), xmm(2), xmm(1))
+    asm.emit("vcvtsd2ss", xmm(0), xmm(0), xmm(0))
+    asm.emit("vmovss", Memory(y, _FLOAT * number), xmm(0))
+
+
+def _emit_rows(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> None:
+    lanes = asm.target.vector_bytes // _DOUBLE
+    outputs, trees = len(sums.base), len(sums.columns)
+    table = asm.literal(sums.table())
+    half = xmm if asm.target.isa == "avx2" else ymm
+    for first in range(0, outputs, lanes):
+        totals = [vector(asm, number) for number in range(_UNROLLED)]
+        for total in totals:
+            zero(asm, total)
+        asm.emit("lea", rcx, Literal(table + _FLOAT * first))
+        asm.emit("mov", r8, found)
+
+        def add(count: int, totals: list[Register] = totals) -> None:
+            for number, total in enumerate(totals[:count]):
+                numbers = vector(asm, _UNROLLED + number)
+                asm.emit("mov", dword(r9), Memory(r8, _FLOAT * number))
+                asm.emit("vcvtps2pd", numbers, Memory(rcx, 0, r9, _FLOAT))
+                asm.emit("vaddpd", total, total, numbers)
+            asm.emit("add", r8, _FLOAT * count)
+
+        repeat(asm, trees // _UNROLLED, rax, lambda add=add: add(_UNROLLED))  # type: ignore[misc]
+        add(trees % _UNROLLED)
+        for pair in (2, 1):
+            for number in range(pair):
+                asm.emit("vaddpd", totals[number], totals[number], totals[number + pair])
+        base = np.zeros(lanes)
+        base[: outputs - first] = sums.base[first : first + lanes]
+        asm.emit("vmovupd", vector(asm, 1), Literal(asm.literal(np.full(lanes, sums.scale))))
+        asm.emit("vmovupd", vector(asm, 2), Literal(asm.literal(base)))
+        asm.emit("vfmadd213pd", vector(asm, 0), vector(asm, 1), vector(asm, 2))
+        asm.emit("vcvtpd2ps", half(0), vector(asm, 0))
+        _store(asm, half(0), y, first, outputs)
+
+
+def _store(asm: Assembler, values: Register, y: Register, first: int, outputs: int) -> None:
+    """y[first:] = values, as many as there are outputs."""
+    lanes = asm.target.vector_bytes // _DOUBLE
+    count = min(lanes, outputs - first)
+    place = Memory(y, _FLOAT * first)
+    if count == lanes:
+        asm.emit("vmovups", place, values)
+    elif asm.target.isa == "avx512":
+        asm.emit("mov", dword(rax), (1 << count) - 1)
+        asm.emit("kmovw", k(1), dword(rax))
+        asm.emit("vmovups", place.masked(k(1)), values)
+    else:
+        mask = np.where(np.arange(4) < count, -1, 0).astype(np.int32)
+        asm.emit("vmovups", xmm(1), Literal(asm.literal(mask)))
+        asm.emit("vmaskmovps", place, xmm(1), values)

@@ -1,0 +1,191 @@
+"""A walk down the trees by gathers: trees as lanes for one row.
+
+    16 trees      threshold  <- records[state]          8 at a time with AVX2;
+                  meta       <- records[state] + 4      four such vectors in turn, so that
+                  value      <- slots[meta & ...]       the gathers of one hide the
+                  state       = first + (meta >> ...)   latency of the others
+                                + (value > threshold)
+
+as many times as the highest tree of the four vectors is high.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
+from sparsejit.asm_templates.forest.slots import emit_slots, gather
+from sparsejit.asm_templates.forest.walk_layout import WalkLayout
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.graph import Array
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+
+GROUPS = 4  # vectors in turn
+_FLOAT, _RECORD = 4, 8
+_NOT_LESS_EQUAL = 6
+_STATES = 4  # vectors 4 to 7
+
+
+@dataclass(frozen=True, eq=False)
+class TreeWalk:
+    """A walk for rows of x one after another."""
+
+    layout: WalkLayout
+    rows: int
+
+    def found_bytes(self, lanes: int) -> int:
+        block = lanes * GROUPS
+        return _FLOAT * (-(-len(self.layout.order) // block) * block)
+
+    def scratch_bytes(self, lanes: int) -> int:
+        return _FLOAT * self.layout.slots.pitch(lanes) + self.found_bytes(lanes)
+
+
+def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
+    """Append the walk. rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11."""
+    layout, lanes = walk.layout, asm.target.lanes
+    sums = LeafSums.of(layout.trees, layout.order)
+    tables = _Tables(asm, layout, sums)
+    again = asm.label("next row")
+    asm.emit("mov", r10, walk.rows)
+    asm.emit("push", r10)
+    asm.bind(again)
+    emit_slots(asm, layout.slots, rdi, rdx)
+    asm.emit("lea", r9, Memory(rdx, _FLOAT * layout.slots.pitch(lanes)))
+    tables.walk(asm)
+    asm.emit("lea", r10, Memory(rdx, _FLOAT * layout.slots.pitch(lanes)))
+    emit_leaf_sums(asm, sums, r10, rsi)
+    asm.emit("add", rdi, _FLOAT * layout.trees.features)
+    asm.emit("add", rsi, _FLOAT * layout.trees.outputs)
+    asm.emit("pop", r10)
+    asm.emit("sub", r10, 1)
+    asm.emit("push", r10)
+    asm.jump("jnz", again)
+    asm.emit("pop", r10)
+
+
+def records_of(layout: WalkLayout) -> Array:
+    """Thresholds and meta side by side."""
+    return np.stack([layout.thresholds.view(np.uint32), layout.meta], axis=1)
+
+
+class _Tables:
+    """The walk of all trees, with what it reads in the pool."""
+
+    def __init__(self, asm: Assembler, layout: WalkLayout, sums: LeafSums) -> None:
+        block = asm.target.lanes * GROUPS
+        self.layout, self.blocks = layout, -(-len(layout.order) // block)
+        self.records = asm.literal(records_of(layout))
+        self.found = asm.literal(sums.found_of(layout.leaf))
+        first = np.zeros((self.blocks, block), np.int32)
+        first.reshape(-1)[: len(layout.order)] = layout.first
+        heights = np.zeros((self.blocks, block), np.int32)
+        heights.reshape(-1)[: len(layout.order)] = layout.heights
+        highest = heights.max(axis=1, initial=0)[:, None]
+        padding = np.zeros((self.blocks, asm.target.lanes - 1), np.int32)
+        table = np.concatenate([first, highest.astype(np.int32), padding], axis=1)
+        self.blocks_table, self.height_at = asm.literal(table), _FLOAT * block
+        self.block_bytes = table.shape[1] * _FLOAT
+
+    def walk(self, asm: Assembler) -> None:
+        """r9: where what is found goes; rdx: slots. Clobbers rax, rcx, r8, r10 and r11."""
+        lanes, vector_bytes = asm.target.lanes, asm.target.vector_bytes
+        asm.emit("lea", rcx, Literal(self.records))
+        asm.emit("lea", r8, Literal(self.blocks_table))
+        asm.emit("lea", r11, Literal(self.found))
+        load_slot_mask(asm, self.layout)
+        asm.emit("mov", dword(r10), self.blocks)
+        again = asm.label("next block of trees")
+        asm.bind(again)
+        for group in range(GROUPS):
+            asm.emit("vmovups", state(asm, group), Memory(r8, group * vector_bytes))
+        firsts: list[Memory | None] = [
+            Memory(r8, group * vector_bytes) for group in range(GROUPS)
+        ]
+        asm.emit("mov", dword(rax), Memory(r8, self.height_at))
+        emit_levels(asm, self.layout, firsts, [None] * GROUPS)
+        for group in range(GROUPS):
+            numbers = vector(asm, 0)
+            gather(asm, numbers, Memory(r11, 0, state(asm, group), _FLOAT), vector(asm, 1))
+            asm.emit("vmovups", Memory(r9, group * vector_bytes), numbers)
+        asm.emit("add", r8, self.block_bytes)
+        asm.emit("add", r9, GROUPS * lanes * _FLOAT)
+        asm.emit("sub", dword(r10), 1)
+        asm.jump("jnz", again)
+
+
+def state(asm: Assembler, group: int) -> Register:
+    """Where the lanes of a vector are: numbers of records."""
+    return vector(asm, _STATES + group)
+
+
+def load_slot_mask(asm: Assembler, layout: WalkLayout) -> None:
+    """Vector 8 = the bits of meta that name a slot; AVX-512: vector 9 = 1 in every lane."""
+    masks = np.full(asm.target.lanes, (1 << layout.slot_bits) - 1, np.int32)
+    asm.emit("vmovups", vector(asm, 8), Literal(asm.literal(masks)))
+    if asm.target.isa == "avx512":
+        ones = np.ones(asm.target.lanes, np.int32)
+        asm.emit("vmovups", vector(asm, 9), Literal(asm.literal(ones)))
+
+
+def emit_levels(
+    asm: Assembler,
+    layout: WalkLayout,
+    firsts: list[Memory | None],
+    rows: list[Literal | None],
+) -> None:
+    """Append rax levels of as many vectors as the lists are long.
+
+    rcx: records; rdx: slots. `firsts`: what is added to a pair's number; `rows` to a slot's.
+    """
+    again, done = asm.label("next level"), asm.label("at the leaves")
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jz", done)
+    asm.bind(again)
+    for group, (first, row) in enumerate(zip(firsts, rows, strict=True)):
+        _emit_level(asm, layout, state(asm, group), first, row)
+    asm.emit("sub", dword(rax), 1)
+    asm.jump("jnz", again)
+    asm.bind(done)
+
+
+def _emit_level(
+    asm: Assembler,
+    layout: WalkLayout,
+    place: Register,
+    first: Memory | None,
+    row: Literal | None,
+) -> None:
+    threshold, slot, value, mask = (vector(asm, number) for number in range(4))
+    avx512 = asm.target.isa == "avx512"
+    gather(asm, threshold, Memory(rcx, 0, place, _RECORD), mask)
+    gather(asm, slot, Memory(rcx, _FLOAT, place, _RECORD), mask)
+    asm.emit("vpsrld", place, slot, layout.slot_bits)
+    asm.emit("vpandd" if avx512 else "vpand", slot, slot, vector(asm, 8))
+    if row is not None:
+        asm.emit("vpaddd", slot, slot, row)
+    gather(asm, value, Memory(rdx, 0, slot, _FLOAT), mask)
+    if first is not None:
+        asm.emit("vpaddd", place, place, first)
+    if avx512:
+        asm.emit("vcmpps", k(1), value, threshold, _NOT_LESS_EQUAL)
+        asm.emit("vpaddd", place.masked(k(1)), place, vector(asm, 9))
+    else:
+        asm.emit("vcmpps", mask, value, threshold, _NOT_LESS_EQUAL)
+        asm.emit("vpsubd", place, place, mask)

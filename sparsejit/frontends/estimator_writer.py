@@ -1,0 +1,76 @@
+"""Writes the graph of an estimator from X on."""
+
+from typing import Any
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.spec import Activation
+
+
+class EstimatorWriter:
+    """Writes a graph from X on; `value` is what there is so far."""
+
+    def __init__(self, batch: int, features: int) -> None:
+        self.builder = GraphBuilder()
+        self.batch = batch
+        self.value = self.builder.input(TensorType((batch, features)), Origin("X"))
+
+    def pointwise(self, kind: str, *operands: Array | float, name: str) -> None:
+        """kind(value, constants...)."""
+        constants = [
+            self.builder.constant(np.asarray(operand, np.float32), Origin(f"{name}.{number}"))
+            for number, operand in enumerate(operands)
+        ]
+        self.apply(Pointwise(kind), *constants, name=name)
+
+    def apply(self, op: Any, *others: Value, name: str) -> None:
+        """The value becomes op(value, others...)."""
+        self.value = self.builder.one(op, self.value, *others, origin=Origin(name))
+
+    def linear(
+        self, weights: Array, bias: Array, name: str, activation: Activation = Activation.NONE
+    ) -> None:
+        """activation(value weights^T + bias); a bias of zeros is left out."""
+        operands = [self.builder.constant(weights, Origin(f"{name}.weights"))]
+        if np.any(bias):
+            operands.append(self.builder.constant(bias, Origin(f"{name}.bias")))
+        self.apply(Linear(activation), *operands, name=name)
+
+    def scale(self, scaler: Any) -> None:
+        """Subtract, then divide, as the scaler does, by sums and products with constants."""
+        kind = type(scaler).__name__
+        if kind == "MinMaxScaler":
+            self.pointwise("mul", scaler.scale_, name=kind)
+            self.pointwise("add", scaler.min_, name=kind)
+        else:
+            center = {"StandardScaler": "mean_", "RobustScaler": "center_"}.get(kind)
+            if center and getattr(scaler, _SWITCHES[center]):
+                self.pointwise("add", -getattr(scaler, center), name=kind)
+            if scaler.scale_ is not None:
+                self.pointwise("mul", 1 / scaler.scale_, name=kind)
+        if getattr(scaler, "clip", False):
+            low, high = getattr(scaler, "feature_range", (-1, 1))
+            self.pointwise("maximum", low, name=kind)
+            self.pointwise("minimum", high, name=kind)
+
+
+_SWITCHES = {"mean_": "with_mean", "center_": "with_centering"}
+
+
+def sigmoid(writer: EstimatorWriter) -> None:
+    """1 / (1 + exp(-z))."""
+    writer.pointwise("sigmoid", name="sigmoid")
+
+
+def log_sigmoid(writer: EstimatorWriter) -> None:
+    """min(z, 0) - log1p(exp(-|z|)), which does not overflow."""
+    z = writer.value
+    writer.pointwise("minimum", 0.0, name="log_sigmoid")
+    negative = writer.value
+    writer.value = z
+    for kind in ("abs", "neg", "exp", "log1p", "neg"):
+        writer.pointwise(kind, name="log_sigmoid")
+    writer.apply(Pointwise("add"), negative, name="log_sigmoid")

@@ -1,0 +1,291 @@
+"""Ensembles of trees as treelite reads them, as the operands of a Forest.
+
+Every test becomes `x <= threshold` in float32, exactly: x is float32, so that a threshold in
+float64 may be rounded down to it, and `x < t` is `x <=` the number below t. A test for membership
+in a set of categories becomes a search among the ends of its runs: category c is c <= x < c + 1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.ir.graph import Array
+
+if TYPE_CHECKING:
+    import treelite
+
+_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = 2, 3, 4, 5  # treelite's numbers of comparisons
+_CATEGORICAL = 2  # its number of such a node
+_SINGLE_TREES = {
+    "DecisionTreeClassifier": "RandomForestClassifier",
+    "DecisionTreeRegressor": "RandomForestRegressor",
+    "ExtraTreeClassifier": "ExtraTreesClassifier",
+    "ExtraTreeRegressor": "ExtraTreesRegressor",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ReadForest:
+    """A forest as its library has it: the operands of a Forest, and what becomes of the sums.
+
+    `postprocessor` is treelite's name of that, `alpha` the factor of its sigmoid.
+    """
+
+    features: int
+    operands: tuple[Array, Array, Array, Array, Array]
+    scale: float
+    postprocessor: str
+    alpha: float
+
+    @property
+    def outputs(self) -> int:
+        return len(self.operands[-1])
+
+
+def read_forest(estimator: Any) -> ReadForest:
+    """What treelite makes of an estimator or booster.
+
+    Raises MissingDependency without treelite, and InvalidInput for a model that it cannot read.
+    """
+    try:
+        import treelite
+        import treelite.sklearn
+    except ImportError as error:
+        raise MissingDependency(
+            f"forests are read through treelite ({error}); pip install 'sparsejit[forests]'"
+        ) from error
+    library = type(estimator).__module__.split(".")[0]
+    try:
+        if library == "sklearn":
+            with np.errstate(invalid="ignore"):  # its cast of a missing category
+                model = treelite.sklearn.import_model(_as_forest(estimator))
+        elif library == "xgboost":
+            model = treelite.frontend.from_xgboost(_xgboost_booster(estimator))
+        else:
+            booster = getattr(estimator, "booster_", estimator)
+            _check_zeros(booster)
+            model = treelite.frontend.from_lightgbm(booster)
+    except (treelite.TreeliteError, NotImplementedError, AssertionError) as error:
+        raise InvalidInput(
+            f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
+            "predict"
+        ) from error
+    return _Reader(model, _known_categories(estimator)).read()
+
+
+def _as_forest(estimator: Any) -> Any:
+    """A single tree as a forest of one, which treelite reads; all else as it is."""
+    kind = _SINGLE_TREES.get(type(estimator).__name__)
+    if kind is None:
+        return estimator
+    import sklearn.ensemble
+
+    forest = getattr(sklearn.ensemble, kind)(n_estimators=1)
+    forest.estimators_ = [estimator]
+    for name in ("n_features_in_", "n_outputs_", "classes_", "n_classes_"):
+        if hasattr(estimator, name):
+            setattr(forest, name, copy.copy(getattr(estimator, name)))
+    return forest
+
+
+def _xgboost_booster(estimator: Any) -> Any:
+    """The booster, up to the best iteration where fitting stopped early."""
+    booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
+    try:
+        best = int(estimator.best_iteration)
+    except AttributeError:
+        return booster
+    return booster[: best + 1] if hasattr(estimator, "get_booster") else booster
+
+
+def _check_zeros(booster: Any) -> None:
+    """Raise InvalidInput where LightGBM takes zeros for missing: treelite does not say so."""
+    for line in booster.model_to_string().splitlines():
+        name, _, numbers = line.partition("=")
+        # Bits 2 and 3 are what counts as missing: nothing, zero or NaN.
+        if name == "decision_type" and any(int(n) >> 2 & 3 == 1 for n in numbers.split()):
+            raise InvalidInput(
+                "the LightGBM model has zero_as_missing=True, which is not read; train it with "
+                "NaN for what is missing"
+            )
+
+
+@dataclass(eq=False)
+class _Nodes:
+    """Thresholds and rows of the nodes of all trees so far."""
+
+    thresholds: list[Array] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, thresholds: Array, rows: Array) -> int:
+        """Add nodes; the number of the first."""
+        self.thresholds.append(np.asarray(thresholds, np.float32))
+        self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
+        self.count += len(thresholds)
+        return self.count - len(thresholds)
+
+
+def _search(
+    nodes: _Nodes, row: Array, members: Array, known: Array | None, right_list: bool
+) -> tuple[float, Array]:
+    """Threshold and row of the root of a search that stands for membership; adds what is below.
+
+    `row` is that of the node with its list: x that is a member goes to the child that owns the
+    list. Where the known categories are given, others count as missing.
+    """
+    feature, left, right, goes_left = map(int, row)
+    other, matched = (left, right) if right_list else (right, left)
+    missing_to = left if goes_left else right
+    outside = other if known is None else missing_to
+    categories = members if known is None else np.union1d(known, members)
+    bounds = np.unique(np.concatenate([categories, categories + 1]))
+    inside = np.where(np.isin(bounds, categories), other, outside)
+    goes_to = np.append(outside, np.where(np.isin(bounds, members), matched, inside))
+    bounds, goes_to = bounds[np.diff(goes_to) != 0], goes_to[np.diff(goes_to, prepend=1 << 62) != 0]
+    if not len(bounds):
+        return np.inf, np.array([feature, goes_to[0], missing_to, 0])
+    missing = int(np.flatnonzero(goes_to == missing_to)[0])
+
+    def child(first: int, last: int) -> int:
+        if first == last:
+            return int(goes_to[first])
+        threshold, below = node(first, last)
+        return nodes.add(np.array([threshold]), below)
+
+    def node(first: int, last: int) -> tuple[float, Array]:
+        middle = (first + last) // 2
+        threshold = np.nextafter(np.float32(bounds[middle]), np.float32(-np.inf))
+        children = child(first, middle), child(middle + 1, last)
+        return float(threshold), np.array([feature, *children, missing <= middle])
+
+    return node(0, len(bounds))
+
+
+def _known_categories(estimator: Any) -> dict[int, Array]:
+    """By feature the categories that histogram gradient boosting saw; it takes others for missing.
+
+    Empty where they are not numbers, and for other estimators.
+    """
+    encoder = getattr(getattr(estimator, "_preprocessor", None), "named_transformers_", {})
+    if "encoder" not in encoder:
+        return {}
+    features = np.flatnonzero(estimator.is_categorical_)
+    found = zip(features, encoder["encoder"].categories_, strict=True)
+    numbers = {int(feature): np.asarray(seen, np.float64) for feature, seen in found}
+    return {f: np.sort(seen[seen >= 0]).astype(np.int64) for f, seen in numbers.items()}
+
+
+def _array(accessor: Any, name: str) -> Array:
+    """A field of a model or tree, all of which but names are arrays."""
+    return np.asarray(accessor.get_field(name))
+
+
+class _Reader:
+    """Reads the trees of a model of treelite, one after another."""
+
+    def __init__(self, model: treelite.Model, known: Mapping[int, Array]) -> None:
+        self.known = known
+        self.model, self.header = model, model.get_header_accessor()
+        classes = _array(self.header, "num_class")
+        self.outputs = int(len(classes) * classes.max(initial=1))
+        self.most_classes = int(classes.max(initial=1))
+        self.width = int(np.prod(_array(self.header, "leaf_vector_shape")))
+        self.nodes, self.leaves = _Nodes(), [np.zeros((0, self.width))]
+        self.leaf_count = 0
+
+    def read(self) -> ReadForest:
+        header, count = self.header, self.model.num_tree
+        targets, classes = _array(header, "target_id"), _array(header, "class_id")
+        column = np.maximum(targets, 0) * self.most_classes + np.maximum(classes, 0)
+        if self.width > 1 and self.width != self.outputs:
+            raise InvalidInput(
+                f"leaves have {self.width} numbers for {self.outputs} outputs; give 1 or all"
+            )
+        roots = [self._tree(number) for number in range(count)]
+        trees = np.stack([np.array(roots, np.int64), column.astype(np.int64)], axis=1)
+        average = bool(_array(header, "average_tree_output")[0])
+        per_output = count if self.width == self.outputs else count / self.outputs
+        operands = (
+            np.concatenate([np.zeros(0, np.float32), *self.nodes.thresholds]),
+            np.concatenate([np.zeros((0, 4), np.int64), *self.nodes.rows]),
+            np.concatenate(self.leaves).astype(np.float32),
+            trees,
+            _array(header, "base_scores").astype(np.float32),
+        )
+        return ReadForest(
+            int(self.model.num_feature),
+            operands,
+            1.0 / per_output if average else 1.0,
+            str(header.get_field("postprocessor")),
+            float(_array(header, "sigmoid_alpha")[0]),
+        )
+
+    def _tree(self, number: int) -> int:
+        """Add a tree; the number of its root, or ~its leaf."""
+        tree = self.model.get_tree_accessor(number)
+        left, right = _array(tree, "cleft"), _array(tree, "cright")
+        right_lists = _array(tree, "category_list_right_child")
+        inner = np.flatnonzero(left >= 0)
+        outer = np.flatnonzero(left < 0)
+        place = np.zeros(len(left), np.int64)
+        place[inner] = self.nodes.count + np.arange(len(inner))
+        place[outer] = ~(self.leaf_count + np.arange(len(outer)))
+        self._add_leaves(tree, outer)
+        categorical = _array(tree, "node_type")[inner] == _CATEGORICAL
+        thresholds, swapped = _float32_thresholds(
+            _array(tree, "threshold")[inner],
+            _array(tree, "cmp")[inner],
+            categorical,
+        )
+        children = np.stack([place[left[inner]], place[right[inner]]], axis=1)
+        children[swapped] = children[swapped, ::-1]
+        goes_left = (_array(tree, "default_left")[inner] != 0) != swapped
+        feature = _array(tree, "split_index")[inner]
+        rows = np.column_stack([feature, children, goes_left]).astype(np.int64)
+        self.nodes.add(thresholds, rows)
+        own_thresholds, own_rows = self.nodes.thresholds[-1], self.nodes.rows[-1]
+        for which in np.flatnonzero(categorical):
+            members, is_right = _categories(tree, inner[which]), bool(right_lists[inner[which]])
+            known = self.known.get(int(feature[which]))
+            found = _search(self.nodes, rows[which], members, known, is_right)
+            own_thresholds[which], own_rows[which] = found
+        return int(place[0])
+
+    def _add_leaves(self, tree: Any, outer: Array) -> None:
+        if self.width == 1:
+            leaves = _array(tree, "leaf_value")[outer][:, None]
+        else:
+            begins = _array(tree, "leaf_vector_begin")[outer].astype(np.int64)
+            vectors = _array(tree, "leaf_vector")
+            leaves = vectors[begins[:, None] + np.arange(self.width)]
+        self.leaves.append(leaves)
+        self.leaf_count += len(outer)
+
+
+def _categories(tree: Any, number: int) -> Array:
+    """The categories in the list of a node, ascending."""
+    first, end = (_array(tree, f"category_list_{at}")[number] for at in ("begin", "end"))
+    return np.unique(_array(tree, "category_list")[first:end].astype(np.int64))
+
+
+def _float32_thresholds(
+    thresholds: Array, comparisons: Array, categorical: Array
+) -> tuple[Array, Array]:
+    """The greatest float32 that goes left, and whether the children change places for that."""
+    known = np.isin(comparisons, (_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL))
+    if not np.all(known | categorical):
+        raise InvalidInput("a tree tests for equality; give one whose tests are <, <=, > or >=")
+    exclusive = np.isin(comparisons, (_LESS, _GREATER_EQUAL))
+    with np.errstate(over="ignore"):
+        rounded = thresholds.astype(np.float32)
+    too_high = np.where(exclusive, rounded >= thresholds, rounded > thresholds)
+    below = np.nextafter(rounded, np.float32(-np.inf))
+    swapped = np.isin(comparisons, (_GREATER, _GREATER_EQUAL)) & ~categorical
+    return np.where(too_high, below, rounded).astype(np.float32), swapped

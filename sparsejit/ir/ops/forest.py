@@ -1,0 +1,117 @@
+"""Ensembles of decision trees."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Element, TensorType
+from sparsejit.ir.ops.types import float_type, require
+
+
+@dataclass(frozen=True)
+class Forest:
+    """base + scale * the sum of the leaves that x reaches: (batch, features) -> (batch, outputs).
+
+    Operands: x; thresholds float32 (nodes,); nodes int64 (nodes, 4), each a feature, its left and
+    right child, and whether a missing value goes left; leaves float32 (leaves, width); trees int64
+    (trees, 2), each a root and the first output that its leaves add to; base float32 (outputs,).
+
+    A child or a root is the number of a node, or ~number of a leaf; a node may have several
+    parents. x goes left where x <= threshold; NaN goes where the node says. Width is 1, or all
+    outputs.
+    """
+
+    scale: float = 1.0
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        x, thresholds, nodes, leaves, trees, base = operands
+        fits = (
+            len(x.shape) == 2
+            and x.shape[1] > 0
+            and nodes.shape == (*thresholds.shape, 4)
+            and len(leaves.shape) == 2
+            and len(base.shape) == 1
+            and leaves.shape[1] in (1, *base.shape)
+            and trees.shape[1:] == (2,)
+            and nodes.element is trees.element is Element.INT64
+        )
+        require(fits, self, operands, "give x, thresholds, nodes, leaves, trees and base")
+        return (float_type((x.shape[0], *base.shape)),)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, thresholds, nodes, leaves, trees, base = operands
+        result = np.zeros((len(x), len(base)))
+        width = leaves.shape[1]
+        every = np.arange(len(x))
+        for root, column in trees:
+            state = np.full(len(x), root)
+            while (inner := every[state >= 0]).size:
+                feature, left, right, default_left = nodes[state[inner]].T
+                value = x[inner, feature]
+                missing = np.isnan(value)
+                goes_left = np.where(missing, default_left != 0, value <= thresholds[state[inner]])
+                state[inner] = np.where(goes_left, left, right)
+            result[:, column : column + width] += leaves[~state]
+        return (base + self.scale * result,)
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """The constant operands of a Forest, and the height of every node: 1 above leaves alone.
+
+    Raises InvalidInput where a number of a feature, node, leaf or output is out of range, a child
+    is its own ancestor, or leaves of all outputs do not begin with the first.
+    """
+
+    features: int
+    scale: float
+    thresholds: Array
+    nodes: Array
+    leaves: Array
+    trees: Array
+    base: Array
+    heights: Array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        children, count = self.nodes[:, 1:3], len(self.nodes)
+        feature, (roots, columns) = self.nodes[:, 0], self.trees.T
+        width, outputs = self.leaves.shape[1], len(self.base)
+        for name, numbers, low, high in (
+            ("feature", feature, 0, self.features),
+            ("child", children, -len(self.leaves), count),
+            ("root", roots, -len(self.leaves), count),
+            ("output", columns, 0, outputs - width + 1),
+        ):
+            wrong = numbers[(numbers < low) | (numbers >= high)]
+            if wrong.size:
+                raise InvalidInput(
+                    f"a forest has {name} {wrong[0]}; give numbers from {low} to {high - 1}"
+                )
+        object.__setattr__(self, "heights", self._heights())
+
+    def _heights(self) -> Array:
+        heights = np.zeros(len(self.nodes) + 1, np.int64)  # the last is that of all leaves
+        children = np.maximum(self.nodes[:, 1:3], -1)
+        for _ in range(len(self.nodes) + 1):
+            higher = 1 + heights[children].max(axis=1, initial=0)
+            if np.array_equal(higher, heights[:-1]):
+                return heights[:-1]
+            heights[:-1] = higher
+        raise InvalidInput("a node of a forest is its own ancestor; give trees")
+
+    @property
+    def tree_heights(self) -> Array:
+        """The most comparisons that each tree makes."""
+        roots = self.trees[:, 0]
+        known = np.append(self.heights, 0)
+        return known[np.maximum(roots, -1)]
+
+    @property
+    def width(self) -> int:
+        """Numbers in a leaf."""
+        return int(self.leaves.shape[1])
+
+    @property
+    def outputs(self) -> int:
+        return len(self.base)

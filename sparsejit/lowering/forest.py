@@ -1,0 +1,38 @@
+"""Forests: one step for all trees, rows of x one after another or together."""
+
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.forest import Forest, Trees
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.forest_plan import plan_forest
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rdx, rsi
+
+
+def lower_forest(low: Lowering, node: Node) -> None:
+    """The kernel that the planner predicts to be fastest. Raises InvalidInput for odd trees."""
+    assert isinstance(node.op, Forest)
+    x, *constants = node.inputs
+    trees = Trees(x.shape[1], node.op.scale, *map(low.constant, constants))
+    plan = plan_forest(trees, x.shape[0], low.target)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        at.scratch.point(asm, rdx)
+        plan.lowered.emit(asm)
+
+    lost = ", ".join(
+        f"{name} {ns:,.0f} ns" for name, ns in plan.considered.items() if name != plan.kernel.name
+    )
+    heights = trees.tree_heights
+    reason = (
+        f"{len(heights)} trees of up to {heights.max(initial=0)} levels, {len(trees.nodes):,} "
+        f"nodes: {plan.kernel.about}" + (f"; predicted {lost}" if lost else "")
+    )
+    facts = Facts(reason, plan.ns, weight_bytes=plan.lowered.counts.data_bytes, bound="execution")
+    into = low.dense_result(node.output)
+    scratch = plan.lowered.scratch_bytes
+    origin = node.output.origin
+    reads = (low.contiguous(x),)
+    low.add(Step(plan.kernel.name, origin, reads, (into,), emit, facts, scratch))

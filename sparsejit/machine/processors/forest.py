@@ -1,0 +1,18 @@
+"""What forests cost, in cycles of Golden Cove; assumed for all others.
+
+From 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: of those in L2 seven eighths of
+their time to a third more, beyond it two thirds to one.
+"""
+
+from sparsejit.machine.core import ForestPrices
+
+FOREST = ForestPrices(
+    gather={"avx512": 9.0, "avx2": 6.2},
+    rank=1.5,
+    first_pair=1.2,
+    pair=4.0,
+    group=35.0,
+    leaf=3.6,
+    row=80.0,
+    farther={"L1": 1.0, "L2": 1.6, "L3": 3.0, "memory": 8.0},
+)

@@ -1,0 +1,167 @@
+"""Every kernel for forests against the reference: any trees, any rows, between guard pages."""
+
+import numpy as np
+import pytest
+from forest_cases import Shape, chain, expected, random_rows, random_trees
+from guard import EDGES, GuardedArray, run_in_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsejit.asm_templates.forest.block_layout import MISSING, block_layout
+from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS, ForestKernel
+from sparsejit.asm_templates.forest.slots import Slots
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.forest import Trees
+from sparsejit.machine.target import Target
+from sparsejit.planner.forest_plan import plan_forest
+from sparsejit.runtime.native_timing import aligned, call_native
+from sparsejit.runtime.program import build
+
+MACHINE = Target.detect()
+CASES = [
+    pytest.param(
+        kernel,
+        isa,
+        id=f"{kernel.name}-{isa}",
+        marks=pytest.mark.skipif(
+            not Target.named(isa).runs_on(MACHINE), reason=f"this machine lacks {isa}"
+        ),
+    )
+    for kernel in FOREST_KERNELS
+    for isa in kernel.levels
+]
+SHAPES = st.builds(
+    Shape,
+    features=st.sampled_from([1, 2, 7, 16, 33, 1000]),
+    trees=st.integers(1, 70),
+    depth=st.integers(0, 7),
+    outputs=st.sampled_from([1, 2, 3, 8, 17]),
+    branching=st.sampled_from([0.3, 0.8, 1.0]),
+    leaf_of_all=st.booleans(),
+    missing=st.booleans(),
+)
+
+
+def run(kernel: ForestKernel, trees: Trees, x: Array, target: Target) -> Array:
+    """y (rows, outputs), its scratch full of ones' bits."""
+    lowered = kernel.lower(trees, len(x), target)
+    program = build(kernel.name, target, lowered.emit)
+    y = np.full((len(x), trees.outputs), np.nan, np.float32)
+    scratch = aligned(np.full(lowered.scratch_bytes // 4 + 1, -1, np.int32).view(np.float32))
+    call_native(program.memory.address, (x.ctypes.data, y.ctypes.data, scratch.ctypes.data))
+    return y
+
+
+def check(kernel: ForestKernel, isa: str, trees: Trees, x: Array) -> None:
+    found, wanted = run(kernel, trees, x, Target.named(isa)), expected(trees, x)
+    size = trees.scale * np.abs(trees.leaves).sum() / max(len(trees.leaves), 1) + 1
+    # Sums are of float64: what is rounded is the result, and it may have cancelled.
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7 * size)
+
+
+@pytest.mark.parametrize(("kernel", "isa"), CASES)
+@settings(max_examples=12)
+@given(shape=SHAPES, rows=st.sampled_from([1, 2, 9, 16, 40]), seed=st.integers(0, 2**32 - 1))
+def test_any_forest(kernel: ForestKernel, isa: str, shape: Shape, rows: int, seed: int) -> None:
+    trees = random_trees(shape, seed)
+    try:
+        check(kernel, isa, trees, random_rows(trees, rows, seed))
+    except CompileError:
+        assert kernel.name == "forest-blocks" and len(Slots.of(trees)) > 64
+
+
+@pytest.mark.parametrize(("kernel", "isa"), CASES)
+@pytest.mark.parametrize("features", [1, 9, 30])
+def test_a_deep_chain(kernel: ForestKernel, isa: str, features: int) -> None:
+    trees = chain(100, features)
+    check(kernel, isa, trees, random_rows(trees, 20, 0))
+
+
+@pytest.mark.parametrize(("kernel", "isa"), CASES)
+@pytest.mark.parametrize("features", [16, 32, 60])
+def test_many_thresholds_of_a_feature(kernel: ForestKernel, isa: str, features: int) -> None:
+    shape = Shape(features, 40, 8, branching=1.0, missing=features < 60)
+    trees = random_trees(shape, 3)
+    spread = np.random.default_rng(1).standard_normal(len(trees.nodes)).astype(np.float32)
+    finer = Trees(
+        features, 1.0, spread, trees.nodes, trees.leaves, trees.trees, trees.base
+    )
+    x = random_rows(finer, 30, 2)
+    x[::2, 0] = np.sort(spread)[:: len(spread) // 15][:15]
+    check(kernel, isa, finer, x)
+
+
+@pytest.mark.parametrize(("kernel", "isa"), CASES)
+@pytest.mark.parametrize(("outputs", "leaf_of_all"), [(1, False), (5, False), (5, True)])
+def test_nothing_beyond_x_and_y_is_touched(
+    kernel: ForestKernel, isa: str, outputs: int, leaf_of_all: bool
+) -> None:
+    trees = random_trees(Shape(11, 37, 5, outputs, leaf_of_all=leaf_of_all), 4)
+    target, rows = Target.named(isa), 5
+    lowered = kernel.lower(trees, rows, target)
+    program = build(kernel.name, target, lowered.emit)
+    x, scratch_floats = random_rows(trees, rows, 5), -(-lowered.scratch_bytes // 64) * 16
+    wanted = expected(trees, x).reshape(-1).astype(np.float32)
+
+    def try_at(edge: str) -> None:
+        source = GuardedArray(x.reshape(-1), edge)  # type: ignore[arg-type]
+        result = GuardedArray(np.zeros(rows * outputs, np.float32), edge)  # type: ignore[arg-type]
+        scratch = GuardedArray(np.zeros(scratch_floats, np.float32), edge)  # type: ignore[arg-type]
+        call_native(program.memory.address, (source.address, result.address, scratch.address))
+        np.testing.assert_allclose(result.values, wanted, rtol=1e-5, atol=1e-6)
+        assert source.surroundings_intact() and result.surroundings_intact()
+        assert scratch.surroundings_intact()
+
+    run_in_child([(edge, lambda edge=edge: try_at(edge)) for edge in EDGES]).assert_clean()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("kernel", "isa"), CASES)
+def test_a_row_gives_the_same_bits_wherever_it_stands(kernel: ForestKernel, isa: str) -> None:
+    trees = random_trees(Shape(12, 50, 6, 3), 6)
+    x = random_rows(trees, 23, 7)
+    x[:] = x[4]
+    y = run(kernel, trees, x, Target.named(isa))
+    assert np.unique(y.view(np.uint32), axis=0).shape[0] == 1
+
+
+def test_blocks_hold_every_node_once() -> None:
+    trees = random_trees(Shape(9, 5, 8, branching=1.0, missing=False, shared=0.0), 8)
+    layout = block_layout(trees)
+    assert (layout.words[:, 1] != MISSING).sum() == len(trees.nodes)
+    assert layout.steps.max() == 2
+
+
+def test_a_forest_of_many_features_takes_gathers() -> None:
+    trees = random_trees(Shape(1000, 40, 6, branching=1.0), 9)
+    plan = plan_forest(trees, 1, Target.named("avx512"))
+    assert "forest-blocks" not in plan.considered
+    assert plan.kernel.name == "forest-trees"
+    assert plan_forest(trees, 64, Target.named("avx512")).kernel.name == "forest-rows"
+
+
+def test_few_features_take_blocks() -> None:
+    trees = random_trees(Shape(30, 100, 8, branching=1.0, missing=False), 9)
+    for rows in (1, 64):
+        assert plan_forest(trees, rows, Target.named("avx512")).kernel.name == "forest-blocks"
+        assert plan_forest(trees, rows, Target.named("avx2")).kernel.name != "forest-blocks"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [(0, 99, "feature 99"), (1, 10**6, "child 1000000"), (2, -(10**6), "child -1000000")],
+)
+def test_numbers_out_of_range_are_refused(column: int, value: int, message: str) -> None:
+    trees = random_trees(Shape(5, 3, 4), 1)
+    nodes = trees.nodes.copy()
+    nodes[1, column] = value
+    with pytest.raises(InvalidInput, match=message):
+        Trees(5, 1.0, trees.thresholds, nodes, trees.leaves, trees.trees, trees.base)
+
+
+def test_a_circle_is_refused() -> None:
+    trees = chain(5, 2)
+    nodes = trees.nodes.copy()
+    nodes[4, 1] = 0
+    with pytest.raises(InvalidInput, match="ancestor"):
+        Trees(2, 1.0, trees.thresholds, nodes, trees.leaves, trees.trees, trees.base)
