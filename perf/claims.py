@@ -150,6 +150,12 @@ _OF_MODELS = tuple(
         ("transformer-encoder at 90 %", "torch", 4.5),
         ("transformer-encoder at 90 %", "openvino", 2.7),
         ("transformer-encoder at 90 %", "deepsparse", 3.4),
+        ("mobilenet-v1 at 90 %", "deepsparse", 1.3),
+        ("mobilenet-v1 at 90 %", "onnxruntime", 2.9),
+        ("resnet-18 at 90 %", "deepsparse", 1.8),
+        ("resnet-18 at 90 %", "onnxruntime", 2.4),
+        ("depthwise of 32 channels, 112x112", "torch-channels-last", 1.0),
+        ("depthwise of 384 channels, 14x14", "onnxruntime", 2.5),
         ("deep-and-wide, bound", "static-runtime", 80.0),
         ("deep-and-wide, bound", "tvm", 30.0),
     )

@@ -30,6 +30,10 @@ MODEL_SUBJECTS = {
     "mlp at 90 %, batch 64": ModelSubject("mlp", 64),
     "gru-tagger at 90 %": ModelSubject("gru-tagger"),
     "transformer-encoder at 90 %": ModelSubject("transformer-encoder"),
+    "mobilenet-v1 at 90 %": ModelSubject("mobilenet-v1"),
+    "resnet-18 at 90 %": ModelSubject("resnet-18"),
+    "depthwise of 32 channels, 112x112": ModelSubject("depthwise-32-112-1"),
+    "depthwise of 384 channels, 14x14": ModelSubject("depthwise-384-14-1"),
     "deep-and-wide, bound": ModelSubject("deep-and-wide", is_bound=True),
 }
 

@@ -112,6 +112,7 @@ class ModelPeer:
 
 _PEERS = (
     ModelPeer("torch", "eager, as the model is written"),
+    ModelPeer("torch-channels-last", "eager, images and weights with their channels last"),
     ModelPeer("torchscript", "traced, then torch.jit.freeze"),
     ModelPeer("torch-compile", "torch.compile with its own settings"),
     ModelPeer("static-runtime", "Static Runtime of the frozen TorchScript"),

@@ -102,6 +102,15 @@ def _torch(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return _fed_back(request, module, tensors), _torch_arrays
 
 
+def _torch_channels_last(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+    torch = import_module("torch")
+    module, tensors = _module(request, inputs)
+    order = torch.channels_last
+    module = module.to(memory_format=order)
+    tensors = tuple(x.to(memory_format=order) if x.dim() == 4 else x for x in tensors)
+    return lambda: module(*tensors), _torch_arrays
+
+
 def _torchscript(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     frozen, tensors = _frozen(request, inputs)
     return _fed_back(request, frozen, tensors), _torch_arrays
@@ -138,6 +147,7 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = 
     "sparsejit": (_sparsejit, "sparsejit"),
     "sparsejit-bound": (_sparsejit_bound, "sparsejit"),
     "torch": (_torch, "torch"),
+    "torch-channels-last": (_torch_channels_last, "torch"),
     "torchscript": (_torchscript, "torch"),
     "torch-compile": (_torch_compile, "torch"),
     "static-runtime": (_static_runtime, "torch"),

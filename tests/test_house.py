@@ -24,7 +24,8 @@ ROOMS = (
 # The same within the templates; the two tables, last, name every kernel of the rooms before.
 TEMPLATE_ROOMS = (
     *("scheduling", "lowered", "shared", "pointwise", "broadcast", "gather", "batch"),
-    *("selection", "attention", "forest", "dense_product", "table", "batch_table"),
+    *("selection", "attention", "forest", "dense_product", "convolution", "table"),
+    "batch_table",
 )
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.

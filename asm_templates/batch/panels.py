@@ -120,8 +120,9 @@ def _tile(
     asm.emit("mov", rax, PANELS)
     again = asm.label("again")
     asm.bind(again)
-    _start(asm, sums, tile)
-    _multiply(asm, tile, panels, sums, shared)
+    start_sums(asm, sums, tile)
+    x_address = panels.x_padding.place(tile.column) * panels.x_pitch
+    add_products(asm, tile, _reached(rdi, x_address, asm.target.isa == "avx512"), sums, shared)
     _finish(asm, spec, tile, sums, panels)
     asm.emit("add", rdi, panels.x_step)
     asm.emit("add", rsi, panels.y_step)
@@ -135,16 +136,17 @@ def _sums(asm: Assembler, accumulator: IntArray) -> Register:
     return Register(vector(asm, 0).kind, asm.target.vector_registers - 1 - accumulator)
 
 
-def _sum(asm: Assembler, accumulator: int) -> Register:
+def panel_sum(asm: Assembler, accumulator: int) -> Register:
+    """The register of a tile's sum."""
     return vector(asm, asm.target.vector_registers - 1 - accumulator)
 
 
-def _start(asm: Assembler, sums: PanelSums, tile: Products) -> None:
+def start_sums(asm: Assembler, sums: PanelSums, tile: Products) -> None:
     """Begin at the start; without, at the first product, or at zero where there is none."""
     everyone = np.arange(len(tile.rows))
     if sums.start is None:
         for accumulator in np.setdiff1d(everyone, tile.accumulator):
-            zero(asm, _sum(asm, int(accumulator)))
+            zero(asm, panel_sum(asm, int(accumulator)))
         return
     biases = asm.literal(sums.start[tile.rows]) + 4 * everyone
     lines = [line("vbroadcastss", _sums(asm, everyone), Literal(biases))]
@@ -159,9 +161,17 @@ def _begins(sums: PanelSums, tile: Products) -> BoolArray:
     return begins
 
 
-def _multiply(
-    asm: Assembler, tile: Products, panels: Panels, sums: PanelSums, shared: float
+def add_products(
+    asm: Assembler,
+    tile: Products,
+    inputs: tuple[list[Line], Memory],
+    sums: PanelSums,
+    shared: float,
 ) -> None:
+    """Append all products of a tile; `inputs` are lines that come before, and where each x is.
+
+    `shared` is the share of weights with a load for four. Clobbers r10, rcx and vectors 0 to 2.
+    """
     wide, begins = asm.target.isa == "avx512", _begins(sums, tile)
     in_bytes = sums.arithmetic is Arithmetic.BYTES
     by_four = _come_by_four(tile, shared, wide)
@@ -169,8 +179,7 @@ def _multiply(
     x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
-    x_address = panels.x_padding.place(tile.column) * panels.x_pitch
-    move_x, x_place = _reached(rdi, x_address, wide)
+    move_x, x_place = inputs
     fours = _weights_by_four(asm, tile, by_four)
     move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
@@ -263,7 +272,7 @@ def _finish(
         if sums.ends is not None:
             emit_outputs(asm, spec, sums, _sums(asm, own), rows)
         free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
-        apply_activation(asm, spec.activation, [_sum(asm, int(n)) for n in own], free)
+        apply_activation(asm, spec.activation, [panel_sum(asm, int(n)) for n in own], free)
         _store(asm, own, rows, panels)
 
 

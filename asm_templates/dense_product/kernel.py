@@ -55,6 +55,8 @@ _FRAME, _AHEAD = r13, r14
 _SAVED = (rbx, rbp, r12, r13, r14)
 # A strip from beyond L2 is fetched while so many tiles or more work on the one before it.
 _TILES_TO_FETCH_IN = 3
+# Packed rows of A are asked for a page ahead, where no prefetcher looks.
+_A_AHEAD_BYTES = 4096
 
 
 def emit_dense_product(
@@ -244,6 +246,11 @@ class _ProductTile:
         element, right = vector(asm, self.vectors), vector(asm, number)
         b_place = Memory(_B, self.b_start + step * self.b_pitch + number * self.vector_bytes)
         lines = [line("vbroadcastss", element, self._element(step, row), when=number == 0)]
+        if self.product.packed_a is not None:
+            index = step * self.height + row
+            ahead = Memory(_A, self.a_start + 4 * index + _A_AHEAD_BYTES)
+            begins_line = (number == 0) & (index % (CACHE_LINE_BYTES // 4) == 0)
+            lines.insert(0, line("prefetcht0", ahead, when=begins_line))
         if self.height == 1 and not self.masks_b:
             lines.append(line("vfmadd231ps", total, element, b_place))
         else:

@@ -3,6 +3,13 @@
 Weights are random, from a fixed seed: nothing here is trained.
 """
 
-from sparsejit.perf.zoo.table import ZOO, ZooModel, check_density, models_named, pruned
+from sparsejit.perf.zoo.table import (
+    SMALL_ZOO,
+    ZOO,
+    ZooModel,
+    check_density,
+    models_named,
+    pruned,
+)
 
-__all__ = ["ZOO", "ZooModel", "check_density", "models_named", "pruned"]
+__all__ = ["SMALL_ZOO", "ZOO", "ZooModel", "check_density", "models_named", "pruned"]

@@ -1,7 +1,7 @@
-"""Models of convolutions, over time and over images of 64 x 64."""
+"""Models of convolutions, over time and over images of 64 x 64 and 224 x 224."""
 
 from torch import Tensor, nn
-from torch.nn.functional import pad, relu, relu6
+from torch.nn.functional import pad, relu
 
 
 class CausalBlock(nn.Module):
@@ -30,10 +30,17 @@ def temporal_convolutions() -> nn.Module:
 
 
 class Separable(nn.Module):
-    """A convolution a channel, then one across channels, each normalised and clamped."""
+    """A convolution a channel, then one across channels, each normalised, then clamped."""
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int,
+        clamp: type[nn.ReLU] | type[nn.ReLU6] = nn.ReLU6,
+    ) -> None:
         super().__init__()
+        self.clamp = clamp()
         self.depthwise = nn.Conv2d(
             in_channels, in_channels, 3, stride, padding=1, groups=in_channels, bias=False
         )
@@ -42,7 +49,12 @@ class Separable(nn.Module):
         self.bn2 = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu6(self.bn2(self.pointwise(relu6(self.bn1(self.depthwise(x))))))
+        return self.clamp(self.bn2(self.pointwise(self.clamp(self.bn1(self.depthwise(x))))))
+
+
+def depthwise(channels: int, stride: int) -> nn.Module:
+    """(batch, channels, height, width) -> as many channels, a 3 x 3 kernel each."""
+    return nn.Conv2d(channels, channels, 3, stride, padding=1, groups=channels)
 
 
 def mobilenet_like() -> nn.Module:
@@ -56,6 +68,25 @@ def mobilenet_like() -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(256, 10),
+    )
+    return _with_statistics(net)
+
+
+def mobilenet_v1() -> nn.Module:
+    """(batch, 3, 224, 224) -> (batch, 1000)."""
+    channels = (
+        *((32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)),
+        *((512, 512, 1),) * 5,
+        *((512, 1024, 2), (1024, 1024, 1)),
+    )
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        *(Separable(*row, clamp=nn.ReLU) for row in channels),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(1024, 1000),
     )
     return _with_statistics(net)
 
@@ -93,6 +124,25 @@ def resnet_like() -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(128, 10),
+    )
+    return _with_statistics(net)
+
+
+def resnet_18() -> nn.Module:
+    """(batch, 3, 224, 224) -> (batch, 1000)."""
+    sizes = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
+    blocks = [
+        BasicBlock(*row) for first in sizes for row in (first, (first[1], first[1], 1))
+    ]
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 1000),
     )
     return _with_statistics(net)
 

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
 from sparsejit.perf.zoo.attention import TOKENS, WIDTH, transformer_encoder
-from sparsejit.perf.zoo.convolutional import mobilenet_like, resnet_like, temporal_convolutions
+from sparsejit.perf.zoo.convolutional import (
+    depthwise,
+    mobilenet_like,
+    mobilenet_v1,
+    resnet_18,
+    resnet_like,
+    temporal_convolutions,
+)
 from sparsejit.perf.zoo.perceptrons import (
     DeepAndWide,
     Recommendation,
@@ -28,6 +35,7 @@ class ZooModel:
 
     `targets` are globs over names of weights, as `Pruner` reads them: what `pruned` prunes, each
     gate of each by magnitude. Without any the model stays dense. `origin` says where it comes from.
+    What `is_benchmark` is there to be timed, and too large or too many for every test to walk.
     """
 
     name: str
@@ -35,6 +43,7 @@ class ZooModel:
     make_inputs: Callable[[int], tuple[Tensor, ...]]
     targets: tuple[str, ...]
     origin: str
+    is_benchmark: bool = False
 
     def build(self) -> nn.Module:
         """The dense model in eval mode, the same at every call."""
@@ -111,6 +120,7 @@ def _lpcnet_inputs(batch: int, steps: int = 40) -> tuple[Tensor, ...]:
 _RECURRENT = ("rnn.weight*", "out.weight")
 _SEQUENCE = _normal(100, 64)
 _IMAGE = _normal(3, 64, 64)
+_PHOTOGRAPH = _normal(3, 224, 224)
 _MODELS = (
     ZooModel(
         "mlp", multilayer_perceptron, _normal(784), ("*.weight",), "the usual first net on MNIST"
@@ -172,6 +182,22 @@ _MODELS = (
         "He et al. 2015, arXiv:1512.03385; the first and last layer stay dense",
     ),
     ZooModel(
+        "mobilenet-v1",
+        mobilenet_v1,
+        _PHOTOGRAPH,
+        ("*.pointwise.weight", "18.weight"),
+        "Howard et al. 2017, arXiv:1704.04861, table 1; depthwise layers and the first stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "resnet-18",
+        resnet_18,
+        _PHOTOGRAPH,
+        ("*.conv?.weight",),
+        "He et al. 2015, arXiv:1512.03385, table 1; only the 3 x 3 layers are pruned",
+        is_benchmark=True,
+    ),
+    ZooModel(
         "transformer-encoder",
         transformer_encoder,
         _normal(TOKENS, WIDTH),
@@ -200,4 +226,21 @@ _MODELS = (
         "Valin and Skoglund 2018, arXiv:1810.11846; only the large GRU is sparse, as there",
     ),
 )
-ZOO = {model.name: model for model in _MODELS}
+# Channels, height and width, and stride: those of MobileNet v1 and v2.
+_DEPTHWISE = (
+    *((32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1)),
+    *((192, 28, 2), (384, 14, 1), (576, 14, 1), (576, 14, 2), (960, 7, 1)),
+)
+_DEPTHWISE_MODELS = (
+    ZooModel(
+        f"depthwise-{channels}-{size}-{stride}",
+        partial(depthwise, channels, stride),
+        _normal(channels, size, size),
+        (),
+        "one layer of Sandler et al. 2018, arXiv:1801.04381",
+        is_benchmark=True,
+    )
+    for channels, size, stride in _DEPTHWISE
+)
+ZOO = {model.name: model for model in (*_MODELS, *_DEPTHWISE_MODELS)}
+SMALL_ZOO = {name: model for name, model in ZOO.items() if not model.is_benchmark}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.api.variant import Variant
-from sparsejit.ir.graph import Array, Element, Graph, Value
+from sparsejit.ir.graph import Array, Element, Graph, Origin, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Kernels that follow each other in one operator of a model, mostly one.
+    """Kernels of one operator of a model, mostly one.
 
     Times are in nanoseconds for one run of the native function. `share` is that of all measured
     times, `share_of_limit` the least time the processor could take over what is taken; both None
@@ -97,17 +97,20 @@ def report_of(variant: Variant, facts: dict[str, Any], measure: bool) -> ModelRe
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:
-    """The places of steps that follow each other in one operator, in order.
+    """The places of steps of one operator, in the order of their first.
 
-    Those with other weights are apart, such as the two products of a recurrent layer.
+    They follow each other but where operators run in turn, band by band. Those with other weights
+    are apart, such as the two products of a recurrent layer.
     """
     groups: list[list[int]] = []
+    of_origin: dict[Origin, list[int]] = {}  # the latest group
     for number, step in enumerate(steps):
-        members = [steps[place] for place in groups[-1]] if groups else []
-        if members and members[-1].origin == step.origin and _has_weights_of(step, members):
-            groups[-1].append(number)
+        group = of_origin.get(step.origin)
+        if group is not None and _has_weights_of(step, [steps[place] for place in group]):
+            group.append(number)
         else:
             groups.append([number])
+            of_origin[step.origin] = groups[-1]
     return groups
 
 

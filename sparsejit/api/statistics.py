@@ -9,11 +9,15 @@ def statistics_of(variant: Variant) -> dict[str, Any]:
     """Layers, kernels, weights, nnz, flops, bytes of code, literals and workspace; milliseconds."""
     facts = [step.facts for step in variant.steps]
     image = variant.program.image
+    # An operator that runs band by band, or sample by sample, has its weights once.
+    layers = {
+        (step.origin, step.facts.zeros): step.facts for step in variant.steps if step.facts.weights
+    }.values()
     return {
-        "layers": sum(fact.weights > 0 for fact in facts),
+        "layers": len(layers),
         "kernels": len(facts),
-        "weights": sum(fact.weights for fact in facts),
-        "nnz": sum(fact.nnz for fact in facts),
+        "weights": sum(fact.weights for fact in layers),
+        "nnz": sum(fact.nnz for fact in layers),
         "effective_flops": sum(fact.effective_flops for fact in facts),
         "flops": sum(fact.flops for fact in facts),
         "code_bytes": image.code_bytes,

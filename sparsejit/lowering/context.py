@@ -44,6 +44,7 @@ class Lowering:
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
+        self.lowered: set[Node] = set()  # before their turn, with a node that they read
         self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}

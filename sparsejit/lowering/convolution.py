@@ -1,4 +1,6 @@
-"""Convolutions as products: the taps that meet each position gathered into a column.
+"""Convolutions: by channel, over a padded image, or as products of gathered columns.
+
+Columns hold the taps that meet each position:
 
     y (out, positions) = W (out, channels * taps) x columns (channels * taps, positions)
 
@@ -11,31 +13,32 @@ arithmetic for deep learning", 4.6).
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
-from sparsejit.ir.graph import Array, Node, TensorType
+from sparsejit.ir.graph import Node, TensorType
 from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
+from sparsejit.lowering.bands import lower_bands
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
+from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.windows import lower_windows
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
-    """One product a sample."""
+    """By channel where each has a kernel of its own, else one product a sample."""
     op = node.op
     assert isinstance(op, Convolution)
-    _, weights, *bias = node.inputs
-    filters = low.constant(weights)
-    if op.transposed:
-        filters = _as_direct(filters, op.groups)
-    matrix = SparseMatrix(_block_diagonal(filters, op.groups))
-    values = low.constant(bias[0]) if bias else None
-    each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
-    each.check_weights(matrix.dense)
+    if node in low.lowered or lower_bands(low, node):
+        return
+    if is_depthwise(node):
+        lower_depthwise(low, node)
+        return
+    matrix, each = filter_matrix(low, node)
+    if lower_windows(low, node, matrix, each):
+        return
     destination = low.dense_result(node.output)
-    for source, result in _samples(low, node, filters.shape[2:], destination):
+    for source, result in _samples(low, node, node.inputs[1].shape[2:], destination):
         low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
 
 
@@ -122,23 +125,3 @@ def _spread(
         inner = inner.sliced(axis + 1, first, first + (count - 1) * step + 1, step)
     low.copy(source, inner, origin)
     return whole
-
-
-def _as_direct(weights: Array, groups: int) -> Array:
-    """Filters (in, out / groups, *kernel) as those of a convolution, turned around."""
-    inputs, outputs, *kernel = weights.shape
-    grouped = weights.reshape(groups, inputs // groups, outputs, *kernel).swapaxes(1, 2)
-    direct = grouped.reshape(groups * outputs, inputs // groups, *kernel)
-    return np.flip(direct, axis=tuple(range(2, direct.ndim)))
-
-
-def _block_diagonal(filters: Array, groups: int) -> Array:
-    """Filters (out, in / groups, *kernel) as a matrix (out, in * taps), zero between groups."""
-    outputs, columns = len(filters), prod(filters.shape[1:])
-    blocks = filters.reshape(groups, outputs // groups, columns)
-    if groups == 1:
-        return np.ascontiguousarray(blocks[0])
-    matrix = np.zeros((groups, outputs // groups, groups, columns), np.float32)
-    every = np.arange(groups)
-    matrix[every, :, every] = blocks
-    return matrix.reshape(outputs, groups * columns)

@@ -1,23 +1,33 @@
-"""Pooling: windows along one axis after the other, each a chain over its taps."""
+"""Pooling: by windows in one kernel, or along one axis after the other, a chain over its taps."""
 
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
+from sparsejit.asm_templates.convolution.pooling import WindowPooling, emit_pooling
+from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
 from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.depthwise import axes, has_whole_rows, pitches
+from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
+from sparsejit.planner.convolution_price import price_direct
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rsi
 
 _TAPS_A_CHAIN = 6
+_LEAST_POSITIONS = 4  # in a row: of fewer, chains keep more lanes busy
 
 
 def lower_pooling(low: Lowering, node: Node) -> None:
     """All samples and channels at once."""
     op, (x,) = node.op, node.inputs
     assert isinstance(op, Pooling)
+    if _lower_windows(low, node):
+        return
     destination, is_max = low.result(node.output), op.kind is PoolingKind.MAX
     around = ((0, 0), (0, 0), *op.padding)
     image = low.view(x)
@@ -31,6 +41,41 @@ def lower_pooling(low: Lowering, node: Node) -> None:
         return
     sums = _along(low, node, image, last_axis, None)
     _divide(low, node, sums, _shares(op, x.shape[2:], node.output.shape[2:]), destination)
+
+
+def _lower_windows(low: Lowering, node: Node) -> bool:
+    """One kernel for all taps, where there is one for such windows."""
+    op, value, y = node.op, node.inputs[0], node.output
+    assert isinstance(op, Pooling)
+    before = tuple(first for first, _ in op.padding)
+    sizes = value.shape[2:], y.shape[2:], op.kernel, op.stride, before, op.dilation
+    rows, columns = axes(*sizes)
+    counts_all = op.kind is PoolingKind.MAX or op.counts_padding or not any(map(any, op.padding))
+    if not counts_all or not can_run(rows, columns) or columns.positions < _LEAST_POSITIONS:
+        return False
+    x = low.view(value)
+    if not has_whole_rows(x):
+        return False
+    destination = low.result(y, has_whole_rows)
+    pitch_pair = pitches(x), pitches(destination)
+    loop = WindowLoop(x.shape[0], x.shape[1], 1, rows, columns, *pitch_pair)
+    share = None if op.kind is PoolingKind.MAX else 1.0 / prod(op.kernel)
+    cost = price_direct(count_windows(loop, low.target), low.target)
+    facts = Facts(
+        f"{op.kind.value} of windows of {list(op.kernel)}, bound by {cost.bound}",
+        predicted_ns=cost.ns,
+        bound=cost.bound,
+        moved_bytes=cost.data_bytes,
+    )
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_pooling(asm, WindowPooling(loop, share))
+
+    name = f"pooling-{low.target.isa}"
+    low.add(Step(name, y.origin, (x,), (destination,), emit, facts))
+    return True
 
 
 def _along(low: Lowering, node: Node, image: View, axis: int, last: View | None) -> View:

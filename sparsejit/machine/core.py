@@ -44,7 +44,8 @@ class BatchPrices:
     panel's x becomes integers in `into_integers` of the time that `CsrPrices.into_panel` says.
     Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Where x and y exceed
     L1, what is read takes `late_inputs`, and what is written `late_stores` times as long as L2's
-    rate says, beside the products.
+    rate says, beside the products. Products of windows over a padded image, whose vectors lie
+    across lines, take `windows` times as long as those of panels.
     """
 
     loads: float
@@ -63,6 +64,7 @@ class BatchPrices:
     l3_code: float = 1.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
+    windows: float = 1.4
 
 
 class CsrPrices(NamedTuple):

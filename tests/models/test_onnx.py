@@ -18,7 +18,7 @@ from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
-from sparsejit.perf.zoo import ZOO
+from sparsejit.perf.zoo import SMALL_ZOO
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -70,9 +70,9 @@ def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", sorted(SMALL_ZOO))
 def test_the_zoo_as_torch_exports_it(name: str, tmp_path: Path) -> None:
-    zoo = ZOO[name]
+    zoo = SMALL_ZOO[name]
     model, inputs = zoo.build(), zoo.inputs(2)
     fixed = STATES.get(name, ())
     file = written(model, inputs, tmp_path / "model.onnx", 17, fixed)

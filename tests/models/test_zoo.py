@@ -14,7 +14,7 @@ from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
-from sparsejit.perf.zoo import ZOO, ZooModel, pruned
+from sparsejit.perf.zoo import SMALL_ZOO, ZOO, ZooModel, pruned
 
 DENSITY = 0.1
 BATCHES = (1, 3, 16)
@@ -26,7 +26,7 @@ STORAGE_BOUNDS = {"bfloat16": 0.02, "float16": 0.003, "int8": 0.1}
 # torch.export takes a second for every dozen steps of a recurrent layer: that many are enough.
 STEPS = {"gru-tagger": 24, "lstm-tagger": 24, "lpcnet-like": 12}
 STEPS |= {"gru-tagger-both-ways": 9, "lstm-tagger-both-ways": 9}
-KINDS = [(n, d) for n, model in ZOO.items() for d in (1, DENSITY) if d == 1 or model.targets]
+KINDS = [(n, d) for n, model in SMALL_ZOO.items() for d in (1, DENSITY) if d == 1 or model.targets]
 
 
 def inputs_of(model: ZooModel, batch: int) -> tuple[torch.Tensor, ...]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.perf.zoo import ZOO, ZooModel, models_named, pruned
+from sparsejit.perf.zoo import SMALL_ZOO, ZOO, ZooModel, models_named, pruned
 from sparsejit.prune.targets import count_gates, match_targets
 
 BATCH = 3
@@ -33,7 +33,7 @@ def outputs_of(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torc
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
-@pytest.mark.parametrize("model", ZOO.values(), ids=ZOO)
+@pytest.mark.parametrize("model", SMALL_ZOO.values(), ids=SMALL_ZOO)
 def test_a_model_runs_and_its_outputs_are_worth_comparing(model: ZooModel) -> None:
     """Every output differs within the batch and by input, and float32 comes close to float64."""
     module, inputs = pruned(model, 0.1), model.inputs(BATCH)
@@ -47,7 +47,7 @@ def test_a_model_runs_and_its_outputs_are_worth_comparing(model: ZooModel) -> No
         assert float((rows[0] - rows[1]).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("model", ZOO.values(), ids=ZOO)
+@pytest.mark.parametrize("model", SMALL_ZOO.values(), ids=SMALL_ZOO)
 def test_a_model_and_its_inputs_are_the_same_every_time(model: ZooModel) -> None:
     """Whatever random numbers a program drew before, and these are drawn as if nothing was."""
     made = []

@@ -1,0 +1,229 @@
+"""A convolution over a padded image with few zero weights: taps as code, channels as a loop.
+
+    vmovups      zmm0, [rdi+place]     x at 16 positions, shifted by a tap; two or three vectors
+    vbroadcastss zmm3, [rcx+4*d]       a weight, for each output channel of the tile
+    vfmadd231ps  zmm31, zmm0, zmm3     once a vector
+
+A tile is some output channels by some vectors of positions. Its weights lie in the order of use.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.convolution.window_panels import (
+    ENTRY_BYTES,
+    WindowPanels,
+    set_masks,
+    store_panel,
+    window_panels,
+)
+from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.spec import MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+from sparsejit.x86.stack import pop, push
+
+_X, _Y, _ENTRY, _WEIGHTS, _TILE_WEIGHTS = rdx, r9, r11, rcx, r12
+_PANELS_LEFT, _CHANNELS_LEFT, _TILES_LEFT, _SAMPLES_LEFT = rax, rbx, r13, r14
+_POINTERS = rdi, rsi, r10, r8  # x of each vector of a tile
+_SAVED = rbx, r12, r13, r14
+# Weights are asked for a page ahead, where no prefetcher looks.
+_AHEAD_BYTES, _WEIGHTS_A_LINE = 4096, CACHE_LINE_BYTES // 4
+MOST_TAPS = 128  # a tile's code has all taps of a channel
+# Loads cost half a cycle, more where they touch two lines; to begin and end a tile costs some.
+_LOAD, _TILE_CYCLES = 0.8, 12
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Output channels of the first tiles, how many those are, and of the others; vectors of one."""
+
+    tall: tuple[int, int]
+    short: tuple[int, int]
+    vectors: int
+    cycles: float
+
+
+@dataclass(frozen=True, eq=False)
+class DenseWindows:
+    """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
+
+    `weights` are (out_features, channels * taps) in the order of use, each tile's bias before them.
+    `y_pitches` are bytes from a sample and an output channel to the next.
+    """
+
+    image: PaddedImage
+    each: MatVec
+    y_pitches: tuple[int, int]
+    weights: npt.NDArray[np.float32]
+    panels: WindowPanels
+    shape: TileShape
+
+
+def lower_dense_windows(
+    image: PaddedImage,
+    each: MatVec,
+    weights: npt.NDArray[np.float32],
+    y_pitches: tuple[int, int],
+    target: Target,
+) -> DenseWindows:
+    """Weights in tiles, of each first the bias, then for every input its output channels."""
+    panels = window_panels(image, target)
+    shape = tile_shape(each, panels, target)
+    bias = np.zeros(each.out_features, np.float32) if each.bias is None else each.bias
+    whole = np.concatenate([bias[:, None], rounded(weights, each.dtype)], axis=1)
+    heights = [height for height, count in (shape.tall, shape.short) for _ in range(count)]
+    tiles = np.split(whole, np.cumsum(heights)[:-1])
+    stream = np.concatenate([tile.T.ravel() for tile in tiles])
+    return DenseWindows(image, each, y_pitches, stream, panels, shape)
+
+
+def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
+    """That which should take the fewest cycles."""
+    most = target.vector_registers
+    shapes = []
+    for vectors in range(1, min(len(_POINTERS), panels.count) + 1):
+        height = min(most - SCRATCH_PER_VECTOR, most - 1 - vectors) // vectors
+        tiles = -(-each.out_features // height)
+        height, taller = divmod(each.out_features, tiles)
+        groups, rest = divmod(panels.count, vectors)
+        cycles = 0.0
+        for rows, count in ((height + 1, taller), (height, tiles - taller)):
+            for width, times in ((vectors, groups), (rest, min(rest, 1))):
+                step = max(rows * width / 2, _LOAD * (rows + width), 4.0)
+                tile = each.in_features * step + 3 * rows * width + _TILE_CYCLES
+                cycles += count * times * tile
+        shapes.append(TileShape((height + 1, taller), (height, tiles - taller), vectors, cycles))
+    return min(shapes, key=lambda shape: shape.cycles)
+
+
+def emit_dense_windows(asm: Assembler, lowered: DenseWindows) -> None:
+    """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers."""
+    _DenseCode(asm, lowered).emit()
+
+
+class _DenseCode:
+    """Appends the code."""
+
+    def __init__(self, asm: Assembler, lowered: DenseWindows) -> None:
+        self.asm, self.lowered = asm, lowered
+        self.image, self.each = lowered.image, lowered.each
+        self.places = 4 * self.image.tap_offsets()
+        self.table = asm.literal(lowered.panels.table)
+
+    def emit(self) -> None:
+        asm, image = self.asm, self.image
+        weights = asm.literal(self.lowered.weights)
+        push(asm, _SAVED)
+        asm.emit("mov", _X, rdi)
+        asm.emit("mov", _Y, rsi)
+        y_sample, y_channel = self.lowered.y_pitches
+
+        def sample() -> None:
+            asm.emit("lea", _TILE_WEIGHTS, Literal(weights))
+            for height, count in (self.lowered.shape.tall, self.lowered.shape.short):
+                repeat(asm, count, _TILES_LEFT, partial(self._tiles, height))
+            asm.emit("add", _X, 4 * image.channels * image.channel)
+            asm.emit("add", _Y, y_sample - self.each.out_features * y_channel)
+
+        repeat(asm, image.samples, _SAMPLES_LEFT, sample)
+        pop(asm, _SAVED)
+
+    def _tiles(self, height: int) -> None:
+        """So many output channels at all positions."""
+        asm, vectors = self.asm, self.lowered.shape.vectors
+        groups, rest = divmod(self.lowered.panels.count, vectors)
+        asm.emit("lea", _ENTRY, Literal(self.table))
+        repeat(asm, groups, _PANELS_LEFT, lambda: self._tile(height, vectors))
+        if rest:
+            self._tile(height, rest)
+        asm.emit("add", _TILE_WEIGHTS, 4 * height * (1 + self.each.in_features))
+        asm.emit("add", _Y, height * self.lowered.y_pitches[1])
+
+    def _tile(self, height: int, width: int) -> None:
+        asm, image = self.asm, self.image
+        for number, pointer in enumerate(_POINTERS[:width]):
+            asm.emit("mov", dword(pointer), Memory(_ENTRY, number * ENTRY_BYTES))
+            asm.emit("add", pointer, _X)
+        asm.emit("mov", _WEIGHTS, _TILE_WEIGHTS)
+        self._start(height, width)
+        asm.emit("add", _WEIGHTS, 4 * height)
+
+        def channel() -> None:
+            self._taps(height, width)
+            for pointer in _POINTERS[:width]:
+                asm.emit("add", pointer, 4 * image.channel)
+            asm.emit("add", _WEIGHTS, 4 * height * len(self.places))
+
+        repeat(asm, image.channels, _CHANNELS_LEFT, channel)
+        free = [vector(asm, n) for n in range(asm.target.vector_registers - height * width)]
+        for number in range(width):
+            asm.emit("mov", dword(rdi), Memory(_ENTRY, number * ENTRY_BYTES + 4))
+            asm.emit("add", rdi, _Y)
+            set_masks(asm, self.lowered.panels, _ENTRY, number)
+            sums = [
+                (self._sum(row * width + number), Memory(rdi, row * self.lowered.y_pitches[1]))
+                for row in range(height)
+            ]
+            store_panel(asm, self.lowered.panels, self.each.activation, sums, free)
+        asm.emit("add", _ENTRY, width * ENTRY_BYTES)
+
+    def _sum(self, number: int | npt.NDArray[np.int64]) -> Register:
+        top = self.asm.target.vector_registers - 1
+        return vector(self.asm, top - number)
+
+    def _start(self, height: int, width: int) -> None:
+        asm = self.asm
+        for row in range(height):
+            for number in range(width):
+                total = self._sum(row * width + number)
+                if self.each.bias is None:
+                    zero(asm, total)
+                else:
+                    asm.emit("vbroadcastss", total, Memory(_WEIGHTS, 4 * row))
+
+    def _taps(self, height: int, width: int) -> None:
+        """The products of all taps of a channel."""
+        asm = self.asm
+        steps = np.arange(len(self.places) * height)
+        tap, row = np.divmod(steps, height)
+        weight = vector(asm, width)
+        loads: list[Line] = [
+            line("vmovups", vector(asm, n), Memory(pointer, self.places[tap]), when=row == 0)
+            for n, pointer in enumerate(_POINTERS[:width])
+        ]
+        products = [
+            line("vfmadd231ps", self._sum(row * width + n), vector(asm, n), weight)
+            for n in range(width)
+        ]
+        broadcast = line("vbroadcastss", weight, Memory(_WEIGHTS, 4 * steps))
+        ahead = Memory(_WEIGHTS, 4 * steps + _AHEAD_BYTES)
+        fetch = line("prefetcht0", ahead, when=steps % _WEIGHTS_A_LINE == 0)
+        asm.stamp(len(steps), [*loads, fetch, broadcast, *products])

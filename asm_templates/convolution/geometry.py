@@ -1,0 +1,116 @@
+"""Where the windows of a convolution lie along an axis, and how positions are cut into tiles.
+
+    positions   0 1 2 3 4 5 6 ...        of the output
+    coordinate  position * stride + tap * dilation - padding, of the input
+
+Tiles that differ in nothing but their place make a run: one code, a loop over places. Those at a
+border differ in what exists of their input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis: elements of the input, positions of the output, and the window between."""
+
+    size: int
+    positions: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def coordinate(self, position: int, tap: int) -> int:
+        """The element that a tap meets at a position; one of the padding where there is none."""
+        return position * self.stride + tap * self.dilation - self.padding
+
+    def exists(self, coordinate: int) -> bool:
+        """Whether a coordinate is an element, not padding."""
+        return 0 <= coordinate < self.size
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """So many rows of positions from the first on; `taps` are the (row, tap) that meet elements."""
+
+    rows: int
+    taps: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ColumnVector:
+    """A vector of positions: its place in the tile, and the elements it may read.
+
+    Elements are counted from the coordinate of its first position under tap 0: those from `first`
+    to before `end` exist.
+    """
+
+    place: int
+    first: int
+    end: int
+
+
+Tile = TypeVar("Tile")
+ColumnTile: TypeAlias = tuple[ColumnVector, ...]
+
+
+@dataclass(frozen=True)
+class TileRun(Generic[Tile]):
+    """A tile at `count` places of an axis: the first position, and from one to the next."""
+
+    first: int
+    count: int
+    step: int
+    tile: Tile
+
+
+def row_runs(axis: Axis, most: int) -> list[TileRun[RowTile]]:
+    """Positions in tiles of at most so many rows, as equal as can be."""
+    parts = np.array_split(np.arange(axis.positions), -(-axis.positions // most))
+    tiles = []
+    for part in parts:
+        first, rows = int(part[0]), range(len(part))
+        taps = (
+            (row, tap)
+            for row in rows
+            for tap in range(axis.kernel)
+            if axis.exists(axis.coordinate(first + row, tap))
+        )
+        tiles.append((first, RowTile(len(part), tuple(taps))))
+    return _runs(tiles)
+
+
+def column_runs(axis: Axis, lanes: int, vectors: int) -> list[TileRun[ColumnTile]]:
+    """Positions in tiles of at most so many vectors; the last vector overlaps the one before it."""
+    starts = [*range(0, axis.positions - lanes, lanes), max(0, axis.positions - lanes)]
+    reach = lanes * axis.stride + (axis.kernel - 1) * axis.dilation
+    tiles = []
+    for number in range(0, len(starts), vectors):
+        own = starts[number : number + vectors]
+        before = [axis.coordinate(start, 0) for start in own]
+        tile = (
+            ColumnVector(start - own[0], max(0, -c), min(reach, axis.size - c))
+            for start, c in zip(own, before, strict=True)
+        )
+        tiles.append((own[0], tuple(tile)))
+    return _runs(tiles)
+
+
+def _runs(tiles: Sequence[tuple[int, Tile]]) -> list[TileRun[Tile]]:
+    """Neighbours that are alike, at equal distances, as one."""
+    runs: list[TileRun[Tile]] = []
+    for first, tile in tiles:
+        last = runs[-1] if runs else None
+        if last is not None and last.tile == tile:
+            step = (first - last.first) // last.count
+            follows = last.first + last.count * step == first
+            if last.count == 1 or (step == last.step and follows):
+                runs[-1] = TileRun(last.first, last.count + 1, step, tile)
+                continue
+        runs.append(TileRun(first, 1, 0, tile))
+    return runs

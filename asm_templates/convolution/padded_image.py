@@ -1,0 +1,268 @@
+"""A copy of an image with its padding, in which every tap of a window is a fixed distance away.
+
+    row 0   0 x x x x | row 1   0 x x x x | ...        a gap of zeros serves both its neighbours
+
+With a stride of 2 even and odd columns, and even and odd rows, are planes of their own: in each,
+neighbouring positions meet neighbouring elements. Stores run over into what is written next.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import load, vector, zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    r8,
+    r9,
+    r10,
+    r11,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+
+_CHANNELS_LEFT, _ROWS_LEFT, _SAMPLES_LEFT, _VECTORS_LEFT = rcx, rdx, r9, rdx
+_X_ROW, _ROW, _FILLED = r8, r10, r11
+_UNROLLED = 16  # vectors of zeros; more of them take a loop
+MOST_COLUMNS = 1 << 13  # the code of a row has all its vectors
+_SLACK = 16  # floats: less than what a store may run over the end
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The padded elements of an axis at `number` and every stride from there.
+
+    `before` zeros, then `count` elements of the image, the first of which is `first`; `needed` are
+    those that windows meet.
+    """
+
+    number: int
+    before: int
+    first: int
+    count: int
+    needed: int
+
+    @property
+    def after(self) -> int:
+        """Zeros that are needed behind the elements."""
+        return max(0, self.needed - self.before - self.count)
+
+
+def phases(axis: Axis) -> list[Phase]:
+    """Those that any tap meets."""
+    found = []
+    offsets = [tap * axis.dilation for tap in range(axis.kernel)]
+    for number in sorted({offset % axis.stride for offset in offsets}):
+        reach = max(offset // axis.stride for offset in offsets if offset % axis.stride == number)
+        needed = axis.positions + reach
+        before = min(needed, max(0, -(-(axis.padding - number) // axis.stride)))
+        first = number + before * axis.stride - axis.padding
+        last = axis.size - 1 - first
+        count = min(needed - before, last // axis.stride + 1 if last >= 0 else 0)
+        found.append(Phase(number, before, first, count, needed))
+    return found
+
+
+@dataclass(frozen=True)
+class PaddedImage:
+    """The planes of (samples, channels) images; `x_pitches` are bytes from one to the next.
+
+    A plane has `row_count` rows of `pitch` floats. Behind the last that windows meet lie zeros: in
+    them ends the row before, and lanes that are no positions find no subnormal numbers there, which
+    take a hundred times as long.
+    """
+
+    samples: int
+    channels: int
+    rows: Axis
+    columns: Axis
+    x_pitches: tuple[int, int, int]
+
+    @cached_property
+    def row_phases(self) -> list[Phase]:
+        return phases(self.rows)
+
+    @cached_property
+    def column_phases(self) -> list[Phase]:
+        return phases(self.columns)
+
+    @cached_property
+    def pitch(self) -> int:
+        """Floats from one row of a plane to the next: zeros before a row end the row before it."""
+        filled = max(p.before + p.count for p in self.column_phases)
+        shared = max(p.needed - p.before for p in self.column_phases)
+        return max(filled, shared, self.columns.positions)
+
+    @cached_property
+    def row_count(self) -> int:
+        return max(p.needed for p in self.row_phases) + 1
+
+    @property
+    def plane(self) -> int:
+        """Floats of a plane, with what stores of its last rows may run over."""
+        return self.row_count * self.pitch + _SLACK
+
+    @property
+    def planes_a_channel(self) -> int:
+        return len(self.row_phases) * len(self.column_phases)
+
+    @property
+    def channel(self) -> int:
+        """Floats from one channel to the next."""
+        return self.plane * self.planes_a_channel
+
+    @property
+    def floats(self) -> int:
+        """Of all, with what may be touched behind them."""
+        beyond = max(part.needed for part in self.column_phases)
+        return self.samples * self.channels * self.channel + beyond + 2 * _SLACK
+
+    def tap_offsets(self) -> np.ndarray:
+        """Floats from a channel's first plane to what each tap meets at the first position."""
+        rows = _places(self.rows, self.row_phases)
+        columns = _places(self.columns, self.column_phases)
+        each = (
+            (row_plane * len(self.column_phases) + plane) * self.plane + down * self.pitch + right
+            for (row_plane, down), (plane, right) in product(rows, columns)
+        )
+        return np.array(list(each))
+
+
+def _places(axis: Axis, parts: list[Phase]) -> list[tuple[int, int]]:
+    """For each tap the index of its phase, and how far along that it lies."""
+    index = {part.number: n for n, part in enumerate(parts)}
+    offsets = (tap * axis.dilation for tap in range(axis.kernel))
+    return [(index[offset % axis.stride], offset // axis.stride) for offset in offsets]
+
+
+def can_pad(rows: Axis, columns: Axis) -> bool:
+    """Whether there is code for such windows."""
+    return columns.stride <= 2 and columns.size <= MOST_COLUMNS
+
+
+def emit_padding(asm: Assembler, image: PaddedImage) -> None:
+    """Append the copy of x in rdi to planes in rsi."""
+    _PaddingCode(asm, image).emit()
+
+
+class _PaddingCode:
+    """Appends the code: planes of a channel by their rows' phases, which share their reading."""
+
+    def __init__(self, asm: Assembler, image: PaddedImage) -> None:
+        self.asm, self.image = asm, image
+        self.zero, self.lanes = vector(asm, 5), asm.target.lanes
+        self.pair = image.columns.stride == 2
+        self.patterns = vector(asm, 6), vector(asm, 7)
+
+    def emit(self) -> None:
+        asm, image = self.asm, self.image
+        zero(asm, self.zero)
+        if self.pair and asm.target.isa == "avx512":
+            for odd, pattern in enumerate(self.patterns):
+                indices = np.arange(odd, 2 * self.lanes, 2, dtype=np.int32)
+                asm.emit("vmovups", pattern, Literal(asm.literal(indices)))
+        sample, channel_pitch, _ = image.x_pitches
+
+        def channel() -> None:
+            for number, part in enumerate(image.row_phases):
+                self._plane_rows(part, 4 * number * len(image.column_phases) * image.plane)
+            asm.emit("add", rdi, channel_pitch)
+            asm.emit("add", rsi, 4 * image.channel)
+
+        def each() -> None:
+            repeat(asm, image.channels, _CHANNELS_LEFT, channel)
+            asm.emit("add", rdi, sample - image.channels * channel_pitch)
+
+        repeat(asm, image.samples, _SAMPLES_LEFT, each)
+
+    def _plane_rows(self, part: Phase, offset: int) -> None:
+        """The planes of all column phases that hold these rows."""
+        asm, image = self.asm, self.image
+        x_pitch, row_bytes = image.x_pitches[2], 4 * image.pitch
+        for number in range(len(image.column_phases)):
+            self._fill(rsi, offset + 4 * number * image.plane, part.before * image.pitch)
+        asm.emit("lea", _X_ROW, Memory(rdi, part.first * x_pitch))
+        asm.emit("lea", _ROW, Memory(rsi, offset + part.before * row_bytes))
+
+        def row() -> None:
+            for number, columns in enumerate(image.column_phases):
+                self._fill(_ROW, 4 * number * image.plane, columns.before)
+            self._elements()
+            for number, columns in enumerate(image.column_phases):
+                filled = columns.before + -(-columns.count // self.lanes) * self.lanes
+                gap = image.pitch - filled if columns.after else 0
+                self._fill(_ROW, 4 * (number * image.plane + filled), gap)
+            asm.emit("add", _X_ROW, image.rows.stride * x_pitch)
+            asm.emit("add", _ROW, row_bytes)
+
+        repeat(asm, part.count, _ROWS_LEFT, row)
+        filled = part.before + part.count
+        for number in range(len(image.column_phases)):
+            at = offset + 4 * number * image.plane
+            rest = image.plane - filled * image.pitch
+            self._fill(rsi, at + filled * row_bytes, rest - self.lanes)
+            asm.emit("vmovups", Memory(rsi, at + 4 * (image.plane - self.lanes)), self.zero)
+
+    def _fill(self, base: Register, offset: int, floats: int) -> None:
+        """Zeros there, and up to a vector further."""
+        asm, size, vectors = self.asm, self.asm.target.vector_bytes, -(-floats // self.lanes)
+        if vectors <= _UNROLLED:
+            for number in range(max(0, vectors)):
+                asm.emit("vmovups", Memory(base, offset + number * size), self.zero)
+            return
+        asm.emit("lea", _FILLED, Memory(base, offset))
+
+        def one() -> None:
+            asm.emit("vmovups", Memory(_FILLED), self.zero)
+            asm.emit("add", _FILLED, size)
+
+        repeat(asm, vectors, _VECTORS_LEFT, one)
+
+    def _elements(self) -> None:
+        """The elements of a row, to each phase's plane."""
+        asm, image = self.asm, self.image
+        vectors = max(-(-part.count // self.lanes) for part in image.column_phases)
+        for number in range(vectors):
+            found = self._pair(number) if self.pair else self._vector(number)
+            for plane, part in enumerate(image.column_phases):
+                if number * self.lanes < part.count:
+                    at = plane * image.plane + part.before + number * self.lanes
+                    asm.emit("vmovups", Memory(_ROW, 4 * at), found[part.first])
+
+    def _vector(self, number: int) -> dict[int, Register]:
+        register, first = vector(self.asm, 0), self.image.column_phases[0].first
+        self._load(register, number * self.lanes + first)
+        return {first: register}
+
+    def _pair(self, number: int) -> tuple[Register, Register]:
+        """The even and the odd elements of the next two vectors."""
+        asm, (even, high, odd) = self.asm, (vector(self.asm, n) for n in range(3))
+        first = 2 * number * self.lanes
+        self._load(even, first)
+        self._load(high, first + self.lanes)
+        if asm.target.isa == "avx512":
+            asm.emit("vmovaps", odd, even)
+            asm.emit("vpermt2ps", even, self.patterns[0], high)
+            asm.emit("vpermt2ps", odd, self.patterns[1], high)
+        else:
+            asm.emit("vshufps", odd, even, high, 0xDD)
+            asm.emit("vshufps", even, even, high, 0x88)
+            for half in (even, odd):
+                asm.emit("vpermpd", half, half, 0xD8)
+        return even, odd
+
+    def _load(self, register: Register, first: int) -> None:
+        """Elements of the row from the first on; zeros beyond its end."""
+        if first >= self.image.columns.size:
+            zero(self.asm, register)
+        else:
+            load(self.asm, register, _X_ROW, first, self.image.columns.size, vector(self.asm, 3))

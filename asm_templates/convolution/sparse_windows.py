@@ -1,0 +1,243 @@
+"""A convolution over a padded image, weights as code: each tap of a channel is an input of its own.
+
+    vmovups      zmm0, [rdi+place]              x at 16 positions, shifted by a tap
+    vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x, for an output channel
+    vfmadd231ps  zmm28, zmm0, [rcx+4*d+4]{1to16}
+
+As `batch.panels`, but an input's vectors are not gathered into columns before: a tap's lie a fixed
+distance from the position's. A tile of output channels runs over all positions.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic
+from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
+from sparsejit.asm_templates.batch.panels import (
+    RESERVED,
+    add_products,
+    panel_sum,
+    shared_loads,
+    start_sums,
+)
+from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.convolution.window_panels import (
+    ENTRY_BYTES,
+    WindowPanels,
+    set_masks,
+    store_panel,
+    window_panels,
+)
+from sparsejit.asm_templates.shared.code_prefetch import prefetch_code
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, Line
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    dword,
+    r8,
+    r9,
+    r11,
+    rax,
+    rbx,
+    rdi,
+    rdx,
+    rsi,
+)
+from sparsejit.x86.stack import pop, push
+
+_X, _Y, _ENTRY, _SAMPLES_LEFT, _WAITING = rdx, r9, r11, r8, rbx
+
+
+# Of L1, for the code and for the inputs of a part; and bytes of code a weight, its input included.
+_SHARE_OF_L1 = 0.6
+_CODE_A_WEIGHT = 11
+
+
+@dataclass(frozen=True, eq=False)
+class SparseWindows:
+    """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
+
+    W is (out_features, channels * taps) in tiles of rows, each in `parts` of neighbouring input
+    channels: their code, and what they read for a vector of positions, stay in L1. Sums wait in
+    `scratch_bytes` from part to part. `y_pitches` are bytes from a sample and an output channel to
+    the next; positions follow each other.
+    """
+
+    image: PaddedImage
+    each: MatVec
+    y_pitches: tuple[int, int]
+    parts: list[list[Products]]
+    sums: PanelSums
+    panels: WindowPanels
+    scratch_bytes: int
+
+
+@dataclass(frozen=True)
+class WindowCounts:
+    """What one call does: `panels` vectors of positions meet `nnz` weights of `inputs` loads.
+
+    Inputs that two tiles read count twice. `moved_bytes` are those of the planes and of y.
+    """
+
+    panels: int
+    nnz: int
+    inputs: int
+    outputs: int
+    code_bytes: int
+    moved_bytes: int
+
+
+def expect_windows(image: PaddedImage, matrix: SparseMatrix, target: Target) -> WindowCounts:
+    """As if tiles were of consecutive output channels."""
+    panels = image.samples * window_panels(image, target).count
+    used = matrix.dense != 0
+    tiles = tile_rows(len(used), target.vector_registers - RESERVED)
+    inputs = sum(int(np.count_nonzero(used[rows].any(axis=0))) for rows in tiles)
+    y_bytes = panels * target.vector_bytes * matrix.out_features
+    code = _CODE_A_WEIGHT * matrix.nnz
+    counts = panels, matrix.nnz, inputs, matrix.out_features
+    return WindowCounts(*counts, code, 4 * image.floats + y_bytes)
+
+
+def lower_sparse_windows(
+    image: PaddedImage,
+    each: MatVec,
+    matrix: SparseMatrix,
+    y_pitches: tuple[int, int],
+    target: Target,
+) -> SparseWindows:
+    """Output channels that share inputs in a tile."""
+    accumulators = target.vector_registers - RESERVED
+    tiles, sums = panel_products(Arithmetic.FLOATS, each, matrix, accumulators)
+    panels = window_panels(image, target)
+    parts = [_parts(tile, image, target) for tile in tiles]
+    waiting = max((len(own[0].rows) for own in parts if len(own) > 1), default=0)
+    scratch = waiting * panels.count * target.vector_bytes
+    return SparseWindows(image, each, y_pitches, parts, sums, panels, scratch)
+
+
+def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]:
+    """A tile cut between channels."""
+    taps = image.rows.kernel * image.columns.kernel
+    lines = image.rows.kernel * len(image.column_phases) * 2
+    most_channels = max(1, int(_SHARE_OF_L1 * target.l1d_bytes) // (lines * 64))
+    most_weights = int(_SHARE_OF_L1 * target.l1i_bytes) // _CODE_A_WEIGHT
+    channels = tile.column // taps
+    used = len(np.unique(channels))
+    pieces = max(-(-len(tile) // most_weights), -(-used // most_channels))
+    changes = np.flatnonzero(np.diff(channels)) + 1
+    wanted = np.arange(1, pieces) * len(tile) // pieces
+    ends = np.unique(changes[np.searchsorted(changes, wanted).clip(0, len(changes) - 1)])
+    edges = [0, *ends.tolist(), len(tile)] if len(changes) else [0, len(tile)]
+    return [_slice(tile, slice(*pair)) for pair in pairwise(edges)]
+
+
+def _slice(tile: Products, part: slice) -> Products:
+    return replace(
+        tile,
+        accumulator=tile.accumulator[part],
+        column=tile.column[part],
+        weight=tile.weight[part],
+        first=tile.first[part],
+        alone=tile.alone[part],
+    )
+
+
+def emit_sparse_windows(asm: Assembler, lowered: SparseWindows, scratch: Location) -> None:
+    """Append the kernel from planes in rdi to y in rsi."""
+    image, code = lowered.image, _PartCode(asm, lowered)
+    push(asm, (rbx,))
+    if lowered.scratch_bytes:
+        scratch.point(asm, rbx)
+    asm.emit("mov", _X, rdi)
+    asm.emit("mov", _Y, rsi)
+
+    every = sum(len(parts) for parts in lowered.parts)
+    labels = [asm.label(f"part {number}") for number in range(every + 1)]
+
+    def sample() -> None:
+        spans = list(pairwise(labels))
+        prefetch_code(asm, *spans[0], rdi, rsi)
+        numbers = count()
+        for parts in lowered.parts:
+            for number, part in enumerate(parts):
+                at = next(numbers)
+                asm.bind(labels[at])
+                for ahead in spans[at + 1 : at + 2]:
+                    prefetch_code(asm, *ahead, rdi, rsi)
+                code.emit(part, number == 0, number == len(parts) - 1)
+        asm.bind(labels[-1])
+        asm.emit("add", _X, 4 * image.channels * image.channel)
+        asm.emit("add", _Y, lowered.y_pitches[0])
+
+    repeat(asm, image.samples, _SAMPLES_LEFT, sample)
+    pop(asm, (rbx,))
+
+
+def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
+    """Bytes from a panel's place in the first plane to each input: channels, of each its taps."""
+    channels = np.arange(image.channels)[:, None] * image.channel
+    return (4 * (channels + image.tap_offsets())).ravel()
+
+
+class _PartCode:
+    """Appends a part of a tile for all vectors of positions."""
+
+    def __init__(self, asm: Assembler, lowered: SparseWindows) -> None:
+        self.asm, self.lowered = asm, lowered
+        self.table = asm.literal(lowered.panels.table)
+        self.places = input_places(lowered.image)
+        self.share = shared_loads(asm.target, lowered.panels.count)
+        # Sums that waited begin at no product.
+        started = np.zeros(lowered.each.out_features, np.float32)
+        self.waited = replace(lowered.sums, start=started)
+
+    def emit(self, part: Products, is_first: bool, is_last: bool) -> None:
+        asm, size = self.asm, self.asm.target.vector_bytes
+        asm.emit("lea", _ENTRY, Literal(self.table))
+        rows = range(len(part.rows))
+        waiting = [(panel_sum(asm, n), Memory(_WAITING, n * size)) for n in rows]
+
+        def panel() -> None:
+            asm.emit("mov", dword(rdi), Memory(_ENTRY))
+            asm.emit("add", rdi, _X)
+            if is_first:
+                start_sums(asm, self.lowered.sums, part)
+            else:
+                for total, place in waiting:
+                    asm.emit("vmovups", total, place)
+            inputs: tuple[list[Line], Memory] = [], Memory(rdi, self.places[part.column])
+            sums = self.lowered.sums if is_first else self.waited
+            add_products(asm, part, inputs, sums, self.share)
+            if is_last:
+                self._finish(part)
+            else:
+                for total, place in waiting:
+                    asm.emit("vmovups", place, total)
+            asm.emit("add", _ENTRY, ENTRY_BYTES)
+            asm.emit("add", _WAITING, size * len(part.rows))
+
+        repeat(asm, self.lowered.panels.count, rax, panel)
+        asm.emit("sub", _WAITING, size * len(part.rows) * self.lowered.panels.count)
+
+    def _finish(self, part: Products) -> None:
+        asm, lowered = self.asm, self.lowered
+        asm.emit("mov", dword(rsi), Memory(_ENTRY, 4))
+        asm.emit("add", rsi, _Y)
+        sums = [
+            (panel_sum(asm, n), Memory(rsi, int(row) * lowered.y_pitches[1]))
+            for n, row in enumerate(part.rows)
+        ]
+        free = [vector(asm, n) for n in range(asm.target.vector_registers - len(sums))]
+        set_masks(asm, lowered.panels, _ENTRY)
+        store_panel(asm, lowered.panels, lowered.each.activation, sums, free)

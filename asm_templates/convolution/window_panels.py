@@ -1,0 +1,106 @@
+"""Which positions lie in a vector, where positions of a padded image are computed by vectors.
+
+    along rows      one vector after the other in each row, the last of which overlaps
+    across rows     through the zeros between rows: what they give is left out of y
+
+A vector's offsets and masks lie in a table, an entry each:
+
+    int32 bytes into a plane of x, int32 bytes into a plane of y, uint16 lanes kept, uint16 stored
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.rows import lane_mask
+from sparsejit.ir.spec import Activation
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, Register, k
+
+ENTRY_BYTES = 12
+_ENTRY = np.dtype([("x", "<i4"), ("y", "<i4"), ("kept", "<u2"), ("stored", "<u2")])
+_KEPT, _STORED = k(1), k(2)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowPanels:
+    """The table; `across` rows or along them, of which a vector has `width` positions at most."""
+
+    table: npt.NDArray[np.void]
+    across: bool
+    width: int
+
+    @property
+    def count(self) -> int:
+        return len(self.table)
+
+
+def window_panels(image: PaddedImage, target: Target) -> WindowPanels:
+    """As few vectors as can be; across rows only where lanes can be left out."""
+    along = _along_rows(image, target.lanes)
+    if target.isa != "avx512":
+        return along
+    across = _across_rows(image, target.lanes)
+    return across if across.count < along.count else along
+
+
+def _along_rows(image: PaddedImage, lanes: int) -> WindowPanels:
+    columns = image.columns.positions
+    starts = np.array([*range(0, columns - lanes, lanes), max(0, columns - lanes)])
+    rows = np.arange(image.rows.positions)[:, None]
+    table = np.zeros((len(rows), len(starts)), _ENTRY)
+    table["x"], table["y"] = 4 * (rows * image.pitch + starts), 4 * (rows * columns + starts)
+    width = min(columns, lanes)
+    table["kept"] = table["stored"] = (1 << width) - 1
+    return WindowPanels(table.ravel(), False, width)
+
+
+def _across_rows(image: PaddedImage, lanes: int) -> WindowPanels:
+    rows, columns = image.rows.positions, image.columns.positions
+    vectors = -(-((rows - 1) * image.pitch + columns) // lanes)
+    place = np.arange(vectors * lanes).reshape(vectors, lanes)
+    row, column = np.divmod(place, image.pitch)
+    kept = (row < rows) & (column < columns)
+    counts = kept.sum(axis=1)
+    table = np.zeros(vectors, _ENTRY)
+    table["x"], table["y"] = 4 * place[:, 0], 4 * (np.cumsum(counts) - counts)
+    table["kept"] = (kept << np.arange(lanes)).sum(axis=1)
+    table["stored"] = (1 << counts) - 1
+    return WindowPanels(table[counts > 0], True, lanes)
+
+
+def set_masks(asm: Assembler, panels: WindowPanels, entry: Register, number: int = 0) -> None:
+    """Bring a vector's masks into k registers for `store_panel`, from its entry in the table."""
+    if asm.target.isa == "avx512":
+        if panels.across:
+            asm.emit("kmovw", _KEPT, Memory(entry, number * ENTRY_BYTES + 8))
+        asm.emit("kmovw", _STORED, Memory(entry, number * ENTRY_BYTES + 10))
+
+
+def store_panel(
+    asm: Assembler,
+    panels: WindowPanels,
+    activation: Activation,
+    sums: list[tuple[Register, Memory]],
+    free: list[Register],
+) -> None:
+    """Sums to y, through the activation; `free` are at least three registers to clobber."""
+    apply_activation(asm, activation, [total for total, _ in sums], free)
+    wide, partial = asm.target.isa == "avx512", panels.width < asm.target.lanes
+    if partial and not wide:
+        asm.emit("vmovups", free[0], lane_mask(asm, panels.width))
+    for total, place in sums:
+        if panels.across:
+            asm.emit("vcompressps", total.masked(_KEPT, zeroing=True), total)
+        if wide and (panels.across or partial):
+            asm.emit("vmovups", place.masked(_STORED), total)
+        elif partial:
+            asm.emit("vmaskmovps", place, free[0], total)
+        else:
+            asm.emit("vmovups", place, total)
+
+

@@ -1,0 +1,305 @@
+"""Windows that move over one channel at a time: lanes are neighbouring positions of a row.
+
+    vmovups zmm0, [r10+row+4*tap]    16 elements of a row of x, shifted by the tap, are combined
+                                     with the row of y that meets them by tap 0 of its column,
+                                     with the row above by tap 1, and so on
+
+A tile is a few rows of y by a vector or two: what is loaded once serves all of them. The padding is
+never read: loads at borders have masks, rows beyond them no instructions. With a stride of 2 two
+vectors of x are loaded, and the even and the odd elements are two taps.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.geometry import (
+    ColumnTile,
+    ColumnVector,
+    RowTile,
+    TileRun,
+    column_runs,
+    row_runs,
+)
+from sparsejit.asm_templates.convolution.window_loop import (
+    TapColumns,
+    WindowLoop,
+    tap_columns,
+    tile_shape,
+)
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, vector
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rsi,
+)
+from sparsejit.x86.stack import pop, push
+
+_SAVED = (rbx, r12, r13, r14)
+_SAMPLES_LEFT, _CHANNELS_LEFT, _OF_CHANNEL_LEFT, _ROWS_LEFT, _COLUMNS_LEFT = r14, r12, r13, rbx, rcx
+_X_ROW, _Y_ROW, _X, _Y = r8, r9, r10, r11  # of a tile's rows, and of the tile
+_KEPT_MASKS = range(1, 7)
+
+
+class RowWindows(ABC):
+    """Appends the loops and loads; what becomes of a tile's elements is for subclasses to say.
+
+    They may use rdx, and the `kept` registers from `kept_register(0)` on, as they like.
+    """
+
+    def __init__(self, asm: Assembler, loop: WindowLoop, kept: int) -> None:
+        self.asm, self.loop = asm, loop
+        self.wide = asm.target.isa == "avx512"
+        self.lanes = asm.target.lanes
+        self.stride = loop.columns.stride
+        self.columns = tap_columns(loop.columns)
+        height, width = tile_shape(loop, asm.target)
+        self.row_runs = row_runs(loop.rows, height)
+        self.column_runs = column_runs(loop.columns, self.lanes, width)
+        self.width, sums = width, height * width
+        self._first_sum = asm.target.vector_registers - sums
+        self._patterns = self._first_sum - (2 if self.wide and self.stride == 2 else 0)
+        # Below: what a tile loads. Then what subclasses keep; patterns; sums.
+        self.free_registers = self._patterns - kept
+        self._masks: dict[int, Register] = {}
+
+    @abstractmethod
+    def begin_sample(self) -> None:
+        """Before the first channel of a sample."""
+
+    @abstractmethod
+    def begin_channel(self) -> None:
+        """Before a channel of y."""
+
+    @abstractmethod
+    def end_channel(self) -> None:
+        """After a channel of y."""
+
+    @abstractmethod
+    def fill(self, register: Register) -> None:
+        """register = what padding counts as."""
+
+    @abstractmethod
+    def start(self, sums: list[Register]) -> None:
+        """Before the first element of a tile."""
+
+    @abstractmethod
+    def combine(self, tap: int, x: list[Register | None], sums: list[Register]) -> None:
+        """A row of sums meets elements by a tap; None is a vector of padding."""
+
+    @abstractmethod
+    def finish(self, sums: list[Register], free: list[Register]) -> None:
+        """After the last element of a tile; `free` registers may be clobbered."""
+
+    def emit(self) -> None:
+        """Append the kernel of x in rdi to y in rsi; keeps callee-saved registers."""
+        asm, loop = self.asm, self.loop
+        push(asm, _SAVED)
+        self._keep_constants()
+        x_sample, x_channel, _ = loop.x_pitches
+        y_sample, y_channel, _ = loop.y_pitches
+
+        def of_channel() -> None:
+            self.begin_channel()
+            for run in self.row_runs:
+                self._row_run(run)
+            asm.emit("add", rsi, y_channel)
+            self.end_channel()
+
+        def channel() -> None:
+            repeat(asm, loop.multiplier, _OF_CHANNEL_LEFT, of_channel)
+            asm.emit("add", rdi, x_channel)
+
+        def sample() -> None:
+            self.begin_sample()
+            repeat(asm, loop.channels, _CHANNELS_LEFT, channel)
+            asm.emit("add", rdi, x_sample - loop.channels * x_channel)
+            asm.emit("add", rsi, y_sample - loop.channels * loop.multiplier * y_channel)
+
+        repeat(asm, loop.samples, _SAMPLES_LEFT, sample)
+        pop(asm, _SAVED)
+
+    def kept_register(self, number: int) -> Register:
+        """What a subclass keeps for the whole kernel, or for a channel."""
+        return vector(self.asm, self.free_registers + number)
+
+    def _sum(self, row: int, number: int) -> Register:
+        return vector(self.asm, self.asm.target.vector_registers - 1 - row * self.width - number)
+
+    def _pattern(self, odd: int) -> Register:
+        """AVX-512: the indices of the even, or odd, elements of two vectors."""
+        return vector(self.asm, self._patterns + odd)
+
+    def _keep_constants(self) -> None:
+        """Bring masks and patterns into registers for the whole kernel."""
+        asm = self.asm
+        if not self.wide:
+            return
+        whole = (1 << self.lanes) - 1
+        masks = sorted({mask for mask in self._all_masks() if 0 < mask < whole})
+        for mask, number in zip(masks, _KEPT_MASKS, strict=False):
+            self._masks[mask] = k(number)
+            set_mask(asm, k(number), mask)
+        if self.stride == 2:
+            for odd in range(2):
+                indices = np.arange(odd, 2 * self.lanes, 2, dtype=np.int32)
+                asm.emit("vmovups", self._pattern(odd), Literal(asm.literal(indices)))
+
+    def _all_masks(self) -> Iterator[int]:
+        yield self._stored
+        for run in self.column_runs:
+            for place in run.tile:
+                for some in self.columns:
+                    for half in range(self.stride):
+                        yield self._mask(place, some.offset + half * self.lanes)
+
+    @property
+    def _stored(self) -> int:
+        """The mask of lanes that are positions."""
+        return (1 << min(self.lanes, self.loop.columns.positions)) - 1
+
+    def _mask(self, place: ColumnVector, offset: int) -> int:
+        """The lanes of a load, so many elements on, that exist."""
+        first = min(self.lanes, max(0, place.first - offset))
+        end = min(self.lanes, max(0, place.end - offset))
+        return max(0, (1 << end) - (1 << first))
+
+    def _row_run(self, run: TileRun[RowTile]) -> None:
+        asm, loop, tile = self.asm, self.loop, run.tile
+        x_pitch, y_pitch = loop.x_pitches[2], loop.y_pitches[2]
+        asm.emit("lea", _X_ROW, Memory(rdi, loop.rows.coordinate(run.first, 0) * x_pitch))
+        asm.emit("lea", _Y_ROW, Memory(rsi, run.first * y_pitch))
+
+        def body() -> None:
+            for columns in self.column_runs:
+                self._column_run(columns, tile)
+            asm.emit("add", _X_ROW, run.step * loop.rows.stride * x_pitch)
+            asm.emit("add", _Y_ROW, run.step * y_pitch)
+
+        repeat(asm, run.count, _ROWS_LEFT, body)
+
+    def _column_run(self, run: TileRun[ColumnTile], tile: RowTile) -> None:
+        asm, places = self.asm, run.tile
+        asm.emit("lea", _X, Memory(_X_ROW, 4 * self.loop.columns.coordinate(run.first, 0)))
+        asm.emit("lea", _Y, Memory(_Y_ROW, 4 * run.first))
+
+        def body() -> None:
+            self._tile(tile, places)
+            asm.emit("add", _X, 4 * run.step * self.stride)
+            asm.emit("add", _Y, 4 * run.step)
+
+        repeat(asm, run.count, _COLUMNS_LEFT, body)
+
+    def _tile(self, tile: RowTile, places: ColumnTile) -> None:
+        sums = [[self._sum(row, n) for n in range(len(places))] for row in range(tile.rows)]
+        self.start([one for row in sums for one in row])
+        axis = self.loop.rows
+        meeting: dict[int, list[tuple[int, int]]] = {}
+        for row, tap in tile.taps:
+            meeting.setdefault(row * axis.stride + tap * axis.dilation, []).append((row, tap))
+        for x_row, pairs in sorted(meeting.items()):
+            for some in self.columns:
+                loaded = self._load(x_row * self.loop.x_pitches[2], some, places)
+                for number, column_tap in enumerate(some.taps):
+                    for row, row_tap in pairs:
+                        tap = row_tap * self.loop.columns.kernel + column_tap
+                        self.combine(tap, loaded[number], sums[row])
+        self._finish(sums, places)
+
+    def _load(
+        self, row_bytes: int, some: TapColumns, places: ColumnTile
+    ) -> list[list[Register | None]]:
+        """For each tap the vectors of x that it meets, in registers from 0 on."""
+        taps: list[list[Register | None]] = [[] for _ in some.taps]
+        for number, place in enumerate(places):
+            address = row_bytes + 4 * (place.place * self.stride + some.offset)
+            masks = [self._mask(place, some.offset + n * self.lanes) for n in range(self.stride)]
+            if not any(masks):
+                apart: list[Register | None] = [None] * len(taps)
+            elif self.stride == 1:
+                apart = [vector(self.asm, number)]
+                self._load_vector(vector(self.asm, number), address, masks[0])
+            else:
+                apart = [*self._load_pair(3 * number, address, masks)]
+            for tap, register in zip(taps, apart, strict=False):
+                tap.append(register)
+        return taps
+
+    def _load_pair(self, first: int, address: int, masks: list[int]) -> tuple[Register, Register]:
+        """The even and the odd elements of two vectors; takes three registers from the first on."""
+        asm, (even, high, odd) = self.asm, (vector(self.asm, first + n) for n in range(3))
+        self._load_vector(even, address, masks[0])
+        self._load_vector(high, address + asm.target.vector_bytes, masks[1])
+        if self.wide:
+            asm.emit("vmovaps", odd, even)
+            asm.emit("vpermt2ps", even, self._pattern(0), high)
+            asm.emit("vpermt2ps", odd, self._pattern(1), high)
+        else:
+            asm.emit("vshufps", odd, even, high, 0xDD)
+            asm.emit("vshufps", even, even, high, 0x88)
+            for half in (even, odd):
+                asm.emit("vpermpd", half, half, 0xD8)
+        return even, odd
+
+    def _load_vector(self, register: Register, offset: int, mask: int) -> None:
+        """register = x there, what padding counts as where there is none."""
+        asm, place = self.asm, Memory(_X, offset)
+        if mask == (1 << self.lanes) - 1:
+            asm.emit("vmovups", register, place)
+            return
+        self.fill(register)
+        if mask and self.wide:
+            asm.emit("vmovups", register.masked(self._in_k(mask)), place)
+        elif mask:
+            exists, loaded = (vector(asm, self.free_registers - n) for n in (1, 2))
+            lanes = np.where(mask >> np.arange(self.lanes) & 1, -1, 0).astype(np.int32)
+            asm.emit("vmovups", exists, Literal(asm.literal(lanes)))
+            asm.emit("vmaskmovps", loaded, exists, place)
+            asm.emit("vblendvps", register, register, loaded, exists)
+
+    def _in_k(self, mask: int) -> Register:
+        """A mask register; one that is not kept is set, which clobbers rax."""
+        if mask in self._masks:
+            return self._masks[mask]
+        set_mask(self.asm, TAIL_MASK, mask)
+        return TAIL_MASK
+
+    def _finish(self, sums: list[list[Register]], places: ColumnTile) -> None:
+        asm = self.asm
+        free = [vector(asm, number) for number in range(self.free_registers)]
+        self.finish([one for row in sums for one in row], free)
+        partial = self.loop.columns.positions < self.lanes
+        if partial and not self.wide:
+            asm.emit("vmovups", free[0], lane_mask(asm, self.loop.columns.positions))
+        for row, vectors in enumerate(sums):
+            for place, total in zip(places, vectors, strict=True):
+                address = Memory(_Y, row * self.loop.y_pitches[2] + 4 * place.place)
+                if not partial:
+                    asm.emit("vmovups", address, total)
+                elif self.wide:
+                    asm.emit("vmovups", address.masked(self._in_k(self._stored)), total)
+                else:
+                    asm.emit("vmaskmovps", address, free[0], total)
+
+
+def set_mask(asm: Assembler, register: Register, mask: int) -> None:
+    """Bring a mask into a k register; clobbers rax."""
+    asm.emit("mov", dword(rax), mask)
+    asm.emit("kmovw", register, dword(rax))

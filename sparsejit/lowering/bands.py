@@ -1,0 +1,184 @@
+"""Several convolutions over a band of rows, then over the next: what lies between stays near.
+
+    for each band of rows of the last convolution's output:
+        the rows that it needs of every convolution before, from the first to the last
+
+Rows at borders of bands are computed for both (Alwani et al., "Fused-layer CNN accelerators",
+2016). It pays where whole images between layers exceed L2, and where code is short, because each
+band has its own.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.spec import DType, Layout, MatMul
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.depthwise import (
+    depthwise_step,
+    has_whole_rows,
+    is_depthwise,
+    node_axes,
+    with_whole_rows,
+)
+from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.products import product_step
+from sparsejit.lowering.storage import View
+from sparsejit.lowering.windows import padded_image, window_steps
+
+# Of L2: what images between layers exceed where bands pay, and what a band's may take.
+_LARGE, _NEAR = 0.5, 0.6
+_MOST_WEIGHTS = 10_000  # of a convolution other than by channel
+_MOST_BANDS = 16
+
+
+@dataclass(frozen=True)
+class Band:
+    """Rows `first` to before `end` of an image."""
+
+    first: int
+    end: int
+
+
+def lower_bands(low: Lowering, node: Node) -> bool:
+    """Lower a convolution and those that follow it, if they should run in bands."""
+    chain = _chain(low, node)
+    bands = _bands(low, chain)
+    if len(chain) < 2 or len(bands) < 2:
+        return False
+    x, y = with_whole_rows(low, node), low.result(chain[-1].output, has_whole_rows)
+    for band in bands:
+        image, known = x, Band(0, x.shape[2])
+        for one, wanted in zip(chain, _needed(chain, band), strict=True):
+            last = one is chain[-1]
+            image = _rows_of(low, one, image, known, wanted, y if last else None)
+            known = wanted
+    low.lowered.update(chain[1:])
+    return True
+
+
+def _chain(low: Lowering, node: Node) -> list[Node]:
+    """Convolutions with large images between them, up to one by channel, which writes anywhere.
+
+    Nor does a product of positions come first: it would read rows of whole images.
+    """
+    chain = [node] if _kind(low, node) in ("depthwise", "windows") else []
+    readers = low.graph.consumers() if chain else {}
+    while chain:
+        value = chain[-1].output
+        is_kept = value in low.wanted or value in low.graph.outputs
+        if is_kept or value.type.bytes < _LARGE * low.target.l2_bytes or len(readers[value]) != 1:
+            break
+        (reader,) = readers[value]
+        if reader.inputs[0] is not value or _kind(low, reader) is None:
+            break
+        chain.append(reader)
+    while chain and not is_depthwise(chain[-1]):
+        chain.pop()
+    return chain
+
+
+def _kind(low: Lowering, node: Node) -> str | None:
+    """By which steps a convolution runs over a band; None for those that do not."""
+    op = node.op
+    if not isinstance(op, Convolution) or len(op.stride) != 2 or node.output.shape[0] != 1:
+        return None
+    if op.transposed or op.dtype is DType.INT8:
+        return None
+    if is_depthwise(node):
+        return "depthwise"
+    weights = low.graph.constants.get(node.inputs[1])
+    if weights is None or np.count_nonzero(weights) > _MOST_WEIGHTS or op.groups > 1:
+        return None
+    if prod(weights.shape[2:]) == 1:
+        plain = op.stride == (1, 1) and op.padding == (0, 0)
+        return "pointwise" if plain else None
+    return "windows" if padded_image(low, node) is not None else None
+
+
+def _bands(low: Lowering, chain: list[Node]) -> list[Band]:
+    """As few as keep what lies between two convolutions near."""
+    if len(chain) < 2:
+        return []
+    rows = chain[-1].output.shape[2]
+    for count in range(1, min(rows, _MOST_BANDS) + 1):
+        bands = cut_rows(rows, count)
+        if max(map(partial(_live_bytes, chain), bands)) <= _NEAR * low.target.l2_bytes:
+            return bands
+    return []
+
+
+def cut_rows(rows: int, count: int) -> list[Band]:
+    """As equal as can be."""
+    parts = np.array_split(np.arange(rows), count)
+    return [Band(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+def _live_bytes(chain: list[Node], band: Band) -> int:
+    """The most that a band's image and the next one take."""
+    shapes = [node.output.shape for node in chain]
+    sizes = [
+        4 * shape[1] * (rows.end - rows.first) * shape[3]
+        for shape, rows in zip(shapes, _needed(chain, band), strict=True)
+    ]
+    return max(map(sum, pairwise(sizes)))
+
+
+def _needed(chain: list[Node], band: Band) -> list[Band]:
+    """The rows of every output that a band of the last one needs."""
+    needed = [band]
+    for node in reversed(chain[1:]):
+        needed.append(_met(node_axes(node)[0], needed[-1]))
+    return needed[::-1]
+
+
+def _met(rows: Axis, band: Band) -> Band:
+    """The rows of the input that meet those of the output."""
+    first = rows.coordinate(band.first, 0)
+    last = rows.coordinate(band.end - 1, rows.kernel - 1)
+    return Band(max(0, first), min(rows.size, last + 1))
+
+
+def _rows_of(
+    low: Lowering, node: Node, image: View, known: Band, wanted: Band, y: View | None
+) -> View:
+    """Append what computes rows of a convolution from those that are known of its input."""
+    rows, columns = node_axes(node)
+    met = _met(rows, wanted)
+    x = image.sliced(2, met.first - known.first, met.end - known.first)
+    count = wanted.end - wanted.first
+    own = replace(
+        rows,
+        size=met.end - met.first,
+        positions=count,
+        padding=met.first - rows.coordinate(wanted.first, 0),
+    )
+    if y is None:
+        _, channels, _, width = node.output.shape
+        place = low.temporary(replace(node.output.type, shape=(1, channels, count, width)))
+    else:
+        place = y.sliced(2, wanted.first, wanted.end)
+    kind = _kind(low, node)
+    if kind == "depthwise":
+        depthwise_step(low, node, x, place, (own, columns))
+    elif kind == "windows":
+        window_steps(low, node, x, place, (own, columns))
+    else:
+        _pointwise_step(low, node, x, place)
+    return place
+
+
+def _pointwise_step(low: Lowering, node: Node, x: View, y: View) -> None:
+    """One product: positions as columns of what lies in order."""
+    matrix, each = filter_matrix(low, node)
+    source, result = (v.reshaped((v.shape[1], prod(v.shape[2:]))) for v in (x, y))
+    assert source is not None and result is not None
+    layer = MatMul(each, result.shape[1], Layout.FEATURE_MAJOR)
+    low.add(product_step(node, layer, matrix, source, result, low.options))
+

@@ -1,0 +1,109 @@
+"""Convolutions of one channel each: a kernel of their own, on the image as it lies."""
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.depthwise import Depthwise, emit_depthwise
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
+from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import View
+from sparsejit.planner.convolution_price import price_direct
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rsi
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether a convolution has a kernel a channel, and there is code for such windows."""
+    op, x = node.op, node.inputs[0]
+    assert isinstance(op, Convolution)
+    if op.transposed or op.groups == 1 or op.groups != x.shape[1] or op.dtype is DType.INT8:
+        return False
+    return can_run(*node_axes(node))
+
+
+def lower_depthwise(low: Lowering, node: Node) -> None:
+    """One step for all samples and channels."""
+    x = with_whole_rows(low, node)
+    y = low.result(node.output, has_whole_rows)
+    depthwise_step(low, node, x, y, node_axes(node))
+
+
+def depthwise_step(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
+    """Rows and columns of x, by a kernel a channel, to those of y."""
+    (rows, columns), op, (_, weights, *bias) = over, node.op, node.inputs
+    assert isinstance(op, Convolution)
+    filters = rounded(low.constant(weights), op.dtype)
+    multiplier = len(filters) // op.groups
+    loop = WindowLoop(x.shape[0], op.groups, multiplier, rows, columns, pitches(x), pitches(y))
+    taps = filters.reshape(len(filters), rows.kernel, columns.kernel)
+    biases = low.constant(bias[0]) if bias else None
+    spec = Depthwise(loop, taps, biases, op.activation)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_depthwise(asm, spec)
+
+    facts = _facts(low, spec, weights.origin.name)
+    name = f"depthwise-{low.target.isa}"
+    low.add(Step(name, node.output.origin, (x,), (y,), emit, facts))
+
+
+def node_axes(node: Node) -> tuple[Axis, Axis]:
+    """Rows and columns of a convolution's windows."""
+    op, sizes = node.op, (node.inputs[0].shape, node.output.shape, node.inputs[1].shape)
+    assert isinstance(op, Convolution)
+    return axes(*(shape[2:] for shape in sizes), op.stride, op.padding, op.dilation)
+
+
+def axes(*numbers: tuple[int, ...]) -> tuple[Axis, Axis]:
+    """Rows and columns, from the fields of each; over one spatial axis a single row."""
+    found = [Axis(*each) for each in zip(*numbers, strict=True)]
+    return found[-2] if len(found) == 2 else Axis(1, 1, 1, 1, 0, 1), found[-1]
+
+
+def with_whole_rows(low: Lowering, node: Node) -> View:
+    """Where to read a node's image."""
+    view = low.view(node.inputs[0])
+    return view if has_whole_rows(view) else low.contiguous(node.inputs[0])
+
+
+def has_whole_rows(view: View) -> bool:
+    """Whether the elements of a row follow each other."""
+    return view.shape[-1] == 1 or view.strides[-1] == view.type.element.bytes
+
+
+def pitches(view: View) -> tuple[int, int, int]:
+    """Bytes from one sample, channel and row to the next."""
+    sample, channel, *rows = view.strides[:-1]
+    return sample, channel, rows[0] if rows else 0
+
+
+def _facts(low: Lowering, spec: Depthwise, parameter: str) -> Facts:
+    counts = count_windows(spec.loop, low.target)
+    cost = price_direct(counts, low.target)
+    loop = spec.loop
+    places = loop.samples * loop.rows.positions * loop.columns.positions
+    nnz = int(np.count_nonzero(spec.taps))
+    reason = (
+        f"a kernel a channel: {counts.products:,} products of vectors, "
+        f"{counts.moved_bytes:,} bytes read and written, bound by {cost.bound}"
+    )
+    return Facts(
+        reason,
+        predicted_ns=cost.ns,
+        nnz=nnz,
+        weights=spec.taps.size,
+        weight_bytes=spec.taps.nbytes,
+        effective_flops=2 * spec.taps.size * places,
+        flops=2 * nnz * places,
+        bound=cost.bound,
+        zeros=np.packbits(spec.taps == 0).tobytes(),
+        parameter=parameter,
+        moved_bytes=counts.moved_bytes,
+    )

@@ -1,0 +1,45 @@
+"""The filters of a convolution as the matrix of a linear layer."""
+
+from math import prod
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+from sparsejit.lowering.context import Lowering
+
+
+def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
+    """W (out, channels * taps), those of a transposed convolution turned around; and its layer."""
+    op, (_, weights, *bias) = node.op, node.inputs
+    assert isinstance(op, Convolution)
+    filters = low.constant(weights)
+    if op.transposed:
+        filters = _as_direct(filters, op.groups)
+    matrix = SparseMatrix(_block_diagonal(filters, op.groups))
+    values = low.constant(bias[0]) if bias else None
+    each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
+    each.check_weights(matrix.dense)
+    return matrix, each
+
+
+def _as_direct(weights: Array, groups: int) -> Array:
+    """Filters (in, out / groups, *kernel) as those of a convolution, turned around."""
+    inputs, outputs, *kernel = weights.shape
+    grouped = weights.reshape(groups, inputs // groups, outputs, *kernel).swapaxes(1, 2)
+    direct = grouped.reshape(groups * outputs, inputs // groups, *kernel)
+    return np.flip(direct, axis=tuple(range(2, direct.ndim)))
+
+
+def _block_diagonal(filters: Array, groups: int) -> Array:
+    """Filters (out, in / groups, *kernel) as a matrix (out, in * taps), zero between groups."""
+    outputs, columns = len(filters), prod(filters.shape[1:])
+    blocks = filters.reshape(groups, outputs // groups, columns)
+    if groups == 1:
+        return np.ascontiguousarray(blocks[0])
+    matrix = np.zeros((groups, outputs // groups, groups, columns), np.float32)
+    every = np.arange(groups)
+    matrix[every, :, every] = blocks
+    return matrix.reshape(outputs, groups * columns)

@@ -1,0 +1,198 @@
+"""Convolutions over a padded copy of the image: no columns are gathered.
+
+By price one of: weights as code, a loop over channels with all weights, or, where code is so long
+that it comes from far, columns gathered after all.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.dense_windows import (
+    MOST_TAPS,
+    emit_dense_windows,
+    lower_dense_windows,
+    tile_shape,
+)
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage, can_pad, emit_padding
+from sparsejit.asm_templates.convolution.sparse_windows import (
+    emit_sparse_windows,
+    expect_windows,
+    lower_sparse_windows,
+)
+from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.ir.graph import Element, Node, TensorType
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
+from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.products import plan_layer
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.storage import View
+from sparsejit.machine.target import Target
+from sparsejit.planner.convolution_price import (
+    price_copy,
+    price_dense_windows,
+    price_sparse_windows,
+)
+from sparsejit.planner.cost import Cost
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdi, rsi
+
+_LEAST_FILLED = 0.4  # of the lanes
+_DENSE, _SPARSE = "dense-windows", "sparse-windows"
+_Emit = Callable[[Assembler, Locations], None]
+
+
+def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
+    """The copy, then the products of all samples; False where columns are to be gathered."""
+    image = padded_image(low, node)
+    if image is None:
+        return False
+    costs = _costs(image, matrix, each, low.target)
+    name = min(costs, key=lambda one: costs[one].ns)
+    if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
+        return False
+    x, y = with_whole_rows(low, node), low.dense_result(node.output)
+    _add_steps(low, node, x, y, image, matrix, each, costs)
+    return True
+
+
+def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
+    """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
+    image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
+    matrix, each = filter_matrix(low, node)
+    _add_steps(low, node, x, y, image, matrix, each, _costs(image, matrix, each, low.target))
+
+
+def _add_steps(
+    low: Lowering,
+    node: Node,
+    x: View,
+    y: View,
+    image: PaddedImage,
+    matrix: SparseMatrix,
+    each: MatVec,
+    costs: dict[str, Cost],
+) -> None:
+    name = min(costs, key=lambda one: costs[one].ns)
+    image = replace(image, x_pitches=pitches(x))
+    origin = node.output.origin
+    planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
+    low.add(Step("padding", origin, (x,), (planes,), _padding(image), _copy_facts(image, low)))
+    emit, scratch = _products(image, matrix, each, y, name, low.target)
+    facts = _facts(matrix, each, costs, name, image, node.inputs[1].origin.name)
+    low.add(Step(f"{name}-{low.target.isa}", origin, (planes,), (y,), emit, facts, scratch))
+
+
+def padded_image(low: Lowering, node: Node) -> PaddedImage | None:
+    """The planes that a convolution would read; None where there is no code for such windows.
+
+    Nor where few lanes would be positions, or nothing but the copy would be saved.
+    """
+    op, x, weights = node.op, node.inputs[0], node.inputs[1]
+    assert isinstance(op, Convolution)
+    if op.transposed or op.dtype is DType.INT8 or prod(weights.shape[2:]) == 1:
+        return None
+    rows, columns = node_axes(node)
+    if not can_pad(rows, columns):
+        return None
+    image = PaddedImage(x.shape[0], x.shape[1], rows, columns, (0, 0, 0))
+    lanes = window_panels(image, low.target).count * low.target.lanes
+    return image if rows.positions * columns.positions >= _LEAST_FILLED * lanes else None
+
+
+def _costs(
+    image: PaddedImage, matrix: SparseMatrix, each: MatVec, target: Target
+) -> dict[str, Cost]:
+    counts = expect_windows(image, matrix, target)
+    costs = {_SPARSE: price_sparse_windows(counts, target)}
+    if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
+        cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
+        weight_bytes = matrix.dense.nbytes
+        costs[_DENSE] = price_dense_windows(cycles, weight_bytes, counts.moved_bytes, target)
+    return costs
+
+
+def _gathers_faster(
+    low: Lowering, image: PaddedImage, matrix: SparseMatrix, each: MatVec, cost: Cost
+) -> bool:
+    """Whether a product of gathered columns is cheaper; asked of long code only."""
+    if cost.code_bytes < low.target.l2_bytes // 2:
+        return False
+    positions = image.rows.positions * image.columns.positions
+    layer = MatMul(each, positions, Layout.FEATURE_MAJOR) if positions > 1 else each
+    product = plan_layer(layer, matrix, low.options).chosen.cost.ns
+    gathering = price_copy(2 * 4 * matrix.in_features * positions, low.target).ns
+    return image.samples * (product + gathering) < cost.ns
+
+
+def _padding(image: PaddedImage) -> _Emit:
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_padding(asm, image)
+
+    return emit
+
+
+def _products(
+    image: PaddedImage, matrix: SparseMatrix, each: MatVec, y: View, name: str, target: Target
+) -> tuple[_Emit, int]:
+    """The code, and the bytes of scratch memory that it needs."""
+    y_pitches = y.strides[0], y.strides[1]
+    dense = sparse = None
+    if name == _DENSE:
+        dense = lower_dense_windows(image, each, matrix.dense, y_pitches, target)
+    else:
+        sparse = lower_sparse_windows(image, each, matrix, y_pitches, target)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        if dense is not None:
+            emit_dense_windows(asm, dense)
+        elif sparse is not None:
+            emit_sparse_windows(asm, sparse, at.scratch)
+
+    return emit, 0 if sparse is None else sparse.scratch_bytes
+
+
+def _copy_facts(image: PaddedImage, low: Lowering) -> Facts:
+    elements = image.samples * image.channels * image.rows.size * image.columns.size
+    cost = price_copy(4 * (elements + image.floats), low.target)
+    return Facts("padding", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=cost.data_bytes)
+
+
+def _facts(
+    matrix: SparseMatrix,
+    each: MatVec,
+    costs: dict[str, Cost],
+    name: str,
+    image: PaddedImage,
+    parameter: str,
+) -> Facts:
+    positions = image.samples * image.rows.positions * image.columns.positions
+    weights = matrix.out_features * matrix.in_features
+    others = "".join(
+        f"; {other} at {cost.ns / costs[name].ns:.2f} times that"
+        for other, cost in costs.items()
+        if other != name
+    )
+    return Facts(
+        f"{name} over a padded image, bound by {costs[name].bound}{others}",
+        predicted_ns=costs[name].ns,
+        nnz=matrix.nnz,
+        weights=weights,
+        weight_bytes=4 * (matrix.nnz if name == _SPARSE else weights),
+        effective_flops=2 * weights * positions,
+        flops=2 * matrix.nnz * positions,
+        bound=costs[name].bound,
+        zeros=np.packbits(matrix.dense == 0).tobytes(),
+        parameter=parameter,
+    )

@@ -1,0 +1,62 @@
+"""What a convolution on the image as it lies should cost, from its counts."""
+
+from sparsejit.asm_templates.batch.panels import shared_loads
+from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
+from sparsejit.asm_templates.convolution.window_loop import DirectCounts
+from sparsejit.machine.target import Target
+from sparsejit.planner.cost import Cost, cache_level
+
+# Of the loads all but one in `lanes` touch two cache lines where vectors are as long as these.
+_LOADS_OF_A_SHIFT = {"avx512": 1.7, "avx2": 1.35}
+
+
+def price_direct(counts: DirectCounts, target: Target) -> Cost:
+    """The dearest of multiplications, loads, and bytes that pass between L1 and beyond."""
+    core = target.core
+    cycles = {
+        "execution": max(
+            counts.products / core.multipliers,
+            counts.loads * _LOADS_OF_A_SHIFT[target.isa] / core.batch.loads,
+        )
+        + counts.stores * core.batch.store_cycles
+    }
+    level = cache_level(counts.moved_bytes, 0, target, target.l1d_bytes)
+    cycles[f"data from {level}"] = counts.moved_bytes / core.rates.data[level]
+    bound = max(cycles, key=lambda resource: cycles[resource])
+    ns = cycles[bound] / core.rates.cycles_per_ns
+    return Cost(counts.products, 0, counts.moved_bytes, ns, bound)
+
+
+def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
+    """Code comes once a call: a part of it stays in L1 while it runs over all positions."""
+    core, prices = target.core, target.core.batch
+    share = shared_loads(target, counts.panels)
+    inputs = counts.inputs * _LOADS_OF_A_SHIFT[target.isa]
+    loading = (counts.nnz * (1 - 0.75 * share) + inputs) / prices.loads
+    products = counts.nnz * (1 + share * prices.spreading[target.isa]) / prices.products
+    stores = counts.outputs * prices.store_cycles
+    computing = counts.panels * (prices.windows * max(loading, products) + stores)
+    level = cache_level(counts.code_bytes, counts.moved_bytes, target, target.l1i_bytes)
+    fetching = 0.0 if level in ("L1", "L2") else counts.code_bytes / core.rates.code[level]
+    bound = "execution" if computing >= fetching else f"code from {level}"
+    ns = (computing + fetching) / core.rates.cycles_per_ns
+    products_in_all = counts.panels * counts.nnz
+    return Cost(products_in_all, counts.code_bytes, counts.moved_bytes, ns, bound)
+
+
+def price_dense_windows(cycles: float, weight_bytes: int, moved_bytes: int, target: Target) -> Cost:
+    """Weights come once; what L2 does not hold of them is waited for in part."""
+    core = target.core
+    level = cache_level(weight_bytes, moved_bytes, target, 0)
+    fetching = weight_bytes / core.rates.data[level]
+    exposed = 0.0 if level == "L2" else core.batch.dense_fetch * fetching
+    bound = "execution" if cycles >= exposed else f"data from {level}"
+    ns = (cycles + exposed) / core.rates.cycles_per_ns
+    return Cost(int(cycles), 0, weight_bytes + moved_bytes, ns, bound)
+
+
+def price_copy(moved_bytes: int, target: Target) -> Cost:
+    """What reads and writes so many bytes in order."""
+    level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
+    ns = moved_bytes / target.core.rates.data[level] / target.core.rates.cycles_per_ns
+    return Cost(0, 0, moved_bytes, ns, f"data from {level}")

@@ -1,0 +1,136 @@
+"""Convolutions over padded images, and pooling by windows, against their float64 reference."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from native import ISAS, check_graph, run_graph
+from sketch import Sketch
+from window_cases import Sizes, windows
+
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.views import Permute
+from sparsejit.ir.spec import Activation
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.machine.target import Target
+
+TOLERANCE = 1e-4
+
+
+def convolution(
+    shape: Sizes, filters: int, kernel: Sizes, op: Convolution, density: float, biased: bool = True
+) -> Graph:
+    """x of a shape (batch, channels, *spatial) by random filters, most of them zero."""
+    s = Sketch()
+    weights = s.random.standard_normal((filters, shape[1] // op.groups, *kernel))
+    weights *= s.random.random(weights.shape) < density
+    bias = [s.weight(filters)] if biased else []
+    return s.finish(s(op, s.input(*shape), s.constant(weights.astype(np.float32)), *bias))
+
+
+def kernels_of(graph: Graph, isa: str) -> list[str]:
+    steps = lower_model(graph, ModelOptions(Target.named(isa))).steps
+    return [step.kernel for step in steps]
+
+
+def random_input(graph: Graph) -> np.ndarray:
+    shape = graph.inputs[0].shape
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def check(graph: Graph, isa: str) -> None:
+    check_graph(graph, [random_input(graph)], Target.named(isa), TOLERANCE)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Graph:
+    w, groups = draw(windows()), draw(st.sampled_from([1, 1, 1, 2]))
+    filters = groups * draw(st.sampled_from([1, 3, 16, 35]))
+    activation, biased = draw(st.sampled_from(Activation)), draw(st.booleans())
+    op = Convolution(w.stride, w.padding, w.dilation, groups, activation=activation)
+    shape = draw(st.integers(1, 2)), groups * draw(st.integers(2, 3)), *w.spatial
+    density = draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    return convolution(shape, filters, w.kernel, op, density, biased)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@given(graph=convolutions())
+@settings(max_examples=15)
+def test_any_window_over_any_image(isa: str, graph: Graph) -> None:
+    check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("density", "name"), [(0.1, "sparse-windows"), (1.0, "dense-windows")])
+@pytest.mark.parametrize(("size", "stride"), [(56, 1), (56, 2), (28, 2), (14, 1), (7, 1)])
+def test_the_layers_of_residual_nets(
+    isa: str, density: float, name: str, size: int, stride: int
+) -> None:
+    op = Convolution((stride,) * 2, (1, 1), (1, 1), activation=Activation.RELU)
+    graph = convolution((1, 20, size, size), 40, (3, 3), op, density)
+    if size > 7 or isa == "avx512":
+        assert kernels_of(graph, isa) == ["padding", f"{name}-{isa}"]
+    check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_tile_in_parts_adds_up(isa: str) -> None:
+    """Sums wait in scratch memory where a tile's code or inputs exceed L1."""
+    op = Convolution((1, 1), (1, 1), (1, 1), activation=Activation.TANH)
+    for biased in (True, False):
+        graph = convolution((2, 130, 9, 9), 37, (3, 3), op, 0.1, biased)
+        *_, last = lower_model(graph, ModelOptions(Target.named(isa))).steps
+        assert last.kernel.startswith("sparse-windows") and last.scratch_bytes > 0
+        check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_signal_and_an_image_with_its_channels_last(isa: str) -> None:
+    check(convolution((1, 3, 3001), 4, (9,), Convolution((2,), (4,), (1,)), 1.0), isa)
+    s = Sketch()
+    x = s(Permute((0, 3, 1, 2)), s.input(1, 20, 33, 3))
+    graph = s.finish(s(Convolution((1, 1), (1, 1), (1, 1)), x, s.weight(4, 3, 3, 3)))
+    assert kernels_of(graph, isa)[0] == "copy"
+    check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_lanes_between_rows_find_no_subnormal_numbers(isa: str) -> None:
+    """They would take a hundred times as long: all of the planes is written, or NaN stays."""
+    graph = convolution((1, 3, 7, 7), 5, (3, 3), Convolution((1, 1), (1, 1), (1, 1)), 1.0)
+    (found,) = run_graph(graph, [random_input(graph)], Target.named(isa))
+    assert np.isfinite(found).all()
+
+
+@st.composite
+def poolings(draw: st.DrawFn) -> Graph:
+    w, kind = draw(windows(2)), draw(st.sampled_from(PoolingKind))
+    assume(all(2 * p <= k for p, k in zip(w.padding, w.kernel, strict=True)))
+    counts = draw(st.booleans())
+    after = draw(st.integers(0, 1)) if counts or kind is PoolingKind.MAX else 0
+    around = tuple((p, p + after) for p in w.padding)
+    op = Pooling(kind, w.kernel, w.stride, around, w.dilation, counts)
+    s = Sketch()
+    return s.finish(s(op, s.input(2, 2, *w.spatial)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@given(graph=poolings())
+@settings(max_examples=15)
+def test_any_pooling(isa: str, graph: Graph) -> None:
+    check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_of_what_is_not_a_number_is_none(isa: str) -> None:
+    s = Sketch()
+    op = Pooling(PoolingKind.MAX, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
+    graph = s.finish(s(op, s.input(1, 1, 20, 40)))
+    assert kernels_of(graph, isa) == [f"pooling-{isa}"]
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        x = random_input(graph)
+        x[0, 0, 5, 11] = x[0, 0, 10:14, 20:24] = value
+        (found,) = run_graph(graph, [x], Target.named(isa))
+        np.testing.assert_array_equal(found, graph.evaluate([x])[0].astype(np.float32))
