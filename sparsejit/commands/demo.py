@@ -149,7 +149,7 @@ def _takes(
     )
     return [
         Take("Recording", "The human speaker.", bundled_recording(), rate),
-        Take("Dense, float32", "The network with all weights, trained as long.", dense, rate),
+        Take("Dense, float32", "The network with all its weights, none pruned.", dense, rate),
         Take("Pruned, float32", spoken, audio, rate),
         Take("Pruned, int8", "The same weights as 8-bit integers.", short, rate),
     ]

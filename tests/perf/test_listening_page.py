@@ -65,11 +65,21 @@ PAGE = ListeningPage(
         Take("Pruned", "Compiled.", tone(880, 0.75, 16_000), 16_000),
     ),
     layers=(layer(f"first {HOSTILE}", 1500.0), layer("second", 500.0)),
-    samplers=(SampleTime("ours", 4.0), SampleTime(f"torch {HOSTILE}", 120.0)),
+    samplers=(
+        SampleTime("ours", 4.0),
+        SampleTime("in int8", 2.5),
+        SampleTime(f"torch {HOSTILE}", 120.0),
+    ),
     timed=f"timed {HOSTILE}",
     sample_rate=RATE,
     density=0.1,
 )
+
+
+def test_others_are_faster_or_slower_than_ours() -> None:
+    text = " ".join(WholePage(PAGE.html()).text)
+    assert re.search(r"faster still: in int8\s+1\.6\W", text)
+    assert re.search(r"as fast as torch .*?\s+30\W", text)
 
 
 @pytest.fixture(scope="module")
