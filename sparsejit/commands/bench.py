@@ -12,7 +12,9 @@ from sparsejit.commands.bench_models import models, peers
 from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.bench_synth import synth
 from sparsejit.commands.console import (
+    JsonFileOption,
     JsonOption,
+    RecordOption,
     check_outputs,
     console,
     error_console,
@@ -29,9 +31,6 @@ ProblemsOption = Annotated[
 ]
 DtypesOption = Annotated[
     list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Also write the JSON that --json prints to this file.")
 ]
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
@@ -52,13 +51,11 @@ def kernels(
     ] = None,
     dtype: DtypesOption = None,
     as_json: JsonOption = False,
-    out: OutOption = None,
+    out: JsonFileOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the kernels chosen automatically on a roofline, PNG.")
     ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append the rows to perf/results/kernels.jsonl.")
-    ] = False,
+    record: RecordOption = False,
 ) -> None:
     """Time kernels for a vector or a batch and every library that does the same, on one core."""
     require("torch", "scipy", "threadpoolctl", "matplotlib")
@@ -106,7 +103,7 @@ def recorded(
 
 
 @bench.command()
-def padding(as_json: JsonOption = False, out: OutOption = None) -> None:
+def padding(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Time loads from L2 by how many lines are read before one is left out."""
     from sparsejit.perf.stride_padding import KILOBYTES, SPACINGS, compare
 
@@ -128,7 +125,7 @@ def threads(
     problem: ProblemsOption = None,
     dtype: DtypesOption = None,
     as_json: JsonOption = False,
-    out: OutOption = None,
+    out: JsonFileOption = None,
 ) -> None:
     """Time layers on one thread and shared among several, and the barrier between these."""
     require("torch", "scipy", "threadpoolctl")
@@ -159,7 +156,7 @@ def check(
         typer.Option("--claim", help="What is claimed: A, speech, ...; repeatable. Default: all."),
     ] = None,
     as_json: JsonOption = False,
-    out: OutOption = None,
+    out: JsonFileOption = None,
 ) -> None:
     """Hold the project's claims of speed to this machine; exit status 1 where one fails."""
     require("torch", "scipy", "threadpoolctl")

@@ -1,13 +1,14 @@
 """`sparsejit bench batch` and `sparsejit bench sweep`: batches beside rivals, and as they grow."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from sparsejit.commands.console import (
+    JsonFileOption,
     JsonOption,
+    RecordOption,
     check_outputs,
     console,
     error_console,
@@ -17,10 +18,6 @@ from sparsejit.commands.console import (
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.target import Target
-
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Also write the JSON that --json prints to this file.")
-]
 
 
 def batch(
@@ -35,10 +32,8 @@ def batch(
         list[str] | None, typer.Option(help="Of ours; repeatable. Default: float32 and int8.")
     ] = None,
     as_json: JsonOption = False,
-    out: OutOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append to perf/results/batch_contest.jsonl.")
-    ] = False,
+    out: JsonFileOption = None,
+    record: RecordOption = False,
 ) -> None:
     """Time batches of layers at 90 % zeros against the best library for pruned weights."""
     require("torch", "scipy", "threadpoolctl", "onnx")
@@ -87,10 +82,8 @@ def sweep(
         bool, typer.Option("--padded", help="Feature-major rows at the pitch that models use.")
     ] = False,
     as_json: JsonOption = False,
-    out: OutOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append the rows to perf/results/batch.jsonl.")
-    ] = False,
+    out: JsonFileOption = None,
+    record: RecordOption = False,
 ) -> None:
     """Time one layer at growing batch sizes, which should cost no larger batch's time."""
     require("torch", "scipy", "threadpoolctl")

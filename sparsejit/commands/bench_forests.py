@@ -8,6 +8,7 @@ from rich.table import Table
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    RecordOption,
     check_outputs,
     console,
     error_console,
@@ -29,9 +30,7 @@ def forests(
     ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append the rows to perf/results/forests.jsonl.")
-    ] = False,
+    record: RecordOption = False,
 ) -> None:
     """Time forests of 100 trees, one row a call and 10,000 in one, with rivals in turn."""
     require("treelite", "sklearn", "lightgbm")

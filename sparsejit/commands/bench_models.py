@@ -8,6 +8,7 @@ from rich.table import Table
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    RecordOption,
     check_outputs,
     console,
     error_console,
@@ -34,9 +35,7 @@ def models(
     ] = 0.1,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append the rows to perf/results/models.jsonl.")
-    ] = False,
+    record: RecordOption = False,
 ) -> None:
     """Time whole models and every engine that runs them, on one core, in turn."""
     require("torch")

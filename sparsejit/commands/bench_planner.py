@@ -8,6 +8,7 @@ import typer
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    RecordOption,
     check_outputs,
     console,
     error_console,
@@ -35,9 +36,7 @@ def planner(
     ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append what was found to perf/results/planner.jsonl.")
-    ] = False,
+    record: RecordOption = False,
 ) -> None:
     """Compare the planner's choice with the fastest of all kernels, on layers of every kind.
 

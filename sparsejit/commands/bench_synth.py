@@ -10,6 +10,7 @@ from rich.table import Table
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    RecordOption,
     check_outputs,
     console,
     error_console,
@@ -46,9 +47,7 @@ def synth(
     peers: Annotated[bool, typer.Option(help="Run libraries, too.")] = True,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Append to perf/results/synth.jsonl.")
-    ] = False,
+    record: RecordOption = False,
 ) -> None:
     """Time networks that make a sample at a time, their parts, and peers, on one core."""
     require("torch", "scipy", "threadpoolctl")

@@ -22,7 +22,10 @@ error_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JsonFileOption = Annotated[
-    Path | None, typer.Option("--out", dir_okay=False, help="Also write the JSON to this file.")
+    Path | None, typer.Option("--out", help="Also write the JSON that --json prints to this file.")
+]
+RecordOption = Annotated[
+    bool, typer.Option("--record", help="Append the rows to the recordings in perf/results.")
 ]
 
 

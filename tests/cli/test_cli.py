@@ -169,11 +169,10 @@ def test_outputs_are_checked_before_the_work(
     monkeypatch.setattr(module, work, lambda *_: pytest.fail("worked for nothing"))
     (tmp_path / "file").write_text("")
     command = module.__name__.rpartition(".")[2]
-    for out in (tmp_path / "file/x.json", Path("/proc/x.json"), Path("/dev/null")):
+    for out in (tmp_path / "file/x.json", tmp_path, Path("/proc/x.json"), Path("/dev/null")):
         result = CliRunner().invoke(cli.app, [command, "--out", str(out)])
         assert isinstance(result.exception, InvalidInput)
         assert str(result.exception).startswith(f"{str(out)!r} cannot be written: ")
-    assert CliRunner().invoke(cli.app, [command, "--out", str(tmp_path)]).exit_code == 2
 
 
 @pytest.mark.usefixtures("rates_given")
