@@ -31,6 +31,17 @@ class Ran:
     status: int
 
 
+def kernels_of(graph: Graph, isa: str) -> list[str]:
+    """Those that a graph is lowered to, in order."""
+    return [step.kernel for step in lower_model(graph, ModelOptions(Target.named(isa))).steps]
+
+
+def random_input(graph: Graph) -> Array:
+    """For its first input, the same at every call."""
+    shape = graph.inputs[0].shape
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
 def run_graph(graph: Graph, inputs: Sequence[Array], target: Target) -> list[Array]:
     """The outputs of a graph's native function for one tile."""
     each = [array[None] for array in inputs]

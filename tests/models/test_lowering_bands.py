@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from native import ISAS, check_graph
+from native import ISAS, check_graph, kernels_of
 from sketch import Sketch
 
 from sparsejit.ir.graph import Graph, Node, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering import bands
-from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.context import Lowering
 from sparsejit.machine.target import Target
 
 
@@ -46,10 +45,6 @@ def use_bands(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         return bands.cut_rows(chain[-1].output.shape[2], count) if len(chain) > 1 else []
 
     monkeypatch.setattr(bands, "_bands", cut)
-
-
-def kernels_of(graph: Graph, isa: str) -> list[str]:
-    return [step.kernel for step in lower_model(graph, ModelOptions(Target.named(isa))).steps]
 
 
 @pytest.mark.parametrize("isa", ISAS)

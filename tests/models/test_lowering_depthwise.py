@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph, run_graph
+from native import ISAS, check_graph, kernels_of, random_input, run_graph
 from sketch import Sketch
 from window_cases import Sizes, windows
 
@@ -12,8 +12,6 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.views import Permute, Slice
 from sparsejit.ir.spec import Activation
-from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 
 
@@ -24,16 +22,6 @@ def depthwise(
     s, filters = Sketch(), shape[1] * multiplier
     bias = [s.weight(filters)] if biased else []
     return s.finish(s(op, s.input(*shape), s.weight(filters, 1, *kernel), *bias))
-
-
-def kernels_of(graph: Graph, isa: str) -> list[str]:
-    steps = lower_model(graph, ModelOptions(Target.named(isa))).steps
-    return [step.kernel for step in steps]
-
-
-def random_input(graph: Graph) -> np.ndarray:
-    shape = graph.inputs[0].shape
-    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
 def check(graph: Graph, isa: str) -> None:

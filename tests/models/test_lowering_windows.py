@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph, run_graph
+from native import ISAS, check_graph, kernels_of, random_input, run_graph
 from sketch import Sketch
 from window_cases import Sizes, windows
 
@@ -28,16 +28,6 @@ def convolution(
     weights *= s.random.random(weights.shape) < density
     bias = [s.weight(filters)] if biased else []
     return s.finish(s(op, s.input(*shape), s.constant(weights.astype(np.float32)), *bias))
-
-
-def kernels_of(graph: Graph, isa: str) -> list[str]:
-    steps = lower_model(graph, ModelOptions(Target.named(isa))).steps
-    return [step.kernel for step in steps]
-
-
-def random_input(graph: Graph) -> np.ndarray:
-    shape = graph.inputs[0].shape
-    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
 def check(graph: Graph, isa: str) -> None:
