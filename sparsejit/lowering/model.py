@@ -158,10 +158,7 @@ class ModelCode:
             self._probe(asm, number + 1, end)
         asm.bind(end)
         self._advance(asm)
-        asm.emit("mov", rax, self.tiles)
-        asm.emit("sub", rax, 1)
-        asm.emit("mov", self.tiles, rax)
-        asm.jump("jnz", again)
+        self._repeat(asm, again)
         asm.bind(done)
         asm.emit("mov", rax, self.status)
         pop(asm, SAVED)
@@ -182,6 +179,13 @@ class ModelCode:
             table, place = (rdi, number) if number < inputs else (rsi, number - inputs)
             asm.emit("mov", rax, Memory(table, POINTER * place))
             asm.emit("mov", Memory(WORKSPACE, POINTER * number), rax)
+
+    def _repeat(self, asm: Assembler, again: Label) -> None:
+        """Count a turn; begin the next where one is left. Clobbers rax."""
+        asm.emit("mov", rax, self.tiles)
+        asm.emit("sub", rax, 1)
+        asm.emit("mov", self.tiles, rax)
+        asm.jump("jnz", again)
 
     def _advance(self, asm: Assembler) -> None:
         """Move inputs and outputs on by a tile."""

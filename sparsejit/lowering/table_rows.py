@@ -111,10 +111,10 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
     count, features = len(node.inputs) // 2, node.output.shape[0]
     if count > MOST_TABLES:
         raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
-    tables = StoredTables.of(low, node)
     if count <= len(GATE_ROWS) and only_gates_read(low, node):
         low.sums_for_gates[node.output] = node
         return
+    tables = StoredTables.of(low, node)
 
     def emit(asm: Assembler, at: Locations) -> None:
         push(asm, (rbx,))

@@ -20,6 +20,7 @@ import numpy as np
 from .features import (
     FFT_LENGTH,
     HOP_LENGTH,
+    N_MELS,
     WINDOW_LENGTH,
     DoubleArray,
     FloatArray,
@@ -53,7 +54,7 @@ class PostFilter:
     def __init__(self) -> None:
         # From the first sample of the next frame's window; the first window begins in silence.
         self._samples = np.zeros(_BEFORE, np.float32)
-        self._mel = np.empty((0, 0), np.float32)
+        self._mel = np.empty((0, N_MELS), np.float32)
         self._sum = np.zeros(WINDOW_LENGTH - HOP_LENGTH)
         self._weight = np.zeros(WINDOW_LENGTH - HOP_LENGTH)
         self._to_drop, self._to_give = _BEFORE, 0
@@ -61,7 +62,7 @@ class PostFilter:
     def push(self, mel: FloatArray, samples: FloatArray) -> Iterator[FloatArray]:
         """The samples that are final once these have been drawn."""
         self._to_give += len(samples)
-        self._mel = np.concatenate([self._mel, mel.T]) if self._mel.size else mel.T
+        self._mel = np.concatenate([self._mel, mel.T])
         self._samples = np.concatenate([self._samples, samples])
         yield from self._filter()
 
