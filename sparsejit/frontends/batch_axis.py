@@ -5,6 +5,7 @@ The batch is followed from axis 0 of every input through every operator to axis 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,22 @@ from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 PROBES = (101, 103)
 # Where an axis has one element, one view may do for another, or none.
 _VIEWS = (Reshape, Permute, Expand, Slice)
+
+
+def why_fixed(
+    graph_of: Callable[[int], Graph], example_batch: int | None
+) -> tuple[str, Graph]:
+    """Why a model's batch cannot be of any size, or nothing, and its graph for the first probe.
+
+    `graph_of` makes the graph for a batch of that size; it is asked for each size once.
+    """
+    few, many = (graph_of(batch) for batch in PROBES)
+    if why := why_not_free(few, many):
+        return why, few
+    for size in sorted({1, example_batch or 1}):
+        if why := why_not_alike(few, graph_of(size), size):
+            return f"the model computes otherwise for a batch of {size}: {why}", few
+    return "", few
 
 
 def why_not_free(few: Graph, many: Graph) -> str:

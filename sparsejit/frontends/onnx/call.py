@@ -9,11 +9,18 @@ import numpy as np
 
 from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.torch_export.writing import Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.graph import Array, Element, Value
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+# What graphs hold, by the kind of a numpy dtype.
+ELEMENTS = {
+    "b": Element.BOOL,
+    "i": Element.INT64,
+    "u": Element.INT64,
+    "f": Element.FLOAT32,
+}
 # A value of the graph, or an array that is known now; None where an operand was left out.
 Operand = Value | Array | None
 
@@ -96,9 +103,6 @@ class Call:
 
 def plain(array: Array) -> Array:
     """An array in a dtype that graphs hold: floats as float32, integers as int64."""
-    kinds = {"f": np.float32, "i": np.int64, "u": np.int64}
-    if array.dtype.kind == "b":
-        return array
-    if array.dtype.kind not in kinds and "float" not in array.dtype.name:
+    if array.dtype.kind not in ELEMENTS and "float" not in array.dtype.name:
         raise Unmapped(f"has the dtype {array.dtype}")
-    return np.asarray(array, kinds.get(array.dtype.kind, np.float32))
+    return np.asarray(array, ELEMENTS.get(array.dtype.kind, Element.FLOAT32).value)

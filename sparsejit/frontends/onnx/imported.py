@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
-from sparsejit.frontends.batch_axis import PROBES, why_not_alike, why_not_free
+from sparsejit.frontends.batch_axis import why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.frontends.onnx.interpreting import graph_of
 from sparsejit.frontends.onnx.reading import is_onnx, opset_of, read_model
@@ -67,7 +67,9 @@ class ImportedModel:
 
     def graph(self, batch: int | None = None) -> Graph:
         """With that batch, by default the example's."""
-        return self._example if batch is None else self._graph(batch)
+        if batch is None or batch == self.example_batch:
+            return self._example
+        return self._graph(batch)
 
     def _graph(self, batch: int | None) -> Graph:
         shapes = {
@@ -85,13 +87,7 @@ class ImportedModel:
                 return f"axis 0 of input {name} is {declared[0]} in the file"
         if len({shape[0] for shape in self._shapes.values()}) != 1:
             return "axis 0 of its inputs differs"
-        few, many = (self._graph(batch) for batch in PROBES)
-        if why := why_not_free(few, many):
-            return why
-        for size in (1, self.example_batch):
-            if size and (why := why_not_alike(few, self._graph(size), size)):
-                return f"the model computes otherwise for a batch of {size}: {why}"
-        return ""
+        return why_fixed(self.graph, self.example_batch)[0]
 
 
 def _declared(value: Any) -> Shape:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.onnx.call import Call, Operand, plain
+from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
 from sparsejit.frontends.onnx.operators.quantisation import note_stored
 from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.onnx.table import OPERATORS
@@ -65,10 +65,9 @@ def _element(value: Any) -> Element:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     dtype = tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-    kinds = {"b": Element.BOOL, "i": Element.INT64, "u": Element.INT64, "f": Element.FLOAT32}
-    if dtype.kind not in kinds:
+    if dtype.kind not in ELEMENTS:
         raise InvalidInput(f"input {value.name} has {dtype}; give float32, int64, int32 or bool")
-    return kinds[dtype.kind]
+    return ELEMENTS[dtype.kind]
 
 
 class NodeInterpreter:

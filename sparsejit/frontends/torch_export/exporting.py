@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import nesting
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.batch_axis import PROBES, why_not_alike, why_not_free
+from sparsejit.frontends.batch_axis import why_fixed, why_not_alike
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
@@ -129,14 +129,10 @@ class Exported:
         """Why the batch is not free, from the graphs of two batches."""
         if self._symbol is None:
             return "it was exported for one batch"
-        few, many = (self._graph(batch) for batch in PROBES)
-        if why := why_not_free(few, many):
-            return why
-        for size in (1, self.example_batch):
-            if size and (why := why_not_alike(few, self._graph(size), size)):
-                return f"the model computes otherwise for a batch of {size}: {why}"
-        self._probe = few
-        return ""
+        why, probe = why_fixed(self._graph, self.example_batch)
+        if not why:
+            self._probe = probe
+        return why
 
 
 class _Tensor:

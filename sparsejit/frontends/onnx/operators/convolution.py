@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators import arranging, convolution, reductions
+from sparsejit.frontends.torch_export.operators import (
+    arranging,
+    convolution,
+    pooling,
+    reductions,
+)
 from sparsejit.frontends.torch_export.writing import Unmapped, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
@@ -81,9 +86,10 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
         strides = tuple(call.attribute("strides") or [1] * len(kernel))
         spans = tuple(call.attribute("dilations") or [1] * len(kernel))
         widths = _around(call, x.shape[2:], kernel)
-        geometry = list(zip(x.shape[2:], kernel, strides, spans, widths, strict=True))
         if call.attribute("ceil_mode", 0):
-            widths = [_rounded_up(*axis) for axis in geometry]
+            geometry = zip(x.shape[2:], kernel, strides, widths, spans, strict=True)
+            more = [pooling.beyond_the_end(*axis) for axis in geometry]
+            widths = [(first, last + n) for (first, last), n in zip(widths, more, strict=True)]
         counts = bool(call.attribute("count_include_pad", 0)) or not any(map(any, widths))
         if kind is PoolingKind.AVERAGE and counts and call.attribute("ceil_mode", 0) and any(
             map(any, widths)
@@ -93,19 +99,6 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
         return (result, None) if call.outputs > 1 else result
 
     return mapping
-
-
-def _rounded_up(
-    length: int, kernel: int, stride: int, dilation: int, widths: tuple[int, int]
-) -> tuple[int, int]:
-    """Padding with room for a last window, which must begin inside or in the first padding."""
-    before, after = widths
-    reach = dilation * (kernel - 1) + 1
-    span = length + before + after
-    windows = -(-(span - reach) // stride) + 1
-    if (windows - 1) * stride >= length + before:
-        windows -= 1
-    return before, after + max((windows - 1) * stride + reach - span, 0)
 
 
 def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Value]:

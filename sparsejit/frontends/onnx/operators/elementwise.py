@@ -6,9 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-import numpy as np
-
-from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.call import ELEMENTS, Call
 from sparsejit.frontends.torch_export.operators import activations, pointwise
 from sparsejit.frontends.torch_export.writing import Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
@@ -76,14 +74,10 @@ def cast(write: Writer, call: Call) -> Value:
     """To the graph's element for a dtype; floats to whole numbers towards zero."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    return _cast(write, call.value(write, 0), tensor_dtype_to_np_dtype(call.attribute("to")))
-
-
-def _cast(write: Writer, x: Value, dtype: np.dtype[Any]) -> Value:
-    kinds = {"b": Element.BOOL, "i": Element.INT64, "u": Element.INT64, "f": Element.FLOAT32}
-    if dtype.kind not in kinds:
+    dtype = tensor_dtype_to_np_dtype(call.attribute("to"))
+    if dtype.kind not in ELEMENTS:
         raise Unmapped(f"to {dtype}")
-    return write.cast(x, kinds[dtype.kind])
+    return write.cast(call.value(write, 0), ELEMENTS[dtype.kind])
 
 
 def cast_like(write: Writer, call: Call) -> Value:

@@ -38,7 +38,8 @@ def layer(write: Writer, call: Call) -> tuple[Value, ...]:
     reverses = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
     every, last = [], []
     for way, reverse in enumerate(reverses):
-        states = [_state(write, call, 5 + n, way, batch_first, sequence) for n in _numbers(cell)]
+        places = range(5, 5 + cell.states)
+        states = [_state(write, call, place, way, batch_first, sequence) for place in places]
         weights = _weights(write, call, cell, way)
         h, *final = one_layer(write, Recurrence(cell, reverse), sequence, states, weights)
         every.append(reshaped(write, h, (h.shape[0], 1, *h.shape[1:])))
@@ -73,10 +74,6 @@ def _cell(call: Call) -> RecurrentCell:
     if call.attribute("input_forget", 0):
         raise Unmapped("couples its input and forget gates")
     return RecurrentCell.LSTM
-
-
-def _numbers(cell: RecurrentCell) -> range:
-    return range(cell.states)
 
 
 def _require_whole_sequences(call: Call, time: int) -> None:

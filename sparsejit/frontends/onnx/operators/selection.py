@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators import arranging, selection
+from sparsejit.frontends.torch_export.operators import arranging, pooling, selection
 from sparsejit.frontends.torch_export.writing import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
-from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.types import axis_of
 
 # What says how a Resize computes positions, for the package's own reference.
@@ -100,9 +99,8 @@ def _positions(call: Call, length: int, scale: float | None, size: int | None) -
 def _resized(write: Writer, x: Value, axis: int, positions: Array) -> Value:
     is_choice = np.all((positions == 0) | (positions == 1)) and np.all(positions.sum(axis=1) == 1)
     if is_choice:
-        return selection.taken(write, x, axis, positions.argmax(axis=1))
-    rows = arranging.moved(write, x, axis, -1)
-    return arranging.moved(write, write.one(Linear(), rows, positions), -1, axis)
+        return pooling.picked(write, x, axis, positions.argmax(axis=1))
+    return pooling.weighed(write, x, axis, positions)
 
 
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {

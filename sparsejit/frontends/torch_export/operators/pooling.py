@@ -45,8 +45,9 @@ def pooled(
     steps = each_axis(stride, rank) if stride or stride == 0 else kernel
     steps = steps or kernel
     around, spans = each_axis(padding, rank), each_axis(dilation, rank)
-    geometry = zip(value.shape[-rank:], kernel, steps, around, spans, strict=True)
-    extra = [_beyond(*axis) if ceil_mode else 0 for axis in geometry]
+    pairs = [(p, p) for p in around]
+    geometry = zip(value.shape[-rank:], kernel, steps, pairs, spans, strict=True)
+    extra = [beyond_the_end(*axis) if ceil_mode else 0 for axis in geometry]
     if any(extra) and kind is PoolingKind.AVERAGE and counts_padding:
         raise Unmapped("ceil_mode, which counts padding differently at the end")
     widths = tuple((p, p + more) for p, more in zip(around, extra, strict=True))
@@ -57,14 +58,19 @@ def pooled(
     return reshaped(write, result, result.shape[1:])
 
 
-def _beyond(length: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Padding at the end for the last window, which must begin inside or in the first padding."""
+def beyond_the_end(
+    length: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int
+) -> int:
+    """Padding behind `padding` (before, after) that lets the number of windows round up.
+
+    The last window must begin inside or in the first padding.
+    """
     reach = dilation * (kernel - 1) + 1
-    span = length + 2 * padding - reach
-    windows = -(-span // stride) + 1
-    if (windows - 1) * stride >= length + padding:
+    whole = length + sum(padding)
+    windows = -(-(whole - reach) // stride) + 1
+    if (windows - 1) * stride >= length + padding[0]:
         windows -= 1
-    return max((windows - 1) * stride + reach - (length + 2 * padding), 0)
+    return max((windows - 1) * stride + reach - whole, 0)
 
 
 def max_pool(rank: int) -> Callable[..., Value]:
@@ -171,7 +177,7 @@ def nearest(rank: int) -> Callable[..., Value]:
             size = int(length * factor) if factor and not output_size else output_size[number]
             ratio = 1.0 / factor if factor else length / size
             places = np.minimum(np.floor(np.arange(size) * np.float32(ratio)), length - 1)
-            value = _nearest_axis(write, value, axis, places.astype(np.int64))
+            value = picked(write, value, axis, places.astype(np.int64))
         return value
 
     return mapping
@@ -189,8 +195,7 @@ def resampled(mode: str) -> Callable[..., Value]:
             factor = factors[number] if factors else None
             size = output_size[number] if output_size else None
             weights = _weights(value.shape[2 + number], size, factor, mode, align_corners)
-            rows = moved(write, value, 2 + number, -1)
-            value = moved(write, write.one(Linear(), rows, weights), -1, 2 + number)
+            value = weighed(write, value, 2 + number, weights)
         return value
 
     return mapping
@@ -206,7 +211,14 @@ def _weights(length: int, size: int | None, factor: float | None, mode: str, ali
     return np.asarray(made.reshape(length, -1).T.contiguous().numpy())
 
 
-def _nearest_axis(write: Writer, x: Value, axis: int, places: Any) -> Value:
+def weighed(write: Writer, x: Value, axis: int, weights: Array) -> Value:
+    """An axis by weights (new length, length): what each new position takes of each old one."""
+    rows = moved(write, x, axis, -1)
+    return moved(write, write.one(Linear(), rows, weights), -1, axis)
+
+
+def picked(write: Writer, x: Value, axis: int, places: Array) -> Value:
+    """Known places of an axis; where each stands as often in a row, by repeating."""
     length = x.shape[axis]
     if len(places) % length == 0:
         times = len(places) // length
