@@ -8,7 +8,7 @@ border differ in what exists of their input.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +28,17 @@ class Axis:
     def coordinate(self, position: int, tap: int) -> int:
         """The element that a tap meets at a position; one of the padding where there is none."""
         return position * self.stride + tap * self.dilation - self.padding
+
+    def part(self, first: int, end: int) -> tuple["Axis", int, int]:
+        """Positions from the first to before the end, over those elements alone that they meet.
+
+        Also the first of these elements, and the end.
+        """
+        start = max(0, self.coordinate(first, 0))
+        stop = min(self.size, self.coordinate(end - 1, self.kernel - 1) + 1)
+        padding = start - self.coordinate(first, 0)
+        own = replace(self, size=stop - start, positions=end - first, padding=padding)
+        return own, start, stop
 
     def exists(self, coordinate: int) -> bool:
         """Whether a coordinate is an element, not padding."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -22,7 +22,7 @@ from sparsejit.frontends.nesting import unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.lowering.context import ModelOptions, Progress
-from sparsejit.lowering.tiles import samples_a_tile
+from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
 
@@ -150,9 +150,10 @@ class _Compiler:
             graph = exported.graph(None)
             return exported, make_variant(graph, self.options, self.dtype, None, name, progress)
         batch = exported.example_batch or 1
-        tile = samples_a_tile(exported.graph(1), batch)
+        tile, shared = batch_tiles(exported.graph(1), batch, self.options.threads)
+        options = replace(self.options, shares_tiles=shared)
         graph = exported.graph(tile)
-        return exported, make_variant(graph, self.options, self.dtype, tile, name, progress)
+        return exported, make_variant(graph, options, self.dtype, tile, name, progress)
 
     def _graphs(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from sparsejit.frontends.forests import LIBRARIES
 from sparsejit.frontends.sklearn import graph_of_estimator
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
-from sparsejit.lowering.tiles import samples_a_tile
+from sparsejit.lowering.tiles import batch_tiles
 
 
 class Estimator(Protocol):
@@ -62,10 +62,12 @@ class CompiledEstimator:
         self.classes_: Array | None = getattr(estimator, "classes_", None)
         self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
         batch = 1 if example is None else len(self._checked(example))
-        self.tile = samples_a_tile(next(iter(single.values())), max(batch, 1))
+        threads = options.threads
+        self.tile, shared = batch_tiles(next(iter(single.values())), max(batch, 1), threads)
         graphs = single if self.tile == 1 else graph_of_estimator(estimator, self.tile)
         self._graphs: Mapping[str, Graph] = graphs
-        self._options, self._dtypes, self._progress = options, dtypes, progress
+        self._options = replace(options, shares_tiles=shared)
+        self._dtypes, self._progress = dtypes, progress
         self._variants: dict[str, Variant] = {}
         self._lock = threading.Lock()
 

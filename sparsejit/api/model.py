@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.model_export import exported_model
-from sparsejit.api.model_file import KIND, ModelSource, model_to_data, read_model
+from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data, read_model
 from sparsejit.api.model_report import ModelReport, measured_times, report_of
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.statistics import statistics_of
@@ -166,7 +167,8 @@ class CompiledModel:
 
     def _source(self) -> ModelSource:
         """What it is made from."""
-        graphs = [(variant.graph, variant.tile) for variant in tuple(self._variants.values())]
+        variants = tuple(self._variants.values())
+        graphs = [SavedGraph(v.graph, v.tile, v.options.shares_tiles) for v in variants]
         name = self._first.program.name
         return ModelSource(name, self._settings, self._input_nest, self._output_nest, graphs)
 
@@ -192,7 +194,8 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     options = source.settings.resolved()
     try:
         variants = [
-            lowered_variant(graph, options, tile, source.name) for graph, tile in source.graphs
+            lowered_variant(graph, replace(options, shares_tiles=shared), tile, source.name)
+            for graph, tile, shared in source.graphs
         ]
     except _REFUSALS as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error

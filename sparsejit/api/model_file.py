@@ -10,7 +10,7 @@ A variant is the model for inputs of certain shapes; tile 0 says that its batch 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsejit.api.options import ModelSettings
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
@@ -27,15 +27,23 @@ _RECORDS = RecordCodec((ModelSettings, Target))
 _NAMES = ("native", *ISA_LEVELS)
 
 
+class SavedGraph(NamedTuple):
+    """A graph after all passes, its tile or None, and whether threads take turns with tiles."""
+
+    graph: Graph
+    tile: int | None
+    shares_tiles: bool
+
+
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """All that a model is made from: graphs after all passes, each with its tile or None."""
+    """All that a model is made from."""
 
     name: str
     settings: ModelSettings
     input_nest: Nest
     output_nest: Nest
-    graphs: Sequence[tuple[Graph, int | None]]
+    graphs: Sequence[SavedGraph]
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
@@ -43,14 +51,16 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     pool: dict[tuple[str, tuple[int, ...], bytes], int] = {}
     tensors: Tensors = {}
     variants = []
-    for graph, tile in source.graphs:
+    for graph, tile, shared in source.graphs:
         described, arrays = graph_to_data(graph)
         numbers = {}
         for name, array in arrays.items():
             key = array.dtype.name, array.shape, array.tobytes()
             numbers[name] = pool.setdefault(key, len(pool))
             tensors.setdefault(str(numbers[name]), array)
-        variants.append({"tile": tile or 0, "graph": described, "tensors": numbers})
+        variants.append(
+            {"tile": tile or 0, "shared": shared, "graph": described, "tensors": numbers}
+        )
     header = {
         "name": source.name,
         "settings": _RECORDS.encode(source.settings),
@@ -83,23 +93,25 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
 
 def _variant_from_data(
     data: Any, tensors: Mapping[str, Array], used: set[str]
-) -> tuple[Graph, int | None]:
+) -> SavedGraph:
     """Adds the tensors that it reads to those used."""
-    tile, described, numbers = fields_of(data, tile=int, graph=dict, tensors=dict)
+    tile, shared, described, numbers = fields_of(
+        data, tile=int, shared=bool, graph=dict, tensors=dict
+    )
     own = {name: str(number) for name, number in numbers.items()}
     missing = set(own.values()) - tensors.keys()
-    if tile < 0 or missing:
+    if tile < shared or missing:
         raise DamagedFile(f"has a graph of tile {tile} that lacks tensors {sorted(missing)}")
     used.update(own.values())
     graph = graph_from_data(described, {name: tensors[each] for name, each in own.items()})
-    return graph, tile or None
+    return SavedGraph(graph, tile or None, shared)
 
 
-def _check_interfaces(graphs: Sequence[tuple[Graph, int | None]], given: Nest, made: Nest) -> None:
+def _check_interfaces(graphs: Sequence[SavedGraph], given: Nest, made: Nest) -> None:
     """Raises DamagedFile unless all graphs take and make what the nests hold, a tile at a time."""
     shapes = set()
     kinds = set()
-    for graph, tile in graphs:
+    for graph, tile, _ in graphs:
         if (len(graph.inputs), len(graph.outputs)) != (_tensors_in(given), _tensors_in(made)):
             raise DamagedFile("has a graph of other inputs or outputs than the model's")
         types = [value.type for value in (*graph.inputs, *graph.outputs)]

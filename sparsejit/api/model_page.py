@@ -45,11 +45,12 @@ def page_style() -> str:
 
 
 def as_text(report: ModelReport) -> str:
-    """The facts, then one line a kernel."""
+    """The facts, then one line a kernel, then who runs what."""
     rows = [[heading for heading, _ in _COLUMNS]]
     rows += [[cell(layer) for _, cell in _COLUMNS] for layer in report.layers]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join([*_facts(report), *(_line(row, widths) for row in rows)])
+    lines = (_line(row, widths) for row in rows)
+    return "\n".join([*_facts(report), *lines, *report.schedule])
 
 
 def _line(row: list[str], widths: list[int]) -> str:
@@ -65,7 +66,13 @@ def as_table(report: ModelReport) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text("\n".join(_facts(report))), title_justify="left")
+    caption = Text("\n".join(report.schedule))
+    table = Table(
+        title=Text("\n".join(_facts(report))),
+        title_justify="left",
+        caption=caption if report.schedule else None,
+        caption_justify="left",
+    )
     for number, (heading, _) in enumerate(_COLUMNS):
         is_text = number < _TEXT_COLUMNS or number == len(_COLUMNS) - 1
         table.add_column(heading, justify="left" if is_text else "right")
@@ -87,8 +94,15 @@ def as_page(report: ModelReport) -> str:
         f"<style>{page_style()}{_BARS}</style></head>"
         f"<body><h1>Where the time goes</h1><ul>{facts}</ul>"
         f'<div class="bar">{"".join(map(_segment, enumerate(report.layers)))}</div>'
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></body></html>\n"
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"{_schedule(report)}</body></html>\n"
     )
+
+
+def _schedule(report: ModelReport) -> str:
+    """Which thread runs what, where there are several."""
+    lines = escape("\n".join(report.schedule))
+    return f"<h2>Who runs what</h2><pre>{lines}</pre>" if lines else ""
 
 
 def _segment(numbered: tuple[int, LayerReport]) -> str:

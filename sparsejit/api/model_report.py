@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparsejit.api.schedule_text import schedule_lines
 from sparsejit.api.variant import Variant
 from sparsejit.ir.graph import Array, Element, Graph, Origin, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
@@ -51,12 +52,16 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All kernels in order, and the whole as it was measured without time stamps in it."""
+    """All kernels in order, and the whole as it was measured without time stamps in it.
+
+    `schedule` draws which thread runs what, a line each; empty for one thread.
+    """
 
     layers: tuple[LayerReport, ...]
     whole_ns: float | None
     samples: int
     facts: dict[str, Any]
+    schedule: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; `model` holds `CompiledModel.stats`."""
@@ -64,6 +69,7 @@ class ModelReport:
             "layers": [asdict(layer) for layer in self.layers],
             "whole_ns": self.whole_ns,
             "samples": self.samples,
+            "schedule": list(self.schedule),
             "model": self.facts,
         }
 
@@ -93,7 +99,8 @@ def report_of(variant: Variant, facts: dict[str, Any], measure: bool) -> ModelRe
         layers.append(_call(times.call, sum(times.steps) + times.call))
     facts = {**facts, "rates": target.core.origin, "processor": target.model}
     whole = None if times is None else times.whole
-    return ModelReport(tuple(layers), whole, variant.tile or 1, facts)
+    schedule = tuple(schedule_lines(variant))
+    return ModelReport(tuple(layers), whole, variant.tile or 1, facts, schedule)
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:
@@ -181,16 +188,31 @@ def _call(ns: float, total: float) -> LayerReport:
 
 
 def measured_times(variant: Variant) -> StepTimes:
-    """Runs the model on random inputs for about a second, pinned to one core."""
+    """Runs the model on random inputs for about a second, the caller's thread pinned to one core.
+
+    The time of a wave that threads share is divided among its steps as predicted.
+    """
     arrays = example_arrays(variant.graph)
     timer = ModelTimer(variant.program.memory, variant.workspace_bytes, arrays)
     lowered = variant.lowered_again()
-    prefixes = wants_prefixes(timer.whole_ns(), len(lowered.steps))
+    prefixes = wants_prefixes(timer.whole_ns(), len(lowered.waves))
     probe = (PrefixProbe if prefixes else StampProbe)(lowered.probe_offset)
     program = build_model(lowered, f"{variant.program.name}-timed", probe)
-    size, first, steps = lowered.workspace_bytes, lowered.probe_offset, len(lowered.steps)
-    function = ProbedFunction(program.memory, size, first, steps)
-    return timer.by_prefixes(function) if prefixes else timer.by_stamps(function)
+    size, first, waves = lowered.workspace_bytes, lowered.probe_offset, len(lowered.waves)
+    function = ProbedFunction(program.memory, size, first, waves)
+    times = timer.by_prefixes(function) if prefixes else timer.by_stamps(function)
+    return replace(times, steps=_by_step(variant, times.steps))
+
+
+def _by_step(variant: Variant, wave_ns: list[float]) -> list[float]:
+    """Times of steps from those of waves."""
+    times = [0.0] * len(variant.steps)
+    for wave, ns in zip(variant.waves, wave_ns, strict=True):
+        predicted = sum(each.step.ns for each in wave.steps)
+        for number, step in wave.steps:
+            share = step.ns / predicted if predicted else 1 / len(wave.steps)
+            times[number] += ns * share
+    return times
 
 
 def example_arrays(graph: Graph) -> tuple[list[Array], list[Array]]:

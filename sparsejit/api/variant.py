@@ -10,7 +10,15 @@ from sparsejit.ir.graph import Graph, Value
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.memory_plan import MemoryPlan
-from sparsejit.lowering.model import LoweredModel, build_model, lower_model, without_code
+from sparsejit.lowering.model import (
+    LoweredModel,
+    build_model,
+    lower_model,
+    waves_without_code,
+    without_code,
+)
+from sparsejit.lowering.schedule import Wave
+from sparsejit.lowering.shared_tiles import build_shared_tiles
 from sparsejit.lowering.step import Step
 from sparsejit.passes.default import run_passes
 from sparsejit.runtime.model_call import ModelCall
@@ -25,13 +33,15 @@ class Variant:
     """One native function of a model.
 
     `graph` is what was lowered, after all passes; where the batch is free, of `tile` samples.
-    `steps` are the record of its kernels in order, `call` calls it with numpy arrays.
+    `steps` are the record of its kernels in order, `waves` that of which thread runs them when;
+    `call` calls it with numpy arrays.
     """
 
     graph: Graph
     options: ModelOptions
     tile: int | None
     steps: tuple[Step, ...]
+    waves: tuple[Wave, ...]
     memory: MemoryPlan
     workspace_bytes: int
     program: Program
@@ -70,12 +80,12 @@ def lowered_variant(
     started = time.perf_counter()
     lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
     progress("writing the code", 0.7)
-    program = build_model(lowered, name)
+    program = (build_shared_tiles if options.shares_tiles else build_model)(lowered, name)
     call = ModelCall(
         program.memory,
         [_array_type(value, tile) for value in final.inputs],
         [_array_type(value, tile) for value in final.outputs],
-        lowered.workspace_bytes,
+        lowered.call_bytes,
         tile,
     )
     progress("done", 1.0)
@@ -84,8 +94,9 @@ def lowered_variant(
         options,
         tile,
         without_code(lowered.steps),
+        waves_without_code(lowered.waves),
         lowered.memory,
-        lowered.workspace_bytes,
+        lowered.call_bytes,
         program,
         call,
         1e3 * (time.perf_counter() - started),

@@ -29,6 +29,7 @@ from sparsejit.lowering.depthwise import (
 )
 from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.products import product_step
+from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.storage import View
 from sparsejit.lowering.windows import padded_image, window_steps
 
@@ -53,7 +54,7 @@ def lower_bands(low: Lowering, node: Node) -> bool:
     if len(chain) < 2 or len(bands) < 2:
         return False
     x, y = with_whole_rows(low, node), low.result(chain[-1].output, has_whole_rows)
-    for band in bands:
+    for band in _thread_by_thread(bands, low.options.threads_a_tile):
         image, known = x, Band(0, x.shape[2])
         for one, wanted in zip(chain, _needed(chain, band), strict=True):
             last = one is chain[-1]
@@ -103,21 +104,26 @@ def _kind(low: Lowering, node: Node) -> str | None:
 
 
 def _bands(low: Lowering, chain: list[Node]) -> list[Band]:
-    """As few as keep what lies between two convolutions near."""
+    """As few as keep what lies between two convolutions near; as many for each thread."""
     if len(chain) < 2:
         return []
-    rows = chain[-1].output.shape[2]
-    for count in range(1, min(rows, _MOST_BANDS) + 1):
+    rows, threads = chain[-1].output.shape[2], low.options.threads_a_tile
+    for count in range(threads, min(rows, _MOST_BANDS) + 1, threads):
         bands = cut_rows(rows, count)
         if max(map(partial(_live_bytes, chain), bands)) <= _NEAR * low.target.l2_bytes:
             return bands
     return []
 
 
+def _thread_by_thread(bands: list[Band], threads: int) -> list[Band]:
+    """The first of each thread, then the second, so that a thread's bands lie side by side."""
+    each = len(bands) // threads
+    return [band for first in range(each) for band in bands[first::each]]
+
+
 def cut_rows(rows: int, count: int) -> list[Band]:
     """As equal as can be."""
-    parts = np.array_split(np.arange(rows), count)
-    return [Band(int(part[0]), int(part[-1]) + 1) for part in parts]
+    return [Band(*part) for part in cut(rows, count)]
 
 
 def _live_bytes(chain: list[Node], band: Band) -> int:
@@ -140,9 +146,8 @@ def _needed(chain: list[Node], band: Band) -> list[Band]:
 
 def _met(rows: Axis, band: Band) -> Band:
     """The rows of the input that meet those of the output."""
-    first = rows.coordinate(band.first, 0)
-    last = rows.coordinate(band.end - 1, rows.kernel - 1)
-    return Band(max(0, first), min(rows.size, last + 1))
+    _, first, end = rows.part(band.first, band.end)
+    return Band(first, end)
 
 
 def _rows_of(
@@ -150,15 +155,9 @@ def _rows_of(
 ) -> View:
     """Append what computes rows of a convolution from those that are known of its input."""
     rows, columns = node_axes(node)
-    met = _met(rows, wanted)
-    x = image.sliced(2, met.first - known.first, met.end - known.first)
+    own, first, end = rows.part(wanted.first, wanted.end)
+    x = image.sliced(2, first - known.first, end - known.first)
     count = wanted.end - wanted.first
-    own = replace(
-        rows,
-        size=met.end - met.first,
-        positions=count,
-        padding=met.first - rows.coordinate(wanted.first, 0),
-    )
     if y is None:
         _, channels, _, width = node.output.shape
         place = low.temporary(replace(node.output.type, shape=(1, channels, count, width)))

@@ -1,7 +1,7 @@
 """What lowering an operator needs: where its operands lie, and a list to append kernels to."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -9,9 +9,10 @@ import numpy as np
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
-from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
 from sparsejit.lowering.chain_facts import chain_facts
 from sparsejit.lowering.destinations import destinations
+from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.step import Locations, Step
 from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.machine.target import Target
@@ -26,6 +27,8 @@ class ModelOptions:
     """How a model is compiled; `compile_matrix` says what each means.
 
     Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
+    `weight_bytes` are about those of the whole model, as code or data. `shares_tiles`: threads take
+    turns with the tiles of a batch, instead of sharing the kernels of each.
     """
 
     target: Target
@@ -33,6 +36,13 @@ class ModelOptions:
     tune: bool = False
     exact: bool = False
     part_bytes: int | None = None
+    weight_bytes: int = 0
+    shares_tiles: bool = False
+
+    @property
+    def threads_a_tile(self) -> int:
+        """How many threads share the kernels of one tile."""
+        return 1 if self.shares_tiles else self.threads
 
 
 class Lowering:
@@ -158,29 +168,54 @@ class Lowering:
         origin: Origin,
     ) -> None:
         """Append a chain; `scalars` are the values of operands known at compile time."""
-        operands = [
-            Strided(_broadcast(view, chain.shape), view.type.element, scalar)
-            for view, scalar in zip(reads, scalars, strict=True)
-        ]
-        results = [Strided(_broadcast(v, chain.shape), v.type.element, None) for v in writes]
-        lowered = lower_chain(chain, operands, results, self.target)
+        self.add(chain_step(chain, reads, scalars, writes, origin, self.target))
 
-        def emit(asm: Assembler, at: Locations) -> None:
-            emit_chain(asm, lowered, at.reads, at.writes, at.scratch)
 
-        self.add(
-            Step(
-                chain.title,
-                origin,
-                tuple(reads),
-                tuple(writes),
-                emit,
-                chain_facts(lowered, self.target),
-                lowered.scratch_bytes,
-                # What broadcasts over rows is read again after the first row is written.
-                in_place=bool(reads) and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]),
-            )
-        )
+def chain_step(
+    chain: Chain,
+    reads: Sequence[View],
+    scalars: Sequence[float | None],
+    writes: Sequence[View],
+    origin: Origin,
+    target: Target,
+) -> Step:
+    """A chain between views; `scalars` are the values of operands known at compile time."""
+    operands = [
+        Strided(_broadcast(view, chain.shape), view.type.element, scalar)
+        for view, scalar in zip(reads, scalars, strict=True)
+    ]
+    results = [Strided(_broadcast(v, chain.shape), v.type.element, None) for v in writes]
+    lowered = lower_chain(chain, operands, results, target)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        emit_chain(asm, lowered, at.reads, at.writes, at.scratch)
+
+    def divide(threads: int) -> list[list[Step]]:
+        ways = ways_to_cut(chain.shape, threads, uncut=_reduced_axes(chain))
+        return [[*map(part_step, parts)] for parts in ways]
+
+    def part_step(part: ShapePart) -> Step:
+        some, into = [*map(part.of, reads)], [*map(part.of, writes)]
+        made = chain_step(replace(chain, shape=part.shape), some, scalars, into, origin, target)
+        return replace(made, share=part.share)
+
+    return Step(
+        chain.title,
+        origin,
+        tuple(reads),
+        tuple(writes),
+        emit,
+        chain_facts(lowered, target),
+        lowered.scratch_bytes,
+        # What broadcasts over rows is read again after the first row is written.
+        in_place=bool(reads) and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]),
+        divide=divide,
+    )
+
+
+def _reduced_axes(chain: Chain) -> int:
+    """How many of the last axes stay whole: rows that are reduced."""
+    return 1 if any(step.kind in ROW_REDUCTIONS for step in chain.steps) else 0
 
 
 def _broadcast(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Convolutions of one channel each: a kernel of their own, on the image as it lies."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from sparsejit.asm_templates.convolution.depthwise import Depthwise, emit_depthwise
@@ -10,6 +12,7 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.planner.convolution_price import price_direct
@@ -44,14 +47,52 @@ def depthwise_step(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis
     biases = low.constant(bias[0]) if bias else None
     spec = Depthwise(loop, taps, biases, op.activation)
 
+    low.add(_step(low, node, spec, x, y))
+
+
+def _step(low: Lowering, node: Node, spec: Depthwise, x: View, y: View) -> Step:
+    """All channels of x to those of y."""
+
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
         at.writes[0].point(asm, rsi)
         emit_depthwise(asm, spec)
 
-    facts = _facts(low, spec, weights.origin.name)
+    def divide(threads: int) -> list[list[Step]]:
+        lengths = {_some_channels: spec.loop.channels, _some_rows: spec.loop.rows.positions}
+        return [
+            [some(low, node, spec, x, y, *part) for part in cut(length, threads)]
+            for some, length in lengths.items()
+            if length >= threads
+        ]
+
+    facts = _facts(low, spec, node.inputs[1].origin.name)
     name = f"depthwise-{low.target.isa}"
-    low.add(Step(name, node.output.origin, (x,), (y,), emit, facts))
+    return Step(name, node.output.origin, (x,), (y,), emit, facts, divide=divide)
+
+
+def _some_channels(
+    low: Lowering, node: Node, spec: Depthwise, x: View, y: View, first: int, end: int
+) -> Step:
+    outputs = slice(first * spec.loop.multiplier, end * spec.loop.multiplier)
+    some = replace(
+        spec,
+        loop=replace(spec.loop, channels=end - first),
+        taps=spec.taps[outputs],
+        bias=None if spec.bias is None else spec.bias[outputs],
+    )
+    into = y.sliced(1, outputs.start, outputs.stop)
+    made = _step(low, node, some, x.sliced(1, first, end), into)
+    return replace(made, share=f"channels {first} to {end - 1}")
+
+
+def _some_rows(
+    low: Lowering, node: Node, spec: Depthwise, x: View, y: View, first: int, end: int
+) -> Step:
+    rows, start, stop = spec.loop.rows.part(first, end)
+    some = replace(spec, loop=replace(spec.loop, rows=rows))
+    made = _step(low, node, some, x.sliced(2, start, stop), y.sliced(2, first, end))
+    return replace(made, share=f"rows {first} to {end - 1}")
 
 
 def node_axes(node: Node) -> tuple[Axis, Axis]:

@@ -2,6 +2,10 @@
 
 Largest first, each at the lowest place that is free for as long as it lives (the greedy-by-size
 order of Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+
+What one thread alone touches lies in an arena of that thread, where it lives by the thread's own
+steps; what several touch lies in another, where it lives by waves. So memory that one core alone
+writes stays in that core's caches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,58 +40,129 @@ class _Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan_memory(steps: Sequence[Step]) -> MemoryPlan:
-    """Places for all buffers that steps write and read, and for their scratch memory."""
-    scratch = [Buffer(step.scratch_bytes) for step in steps]
-    lives = _lifetimes(steps) + [_Lifetime(b, n, n) for n, b in enumerate(scratch) if b.bytes]
-    taken = _shared_in_place(steps, lives)
-    placed: list[tuple[_Lifetime, int]] = []
+@dataclass(frozen=True)
+class _TimedStep:
+    """A step in a wave on a thread, the `place`th of what that runs; its scratch memory."""
+
+    step: Step
+    wave: int
+    thread: int
+    place: int
+    scratch: Buffer
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The buffers of the workspace that it writes or reads, one for each view of them."""
+        views = (*self.step.writes, *self.step.reads)
+        return [view.buffer for view in views if type(view.buffer) is Buffer]
+
+
+def plan_memory(waves: Sequence[Sequence[Sequence[Step]]]) -> MemoryPlan:
+    """Places for all buffers that steps write and read, and for their scratch memory.
+
+    waves: what each thread runs, one after another; all end before the next wave begins.
+    """
+    runs = _runs(waves)
+    owners = _owners(runs)
     offsets: dict[Buffer, int] = {}
-    for life in sorted(_merged(lives, taken), key=lambda life: (-life.buffer.bytes, life.first)):
-        offset = _lowest(life, placed)
-        placed.append((life, offset))
-        offsets[life.buffer] = offset
-    for buffer in taken:
-        offsets[buffer] = offsets[_root(buffer, taken)]
-    end = max((offset + _aligned(life.buffer.bytes) for life, offset in placed), default=0)
-    total = sum(_aligned(life.buffer.bytes) for life in lives)
-    return MemoryPlan(offsets, [offsets.get(buffer, 0) for buffer in scratch], end, total)
+    end = total = 0
+    for owner in sorted(set(owners.values()), key=lambda thread: -1 if thread is None else thread):
+        arena = _Arena(runs, owners, owner)
+        offsets |= {buffer: end + offset for buffer, offset in arena.offsets().items()}
+        end += arena.bytes
+        total += arena.sum_bytes
+    return MemoryPlan(offsets, [offsets.get(run.scratch, 0) for run in runs], end, total)
 
 
-def _lifetimes(steps: Sequence[Step]) -> list[_Lifetime]:
-    """From the step that first writes a buffer to the last that touches it."""
-    first: dict[Buffer, int] = {}
-    last: dict[Buffer, int] = {}
-    for number, step in enumerate(steps):
-        for view in (*step.writes, *step.reads):
-            if type(view.buffer) is Buffer:
-                first.setdefault(view.buffer, number)
-                last[view.buffer] = number
-    return [_Lifetime(buffer, first[buffer], last[buffer]) for buffer in first]
+def _runs(waves: Sequence[Sequence[Sequence[Step]]]) -> list[_TimedStep]:
+    """All, wave by wave and thread by thread."""
+    runs: list[_TimedStep] = []
+    places: dict[int, int] = {}
+    for number, wave in enumerate(waves):
+        for thread, steps in enumerate(wave):
+            for step in steps:
+                places[thread] = places.get(thread, -1) + 1
+                scratch = Buffer(step.scratch_bytes)
+                runs.append(_TimedStep(step, number, thread, places[thread], scratch))
+    return runs
 
 
-def _shared_in_place(steps: Sequence[Step], lives: list[_Lifetime]) -> dict[Buffer, Buffer]:
-    """Written buffers that take over that of an operand which ends with the step."""
-    ends = {life.buffer: life.last for life in lives}
-    starts = {life.buffer: life.first for life in lives}
-    taken: dict[Buffer, Buffer] = {}
-    for number, step in enumerate(steps):
-        if not step.in_place:
-            continue
-        read, written = step.reads[0], step.writes[0]
-        others = {view.buffer for view in step.reads[1:]}
-        fits = (
-            type(read.buffer) is type(written.buffer) is Buffer
-            and ends[read.buffer] == number
-            and starts[written.buffer] == number
-            and read.is_whole
-            and written.is_whole
-            and read.type == written.type
-            and read.buffer not in others
-        )
-        if fits:
-            taken[written.buffer] = read.buffer
-    return taken
+def _owners(runs: Sequence[_TimedStep]) -> dict[Buffer, int | None]:
+    """The thread that alone touches a buffer; None for several."""
+    owners: dict[Buffer, int | None] = {}
+    for run in runs:
+        for buffer in run.buffers:
+            is_first = owners.setdefault(buffer, run.thread) == run.thread
+            owners[buffer] = run.thread if is_first else None
+        if run.scratch.bytes:
+            owners[run.scratch] = run.thread
+    return owners
+
+
+class _Arena:
+    """The buffers of one owner, and when they live: by its own steps, or by waves for None."""
+
+    def __init__(
+        self, runs: Sequence[_TimedStep], owners: Mapping[Buffer, int | None], owner: int | None
+    ) -> None:
+        self.lives: dict[Buffer, _Lifetime] = {}
+        self._steps: list[tuple[int, Step]] = []
+        self._touches: dict[tuple[int, Buffer], int] = {}  # at a time, of a buffer
+        self.bytes = 0
+        for run in runs:
+            if owner not in (None, run.thread):
+                continue
+            time = run.wave if owner is None else run.place
+            self._steps.append((time, run.step))
+            for buffer in (*run.buffers, *[run.scratch] * bool(run.scratch.bytes)):
+                if owners[buffer] == owner:
+                    self._touch(buffer, time)
+
+    def _touch(self, buffer: Buffer, time: int) -> None:
+        known = self.lives.get(buffer, _Lifetime(buffer, time, time))
+        self.lives[buffer] = _Lifetime(buffer, known.first, time)
+        self._touches[time, buffer] = self._touches.get((time, buffer), 0) + 1
+
+    @property
+    def sum_bytes(self) -> int:
+        return sum(_aligned(buffer.bytes) for buffer in self.lives)
+
+    def offsets(self) -> dict[Buffer, int]:
+        """From the first byte of the arena, which has `bytes` then."""
+        taken = self._shared_in_place()
+        placed: list[tuple[_Lifetime, int]] = []
+        offsets: dict[Buffer, int] = {}
+        merged = _merged(list(self.lives.values()), taken)
+        for life in sorted(merged, key=lambda life: (-life.buffer.bytes, life.first)):
+            offset = _lowest(life, placed)
+            placed.append((life, offset))
+            offsets[life.buffer] = offset
+        for buffer in taken:
+            offsets[buffer] = offsets[_root(buffer, taken)]
+        self.bytes = max((o + _aligned(life.buffer.bytes) for life, o in placed), default=0)
+        return offsets
+
+    def _shared_in_place(self) -> dict[Buffer, Buffer]:
+        """Written buffers that take over that of an operand which ends with the step."""
+        taken: dict[Buffer, Buffer] = {}
+        for time, step in self._steps:
+            if not step.in_place:
+                continue
+            read, written = step.reads[0], step.writes[0]
+            before, after = self.lives.get(read.buffer), self.lives.get(written.buffer)
+            fits = (
+                before is not None
+                and after is not None
+                and before.last == time == after.first
+                and read.is_whole
+                and written.is_whole
+                and read.type == written.type
+                and self._touches[time, read.buffer] == 1
+                and self._touches[time, written.buffer] == 1
+            )
+            if fits:
+                taken[written.buffer] = read.buffer
+        return taken
 
 
 def _root(buffer: Buffer, taken: Mapping[Buffer, Buffer]) -> Buffer:

@@ -23,9 +23,12 @@ from sparsejit.asm_templates.shared.location import (
 )
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import Lowering, ModelOptions, Progress
+from sparsejit.lowering.crew import ScheduledStep
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
 from sparsejit.lowering.probes import Probe
+from sparsejit.lowering.products import weight_bytes
+from sparsejit.lowering.schedule import Wave, schedule
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.storage import (
     ConstantBuffer,
@@ -34,6 +37,7 @@ from sparsejit.lowering.storage import (
     View,
 )
 from sparsejit.lowering.table import LOWERINGS
+from sparsejit.lowering.wave_code import emit_wave
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
@@ -65,6 +69,7 @@ class LoweredModel:
     graph: Graph
     options: ModelOptions
     steps: tuple[Step, ...]
+    waves: tuple[Wave, ...]
     memory: MemoryPlan
 
     @property
@@ -75,8 +80,13 @@ class LoweredModel:
 
     @property
     def workspace_bytes(self) -> int:
-        """What a call needs, 64-byte aligned."""
+        """What a thread needs that runs a tile, 64-byte aligned."""
         return self.header_bytes + self.memory.bytes
+
+    @property
+    def call_bytes(self) -> int:
+        """What a call needs: the workspaces of all threads that run tiles."""
+        return self.workspace_bytes * (self.options.threads if self.options.shares_tiles else 1)
 
     @property
     def status_offset(self) -> int:
@@ -90,8 +100,8 @@ class LoweredModel:
 
     @property
     def probe_slots(self) -> int:
-        """How many int64 slots a probe may use."""
-        return len(self.steps) + 2
+        """How many int64 slots a probe of all waves may use."""
+        return len(self.waves) + 2
 
     @property
     def probe_offset(self) -> int:
@@ -106,7 +116,8 @@ def lower_model(
 
     Raises InvalidInput or CompileError for what no kernel can do.
     """
-    low = Lowering(graph, options)
+    matrices = (array for array in graph.constants.values() if array.ndim > 1)
+    low = Lowering(graph, replace(options, weight_bytes=sum(map(weight_bytes, matrices))))
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if not is_empty(low, node):
@@ -118,7 +129,9 @@ def lower_model(
         if not _is_there(view, number):
             wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
             low.copy(view, wanted, value.origin)
-    return LoweredModel(graph, options, tuple(low.steps), plan_memory(low.steps))
+    waves = schedule(low.steps, options.threads_a_tile, options.target.core)
+    memory = plan_memory([[[t.step for t in each] for each in wave.threads] for wave in waves])
+    return LoweredModel(graph, options, tuple(low.steps), waves, memory)
 
 
 def _is_there(view: View, number: int) -> bool:
@@ -133,11 +146,15 @@ def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) ->
 
 
 class ModelCode:
-    """Appends the function's code, which `loop` has otherwise."""
+    """Appends the function's code, which `loop` and `shared_tiles` have otherwise."""
+
+    tile_step = 1  # from a tile to the next that the same code runs
 
     def __init__(self, lowered: LoweredModel, probe: Probe | None) -> None:
         self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
         self.literals: dict[ConstantBuffer, int] = {}
+        steps = [each.step for wave in lowered.waves for each in wave.steps]
+        self.scratch = dict(zip(steps, lowered.memory.scratch, strict=True))
         self.tiles = Memory(WORKSPACE, POINTER * self._pointers)
         self.status = Memory(WORKSPACE, lowered.status_offset)
 
@@ -148,20 +165,28 @@ class ModelCode:
     def emit(self, asm: Assembler) -> None:
         """The whole function but for its `vzeroupper` and return."""
         self._enter(asm)
+        self._run_tiles(asm)
+        asm.emit("mov", rax, self.status)
+        pop(asm, SAVED)
+
+    def _run_tiles(self, asm: Assembler) -> None:
+        """Every tile that the workspace says there are."""
         again, end, done = (asm.label(name) for name in ("next tile", "end of tile", "done"))
-        asm.emit("cmp", rcx, 0)  # how many tiles there are
+        asm.emit("mov", rax, self.tiles)
+        asm.emit("cmp", rax, 0)
         asm.jump("jle", done)
         asm.bind(again)
         self._probe(asm, 0, end)
-        for number, step in enumerate(self.lowered.steps):
-            step.emit(asm, self._locations(asm, number, step))
+        for number, wave in enumerate(self.lowered.waves):
+            if wave.is_shared:
+                self._share(asm, number)
+            else:
+                self._run(asm, wave.steps)
             self._probe(asm, number + 1, end)
         asm.bind(end)
         self._advance(asm)
         self._repeat(asm, again)
         asm.bind(done)
-        asm.emit("mov", rax, self.status)
-        pop(asm, SAVED)
 
     def _enter(self, asm: Assembler) -> None:
         """Save registers, and bring the pointers to where kernels look for them."""
@@ -183,21 +208,24 @@ class ModelCode:
     def _repeat(self, asm: Assembler, again: Label) -> None:
         """Count a turn; begin the next where one is left. Clobbers rax."""
         asm.emit("mov", rax, self.tiles)
-        asm.emit("sub", rax, 1)
+        asm.emit("sub", rax, self.tile_step)
         asm.emit("mov", self.tiles, rax)
-        asm.jump("jnz", again)
+        asm.jump("jg", again)
 
     def _advance(self, asm: Assembler) -> None:
-        """Move inputs and outputs on by a tile."""
+        """Move inputs and outputs on to the next tile."""
         for number in range(self._pointers):
             self._move_on(asm, number)
 
     def _move_on(self, asm: Assembler, number: int) -> None:
         """The pointer of an operand, inputs first, to what lies behind it. Clobbers rax."""
-        value = (*self.graph.inputs, *self.graph.outputs)[number]
         asm.emit("mov", rax, self._slot(number))
-        asm.emit("add", rax, value.type.bytes)
+        asm.emit("add", rax, self.tile_step * self._tile_bytes(number))
         asm.emit("mov", self._slot(number), rax)
+
+    def _tile_bytes(self, number: int) -> int:
+        """Of an operand, inputs first."""
+        return (*self.graph.inputs, *self.graph.outputs)[number].type.bytes
 
     def _slot(self, number: int) -> Memory:
         return Memory(WORKSPACE, POINTER * number)
@@ -206,8 +234,18 @@ class ModelCode:
         if self.probe is not None:
             self.probe.emit(asm, number, end)
 
+    def _run(self, asm: Assembler, steps: Sequence[ScheduledStep]) -> None:
+        for number, step in steps:
+            step.emit(asm, self._locations(asm, number, step))
+
+    def _share(self, asm: Assembler, number: int) -> None:
+        """A wave as a function that hands out its threads' steps."""
+        waves = self.lowered.waves
+        saved_ns = sum(wave.alone_ns - wave.ns for wave in waves[number:])
+        emit_wave(asm, waves[number], self._locations, saved_ns)
+
     def _locations(self, asm: Assembler, number: int, step: Step) -> Locations:
-        scratch = self.lowered.header_bytes + self.lowered.memory.scratch[number]
+        scratch = self.lowered.header_bytes + self.scratch[step]
         status = StatusWord(self.lowered.status_offset, number + 1)
         return Locations(
             self._places(asm, step.reads),
@@ -235,8 +273,25 @@ class ModelCode:
 
 def without_code(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps as a record: what they hold of weights and code is let go."""
+    return tuple(map(_without_code, steps))
 
+
+def waves_without_code(waves: Sequence[Wave]) -> tuple[Wave, ...]:
+    """The waves as a record."""
+    return tuple(
+        replace(
+            wave,
+            threads=tuple(
+                tuple(ScheduledStep(number, _without_code(step)) for number, step in steps)
+                for steps in wave.threads
+            ),
+        )
+        for wave in waves
+    )
+
+
+def _without_code(step: Step) -> Step:
     def emit(asm: Assembler, at: Locations) -> None:
         raise AssertionError("a record has no code")
 
-    return tuple(replace(step, emit=emit, parts=(), reads=(), writes=()) for step in steps)
+    return replace(step, emit=emit, parts=(), reads=(), writes=(), divide=None, body=None)

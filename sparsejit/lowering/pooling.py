@@ -12,6 +12,7 @@ from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import axes, has_whole_rows, pitches
+from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
 from sparsejit.planner.convolution_price import price_direct
@@ -60,22 +61,36 @@ def _lower_windows(low: Lowering, node: Node) -> bool:
     pitch_pair = pitches(x), pitches(destination)
     loop = WindowLoop(x.shape[0], x.shape[1], 1, rows, columns, *pitch_pair)
     share = None if op.kind is PoolingKind.MAX else 1.0 / prod(op.kernel)
-    cost = price_direct(count_windows(loop, low.target), low.target)
+    low.add(_window_step(low, node, WindowPooling(loop, share), x, destination))
+    return True
+
+
+def _window_step(low: Lowering, node: Node, spec: WindowPooling, x: View, y: View) -> Step:
+    op = node.op
+    assert isinstance(op, Pooling)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_pooling(asm, spec)
+
+    def divide(threads: int) -> list[list[Step]]:
+        return [[some_channels(*part) for part in cut(spec.loop.channels, threads)]]
+
+    def some_channels(first: int, end: int) -> Step:
+        some = replace(spec, loop=replace(spec.loop, channels=end - first))
+        made = _window_step(low, node, some, x.sliced(1, first, end), y.sliced(1, first, end))
+        return replace(made, share=f"channels {first} to {end - 1}")
+
+    cost = price_direct(count_windows(spec.loop, low.target), low.target)
     facts = Facts(
         f"{op.kind.value} of windows of {list(op.kernel)}, bound by {cost.bound}",
         predicted_ns=cost.ns,
         bound=cost.bound,
         moved_bytes=cost.data_bytes,
     )
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
-        emit_pooling(asm, WindowPooling(loop, share))
-
-    name = f"pooling-{low.target.isa}"
-    low.add(Step(name, y.origin, (x,), (destination,), emit, facts))
-    return True
+    name, origin = f"pooling-{low.target.isa}", node.output.origin
+    return Step(name, origin, (x,), (y,), emit, facts, divide=divide)
 
 
 def _along(low: Lowering, node: Node, image: View, axis: int, last: View | None) -> View:

@@ -14,21 +14,23 @@ from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
 from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
-from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.graph import Array, Node, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.product_parts import ways_to_divide
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.planner.batch_plan import plan_batch, prefers_panels
-from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.plan import Plan, plan
 from sparsejit.planner.row_parts import row_parts
-from sparsejit.planner.split import Part, Split, split
+from sparsejit.planner.split import Part
 from sparsejit.planner.tuning import tuned
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rsi
+
+_BYTES_A_NONZERO = 12  # of code that multiplies by it, and itself
 
 
 def lower_linear(low: Lowering, node: Node) -> None:
@@ -103,18 +105,24 @@ def product_step(
     options: ModelOptions,
 ) -> Step:
     """The kernel that the planner chooses for a layer."""
+    options = _among_others(matrix, options)
     choice = plan_layer(layer, matrix, options)
-    division = _divided(layer, matrix, choice, options)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
         at.writes[0].point(asm, rsi)
-        emit_product(asm, division)
+        choice.emit(asm)
+
+    def plan_part(part: Layer, rows: SparseMatrix) -> Plan:
+        return plan_layer(part, rows, _among_others(rows, options, options.threads_a_tile))
+
+    def divide(threads: int) -> list[list[Step]]:
+        return ways_to_divide(step, layer, matrix, choice, options.target, plan_part, threads)
 
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     name, origin = choice.chosen.template.name, node.outputs[0].origin
     parts, kept_bytes = _parts(layer, matrix, choice, options)
-    return Step(
+    step = Step(
         name,
         origin,
         (source,),
@@ -124,7 +132,9 @@ def product_step(
         scratch_bytes=kept_bytes,
         parts=parts,
         parts_are_exact=layer.dtype is DType.INT8,
+        divide=divide,
     )
+    return step
 
 
 _Code = Callable[[Assembler, Locations], None]
@@ -157,6 +167,20 @@ def _part_code(part: Part, number: int, keeps: bool) -> _Code:
     return emit
 
 
+def _among_others(matrix: SparseMatrix, options: ModelOptions, shares: int = 1) -> ModelOptions:
+    """As one layer of the model, a share of whose weights the core has: others drive it from L2."""
+    target, whole = options.target, options.weight_bytes // shares
+    if whole <= target.l2_bytes:
+        return options
+    between = max(0, whole - weight_bytes(matrix.dense))
+    return replace(options, target=replace(target, between_bytes=between))
+
+
+def weight_bytes(weights: Array) -> int:
+    """About what code and data of a layer take: zeros are left out if that is the shorter."""
+    return min(_BYTES_A_NONZERO * int(np.count_nonzero(weights)), weights.nbytes)
+
+
 def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Plan:
     """The planner's choice, or where asked the fastest as measured."""
     if isinstance(layer, MatMul):
@@ -164,33 +188,6 @@ def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Pla
     else:
         choice = plan(layer, matrix, options.target, exact=options.exact)
     return tuned(choice, layer, matrix, options.target) if options.tune else choice
-
-
-def _divided(layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions) -> Split:
-    alone = replace(options, threads=1)
-
-    def plan_part(spec: Layer, rows: SparseMatrix) -> Plan:
-        return plan_layer(spec, rows, alone)
-
-    if isinstance(layer, MatMul):
-        return split_batch(layer, matrix, choice, options.target, options.threads, plan_part)
-    return split(layer, matrix, choice, options.target, options.threads, plan_part)
-
-
-def emit_product(asm: Assembler, division: Split) -> None:
-    """Append a product of rdi to rsi; one that threads share is a function of its own."""
-    if len(division.parts) == 1:
-        division.emit(asm)
-        return
-    function, end = asm.label("shared product"), asm.label("end")
-    asm.jump("call", function)
-    asm.jump("jmp", end)
-    asm.align(64)
-    asm.bind(function)
-    division.emit(asm)
-    asm.emit("vzeroupper")
-    asm.emit("ret")
-    asm.bind(end)
 
 
 def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:

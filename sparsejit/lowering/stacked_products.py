@@ -4,16 +4,17 @@ Matrices are read where they lie at any pitch, such as the heads of attention wi
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import tiling, widest_strip
 from sparsejit.asm_templates.shared.location import Location
-from sparsejit.ir.graph import Node, TensorType, Value
+from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.spec import DenseProduct
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.machine.target import Target
@@ -51,16 +52,32 @@ def lower_bmm(low: Lowering, node: Node) -> None:
     a = low.view(left) if _is_matrix(low.view(left)) else low.contiguous(left)
     b, transposed = _right(low, right, op.transposed)
     c = low.result(node.output, _is_matrix)
-    product = stacked(a, b, c, transposed, op.scale)
+    low.add(_step(a, b, c, transposed, op.scale, node.output.origin, low.target))
+
+
+def _step(
+    a: View, b: View, c: View, transposed: bool, scale: float, origin: Origin, target: Target
+) -> Step:
+    product = stacked(a, b, c, transposed, scale)
 
     def emit(asm: Assembler, at: Locations) -> None:
         for register, location in zip(_OPERANDS, (*at.reads, *at.writes), strict=True):
             location.point(asm, register)
         _emit_axes(asm, product.axes, at.scratch, lambda: emit_dense_product(asm, product.each))
 
-    facts = _facts(product, low.target)
+    def divide(threads: int) -> list[list[Step]]:
+        return [[*map(some, parts)] for parts in ways_to_cut(c.shape, threads, uncut=1)]
+
+    def some(part: ShapePart) -> Step:
+        """Some of the stack, or some rows of every A."""
+        by_rows = part.axis == len(c.shape) - 2
+        right = b if by_rows else part.of(b)
+        made = _step(part.of(a), right, part.of(c), transposed, scale, origin, target)
+        return replace(made, share=part.share)
+
+    facts = _facts(product, target)
     scratch = _COUNTER * len(product.axes)
-    low.add(Step("dense product", node.output.origin, (a, b), (c,), emit, facts, scratch))
+    return Step("dense product", origin, (a, b), (c,), emit, facts, scratch, divide=divide)
 
 
 def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:

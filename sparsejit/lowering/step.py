@@ -77,6 +77,10 @@ class Step:
     `parts`: the same code in parts, each of which a loop may run for all its streams before the
     next, so that its weights are still near. Unless they are `exact`, results may differ from those
     of `emit` by rounding.
+    `divide(n)`: ways to do the same by up to n steps that may run at once, the best guess first.
+    `share`: which part of the whole such a step is, in words.
+    `body`: what `emit` appends behind pointing rdi to the first read and rsi to the first write;
+    steps that have the same one may share its code.
     """
 
     kernel: str
@@ -87,6 +91,13 @@ class Step:
     facts: Facts
     scratch_bytes: int = 0
     in_place: bool = False
-    shapes: str = field(default="")
     parts: tuple[Callable[[Assembler, Locations], None], ...] = ()
     parts_are_exact: bool = False
+    divide: Callable[[int], "Sequence[Sequence[Step]]"] | None = None
+    share: str = ""
+    body: Callable[[Assembler], None] | None = None
+
+    @property
+    def ns(self) -> float:
+        """What it should take; 0 where nothing is known."""
+        return self.facts.predicted_ns or 0.0

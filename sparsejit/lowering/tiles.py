@@ -1,6 +1,7 @@
 """How many samples of a free batch run at a time."""
 
 from math import ceil, prod
+from typing import NamedTuple
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling
@@ -10,6 +11,27 @@ from sparsejit.ir.ops.recurrent import Recurrence
 MOST_SAMPLES = 64
 # Rows of x from which a product gains nothing by more of them: a vector's lanes.
 ENOUGH_ROWS = 16
+
+
+class BatchTiles(NamedTuple):
+    """How many samples run at a time, and whether threads take turns with tiles.
+
+    Otherwise they share each tile's kernels.
+    """
+
+    samples: int
+    shared: bool
+
+
+def batch_tiles(single: Graph, batch: int, threads: int) -> BatchTiles:
+    """For a model, given as it is for one sample, and the batch it should be fastest at.
+
+    Threads take turns with tiles where each has enough of a tile's work for itself.
+    """
+    each = samples_a_tile(single, ceil(batch / threads))
+    if threads > 1 and batch >= threads and (each >= ENOUGH_ROWS or _is_wide(single)):
+        return BatchTiles(each, shared=True)
+    return BatchTiles(samples_a_tile(single, batch), shared=False)
 
 
 def samples_a_tile(single: Graph, batch: int) -> int:

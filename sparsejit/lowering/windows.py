@@ -32,6 +32,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
 from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.products import plan_layer
+from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.machine.target import Target
@@ -41,10 +42,12 @@ from sparsejit.planner.convolution_price import (
     price_sparse_windows,
 )
 from sparsejit.planner.cost import Cost
+from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rsi
 
 _LEAST_FILLED = 0.4  # of the lanes
+_ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
 _DENSE, _SPARSE = "dense-windows", "sparse-windows"
 _Emit = Callable[[Assembler, Locations], None]
 
@@ -80,14 +83,59 @@ def _add_steps(
     each: MatVec,
     costs: dict[str, Cost],
 ) -> None:
-    name = min(costs, key=lambda one: costs[one].ns)
     image = replace(image, x_pitches=pitches(x))
-    origin = node.output.origin
     planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
-    low.add(Step("padding", origin, (x,), (planes,), _padding(image), _copy_facts(image, low)))
+    low.add(_padding_step(low, node, image, x, planes))
+    name = min(costs, key=lambda one: costs[one].ns)
+    low.add(_product_step(low, node, image, matrix, each, planes, y, name, costs))
+
+
+def _padding_step(low: Lowering, node: Node, image: PaddedImage, x: View, planes: View) -> Step:
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.reads[0].point(asm, rdi)
+        at.writes[0].point(asm, rsi)
+        emit_padding(asm, image)
+
+    def divide(threads: int) -> list[list[Step]]:
+        if image.samples > 1:
+            return []
+        return [[some_channels(*part) for part in cut(image.channels, threads)]]
+
+    def some_channels(first: int, end: int) -> Step:
+        some = replace(image, channels=end - first)
+        into = planes.sliced(0, first * image.channel, end * image.channel)
+        made = _padding_step(low, node, some, x.sliced(1, first, end), into)
+        return replace(made, share=f"channels {first} to {end - 1}")
+
+    facts = _copy_facts(image, low)
+    return Step("padding", node.output.origin, (x,), (planes,), emit, facts, divide=divide)
+
+
+def _product_step(
+    low: Lowering,
+    node: Node,
+    image: PaddedImage,
+    matrix: SparseMatrix,
+    each: MatVec,
+    planes: View,
+    y: View,
+    name: str,
+    costs: dict[str, Cost],
+) -> Step:
+    def divide(threads: int) -> list[list[Step]]:
+        return [[some_rows_of(*part) for part in cut(each.out_features, threads, _ROW_STEP)]]
+
+    def some_rows_of(first: int, end: int) -> Step:
+        rows, some = matrix.rows(first, end), some_rows(each, first, end)
+        own = _costs(image, rows, some, low.target)
+        into = y.sliced(1, first, end)
+        made = _product_step(low, node, image, rows, some, planes, into, name, own)
+        return replace(made, share=f"channels {first} to {end - 1}")
+
     emit, scratch = _products(image, matrix, each, y, name, low.target)
     facts = _facts(matrix, each, costs, name, image, node.inputs[1].origin.name)
-    low.add(Step(f"{name}-{low.target.isa}", origin, (planes,), (y,), emit, facts, scratch))
+    kernel, origin = f"{name}-{low.target.isa}", node.output.origin
+    return Step(kernel, origin, (planes,), (y,), emit, facts, scratch, divide=divide)
 
 
 def padded_image(low: Lowering, node: Node) -> PaddedImage | None:
@@ -130,15 +178,6 @@ def _gathers_faster(
     product = plan_layer(layer, matrix, low.options).chosen.cost.ns
     gathering = price_copy(2 * 4 * matrix.in_features * positions, low.target).ns
     return image.samples * (product + gathering) < cost.ns
-
-
-def _padding(image: PaddedImage) -> _Emit:
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
-        emit_padding(asm, image)
-
-    return emit
 
 
 def _products(

@@ -134,7 +134,7 @@ class Core:
     `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
     a cycle. `csr`: by level and arithmetic. `barrier_ns`: to hand work to another core and to hear
-    of its end.
+    of its end. `crossing_bytes`: a nanosecond, of what another core wrote last.
     """
 
     key: str
@@ -161,6 +161,7 @@ class Core:
     reduction_cycles: float
     multipliers: float
     barrier_ns: float
+    crossing_bytes: float
     vendor: str = ""
     family: int = 0
     models: frozenset[int] = frozenset()

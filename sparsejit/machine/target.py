@@ -71,6 +71,7 @@ class Target:
     `isa` is "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides). Below the avx512
     level `instruction_sets` holds no name of AVX-512 or AMX at all. Cache sizes are in bytes; L1
     and L2 are those of one core. `core` is what is known of its microarchitecture.
+    `between_bytes`: of code and weights of others that run between two calls of a kernel.
     """
 
     isa: str
@@ -81,6 +82,7 @@ class Target:
     l3_bytes: int
     model: str
     core: Core
+    between_bytes: int = 0
 
     @property
     def vector_registers(self) -> int:

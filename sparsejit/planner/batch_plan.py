@@ -6,7 +6,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
@@ -109,7 +109,8 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
     if counts.in_panels:
         parts.append((1, _panels(counts)))
     if counts.each is not None and counts.repeats:
-        each = price(counts.each)
+        each = price(replace(counts.each, target=replace(counts.target, between_bytes=0)))
+        waiting += (price(counts.each).ns - each.ns) * core.rates.cycles_per_ns
         parts.append((core.batch.repeated * counts.repeats, each))
         if counts.in_panels:  # which have left nothing of its code where it is fetched from
             waiting += each.code_bytes / (core.rates.code["L2"] * core.batch.l2_code)
@@ -177,11 +178,12 @@ def _panels(counts: BatchCounts) -> Cost:
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
     fetching, code_level = _fetching(code_bytes, data_bytes, target)
+    again, _ = _fetching(code_bytes, data_bytes, replace(target, between_bytes=0))
     loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
     products = nnz * (1 + share * prices.spreading[target.isa]) / prices.products
     later = max(loading, products + spec.out_features * prices.store_cycles)
-    first = max(fetching, later)
-    computing = chunks * first + (panels - chunks) * later
+    first, first_again = max(fetching, later), max(again, later)
+    computing = first + (chunks - 1) * first_again + (panels - chunks) * later
     arriving = panels * _arriving(counts, at_once)
     hidden = core.unhidden * min(computing, arriving)
     cycles = max(computing, arriving) + hidden + panels * _copying(counts)

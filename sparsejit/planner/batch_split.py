@@ -61,6 +61,22 @@ def split_batch(
     return Split(tuple(parts), reason, ns - expected(best))
 
 
+def ways_to_split(
+    spec: MatMul,
+    matrix: SparseMatrix,
+    whole: Plan,
+    target: Target,
+    threads: int,
+    plan_part: PlanPart,
+) -> list[list[Part]]:
+    """A batch in as many parts: by columns, by rows, or both ways, if it has as many."""
+    layer = _Layer(spec, matrix, whole, target)
+    return [
+        layer.columns(cut.bounds) if cut.by_columns else layer.rows(cut.bounds, plan_part)
+        for cut in layer.cuts(threads)
+    ]
+
+
 def _counts(threads: int) -> list[int]:
     """Numbers of threads to try: powers of two, and as many as there may be."""
     powers = (1 << n for n in range(1, threads.bit_length()))

@@ -99,10 +99,11 @@ def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> f
 
 def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int) -> str:
     """The nearest cache that holds code or data: L1 is its own, the rest it shares."""
-    if own_bytes <= level_one:
+    if own_bytes + target.between_bytes <= level_one:
         return "L1"
+    all_bytes = own_bytes + other_bytes + target.between_bytes
     for name, size in (("L2", target.l2_bytes), ("L3", target.l3_bytes)):
-        if own_bytes + other_bytes <= size:
+        if all_bytes <= size:
             return name
     return "memory"
 
@@ -112,7 +113,8 @@ def cache_shares(
 ) -> dict[str, float]:
     """What share of code or data comes from which cache: as `cache_level`, less what L2 misses."""
     level = cache_level(own_bytes, other_bytes, target, level_one)
-    missed = missed_share((own_bytes + other_bytes) / target.l2_bytes, target.core.l2_ways)
+    all_bytes = own_bytes + other_bytes + target.between_bytes
+    missed = missed_share(all_bytes / target.l2_bytes, target.core.l2_ways)
     if level not in ("L2", "L3") or not 0.0 < missed < 1.0:
         return {level: 1.0}
     return {"L2": 1.0 - missed, "L3": missed}

@@ -7,6 +7,8 @@ Weights from beyond L2 are prefetched and arrive beside this, but for a share. P
 the processor (`machine.core.CsrPrices`).
 """
 
+from dataclasses import replace
+
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
 from sparsejit.asm_templates.batch.csr_stream import QUAD
 from sparsejit.ir.spec import Layout
@@ -24,7 +26,9 @@ def price_csr(counts: CsrCounts) -> Cost:
     stream_bytes = QUAD.itemsize * counts.quads + 4 * counts.segments
     vector_bytes = 4 * spec.batch * (spec.in_features + spec.out_features)
     level = cache_level(stream_bytes, shape.workspace_bytes, target, 0)
-    fetching = shape.pass_count * stream_bytes / core.rates.data[level]
+    again = cache_level(stream_bytes, shape.workspace_bytes, replace(target, between_bytes=0), 0)
+    cycles_a_byte = 1 / core.rates.data[level] + (shape.pass_count - 1) / core.rates.data[again]
+    fetching = stream_bytes * cycles_a_byte
     computing = _CALL_CYCLES + sum(part.times * _cycles(counts, part) for part in shape.passes)
     exposed = 0.0 if level == "L2" else _prices(counts).fetch * fetching
     cycles = max(fetching, computing + exposed)

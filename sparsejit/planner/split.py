@@ -52,6 +52,13 @@ class Part:
         return self.spec.batch if isinstance(self.spec, MatMul) else 1
 
     @property
+    def share(self) -> str:
+        """Which outputs or columns it has, in words."""
+        if isinstance(self.spec, MatMul) and self.spec.out_features == self.spec.y_features:
+            return f"columns {self.first_column} to {self.first_column + self.columns - 1}"
+        return f"rows {self.first_row} to {self.end_row - 1}"
+
+    @property
     def x_bytes(self) -> int:
         """Where its share of x begins."""
         is_one = not isinstance(self.spec, MatMul) or self.spec.layout is Layout.FEATURE_MAJOR
@@ -116,7 +123,7 @@ class Split:
             )
         if len(self.parts) > 1:
             lines += [
-                f"  {_share(part)}: "
+                f"  {part.share}: "
                 f"{part.plan.chosen.template.name}, {part.matrix.nnz} nonzeros, "
                 f"{part.plan.chosen.cost.ns:.0f} ns predicted"
                 for part in self.parts
@@ -127,12 +134,6 @@ class Split:
 def barrier_ns(target: Target) -> float:
     """What a call costs beyond its longest part: to hand one to a worker and hear of its end."""
     return target.core.barrier_ns
-
-
-def _share(part: Part) -> str:
-    if isinstance(part.spec, MatMul) and part.spec.out_features == part.spec.y_features:
-        return f"columns {part.first_column} to {part.first_column + part.columns - 1}"
-    return f"rows {part.first_row} to {part.end_row - 1}"
 
 
 def available_cores() -> int:

@@ -44,5 +44,6 @@ GENERIC = Core(
     reduction_cycles=25,
     multipliers=2,
     barrier_ns=300.0,
+    crossing_bytes=10.0,
     assumed=True,
 )

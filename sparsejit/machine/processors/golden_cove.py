@@ -142,4 +142,6 @@ GOLDEN_COVE = Core(
     reduction_cycles=25,
     multipliers=2,
     barrier_ns=583.0,
+    # 64 KB to 1 MB, read and then written again by the other: 8 to 15.
+    crossing_bytes=10.0,
 )

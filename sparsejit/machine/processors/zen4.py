@@ -66,5 +66,6 @@ ZEN4 = Core(
     reduction_cycles=25,
     multipliers=1,
     barrier_ns=100.0,
+    crossing_bytes=20.0,
     assumed=True,
 )

@@ -182,4 +182,5 @@ ZEN5 = Core(
     reduction_cycles=25,
     multipliers=2,
     barrier_ns=100.0,  # `sparsejit bench threads`; docs/threads.md
+    crossing_bytes=20.0,  # assumed: within one L3
 )

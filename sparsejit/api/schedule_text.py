@@ -1,0 +1,63 @@
+"""Which thread runs what, drawn: a bar for each thread of a wave, as long as it is busy.
+
+    wave 3   51.2 us   0 ######################## linear_1 (columns 0 to 15), gelu ...
+                       1 ######################## linear_1 (columns 16 to 31), gelu ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsejit.api.variant import Variant
+from sparsejit.lowering.crew import ScheduledStep
+from sparsejit.lowering.schedule import Wave
+
+_BAR, _LABEL = 24, 90  # characters
+
+
+def schedule_lines(variant: Variant) -> list[str]:
+    """What `explain` says of threads; nothing for one thread."""
+    threads = variant.options.threads
+    if threads == 1:
+        return []
+    if variant.options.shares_tiles:
+        samples = "1 sample" if variant.tile == 1 else f"{variant.tile} samples"
+        return [f"{threads} threads take turns with tiles of {samples}; none waits for another"]
+    shared = [wave for wave in variant.waves if wave.is_shared]
+    if not shared:
+        return [f"one thread of {threads}: no step is predicted to gain by another"]
+    alone = sum(wave.alone_ns for wave in variant.waves)
+    together = sum(wave.ns for wave in variant.waves)
+    return [
+        f"{threads} threads, {len(shared)} waves shared of {len(variant.waves)}: "
+        f"{together / 1e3:,.1f} us predicted where one thread takes {alone / 1e3:,.1f}",
+        *(
+            line
+            for number, wave in enumerate(variant.waves, 1)
+            for line in _wave_lines(number, wave)
+        ),
+    ]
+
+
+def _wave_lines(number: int, wave: Wave) -> list[str]:
+    heading = f"wave {number:<3} {wave.ns / 1e3:8,.1f} us  "
+    starts = [heading, *[" " * len(heading)] * (len(wave.threads) - 1)]
+    return [
+        f"{start} {thread} {_bar(steps, wave.ns):{_BAR}} {_label(steps)}"
+        for thread, (start, steps) in enumerate(zip(starts, wave.threads, strict=True))
+    ]
+
+
+def _bar(steps: Sequence[ScheduledStep], wave_ns: float) -> str:
+    busy = sum(each.step.ns for each in steps)
+    return "#" * max(1, round(_BAR * min(1.0, busy / wave_ns))) if wave_ns else ""
+
+
+def _label(steps: Sequence[ScheduledStep]) -> str:
+    """The steps by their names in the model, each once."""
+    names = dict.fromkeys(
+        f"{step.origin.name} ({step.share})" if step.share else step.origin.name
+        for _, step in steps
+    )
+    text = ", ".join(names)
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 4]} ..."

@@ -1,0 +1,88 @@
+"""What two views share: whether anything, which tells what may run at once, and about how much."""
+
+from sparsejit.lowering.storage import View
+
+# Of an axis to look at before giving up; of tensors that lie in order two meet any byte.
+_MOST_PLACES = 4
+
+_Lengths = dict[int, int]  # of axes, by their strides
+
+
+def overlap(one: View, other: View) -> bool:
+    """Whether two views share bytes; perhaps where that takes too long to tell."""
+    return _shared_elements(one, other) != 0
+
+
+def shared_bytes(one: View, other: View) -> int:
+    """How many bytes of a view lie in another; all where that takes too long to tell."""
+    elements = _shared_elements(one, other)
+    return one.type.bytes if elements is None else elements * one.type.element.bytes
+
+
+def _shared_elements(one: View, other: View) -> int | None:
+    """How many elements two views share; None where that takes too long to tell."""
+    if one.buffer is not other.buffer or not one.type.size or not other.type.size:
+        return 0
+    (first, end), (other_first, other_end) = _extent(one), _extent(other)
+    if end <= other_first or other_end <= first:
+        return 0
+    if one.type.element is not other.type.element:
+        return None
+    mine, theirs = _lengths(one), _lengths(other)
+    strides = sorted({*mine, *theirs}, reverse=True)
+    mine, theirs = _split(mine, strides), _split(theirs, strides)
+    axes = [(stride, mine.get(stride, 1), theirs.get(stride, 1)) for stride in strides]
+    return _elements_at(other_first - first, axes)
+
+
+def _extent(view: View) -> tuple[int, int]:
+    """The bytes of its buffer from the first that it has to behind the last."""
+    reach = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
+    first = view.offset + sum(min(0, each) for each in reach)
+    return first, first + sum(map(abs, reach)) + view.type.element.bytes
+
+
+def _lengths(view: View) -> _Lengths:
+    """Of the axes that move; two with the same stride are as one that reaches as far."""
+    lengths: _Lengths = {}
+    for length, stride in zip(view.shape, view.strides, strict=True):
+        if length > 1 and stride:
+            lengths[abs(stride)] = lengths.get(abs(stride), 1) + length - 1
+    return lengths
+
+
+def _split(lengths: _Lengths, strides: list[int]) -> _Lengths:
+    """The same elements with axes cut where longer strides cut them evenly."""
+    found: _Lengths = {}
+    for stride, length in lengths.items():
+        rest = length
+        for longer in strides:
+            each = longer // stride
+            if longer <= stride or longer in lengths or longer % stride or rest % each:
+                continue
+            found[longer], rest = rest // each, each
+        found[stride] = rest
+    return found
+
+
+def _elements_at(distance: int, axes: list[tuple[int, int, int]]) -> int | None:
+    """Those shared by two views of which one begins so many bytes behind the other.
+
+    axes: strides, the longest first, and the lengths of both views along them.
+    """
+    if not axes:
+        return int(distance == 0)
+    (stride, here, there), *inner = axes
+    most = sum(step * (length - 1) for step, length, _ in inner)
+    least = -sum(step * (length - 1) for step, _, length in inner)
+    first = max(1 - there, -((most - distance) // stride))
+    last = min(here - 1, (distance - least) // stride)
+    if last - first >= _MOST_PLACES:
+        return None
+    found = 0
+    for place in range(first, last + 1):
+        elements = _elements_at(distance - place * stride, inner)
+        if elements is None:
+            return None
+        found += elements * (min(here, there + place) - max(0, place))
+    return found

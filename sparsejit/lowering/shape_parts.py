@@ -1,0 +1,61 @@
+"""Tensors cut along one axis, for steps that run at once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.lowering.storage import View
+
+# Cut so, vectors of float32 and the cache lines of what lies in order stay whole.
+_LANES = 16
+
+
+@dataclass(frozen=True)
+class ShapePart:
+    """The elements `first` up to `end` along an axis of `whole`."""
+
+    whole: tuple[int, ...]
+    axis: int
+    first: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = list(self.whole)
+        shape[self.axis] = self.end - self.first
+        return tuple(shape)
+
+    @property
+    def share(self) -> str:
+        """In words."""
+        return f"{self.first} to {self.end - 1} of axis {self.axis}"
+
+    def of(self, view: View) -> View:
+        """That part of a view that broadcasts to the whole."""
+        axis = self.axis - (len(self.whole) - len(view.shape))
+        if axis < 0 or view.shape[axis] == 1:
+            return view
+        return view.sliced(axis, self.first, self.end)
+
+
+def ways_to_cut(shape: tuple[int, ...], threads: int, uncut: int = 0) -> list[list[ShapePart]]:
+    """Into about equal parts, along any axis but the last `uncut`; those of equal parts first."""
+    ways = [_cut_along(shape, axis, threads) for axis in range(len(shape) - uncut)]
+    return sorted((parts for parts in ways if len(parts) == threads), key=_longest_share)
+
+
+def cut(length: int, count: int, step: int = 1) -> list[tuple[int, int]]:
+    """First and end of as many parts, or fewer of one step each, that begin at multiples of it."""
+    steps = -(-length // step)
+    parts = np.array_split(np.arange(steps), min(count, steps))
+    bounds = [(step * int(part[0]), step * int(part[-1] + 1)) for part in parts if part.size]
+    return [(first, min(end, length)) for first, end in bounds]
+
+
+def _cut_along(shape: tuple[int, ...], axis: int, threads: int) -> list[ShapePart]:
+    step = _LANES if axis == len(shape) - 1 else 1
+    return [ShapePart(shape, axis, *part) for part in cut(shape[axis], threads, step)]
+
+
+def _longest_share(parts: list[ShapePart]) -> float:
+    return max(part.end - part.first for part in parts) / parts[0].whole[parts[0].axis]

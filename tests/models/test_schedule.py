@@ -1,0 +1,321 @@
+"""Models whose kernels several threads share: who may run what at once, and what comes out."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from guard import EDGES, Edge, run_in_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native import ISAS, run_lowered
+from random_graphs import GraphCase, graph_cases
+from torch import nn
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Graph, Origin, TensorType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.crew import ScheduledStep
+from sparsejit.lowering.memory_plan import plan_memory
+from sparsejit.lowering.model import LoweredModel, lower_model
+from sparsejit.lowering.overlap import overlap, shared_bytes
+from sparsejit.lowering.schedule import schedule
+from sparsejit.lowering.step import Facts, Step
+from sparsejit.lowering.storage import Buffer, View
+from sparsejit.machine.target import Target
+from sparsejit.passes.default import run_passes
+from sparsejit.perf.zoo import models_named, pruned
+from sparsejit.runtime.workers import pool
+
+
+def eager(isa: str) -> Target:
+    """A level whose threads cost nothing to call, so that everything is shared that can be."""
+    target = Target.named(isa)
+    return replace(target, core=replace(target.core, barrier_ns=0.0, crossing_bytes=1e9))
+
+
+def lowered_for(graph: Graph, isa: str, threads: int) -> LoweredModel:
+    return lower_model(run_passes(graph), ModelOptions(eager(isa), threads))
+
+
+# Overlap of views
+
+
+@st.composite
+def views_of_a_tensor(draw: st.DrawFn) -> list[tuple[View, set[int]]]:
+    """Two views of one tensor, cut, turned and reshaped, and the places of their elements."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    whole = View.whole(Buffer(4 * int(np.prod(shape))), TensorType(shape))
+    places = np.arange(np.prod(shape)).reshape(shape)
+    found = []
+    for _ in range(2):
+        view, cut = whole, places
+        if draw(st.booleans()):
+            flat = whole.reshaped((places.size,))
+            assert flat is not None
+            view, cut = flat, places.ravel()
+        for axis in range(cut.ndim):
+            first = draw(st.integers(0, cut.shape[axis] - 1))
+            end = draw(st.integers(first + 1, cut.shape[axis]))
+            step = draw(st.sampled_from([1, 1, 2]))
+            view = view.sliced(axis, first, end, step)
+            cut = np.take(cut, range(first, end, step), axis)
+        axes = tuple(draw(st.permutations(range(cut.ndim))))
+        found.append((view.permuted(axes), set(cut.ravel().tolist())))
+    return found
+
+
+@settings(max_examples=400)
+@given(views_of_a_tensor())
+def test_views_overlap_where_they_share_elements(views: list[tuple[View, set[int]]]) -> None:
+    (one, mine), (other, theirs) = views
+    shared = len(mine & theirs)
+    assert overlap(one, other) or not shared
+    if one.strides == other.strides:
+        assert overlap(one, other) == bool(shared)
+        assert shared_bytes(one, other) == 4 * shared
+    assert not overlap(one, replace(other, buffer=Buffer(other.buffer.bytes)))
+
+
+def test_halves_of_images_and_matrices_are_apart() -> None:
+    image = View.whole(Buffer(4 * 8 * 6 * 4), TensorType((1, 8, 6, 4)))
+    matrix = image.reshaped((8, 24))
+    assert matrix is not None
+    upper, left, right = image.sliced(2, 0, 3), matrix.sliced(1, 0, 12), matrix.sliced(1, 12, 24)
+    assert overlap(upper, left.permuted((1, 0))) and not overlap(upper, right.permuted((1, 0)))
+    assert shared_bytes(image.sliced(2, 0, 4), right) == 4 * 8 * 4
+
+
+# Schedules
+
+
+def step(reads: list[View], writes: list[View], ns: float, **more: object) -> Step:
+    def emit(*_: object) -> None:
+        raise AssertionError("never emitted")
+
+    facts = Facts("", predicted_ns=ns)
+    return Step("kernel", Origin("x"), tuple(reads), tuple(writes), emit, facts, **more)  # type: ignore[arg-type]
+
+
+def vector(size: int = 64) -> View:
+    return View.whole(Buffer(4 * size), TensorType((size,)))
+
+
+def halves(one: Step) -> Step:
+    """The step, which two threads may share."""
+
+    def divide(threads: int) -> list[list[Step]]:
+        cuts = [(0, 32), (32, 64)]
+        return [
+            [
+                replace(
+                    one,
+                    reads=tuple(view.sliced(0, *cut) for view in one.reads),
+                    writes=tuple(view.sliced(0, *cut) for view in one.writes),
+                    facts=replace(one.facts, predicted_ns=one.ns / 2),
+                    divide=None,
+                )
+                for cut in cuts
+            ]
+        ]
+
+    return replace(one, divide=divide)
+
+
+def places(steps: list[Step], barrier_ns: float = 100.0) -> list[list[list[int]]]:
+    """The numbers of the steps of each thread of each wave."""
+    core = replace(Target.detect().core, barrier_ns=barrier_ns, crossing_bytes=1e9)
+    waves = schedule(steps, 2, core)
+    return [[[each.number for each in steps] for steps in wave.threads] for wave in waves]
+
+
+def test_chains_that_do_not_meet_run_side_by_side() -> None:
+    a, b, c, d, e, f = (vector() for _ in range(6))
+    chains = [step([a], [b], 1e3), step([b], [c], 1e3), step([d], [e], 1e3), step([e], [f], 1e3)]
+    assert places(chains) == [[[0, 1], [2, 3]]]
+
+
+def test_a_divided_chain_needs_no_barrier_within() -> None:
+    a, b, c = (vector() for _ in range(3))
+    chain = [halves(step([a], [b], 1e3)), halves(step([b], [c], 1e3))]
+    assert places(chain) == [[[0, 1], [0, 1]]]
+
+
+def test_what_reads_both_halves_waits_for_them() -> None:
+    a, b, c = (vector() for _ in range(3))
+    steps = [halves(step([a], [b], 1e3)), step([b], [c], 1e3)]
+    assert places(steps) == [[[0], [0]], [[1]]]
+
+
+def test_nothing_is_shared_that_a_barrier_costs_more_than() -> None:
+    a, b = vector(), vector()
+    assert places([halves(step([a], [b], 150.0))]) == [[[0]]]
+    assert places([halves(step([a], [b], 150.0))], barrier_ns=10.0) == [[[0], [0]]]
+
+
+def test_a_step_goes_where_its_data_are() -> None:
+    """Two chains, then one step of each: swapped they would wait for what crosses."""
+    a, b, c, d, e, f = (vector(64_000) for _ in range(6))
+    core = replace(Target.detect().core, barrier_ns=1.0, crossing_bytes=10.0)
+    meeting = step([b.sliced(0, 0, 1), d.sliced(0, 0, 1)], [], 1.0)
+    chains = [step([a], [b], 9e4), step([c], [d], 8e4)]
+    waves = schedule([*chains, meeting, step([d], [f], 5e4), step([b], [e], 4e4)], 2, core)
+    homes = {
+        each.number: thread
+        for wave in waves
+        for thread, steps in enumerate(wave.threads)
+        for each in steps
+    }
+    assert homes[4] == homes[0] and homes[3] == homes[1] != homes[0]
+
+
+def conflict(one: Step, other: Step) -> bool:
+    writes = [(v, w) for v in one.writes for w in (*other.reads, *other.writes)]
+    reads = [(v, w) for v in one.reads for w in other.writes]
+    return any(overlap(v, w) for v, w in writes + reads)
+
+
+def check_waves(lowered: LoweredModel) -> None:
+    """What conflicts is in order: in waves one after another, or on one thread."""
+    order: list[tuple[int, int, ScheduledStep]] = [
+        (number, thread, each)
+        for number, wave in enumerate(lowered.waves)
+        for thread, steps in enumerate(wave.threads)
+        for each in steps
+    ]
+    for (wave, thread, one), (later, other_thread, other) in combinations(order, 2):
+        if one.number != other.number and conflict(one.step, other.step):
+            assert wave < later or thread == other_thread
+            assert one.number < other.number
+    assert sorted({each.number for *_, each in order}) == list(range(len(lowered.steps)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=25, deadline=None)
+@given(case=graph_cases(), threads=st.integers(2, 3))
+def test_random_graphs_on_threads(isa: str, case: GraphCase, threads: int) -> None:
+    """The bits of one thread, whoever runs what, at both edges of guarded memory."""
+    lowered = lowered_for(case.graph, isa, threads)
+    check_waves(lowered)
+    plain = lower_model(run_passes(case.graph), ModelOptions(Target.named(isa)))
+    inputs = [np.stack([array] * 2) for array in case.inputs]
+
+    def check(edge: Edge) -> None:
+        ran, wanted = run_lowered(lowered, inputs, edge), run_lowered(plain, inputs)
+        assert ran.status == wanted.status == 0
+        for got, reference in zip(ran.outputs, wanted.outputs, strict=True):
+            np.testing.assert_allclose(
+                got * 1.0, reference * 1.0, rtol=1e-4, atol=1e-4 * case.largest
+            )
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: check(e)) for edge in EDGES]).assert_clean()
+
+
+# Memory
+
+
+def test_threads_share_no_memory_and_their_own_steps_do() -> None:
+    a, b = vector(), vector()
+    temporaries = [vector() for _ in range(4)]
+    outs = vector(), vector()
+    thread_0 = [step([a], [temporaries[0]], 1), step([temporaries[0]], [temporaries[1]], 1)]
+    thread_0.append(step([temporaries[1]], [outs[0]], 1))
+    thread_1 = [step([b], [temporaries[2]], 1), step([temporaries[2]], [temporaries[3]], 1)]
+    thread_1.append(step([temporaries[3]], [outs[1]], 1))
+    last = step([*outs], [vector()], 1)
+    plan = plan_memory([[thread_0, thread_1], [[last]]])
+    spans = [
+        {plan.offsets[view.buffer] for each in steps for view in each.writes[:1]}
+        for steps in (thread_0[:2], thread_1[:2])
+    ]
+    assert not spans[0] & spans[1]
+    alone = plan_memory([[[each]] for each in (*thread_0, *thread_1, last)])
+    assert alone.bytes <= plan.bytes < plan.sum_bytes
+
+
+# Whole models
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transformer-encoder", "mobilenet-like", "lstm-tagger-both-ways"],
+)
+def test_models_on_two_threads(name: str) -> None:
+    """As one thread computes them, and the same bits with and without workers."""
+    (model,) = models_named([name])
+    module, inputs = pruned(model, 0.1), model.inputs(1)
+    one, two = (sparsejit.compile(module, example_inputs=inputs, threads=n) for n in (1, 2))
+    arrays = [tensor.numpy() for tensor in inputs]
+    wanted, got = one.run(arrays), two.run(arrays)
+    for mine, reference in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=0, atol=1e-5 * np.abs(reference).max())
+    pool().stop()
+    alone = two.run(arrays)
+    pool().require(1)
+    assert all(mine.tobytes() == again.tobytes() for mine, again in zip(got, alone, strict=True))
+
+
+def test_the_schedule_is_drawn() -> None:
+    (model,) = models_named(["transformer-encoder"])
+    module, inputs = pruned(model, 0.1), model.inputs(1)
+    report = sparsejit.compile(module, example_inputs=inputs, threads=2).explain(measure=False)
+    assert report.schedule[0].startswith("2 threads, ")
+    assert any(line.startswith("wave 2") and "#" in line for line in report.schedule)
+    assert report.schedule[1] in str(report) and "Who runs what" in report.html()
+    alone = sparsejit.compile(module, example_inputs=inputs).explain(measure=False)
+    assert alone.schedule == () and "Who runs what" not in alone.html()
+
+
+# Threads that take turns with tiles
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("name", ["mobilenet-like", "mlp"])
+def test_tiles_in_turn_have_the_bits_of_one_thread(name: str, threads: int) -> None:
+    (model,) = models_named([name])
+    module, inputs = pruned(model, 0.1), model.inputs(48)
+    several = sparsejit.compile(module, example_inputs=inputs, threads=threads)
+    assert "take turns with tiles" in several.explain(measure=False).schedule[0]
+    each = model.inputs(several.tile or 1)
+    alone = sparsejit.compile(module, example_inputs=each)
+    assert alone.tile == several.tile
+    for rows in (0, 1, 2, 3, 47, 48):
+        arrays = [tensor.numpy()[:rows] for tensor in inputs]
+        for mine, reference in zip(several.run(arrays), alone.run(arrays), strict=True):
+            assert mine.tobytes() == reference.tobytes()
+
+
+class Lookup(nn.Module):
+    """Rows of a table, and a layer that fills a tile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(10, 16), nn.Linear(16, 16)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table(index))
+
+
+def test_an_index_out_of_range_is_found_in_any_tile() -> None:
+    index = torch.zeros(64, dtype=torch.int64)
+    model = sparsejit.compile(Lookup().eval(), example_inputs=(index,), threads=2)
+    assert model.tile == 32
+    model(index)
+    for place in (0, 40):
+        wrong = index.clone()
+        wrong[place] = 10
+        with pytest.raises(InvalidInput, match="index"):
+            model(wrong)
+
+
+def test_a_model_whose_threads_take_turns_is_saved_so(tmp_path: object) -> None:
+    (model,) = models_named(["mlp"])
+    module, inputs = pruned(model, 0.1), model.inputs(64)
+    several = sparsejit.compile(module, example_inputs=inputs, threads=2)
+    file = f"{tmp_path}/model.sj"
+    several.save(file)
+    again = sparsejit.load(file)
+    assert again.explain(measure=False).schedule == several.explain(measure=False).schedule
+    assert torch.equal(again(*inputs), several(*inputs))
