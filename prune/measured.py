@@ -7,7 +7,7 @@ from sparsejit.errors import DamagedFile
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache
 from sparsejit.planner.calibration import calibrated
-from sparsejit.prune import in_model
+from sparsejit.prune import convolutions, in_model
 
 
 def measurement_file(kind: str, *parts: str) -> Path:
@@ -15,7 +15,7 @@ def measurement_file(kind: str, *parts: str) -> Path:
     target = calibrated(Target.detect())
     sets = " ".join(sorted(target.instruction_sets))
     rates = repr((target.core.rates, target.core.steps))
-    method = Path(in_model.__file__).read_text()
+    method = "".join(Path(str(one.__file__)).read_text() for one in (convolutions, in_model))
     digest = cache.compiler_digest()
     return cache.cache_file(kind, target.model, sets, rates, digest, method, *parts)
 
