@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import Array, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.prune.calibration import evaluating
 from sparsejit.x86.assembler import Image
@@ -46,6 +48,25 @@ class CompiledConvolution:
         return self.variant.graph.outputs[0].type.size
 
     @property
+    def op(self) -> Convolution:
+        """What it computes."""
+        (op,) = (n.op for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
+        return op
+
+    @property
+    def weights(self) -> Array:
+        """(out, in / groups, *kernel), of a transposed one (in, out / groups, *kernel)."""
+        (weights,) = self.variant.graph.constants.values()
+        return weights
+
+    @property
+    def uses(self) -> int:
+        """Products with each weight: positions of y, of a transposed convolution those of x."""
+        graph = self.variant.graph
+        (image,) = graph.inputs if self.op.transposed else graph.outputs
+        return prod(image.shape[2:])
+
+    @property
     def workspace_floats(self) -> int:
         """What it needs besides, in floats."""
         return -(-self.variant.workspace_bytes // 4)
@@ -58,7 +79,7 @@ class CompiledConvolution:
     @cached_property
     def stats(self) -> dict[str, Any]:
         """The nonzero weights, each once however many kernels read it."""
-        return {"nnz": max(step.facts.nnz for step in self.variant.steps)}
+        return {"nnz": int(np.count_nonzero(self.weights))}
 
     @property
     def price(self) -> tuple[str, float]:

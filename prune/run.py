@@ -19,7 +19,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_torch_file
 from sparsejit.prune.batches import Batches
-from sparsejit.prune.calibration import Calibration, calibrate, call, evaluating
+from sparsejit.prune.calibration import Calibration, calibrate, evaluating
 from sparsejit.prune.post_training import refit
 from sparsejit.prune.recipe import LEARNING_RATES, Recipe, Training
 from sparsejit.prune.report import SparsityReport
@@ -212,15 +212,11 @@ class _Run:
         batches, example = self.workload.batches, None
         if self.pruner.budget_us is not None and batches is not None:
             example = next(Batches(batches, self.recipe.seed))  # for the size of images
-        self.pruner.prepare(self.model, self.optimizer, keep_zeros, example, self._call)
-
-    def _call(self, model: nn.Module, batch: Any) -> Any:
-        run = call if self.workload.loss is None else self.workload.loss
-        return run(model, batch)
+        self.pruner.prepare(self.model, self.optimizer, keep_zeros, example, self.workload.run)
 
     def _calibrate(self, batches: int) -> Calibration:
         targets = self.recipe.prune["targets"]
-        return calibrate(self.model, targets, islice(self.batches, batches), self._call)
+        return calibrate(self.model, targets, islice(self.batches, batches), self.workload.run)
 
     def _learning_rate(self, training: Training) -> float:
         """Share of the optimizer's rate for the step that comes."""
