@@ -316,8 +316,11 @@ def test_a_convolution_gains_what_lowering_says(groups: int) -> None:
         ("pattern 1x8", "1x8", 0.1, 0.9),
         ("half as many", "unstructured", 0.05, 0.95),
     ):
-        suggestion = found(given, change)
         saved = SLOWER * (lowered_ns(now) - lowered_ns(pruned_to(pattern, density)))
+        if saved < LEAST_SHARE * given.whole_ns:
+            assert TARGET.isa == "avx2", "blocks save loads where there are registers for them"
+            continue
+        suggestion = found(given, change)
         assert suggestion.saved_ns == pytest.approx(saved)
         assert suggestion.how == f'Pruner({amount}, pattern="{pattern}", targets=["conv.weight"])'
         assert suggestion.layers == ("conv",)
