@@ -7,9 +7,10 @@ from Python is a row of its own.
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns as clock
 from typing import Any
@@ -22,6 +23,7 @@ from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.ir.graph import Array
 from sparsejit.perf.model_peers import ModelPeer
 from sparsejit.perf.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.runtime.native_timing import native_loop, pinned, sample
 
 PEER = ModelPeer(
@@ -109,23 +111,14 @@ class ForestComparison:
         return min(rivals, default=float("nan")) / ours
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Side:
-    """A contestant: its least times so far, one row a call and all in one."""
+    """A contestant: its error, and what measures a row where so many come in a call."""
 
     name: str
     version: str
     error: float
     time: Callable[[int], float]
-    single: float = float("inf")
-    batch: float = float("inf")
-
-    def round(self) -> None:
-        self.single = min(self.single, self.time(1))
-        self.batch = min(self.batch, self.time(ROWS))
-
-    def result(self) -> ForestTime:
-        return ForestTime(self.name, self.version, self.single, self.batch, self.error)
 
 
 def compare_forests(
@@ -152,12 +145,30 @@ def compare_forests(
                 sides.append(_rival(stack, engine, core, (data, model), wanted))
             except (PeerFailed, MissingDependency) as error:
                 skipped[engine] = str(error)
-        for number in range(ROUNDS):
-            progress(f"{problem.name}: round {number + 1} of {ROUNDS}")
-            for side in sides:
-                side.round()
-    times = tuple(side.result() for side in sides)
+        times = _times(sides, lambda step: progress(f"{problem.name}: {step}"))
     return ForestComparison(problem.name, kernels, times, skipped)
+
+
+def _times(sides: Sequence[_Side], progress: Callable[[str], None]) -> tuple[ForestTime, ...]:
+    turns = RoundsInTurn(
+        {
+            (side.name, rows): partial(_ns_a_row, side, rows)
+            for side in sides
+            for rows in (1, ROWS)
+        }
+    )
+    for number in range(ROUNDS):
+        progress(f"round {number + 1} of {ROUNDS}")
+        turns.round(number)
+    least = turns.least()
+    return tuple(
+        ForestTime(one.name, one.version, least[one.name, 1], least[one.name, ROWS], one.error)
+        for one in sides
+    )
+
+
+def _ns_a_row(side: _Side, rows: int, _: int) -> float:
+    return side.time(rows)
 
 
 def regression_rows() -> tuple[Array, Array]:

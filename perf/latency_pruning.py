@@ -146,10 +146,10 @@ def recorded() -> list[LatencyRow]:
 def uniform_amount(layers: dict[str, Prunable], us: float) -> tuple[float, float]:
     """The least amount for all layers that takes `us` or a little more, and what it takes."""
     low, high = 0.0, 0.998
-    taken = {high: time_in_turn([layer.pruned(high) for layer in layers.values()])}
+    taken = {high: time_in_turn(layers, dict.fromkeys(layers, high))}
     while high - low > 5e-4:
         middle = (low + high) / 2
-        time = time_in_turn([layer.pruned(middle) for layer in layers.values()])
+        time = time_in_turn(layers, dict.fromkeys(layers, middle))
         if time <= 1.02 * us:
             high, taken[middle] = middle, time
         else:

@@ -22,7 +22,7 @@ from sparsejit.perf import history
 from sparsejit.perf.kernels import checked_error
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import single_threaded
-from sparsejit.perf.timing import time_python
+from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.prune import factorise
 from sparsejit.runtime.native_timing import pinned
 
@@ -121,7 +121,8 @@ class StructuredContest:
 
     def __init__(self, subject: str, density: float, exact: Tensor, calls: Timed) -> None:
         """Raises CompileError where an output is wrong."""
-        self.subject, self.density, self._calls = subject, density, calls
+        self.subject, self.density = subject, density
+        self._turns = RoundsInTurn({name: partial(_us, call) for name, call in calls.items()})
         with torch.inference_mode():
             errors = {
                 name: checked_error(name, np.asarray(call()).ravel(), exact.numpy().ravel())
@@ -132,16 +133,18 @@ class StructuredContest:
     def round(self) -> dict[str, float]:
         """Microseconds of each, the least of a few samples."""
         with torch.inference_mode():
-            return {
-                name: time_python(call, samples=3, budget_ns=20_000_000).min_ns / 1000
-                for name, call in self._calls.items()
-            }
+            return self._turns.round()
 
     def times(self, rounds: int = ROUNDS) -> StructuredTimes:
         """The least of so many rounds."""
-        found = [self.round() for _ in range(rounds)]
-        least = {name: min(each[name] for each in found) for name in self._calls}
+        for _ in range(rounds):
+            self.round()
+        least = self._turns.least()
         return StructuredTimes(self.subject, self.density, self.relative_error, least)
+
+
+def _us(call: Callable[[], Tensor], _: int) -> float:
+    return time_python(call, samples=3, budget_ns=20_000_000).min_ns / 1000
 
 
 def _against(make: Callable[[], StructuredContest], peer: str) -> Callable[[], float]:

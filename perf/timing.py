@@ -5,14 +5,44 @@
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from typing import Generic, TypeVar
 
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import BUDGET_NS, SAMPLES, Timing, pinned, sample, time_native
 from sparsejit.x86.assembler import Assembler
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class RoundsInTurn(Generic[Name]):
+    """Contestants, each measured once a round, so that a change of the clock meets all alike.
+
+    Each is told the number of the round and returns a time; `times` has those of all rounds.
+    """
+
+    def __init__(self, contestants: Mapping[Name, Callable[[int], float]]) -> None:
+        self._contestants = contestants
+        self.times: dict[Name, list[float]] = {name: [] for name in contestants}
+
+    def round(self, number: int = 0) -> dict[Name, float]:
+        """One more time of each."""
+        found = {name: measure(number) for name, measure in self._contestants.items()}
+        for name, time in found.items():
+            self.times[name].append(time)
+        return found
+
+    def forget(self) -> None:
+        """The rounds so far, which warmed up."""
+        for times in self.times.values():
+            times.clear()
+
+    def least(self) -> dict[Name, float]:
+        """Of all rounds."""
+        return {name: min(times) for name, times in self.times.items()}
 
 
 def time_python(

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sparsejit.perf.deck_loop import DeckLoop
 from sparsejit.perf.models import Contestant
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.synthesis import sample_us
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.voice_networks import (
     FRAMES,
     BundledNetwork,
@@ -158,7 +160,12 @@ class NetworkContest:
         self.deck: dict[str, DeckLoop] = {}
         if name == "deck":
             self._add_deck_loops()
-        self.us: dict[str, list[float]] = {}
+        self._turns = RoundsInTurn(
+            {
+                **{dtype: partial(self._loop_us, loop) for dtype, loop in self.loops.items()},
+                **{name: loop.sample_us for name, loop in self.deck.items()},
+            }
+        )
 
     def _add_deck_loops(self) -> None:
         assert isinstance(self.network, SpecNetwork)
@@ -172,21 +179,23 @@ class NetworkContest:
             _checked(f"C {dtype}", loop.logits(given), _exact_logits(self.network), dtype)
             self.deck[f"C {dtype}"] = loop
 
+    def _loop_us(self, loop: SampleLoop, seed: int) -> float:
+        return sample_us(Sampler(loop, seed), self.network.inputs)
+
+    @property
+    def us(self) -> dict[str, list[float]]:
+        """Microseconds a sample of each that runs in this process, round after round."""
+        return self._turns.times
+
     def round(self, number: int) -> dict[str, float]:
         """Microseconds a sample of each that runs in this process; peers keep their own."""
-        inputs = self.network.inputs
-        found = {
-            dtype: sample_us(Sampler(loop, number), inputs) for dtype, loop in self.loops.items()
-        }
-        found |= {name: loop.sample_us(number) for name, loop in self.deck.items()}
+        found = self._turns.round(number)
         one_round(self.ready, self.skipped)
-        for name, us in found.items():
-            self.us.setdefault(name, []).append(us)
         return found
 
     def forget(self) -> None:
         """The rounds so far, which warmed up."""
-        self.us.clear()
+        self._turns.forget()
         for contestant in self.ready:
             contestant.ns.clear()
 

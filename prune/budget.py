@@ -116,9 +116,7 @@ def spend(
         return {name: float(amount) for name, amount in zip(layers, chosen, strict=True)}
 
     def measure(state: int) -> float:
-        amounts = amounts_of(state)
-        weights = (layer.pruned(amounts[name]) for name, layer in layers.items())
-        return time_in_turn(weights, table.dtype)
+        return time_in_turn(layers, amounts_of(state), table.dtype)
 
     digests = [layer.digest() for layer in layers.values()]
     curve = (best.times.tobytes().hex(), best.losses.tobytes().hex())

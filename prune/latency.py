@@ -1,7 +1,7 @@
 """What each weight matrix costs as compiled code inside its model, by pattern and amount."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,26 +9,29 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.console import Group
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
-from sparsejit.api import Kernel, compile_matrix
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.prune import in_model
 from sparsejit.prune.amounts import check_amount
+from sparsejit.prune.calibration import call
+from sparsejit.prune.convolutions import CompiledConvolution, convolutions_in_model
 from sparsejit.prune.display import Shown
 from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.prune.targets import Target as Targets
+from sparsejit.prune.targets import match_targets
 
 AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """One matrix at one amount: microseconds of a product with one vector, and the kernel for it.
+    """One layer at one amount: microseconds, and the kernels that take them.
 
+    us: of a matrix's product with one vector, or of all calls of a convolution for one image each.
     nnz: weights that are left, out of weight[out_features, in_features].
     """
 
@@ -77,7 +80,7 @@ class LatencyTable(Shown):
         return Group(*map(self._of, patterns))
 
     def _of(self, pattern: str) -> Table:
-        title = f"{pattern}, {self.dtype}: ns a product within the model, on {self.machine}"
+        title = f"{pattern}, {self.dtype}: ns a layer within the model, on {self.machine}"
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         rows = [row for row in self.rows if row.pattern == pattern]
         amounts = sorted({row.amount for row in rows})
@@ -97,21 +100,32 @@ def latency_table(
     amounts: Sequence[float] = AMOUNTS,
     dtype: str = "float32",
     per_gate: bool | Mapping[str, int] = True,
+    example_inputs: Any = None,
+    run: Callable[[nn.Module, Any], Any] = call,
 ) -> LatencyTable:
     """Measure the targets on this machine, pruned by magnitude to each of the amounts.
 
-    What is measured is a product of weight[out_features, in_features] with one vector, on one
-    core: of a Linear one input, of a GRU's or LSTM's matrix one step, of a convolution, as
-    (out, everything else), one position. Every matrix is timed as one of the model: as many copies
-    of it run in turn as fill the room of all targets' code and weights at that amount, because the
-    others push it out of the nearest caches. A copy of the weights is pruned, as `Pruner` would.
+    Of a Linear one input is measured, of a GRU's or LSTM's matrix one step: a product of
+    weight[out_features, in_features] with one vector, on one core. Of a convolution it is one image
+    of the size that the layer meets, computed as in a compiled model, copies of the image for its
+    padding included. Every layer is timed as one of the model: as many copies of it run in turn as
+    fill the room of all targets' code and weights at that amount, because the others push it out of
+    the nearest caches. A copy of the weights is pruned, as `Pruner` would.
+
+    example_inputs: what the model is called with, a tensor or a tuple of arguments; the sizes of
+        its images are those that convolutions are timed for, its batch does not matter. Without
+        convolutions it is not needed.
+    run: what calls the model with example inputs of another kind, as in `calibrate`.
 
     Tables are kept in the user's cache directory under a key of weights, pattern, amounts, dtype,
-    processor and the compiler's source. Raises InvalidInput as `Pruner` does.
+    processor and the compiler's source. Raises InvalidInput as `Pruner` does, and for a convolution
+    whose images are not known.
     """
     rows: list[Latency] = []
+    names = match_targets(model, targets)
+    convolutions = convolutions_in_model(model, names, example_inputs, run)
     for pattern in map(choose_pattern, patterns):
-        layers = prunables(model, targets, pattern, per_gate)
+        layers = prunables(model, targets, pattern, per_gate, convolutions)
         rows += measured_latencies(layers, pattern, dtype, amounts).rows
     return LatencyTable(tuple(rows), dtype, Target.detect().model)
 
@@ -165,27 +179,42 @@ def check_tradable(pattern: Pattern) -> None:
         )
 
 
-def time_in_turn(weights: Iterable[Tensor], dtype: str = "float32") -> float:
-    """Microseconds of the products of all matrices, one after another."""
-    return in_model.us_in_turn([_compiled(weight, dtype) for weight in weights])
+def time_in_turn(
+    layers: Mapping[str, Prunable], amounts: Mapping[str, float], dtype: str = "float32"
+) -> float:
+    """Microseconds of all layers pruned so, one after another."""
+    each = (layer.compiled(amounts[name], dtype) for name, layer in layers.items())
+    return in_model.us_in_turn([kernel for kernels in each for kernel in kernels])
 
 
 def _measure(
     layers: Mapping[str, Prunable], pattern: str, amounts: Sequence[float], dtype: str
 ) -> Iterator[Latency]:
+    known: dict[object, float] = {}
     done: set[tuple[str, float]] = set()
     for amount in amounts:
         reached = {name: min(amount, layer.largest_amount) for name, layer in layers.items()}
-        weights = {name: layer.pruned(reached[name]) for name, layer in layers.items()}
-        kernels = {name: _compiled(weight, dtype) for name, weight in weights.items()}
-        room = sum(len(kernel.image.data) for kernel in kernels.values())
-        for name, kernel in kernels.items():
+        compiled = {name: one.compiled(reached[name], dtype) for name, one in layers.items()}
+        room = sum(len(each.image.data) for kernels in compiled.values() for each in kernels)
+        for name, kernels in compiled.items():
             if (name, reached[name]) not in done:
                 done.add((name, reached[name]))
-                us = in_model.us_among_others(kernel, room)
-                nnz = int(weights[name].count_nonzero())
-                yield Latency(name, pattern, reached[name], us, kernel.strategy, nnz)
+                us = sum(_us(name, kernel, room, known) for kernel in kernels)
+                used = ", ".join(dict.fromkeys(kernel.strategy for kernel in kernels))
+                nnz = kernels[0].stats["nnz"]
+                yield Latency(name, pattern, reached[name], us, used, nnz)
 
 
-def _compiled(weight: Tensor, dtype: str) -> Kernel:
-    return compile_matrix(weight.cpu().numpy(), dtype=dtype)
+def _us(
+    name: str, kernel: in_model.CompiledLayer, room: int, known: dict[object, float]
+) -> float:
+    """Microseconds of one kernel; a convolution's whose code zeros do not change are `known`.
+
+    Measured twice they would differ by chance, and pruning would seem to gain so much.
+    """
+    if not isinstance(kernel, CompiledConvolution):
+        return in_model.us_among_others(kernel, room)
+    key = (name, kernel.price)
+    if key not in known:
+        known[key] = in_model.us_among_others(kernel, room)
+    return known[key]

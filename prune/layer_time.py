@@ -1,7 +1,8 @@
 """What the layers of a pruned model cost, compiled: predicted and measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -11,15 +12,24 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
-from sparsejit.prune.in_model import us_in_turn
+from sparsejit.prune.calibration import call
+from sparsejit.prune.convolutions import CompiledConvolution, convolutions_in_model
+from sparsejit.prune.in_model import CompiledLayer, us_in_turn
 from sparsejit.prune.report import LayerTime, SparsityReport
 from sparsejit.runtime.native_timing import median_of_least, time_copies
 
 PLACES = 5
 # Of the sum of magnitudes. An index in a weight's lowest bits changes it by 2^-17 at most.
 TOLERANCE = 2.0**-16
+IMAGE_TOLERANCES = {
+    DType.FLOAT32: TOLERANCE,
+    DType.FLOAT16: 2.0**-11,
+    DType.BFLOAT16: 2.0**-8,
+    DType.INT8: 2.0**-6,
+}
 
 
 def time_layers(
@@ -27,21 +37,37 @@ def time_layers(
     report: SparsityReport,
     dtype: str = "float32",
     progress: Callable[[str], None] = lambda name: None,
+    example_inputs: Any = None,
+    run: Callable[[nn.Module, Any], Any] = call,
 ) -> SparsityReport:
     """The report with what each weight costs here; `progress` is told the name of each first.
 
     >>> print(time_layers(model, pruner.finalize()))
 
     dtype: of the compiled weights. A weight counts as (out, everything else).
+    example_inputs, run: as for `latency_table`; without them a convolution is timed as the product
+        of one position.
     Raises InvalidInput for a model without the report's weights, and CompileError if a kernel's
     output is not its oracle's, but for rounding.
     """
-    layers, kernels = [], []
+    parameters = {layer.name: _parameter(model, layer.name) for layer in report.layers}
+    found = {}
+    if example_inputs is not None:
+        found = convolutions_in_model(model, parameters, example_inputs, run)
+    layers, kernels = [], list[CompiledLayer]()
     for layer in report.layers:
         progress(layer.name)
-        weight, _ = weights_and_bias(_parameter(model, layer.name))
-        kernels.append(compile_matrix(weight, dtype=dtype))
-        layers.append(replace(layer, time=time_kernel(kernels[-1], SparseMatrix(weight))))
+        parameter = parameters[layer.name]
+        if layer.name in found:
+            calls = found[layer.name].compiled(parameter.flatten(1).float(), dtype)
+            time = time_convolution(calls)
+            kernels += calls
+        else:
+            weight, _ = weights_and_bias(parameter)
+            kernel = compile_matrix(weight, dtype=dtype)
+            time = time_kernel(kernel, SparseMatrix(weight))
+            kernels.append(kernel)
+        layers.append(replace(layer, time=time))
     progress("all in turn")
     return SparsityReport(layers, us_in_turn(kernels))
 
@@ -71,6 +97,38 @@ def time_kernel(kernel: Kernel, matrix: SparseMatrix) -> LayerTime:
         effective_gflops=2 * matrix.dense.size / measured_ns,
         real_gflops=2 * matrix.nnz / measured_ns,
     )
+
+
+def time_convolution(calls: Sequence[CompiledConvolution]) -> LayerTime:
+    """Check and time all calls of a convolution, an image each, on one core, by themselves."""
+    for kernel in dict.fromkeys(calls):
+        _check_image(kernel)
+    weights, uses = calls[0].weights, sum(kernel.uses for kernel in calls)
+    measured_ns = 1e3 * us_in_turn(calls, PLACES)
+    return LayerTime(
+        kernel=", ".join(dict.fromkeys(kernel.strategy for kernel in calls)),
+        lane_use=None,
+        predicted_ns=sum(kernel.price[1] for kernel in calls),
+        measured_ns=measured_ns,
+        effective_gflops=2 * weights.size * uses / measured_ns,
+        real_gflops=2 * np.count_nonzero(weights) * uses / measured_ns,
+    )
+
+
+def _check_image(kernel: CompiledConvolution) -> None:
+    """By what the graph says in float64, which does not round weights."""
+    graph, weights, op = kernel.variant.graph, kernel.weights, kernel.op
+    shape = graph.inputs[0].shape
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    (y,), (wanted,) = kernel.variant.call.run(x), graph.evaluate([x])
+    error = np.abs(y - wanted).max()
+    axes = (0, *range(2, weights.ndim)) if op.transposed else tuple(range(1, weights.ndim))
+    most = np.abs(weights).sum(axis=axes).max() * np.abs(x).max()
+    if not error <= IMAGE_TOLERANCES[op.dtype] * most:  # NaN too
+        raise CompileError(
+            f"{kernel.strategy} is off by {error:.3g} against its oracle: "
+            "its time would mean nothing; please report this"
+        )
 
 
 def _check(kernel: Kernel, matrix: SparseMatrix, x: np.ndarray) -> None:

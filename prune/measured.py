@@ -3,20 +3,25 @@
 from pathlib import Path
 from typing import Any
 
+from sparsejit import lowering, passes
 from sparsejit.errors import DamagedFile
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache
 from sparsejit.planner.calibration import calibrated
-from sparsejit.prune import in_model
+from sparsejit.prune import convolutions, in_model
 
 
 def measurement_file(kind: str, *parts: str) -> Path:
-    """Named by `parts` and all else that decides a time: processor, compiler, way of measuring."""
+    """Named by `parts` and all else that decides a time: processor, compiler, way of measuring.
+
+    Convolutions go through rooms of the compiler that single products do without.
+    """
     target = calibrated(Target.detect())
     sets = " ".join(sorted(target.instruction_sets))
     rates = repr((target.core.rates, target.core.steps))
-    method = Path(in_model.__file__).read_text()
+    method = "".join(Path(str(one.__file__)).read_text() for one in (convolutions, in_model))
     digest = cache.compiler_digest()
+    digest += cache.source_digest(Path(str(room.__file__)).parent for room in (lowering, passes))
     return cache.cache_file(kind, target.model, sets, rates, digest, method, *parts)
 
 

@@ -4,13 +4,17 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsejit.api import compile_matrix
 from sparsejit.prune.allocation import choose_pruned
+from sparsejit.prune.convolutions import ConvolutionInModel
+from sparsejit.prune.in_model import CompiledLayer
 from sparsejit.prune.patterns import Blocks, Pattern
 from sparsejit.prune.targets import Target, check_finite, count_gates, match_targets
 
@@ -19,10 +23,14 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prunable:
-    """One weight as float32 (out_features, in_features), and its blocks scored by magnitude."""
+    """One weight as float32 (out_features, in_features), and its blocks scored by magnitude.
+
+    convolution: what it is compiled as, where it is one's.
+    """
 
     weight: Tensor
     blocks: Blocks
+    convolution: ConvolutionInModel | None = None
 
     @property
     def largest_amount(self) -> float:
@@ -36,6 +44,13 @@ class Prunable:
         gone = choose_pruned({"": self.blocks}, {"": counts})[""]
         return self.weight.masked_fill(gone.view_as(self.weight), 0)
 
+    def compiled(self, amount: float, dtype: str) -> list[CompiledLayer]:
+        """What is run of it, pruned so: a product with one vector, or a convolution's calls."""
+        weight = self.pruned(amount)
+        if self.convolution is None:
+            return [compile_matrix(weight.cpu().numpy(), dtype=dtype)]
+        return [*self.convolution.compiled(weight, dtype)]
+
     def energy_left(self, amounts: FloatArray) -> FloatArray:
         """Share of the sum of squared weights that each of the amounts leaves, above 0."""
         labels, scores = self.blocks.labels.flatten(1), self.blocks.scores
@@ -48,8 +63,9 @@ class Prunable:
         return np.asarray(np.maximum(left, np.finfo(float).eps))
 
     def digest(self) -> str:
-        """Of everything that decides which weights go."""
-        state = hashlib.sha256(str(tuple(self.blocks.labels.shape)).encode())
+        """Of everything that decides which weights go, and what is then run."""
+        facts = tuple(self.blocks.labels.shape), self.convolution
+        state = hashlib.sha256(str(facts).encode())
         for tensor in (self.weight, self.blocks.scores):
             state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return state.hexdigest()
@@ -60,9 +76,11 @@ def prunables(
     targets: Target | Sequence[Target],
     pattern: Pattern,
     per_gate: bool | Mapping[str, int] = True,
+    convolutions: Mapping[str, ConvolutionInModel] = MappingProxyType({}),
 ) -> dict[str, Prunable]:
     """The targets of a model, as `Pruner` would prune them; nothing of them is pruned yet.
 
+    convolutions: how those targets that have one are compiled, by name.
     Raises InvalidInput as `Pruner` does.
     """
     layers = {}
@@ -72,5 +90,5 @@ def prunables(
         gates = count_gates(model, name, per_gate)
         by_gate = weight.reshape(gates, weight.shape[0] // gates, -1)
         blocks = pattern.blocks(by_gate.double().square(), torch.ones_like(by_gate).bool())
-        layers[name] = Prunable(weight.flatten(1).float(), blocks)
+        layers[name] = Prunable(weight.flatten(1).float(), blocks, convolutions.get(name))
     return layers

@@ -13,6 +13,8 @@ from sparsejit.ir.spec import DType
 from sparsejit.prune.allocation import ALLOCATIONS, choose_pruned
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
 from sparsejit.prune.budget import TradeOff, check_budget, spend
+from sparsejit.prune.calibration import call
+from sparsejit.prune.convolutions import ConvolutionInModel, convolutions_in_model
 from sparsejit.prune.criteria import Criterion, Magnitude, check_criterion
 from sparsejit.prune.latency import measured_latencies
 from sparsejit.prune.patterns import Blocks, NofM, Pattern, choose_pattern
@@ -53,9 +55,10 @@ class Pruner:
     criterion: Magnitude() by default, Movement() or Random(seed).
     regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
     keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
-    budget_us: in place of an amount, what one product of each target may take in all, compiled
-        and one after another on this machine. `prepare` measures, chooses the amounts that cost
-        the least (see `budget.py`) and leaves them, with what other budgets would, in `trade_off`.
+    budget_us: in place of an amount, what one product of each target, and of convolutions one
+        image, may take in all, compiled and one after another on this machine. `prepare` measures,
+        chooses the amounts that cost the least (see `budget.py`) and leaves them, with what other
+        budgets would, in `trade_off`.
     dtype: of the compiled weights, for `budget_us`.
 
     Raises InvalidInput for a value outside its range.
@@ -107,12 +110,18 @@ class Pruner:
             self._rewinder = Rewinder(self.schedule)
 
     def prepare(
-        self, model: nn.Module, optimizer: Optimizer | None = None, keep_zeros: bool = False
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        keep_zeros: bool = False,
+        example_inputs: Any = None,
+        run: Callable[[nn.Module, Any], Any] = call,
     ) -> None:
         """Start at step 0 on the model's targets; with `keep_zeros` their zeros count as pruned.
 
-        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, and where
-        what is protected leaves too little to prune.
+        example_inputs, run: as for `latency_table`, which `budget_us` needs for convolutions.
+        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, where what
+        is protected leaves too little to prune, and for a convolution whose images a budget needs.
         """
         if isinstance(self.per_gate, Mapping):
             check_globs([name for name, _ in model.named_parameters()], self.per_gate)
@@ -130,7 +139,8 @@ class Pruner:
         }
         self._model, self._optimizer, self._step = model, optimizer, 0
         if self.budget_us is not None:
-            self.trade_off = self._spend(self.budget_us, weights)
+            found = convolutions_in_model(model, weights, example_inputs, run)
+            self.trade_off = self._spend(self.budget_us, weights, found)
             self.amount = self.trade_off.amounts
         self.criterion.start(weights)
         # Also tells now, not at the schedule's end, whether the amount can be reached.
@@ -300,12 +310,18 @@ class Pruner:
         gates = (self._gates[name], importance.shape[0] // self._gates[name], -1)
         return self.pattern.blocks(importance.reshape(gates), alive.reshape(gates))
 
-    def _spend(self, budget_us: float, weights: Mapping[str, nn.Parameter]) -> TradeOff:
+    def _spend(
+        self,
+        budget_us: float,
+        weights: Mapping[str, nn.Parameter],
+        convolutions: Mapping[str, ConvolutionInModel],
+    ) -> TradeOff:
         layers = {}
         for name, weight in weights.items():
             check_finite(name, weight)
             blocks = self._blocks(name, weight.detach().double().square())
-            layers[name] = Prunable(weight.detach().flatten(1).float(), blocks)
+            matrix = weight.detach().flatten(1).float()
+            layers[name] = Prunable(matrix, blocks, convolutions.get(name))
         table = measured_latencies(layers, self.pattern, self.dtype)
         return spend(budget_us, layers, table, self.pattern.name)
 

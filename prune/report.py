@@ -16,14 +16,16 @@ from sparsejit.prune.patterns import Pattern
 class LayerTime:
     """One product with one vector of inputs, on one core, by the planner's choice.
 
-    That is one step of a recurrent layer, one position of a convolution's output.
-    lane_use: nonzeros over the lanes of all steps that the cost model counts (`cost.lane_use`).
-    predicted_ns: the cost model's. measured_ns: the least of many calls, the median over places
-        in memory. GFLOPS go by the measured time; effective ones count the zeros.
+    That is one step of a recurrent layer. Of a convolution it is one image for each of its calls,
+    or where images are not known one position of its output.
+    lane_use: nonzeros over the lanes of all steps that the cost model counts (`cost.lane_use`);
+        None for images, whose lanes are positions.
+    predicted_ns: the cost model's. measured_ns: the least of many calls (of images the median), the
+        median over places in memory. GFLOPS go by the measured time; effective ones count zeros.
     """
 
     kernel: str
-    lane_use: float
+    lane_use: float | None
     predicted_ns: float
     measured_ns: float
     effective_gflops: float
@@ -87,7 +89,7 @@ _SPARSITY: _Columns = {
 }
 _COST: _Columns = {
     "kernel": ("kernel", str),
-    "lane_use": ("lane\nuse", "{:.0%}".format),
+    "lane_use": ("lane\nuse", lambda use: "" if use is None else f"{use:.0%}"),
     "predicted_ns": ("predicted\nns", "{:,.0f}".format),
     "measured_ns": ("measured\nns", "{:,.0f}".format),
     "effective_gflops": ("GFLOPS\neffective", "{:,.0f}".format),
@@ -128,8 +130,9 @@ class SparsityReport(Shown):
             times = [layer.time for layer in self.layers if layer.time is not None]
             total["predicted_ns"] = sum(time.predicted_ns for time in times)
             total["measured_ns"] = measured = sum(time.measured_ns for time in times)
-            total["effective_gflops"] = 2 * self.elements / measured
-            total["real_gflops"] = 2 * self.nnz / measured
+            for key in ("effective_gflops", "real_gflops"):
+                flops = sum(getattr(time, key) * time.measured_ns for time in times)
+                total[key] = flops / measured
             total["in_turn_us"] = self.in_turn_us
         return total
 
@@ -141,7 +144,7 @@ class SparsityReport(Shown):
         sparsity = self._table("Sparsity", _SPARSITY)
         if self.in_turn_us is None:
             return sparsity
-        cost = self._table("Time of one product, one core", _COST)
+        cost = self._table("Time of one product or image, one core", _COST)
         cost.caption = f"all in turn {self.in_turn_us:.3g} us"
         return Group(sparsity, cost)
 

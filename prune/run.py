@@ -19,7 +19,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_torch_file
 from sparsejit.prune.batches import Batches
-from sparsejit.prune.calibration import Calibration, calibrate, call, evaluating
+from sparsejit.prune.calibration import Calibration, calibrate, evaluating
 from sparsejit.prune.post_training import refit
 from sparsejit.prune.recipe import LEARNING_RATES, Recipe, Training
 from sparsejit.prune.report import SparsityReport
@@ -118,7 +118,7 @@ class _Run:
             method.cut(
                 self.model, calibration, settings["amount"], self.pruner.pattern, per_gate=per_gate
             )
-        self.pruner.prepare(self.model, self.optimizer, keep_zeros=method.keep_zeros)
+        self._prepare(method.keep_zeros)
         if method.refit:
             refit(self.model, calibration)
 
@@ -194,7 +194,7 @@ class _Run:
                 f"{path} is the checkpoint of another recipe: go on with that one, or delete it"
             )
         keep_zeros = self.recipe.build_method().keep_zeros
-        self.pruner.prepare(self.model, self.optimizer, keep_zeros=keep_zeros)
+        self._prepare(keep_zeros)
         try:
             self.model.load_state_dict(content["model"])
         except RuntimeError as error:
@@ -208,10 +208,15 @@ class _Run:
         torch.cuda.set_rng_state_all(content["random_cuda"])
         self.step, self.before = content["step"], content["before"]
 
+    def _prepare(self, keep_zeros: bool) -> None:
+        batches, example = self.workload.batches, None
+        if self.pruner.budget_us is not None and batches is not None:
+            example = next(Batches(batches, self.recipe.seed))  # for the size of images
+        self.pruner.prepare(self.model, self.optimizer, keep_zeros, example, self.workload.run)
+
     def _calibrate(self, batches: int) -> Calibration:
-        run = call if self.workload.loss is None else self.workload.loss
         targets = self.recipe.prune["targets"]
-        return calibrate(self.model, targets, islice(self.batches, batches), run)
+        return calibrate(self.model, targets, islice(self.batches, batches), self.workload.run)
 
     def _learning_rate(self, training: Training) -> float:
         """Share of the optimizer's rate for the step that comes."""

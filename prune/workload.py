@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_torch_file
+from sparsejit.prune.calibration import call
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,14 @@ class Workload:
     batches: Iterable[Any] | None = None
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+
+    def run(self, model: nn.Module, batch: Any) -> Any:
+        """Call a model like this one on one of the batches."""
+        return call(model, batch) if self.loss is None else self.loss(model, batch)
+
+    def first_batch(self) -> Any:
+        """The first one; None where there is none."""
+        return None if self.batches is None else next(iter(self.batches), None)
 
 
 def load_workload(reference: str) -> Workload:

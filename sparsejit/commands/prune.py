@@ -69,7 +69,9 @@ def prune(
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
         dtype = plan.prune.get("dtype", "float32")
-        result = replace(result, report=time_layers(result.model, result.report, dtype, bar.stage))
+        batch = workload.first_batch()
+        timed = time_layers(result.model, result.report, dtype, bar.stage, batch, workload.run)
+        result = replace(result, report=timed)
     _report(plan, result, out, report, as_json)
 
 

@@ -284,3 +284,62 @@ def test_many_layers_are_not_all_named() -> None:
     text = str(Advice((Suggestion(names, "do", "so", 1.0, 0.5, "none"),), 2.0, 3, 0.03))
     assert "a, b, c, d and 2 more" in text
     assert "a run of 3 samples" in text
+
+
+def convolution(filters: np.ndarray, groups: int = 1) -> Variant:
+    """Compiled over an image of 20 x 20, which it keeps."""
+    build = GraphBuilder()
+    x = build.input(TensorType((1, groups * filters.shape[1], 20, 20)), Origin("x"))
+    weights = build.constant(filters, Origin("conv.weight", "conv"))
+    op = Convolution(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=groups)
+    y = build.one(op, x, weights, origin=Origin("conv", "conv"))
+    return compiled(build.finish([y]))[1]
+
+
+def lowered_ns(variant: Variant) -> float:
+    return sum(step.facts.predicted_ns for step in variant.steps)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_gains_what_lowering_says(groups: int) -> None:
+    shape = (64, 64 // groups, 3, 3)
+    columns = 576 // groups
+
+    def pruned_to(pattern: str, density: float) -> Variant:
+        zeros = random_zeros(pattern, (64, columns), density)
+        return convolution(zeros.dense.reshape(shape), groups)
+
+    now = pruned_to("unstructured", 0.1)
+    assert all(step.facts.layer is None for step in now.steps)
+    given = advice(now)
+    for change, pattern, density, amount in (
+        ("pattern 1x8", "1x8", 0.1, 0.9),
+        ("half as many", "unstructured", 0.05, 0.95),
+    ):
+        saved = SLOWER * (lowered_ns(now) - lowered_ns(pruned_to(pattern, density)))
+        if saved < LEAST_SHARE * given.whole_ns:
+            assert TARGET.isa == "avx2", "blocks save loads where there are registers for them"
+            continue
+        suggestion = found(given, change)
+        assert suggestion.saved_ns == pytest.approx(saved)
+        assert suggestion.how == f'Pruner({amount}, pattern="{pattern}", targets=["conv.weight"])'
+        assert suggestion.layers == ("conv",)
+    assert not [each for each in given.suggestions if "lane16" in each.change]
+
+
+def test_a_dense_convolution_is_to_be_pruned() -> None:
+    filters = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float32)
+    suggestion = found(advice(convolution(filters)), "prune to 90 %")
+    assert 'Pruner(0.9, pattern="unstructured", targets=["conv.weight"])' in suggestion.how
+    assert "another kernel than now, sparse-windows" in suggestion.risk
+
+
+def test_zeros_gain_nothing_where_each_channel_has_a_kernel_of_its_own() -> None:
+    filters = np.random.default_rng(0).standard_normal((64, 1, 3, 3)).astype(np.float32)
+    given = advice(convolution(filters, groups=64))
+    assert not [each for each in given.suggestions if "Pruner" in each.how]
+
+
+def test_convolutions_that_no_price_explains_gain_nothing() -> None:
+    filters = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float32)
+    assert advice(convolution(filters), slower=50.0).suggestions == ()

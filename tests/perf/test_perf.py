@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sparsejit.perf import history, kernels, peers
 from sparsejit.perf.machine import MachineLimits, machine_limits
 from sparsejit.perf.peers import peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, Problem, problems_named
-from sparsejit.perf.timing import time_python
+from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import (
@@ -262,3 +263,22 @@ def test_results_outside_a_checkout_are_refused(
     with pytest.raises(InvalidInput, match="run from a clone"):
         history.append("kernels", [{}], LIMITS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_contestants_are_measured_in_turn_round_after_round() -> None:
+    order: list[tuple[str, int]] = []
+
+    def contestant(name: str, times: list[float]) -> Callable[[int], float]:
+        def measure(number: int) -> float:
+            order.append((name, number))
+            return times[number]
+
+        return measure
+
+    turns = RoundsInTurn({"a": contestant("a", [9, 3, 4]), "b": contestant("b", [0, 8, 7])})
+    turns.round(0)
+    turns.forget()
+    assert [turns.round(number) for number in (1, 2)] == [{"a": 3, "b": 8}, {"a": 4, "b": 7}]
+    assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert turns.times == {"a": [3, 4], "b": [8, 7]}
+    assert turns.least() == {"a": 3, "b": 7}

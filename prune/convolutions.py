@@ -1,0 +1,209 @@
+"""Convolutions as a model calls them: the images that they meet, and each compiled by itself."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsejit.api.options import ModelSettings
+from sparsejit.api.variant import Variant, make_variant
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, GraphBuilder, Origin, TensorType
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.prune.calibration import evaluating
+from sparsejit.x86.assembler import Image
+
+# Of one sample: channels and spatial sizes.
+ImageShape = tuple[int, ...]
+_DIRECT, _TRANSPOSED = (nn.Conv1d, nn.Conv2d), (nn.ConvTranspose1d, nn.ConvTranspose2d)
+_NOT_COMPILED = (nn.Conv3d, nn.ConvTranspose3d)
+_AnyConvolution = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.ConvTranspose2d
+
+
+class CompiledConvolution:
+    """One convolution as a native function: `int run(inputs, outputs, workspace, tiles)`."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+
+    @property
+    def image(self) -> Image:
+        """The code and its literals, position-independent, starting with the function."""
+        return self.variant.program.image
+
+    @property
+    def x_size(self) -> int:
+        """Floats of the image that it reads."""
+        return self.variant.graph.inputs[0].type.size
+
+    @property
+    def y_size(self) -> int:
+        """Floats of the image that it writes."""
+        return self.variant.graph.outputs[0].type.size
+
+    @property
+    def op(self) -> Convolution:
+        """What it computes."""
+        (op,) = (n.op for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
+        return op
+
+    @property
+    def weights(self) -> Array:
+        """(out, in / groups, *kernel), of a transposed one (in, out / groups, *kernel)."""
+        (weights,) = self.variant.graph.constants.values()
+        return weights
+
+    @property
+    def uses(self) -> int:
+        """Products with each weight: positions of y, of a transposed convolution those of x."""
+        graph = self.variant.graph
+        (image,) = graph.inputs if self.op.transposed else graph.outputs
+        return prod(image.shape[2:])
+
+    @property
+    def workspace_floats(self) -> int:
+        """What it needs besides, in floats."""
+        return -(-self.variant.workspace_bytes // 4)
+
+    @property
+    def strategy(self) -> str:
+        """The kernels that it runs."""
+        return ", ".join(dict.fromkeys(step.kernel for step in self.variant.steps))
+
+    @cached_property
+    def stats(self) -> dict[str, Any]:
+        """The nonzero weights, each once however many kernels read it."""
+        return {"nnz": int(np.count_nonzero(self.weights))}
+
+    @property
+    def price(self) -> tuple[str, float]:
+        """Kernels and predicted nanoseconds: equal where zeros make no difference to the code."""
+        return self.strategy, sum(step.facts.predicted_ns or 0.0 for step in self.variant.steps)
+
+
+@dataclass(frozen=True)
+class ConvolutionInModel:
+    """A convolution of weights (out, in / groups, *kernel), and one image for each of its calls."""
+
+    op: Convolution
+    weight_shape: tuple[int, ...]
+    images: tuple[ImageShape, ...]
+
+    def compiled(self, weight: Tensor, dtype: str) -> list[CompiledConvolution]:
+        """One for each call, those of the same image the same; weight (out, everything else)."""
+        filters = weight.detach().cpu().numpy().reshape(self.weight_shape)
+        made: dict[ImageShape, CompiledConvolution] = {}
+        for image in self.images:
+            if image not in made:
+                build = GraphBuilder()
+                x = build.input(TensorType((1, *image)), Origin("x"))
+                taps = build.constant(filters, Origin("weight"))
+                y = build.one(self.op, x, taps, origin=Origin("y", "convolution"))
+                options = ModelSettings("native", 1, tune=False, exact=False).resolved()
+                variant = make_variant(build.finish([y]), options, dtype, None, "convolution")
+                made[image] = CompiledConvolution(variant)
+        return [made[image] for image in self.images]
+
+
+def convolutions_in_model(
+    model: nn.Module,
+    names: Iterable[str],
+    example_inputs: Any,
+    run: Callable[[nn.Module, Any], Any],
+) -> dict[str, ConvolutionInModel]:
+    """Those of the named weights that convolutions have, by name.
+
+    example_inputs: what `run(model, example_inputs)` calls the model with, in eval mode.
+    Raises InvalidInput for a convolution where they are None, or that meets no image of them, and
+    over more than two spatial axes.
+    """
+    found = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    modules = {
+        name: module
+        for name, module in found.items()
+        if isinstance(module, _DIRECT + _TRANSPOSED + _NOT_COMPILED)
+        and name.rpartition(".")[2] == "weight"
+    }
+    for name, module in modules.items():
+        _check_known(name, module, example_inputs)
+    if not modules:
+        return {}
+    met: dict[nn.Module, list[ImageShape]] = {module: [] for module in modules.values()}
+    with _noting(met), evaluating(model), torch.no_grad():
+        run(model, example_inputs)
+    return {name: _in_model(name, module, met[module]) for name, module in modules.items()}
+
+
+def _check_known(name: str, module: nn.Module, example_inputs: Any) -> None:
+    if isinstance(module, _NOT_COMPILED):
+        raise InvalidInput(
+            f"{name} belongs to a {type(module).__name__}, which sparsejit does not compile: leave "
+            "it out of the targets"
+        )
+    if example_inputs is None:
+        raise InvalidInput(
+            f"{name} belongs to a {type(module).__name__}, whose time depends on the size of its "
+            "images: give example_inputs, what the model is called with, such as "
+            "torch.zeros(1, 3, 224, 224), or a recipe's Workload batches"
+        )
+
+
+@contextmanager
+def _noting(met: dict[nn.Module, list[ImageShape]]) -> Iterator[None]:
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert isinstance(module, _DIRECT + _TRANSPOSED)
+        shape = (args[0] if args else kwargs["input"]).shape
+        met[module].append(tuple(shape[-1 - len(module.kernel_size) :]))
+
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in met]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _in_model(
+    name: str, module: nn.Module, images: Sequence[ImageShape]
+) -> ConvolutionInModel:
+    assert isinstance(module, _DIRECT + _TRANSPOSED)
+    if not images:
+        raise InvalidInput(
+            f"{name} met no image: example_inputs never reach it; give others, or leave it out"
+        )
+    padding, grown = _padding(module)
+    is_transposed = isinstance(module, _TRANSPOSED)
+    op = Convolution(
+        tuple(module.stride),
+        padding,
+        tuple(module.dilation),
+        module.groups,
+        is_transposed,
+        tuple(module.output_padding) if is_transposed else (),
+    )
+    larger = (
+        (image[0], *(size + more for size, more in zip(image[1:], grown, strict=True)))
+        for image in images
+    )
+    return ConvolutionInModel(op, tuple(module.weight.shape), tuple(larger))
+
+
+def _padding(module: _AnyConvolution) -> tuple[ImageShape, ImageShape]:
+    """The zeros before and after each axis, and by how much else its image is larger.
+
+    What is padded otherwise, or by more at one end, is an operator of its own before it.
+    """
+    if isinstance(module, _TRANSPOSED):
+        assert not isinstance(module.padding, str)
+        return tuple(module.padding), (0,) * len(module.padding)
+    ends = module._reversed_padding_repeated_twice[::-1]
+    pairs = list(zip(ends[1::2], ends[::2], strict=True))
+    if module.padding_mode != "zeros":
+        return (0,) * len(pairs), tuple(map(sum, pairs))
+    return tuple(map(min, pairs)), tuple(abs(after - before) for before, after in pairs)

@@ -1,0 +1,51 @@
+"""What a convolution of a graph would cost with other zeros: lowered by itself, never emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, GraphBuilder, Node, Origin
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.planner.alternatives import random_zeros
+
+
+@dataclass(frozen=True)
+class ConvolutionPrice:
+    """Predicted nanoseconds of all kernels for one run, copies included, and the main kernel."""
+
+    ns: float
+    kernel: str
+
+
+class ConvolutionPrices:
+    """Prices of convolutions as they might be; those that are alike share one."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        self._options = replace(options, threads=1, tune=False)
+        self._known: dict[object, ConvolutionPrice | None] = {}
+
+    def with_zeros(self, node: Node, pattern: str, density: float) -> ConvolutionPrice | None:
+        """With random zeros of a pattern, drawn over (out, everything else); None without code."""
+        x, weights = node.inputs[0].shape, node.inputs[1].shape
+        question = node.op, x, weights, pattern, f"{density:.2g}"
+        if question not in self._known:
+            shape = weights[0], prod(weights[1:])
+            matrix = random_zeros(pattern, shape, density)
+            self._known[question] = self.of(node, matrix.dense.reshape(weights))
+        return self._known[question]
+
+    def of(self, node: Node, weights: Array) -> ConvolutionPrice | None:
+        """With these weights. A bias costs next to nothing and is left out."""
+        build = GraphBuilder()
+        x = build.input(node.inputs[0].type, Origin("x"))
+        constant = build.constant(weights, Origin("weight"))
+        y = build.one(node.op, x, constant, origin=node.output.origin)
+        try:
+            steps = lower_model(build.finish([y]), self._options).steps
+        except InvalidInput:
+            return None
+        main = max(steps, key=lambda step: step.facts.weights)
+        return ConvolutionPrice(sum(s.facts.predicted_ns or 0.0 for s in steps), main.kernel)
