@@ -81,7 +81,7 @@ def quantised_input(
 
     All in float32: integer = x * reciprocal to nearest, ties to even. Fixed step: reciprocal =
     1 / input_scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
-    the step is m * (1 / 127).
+    the step is m * (1 / 127). With an `input_shift` that is added, and -128 is the least.
     """
     if spec.input_scale is not None:
         scale = np.float32(spec.input_scale)
@@ -91,8 +91,8 @@ def quantised_input(
         reciprocal = np.float32(LARGEST_INT8) / largest
         scale = largest * np.float32(1 / LARGEST_INT8)
     with np.errstate(over="ignore"):
-        integers = np.rint(x * reciprocal)
-    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scale
+        integers = np.rint(x * reciprocal) + (spec.input_shift or 0)
+    return np.clip(integers, spec.least_integer, LARGEST_INT8).astype(np.int64), scale
 
 
 def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
