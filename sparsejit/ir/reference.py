@@ -66,10 +66,9 @@ def quantised_weights(
     """Weights (out, in) as integers in -127 .. 127, and each row's scale, float32 (out,).
 
     All in float32: step = max(largest magnitude / 127, 2^-100), integer = weight / step to
-    nearest, ties to even.
+    nearest, ties to even. Rows of a coarser step keep it, see `SparseMatrix.int8_steps`.
     """
-    largest = np.abs(matrix.dense).max(axis=1)
-    scales = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+    scales = matrix.int8_steps
     integers = np.rint(matrix.dense / scales[:, None])
     return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scales
 

@@ -48,6 +48,7 @@ class Convolution:
 
     Bias (out,) may be left out. `padding` zeros lie before and after each spatial axis. Transposed,
     W is (in, out / groups, *kernel) and `output_padding` positions are added at the end.
+    dtype, `input_scale` and `input_shift` as of `Linear`.
     """
 
     stride: Sizes
@@ -58,6 +59,8 @@ class Convolution:
     output_padding: Sizes = ()
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
+    input_scale: float | None = None
+    input_shift: int | None = None
 
     def __post_init__(self) -> None:
         _check_sizes(self, 1, self.stride, self.dilation, (self.groups,))

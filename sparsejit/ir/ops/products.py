@@ -13,12 +13,14 @@ class Linear:
     """y = activation(x W^T + bias) over the last axis: x (..., in), W (out, in), bias (out,).
 
     The bias may be left out. W counts as stored in `dtype`; with int8 x is quantised too, by
-    `input_scale` or by its largest magnitude (`spec.MatVec`); other dtypes pass it over.
+    `input_scale` or by its largest magnitude; other dtypes pass that over. `input_shift` is the
+    zero point of x among -128 .. 127 (`spec.MatVec`).
     """
 
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
     input_scale: float | None = None
+    input_shift: int | None = None
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         x, weights, *bias = operands
