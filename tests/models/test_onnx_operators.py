@@ -23,7 +23,6 @@ REFUSED = {
     ("DequantizeLinear", "of blocks"),
     ("Div", "of whole numbers"),
     ("Dropout", "at random"),
-    ("GRU", "resets before its product"),
     ("LSTM", "peepholes"),
     ("Mod", "of whole numbers"),
     ("Pow", "the exponent is not one known number"),
@@ -36,8 +35,8 @@ REFUSED = {
 EMPTY = ("log_sum_exp_empty", "reduce_max_empty", "reduce_min_empty")
 
 
-# ONNX has no case of these that a graph can hold; tests/models/test_onnx.py has.
-ELSEWHERE = {"CastLike", "GRU"}
+# ONNX has no case of this that a graph can hold; tests/models/test_onnx.py has.
+ELSEWHERE = {"CastLike"}
 
 
 @pytest.mark.parametrize("operator", sorted(OPERATORS.keys() - ELSEWHERE))
