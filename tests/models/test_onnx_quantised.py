@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from test_onnx import graph_model
 
@@ -161,6 +161,45 @@ def test_the_cheaper_one_is_chosen(
     graph = with_cheapest_convolutions(import_onnx(model).graph(1), options)
     (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
     assert op.dtype is expected
+
+
+def test_weights_that_the_file_quantises_itself() -> None:
+    """As of networks trained with rounding, for DeepSparse: float weights, a float bias."""
+    weights = sparse_bytes((32, 24, 1, 1), 0.2)
+    model = convolution_model(weights, np.uint8(3), 24, 28)
+    graph, scales = model.graph, np.linspace(0.004, 0.009, 32).astype(np.float32)
+    stored = {each.name: each for each in graph.initializer}
+    floats = weights * scales[:, None, None, None]
+    stored["w"].CopyFrom(numpy_helper.from_array(floats, "w"))
+    stored["b"].CopyFrom(numpy_helper.from_array(np.linspace(-1, 1, 32, dtype=np.float32), "bd"))
+    quantise = helper.make_node("QuantizeLinear", ["w", "w_scale", "w_zero"], ["wq"], axis=0)
+    graph.node[2].input[0] = "wq"
+    del graph.node[3]
+    graph.node.insert(2, quantise)
+    (op,) = (n.op for n in import_onnx(model).graph(1).nodes if isinstance(n.op, Convolution))
+    assert (op.dtype, op.input_shift) == (DType.INT8, 3 - 128)
+    assert_within_a_step(model, inputs(np.uint8(3), 24, 28))
+
+
+def test_operators_of_integers_are_layers_in_int8(always_int8: bool) -> None:
+    """QLinearConv is DequantizeLinear, Conv and QuantizeLinear; the next one reads its steps."""
+    weights = sparse_bytes((16, 16, 1, 1), 0.5)
+    model = convolution_model(weights, np.uint8(90), 16)
+    graph = model.graph
+    steps = ["x_scale", "zero"]
+    inner = ["w", "w_scale", "w_zero", "y_scale", "zero", "b"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *steps], ["q"]),
+        helper.make_node("QLinearConv", ["q", *steps, *inner], ["one"]),
+        helper.make_node("QLinearConv", ["one", "y_scale", "zero", *inner[:5]], ["two"]),
+        helper.make_node("DequantizeLinear", ["two", "y_scale", "zero"], ["y"]),
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    found = sparsejit.compile(model).graph.nodes
+    kinds = [node.op.dtype for node in found if isinstance(node.op, Convolution)]
+    assert kinds == [DType.INT8 if always_int8 else DType.FLOAT32] * 2
+    assert_within_a_step(model, inputs(np.uint8(90), 16, 9))
 
 
 def test_weights_beyond_int8_stay_float32() -> None:
