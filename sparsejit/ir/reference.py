@@ -94,6 +94,12 @@ def quantised_input(
     return np.clip(integers, spec.least_integer, LARGEST_INT8).astype(np.int64), scale
 
 
+def on_steps(x: Float64, scale: float, shift: int) -> Float64:
+    """What x becomes as integers of a zero point, -128 .. 127, as a number again."""
+    integers = np.rint(x / np.float64(np.float32(scale))) + shift
+    return (integers.clip(-LARGEST_INT8 - 1, LARGEST_INT8) - shift) * np.float64(np.float32(scale))
+
+
 def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     """activation(W x + bias); x (in_features,) to (out_features,)."""
     values = x.astype(np.float64)

@@ -13,6 +13,7 @@ from math import prod
 
 from sparsejit.ir.graph import Graph, Node, Origin, Value
 from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.depthwise import is_depthwise
@@ -43,15 +44,28 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
     return rewrite(graph, rule)
 
 
-def _in_floats(site: Site, op: Convolution) -> Sequence[Value]:
-    """The convolution in float32 of x as its integers say it."""
+def with_rounded_inputs(graph: Graph) -> Graph:
+    """The graph with a chain for the rounding of x before layers whose kernel does not do it."""
+
+    def rule(site: Site) -> Sequence[Value] | None:
+        op = site.op
+        if not isinstance(op, Linear | Convolution) or op.dtype is DType.INT8:
+            return None
+        return None if op.input_shift is None else _in_floats(site, op)
+
+    return rewrite(graph, rule)
+
+
+def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
+    """The layer, of float32 if it was int8, of x as its integers say it."""
     x, *others = site.inputs
     assert op.input_scale is not None
     chain, numbers = rounded_to_steps(x.shape, op.input_scale, op.input_shift or 0)
     operands = [site.constant(number, Origin("step")) for number in numbers]
     origin = replace(x.origin, module=site.output.origin.module)
     rounded = site.one(chain, x, *operands, origin=origin)
-    plain = replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None)
+    dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
+    plain = replace(op, dtype=dtype, input_scale=None, input_shift=None)
     return (site.one(plain, rounded, *others),)
 
 

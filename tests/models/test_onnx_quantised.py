@@ -76,9 +76,9 @@ def inputs(zero: np.generic, channels: int, size: int) -> np.ndarray:
     return np.where(x < low + 1, low, x).astype(np.float32)
 
 
-def assert_within_a_step(model: Any, x: np.ndarray) -> None:
+def assert_within_a_step(model: Any, x: np.ndarray, **options: Any) -> None:
     """And nearly nowhere off by one: sums of integers are exact, only ties differ."""
-    found = sparsejit.compile(model)(x)
+    found = sparsejit.compile(model, **options)(x)
     (same,) = model.opset_import
     same.version = 19  # of what the package computes
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
@@ -161,6 +161,29 @@ def test_the_cheaper_one_is_chosen(
     graph = with_cheapest_convolutions(import_onnx(model).graph(1), options)
     (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
     assert op.dtype is expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_dtype_keeps_what_rounding_cuts_off(dtype: str) -> None:
+    """quantize_static leaves out a ReLU that the least byte stands for."""
+    weights = sparse_bytes((32, 32, 1, 1), 1.0)
+    weights[:, :, 0, 0] = np.sign(weights[:, :, 0, 0]) * 64  # of which bfloat16 has all bits
+    model = convolution_model(weights, np.uint8(0), 32, 28, per_channel=False)
+    stored = {each.name: each for each in model.graph.initializer}
+    stored["w_scale"].CopyFrom(numpy_helper.from_array(np.float32(2.0**-8), "w_scale"))
+    x = inputs(np.uint8(0), 32, 28) - 1
+    assert_within_a_step(model, x, dtype={"*": dtype})
+    assert_within_a_step(model, x)
+
+
+def test_the_reference_rounds_too(always_int8: bool) -> None:
+    model = convolution_model(sparse_bytes((12, 6, 3, 3), 0.5), np.uint8(7), 6)
+    x = inputs(np.uint8(7), 6, 9)
+    (found,) = sparsejit.compile(model, [x]).graph.evaluate([x[:1]])
+    (same,) = model.opset_import
+    same.version = 19
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x[:1]})
+    assert np.abs(found - wanted).max() < 1.01 * Y_SCALE
 
 
 def test_weights_that_the_file_quantises_itself() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.types import float_type, require
-from sparsejit.ir.reference import ACTIVATIONS
+from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, Choice, DType
 
 Sizes = tuple[int, ...]
@@ -89,6 +89,8 @@ class Convolution:
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, *bias = operands
+        if self.input_scale is not None and self.input_shift is not None:
+            x = on_steps(x, self.input_scale, self.input_shift)
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         if bias:
             y = y + bias[0].reshape(-1, *(1,) * len(self.stride))
