@@ -23,7 +23,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     to_int32,
 )
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.ir.spec import LARGEST_INT8, Layout, MatMul
+from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -62,7 +62,7 @@ _FOURS = np.tile(np.arange(16, dtype=np.int8).reshape(4, 4).T.ravel(), 4)
 
 def begin_quantising(asm: Assembler, spec: MatMul) -> None:
     """Constants that hold for all columns of x."""
-    broadcast(asm, _LOWEST, np.full(4, -LARGEST_INT8, np.int8))
+    broadcast(asm, _LOWEST, np.full(4, spec.each.least_integer, np.int8))
     if spec.layout is Layout.FEATURE_MAJOR:
         asm.emit("vmovups", _ORDER, Literal(asm.literal(_FOURS)))
 

@@ -30,7 +30,7 @@ from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, r9, r10, rcx, rdi
 
-MOST_INTEGERS = 2**24 // LARGEST_INT8**2
+MOST_INTEGERS = 2**24 // ((LARGEST_INT8 + 1) * LARGEST_INT8)
 _AT_ONCE = 4  # inputs, of which each has a register
 
 

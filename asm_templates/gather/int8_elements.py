@@ -38,7 +38,7 @@ from sparsejit.asm_templates.shared.padding import (
 )
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.stream import Stream
-from sparsejit.ir.spec import LARGEST_INT8, MatVec
+from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, r8, r9, rdx, zmm
@@ -110,7 +110,7 @@ class Int8Elements:
     def _quantise(self, window: int) -> None:
         asm = self.asm
         sign = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
-        lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET - LARGEST_INT8, np.uint8))
+        lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET + self.spec.least_integer, np.uint8))
         for position, number in enumerate(self.layout.windows.registers_of(window)):
             target = zmm(self.first_input + position)
             parts = [target, *_SUMS[:3]]

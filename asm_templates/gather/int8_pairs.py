@@ -6,7 +6,7 @@ of which some row has a weight there; its place in x is a number in memory:
     again: mov          eax, [rdx+4*slot]         which pair of x
            vpbroadcastd zmm5, [rsp+4*rax]         both inputs in all lanes
            vpmovsxbw    zmm4, [rcx+32*slot]       two weights a lane, int8 to int16
-           vpmaddwd     zmm4, zmm4, zmm5          exact: 2 * 127 * 127 fits 32 bits
+           vpmaddwd     zmm4, zmm4, zmm5          exact: 2 * 128 * 127 fits 32 bits
            vpaddd       zmm0, zmm0, zmm4          zmm1, zmm2, zmm3 in the next slots
            ...
 
@@ -30,7 +30,7 @@ from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
+from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, rax, rcx, rdx, rsi, rsp
@@ -99,7 +99,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
     free = [vector(asm, number) for number in range(_FIRST_FREE, 16)]
     emit_scale(asm, spec, reciprocal, vector(asm, _SCALE), free[:SCALE_SCRATCH])
     even, odd = vector(asm, 0), vector(asm, 1)
-    lowest = asm.literal(np.full(PAIR * lanes, -LARGEST_INT8, np.int16))
+    lowest = asm.literal(np.full(PAIR * lanes, spec.least_integer, np.int16))
     for first in range(0, spec.in_features, PAIR * lanes):
         emit_integers(asm, spec, even, first, reciprocal)
         emit_integers(asm, spec, odd, first + lanes, reciprocal)

@@ -43,7 +43,7 @@ from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.stream import Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
+from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
@@ -132,7 +132,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
     """x as unsigned bytes on the stack, each 64 in the order of `byte_of_input`."""
     emit_scale(asm, spec, _RECIPROCAL, _SCALE, _FREE[:SCALE_SCRATCH])
     sign = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
-    lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET - LARGEST_INT8, np.uint8))
+    lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET + spec.least_integer, np.uint8))
     for first in range(0, spec.in_features, REGISTER_INPUTS):
         parts = _FREE[:4]
         for number, register in enumerate(parts):

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+from sparsejit.ir.spec import LARGEST_INT8, MatVec
 
 _LARGEST_SUM = 2**31 - 1
 
@@ -17,8 +17,7 @@ def quantised_rows(
 
     Raises InvalidInput naming a row for which some x overflows an int32 sum.
     """
-    largest = np.maximum(matrix.dense.max(axis=1), -matrix.dense.min(axis=1))
-    scales = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+    scales = matrix.int8_steps
     integers = np.rint(matrix.dense / scales[:, None]).astype(np.int8)
     sums = LARGEST_INT8 * np.abs(integers).sum(axis=1, dtype=np.int64)
     worst = int(sums.argmax())

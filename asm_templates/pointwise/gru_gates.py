@@ -21,22 +21,47 @@ def emit_gru_update(
     results: Sequence[Register] = (rdx,),
     gates: RowSum | ScaledColumn | None = None,
     tanh: Tanh = FINE,
+    is_reset: bool = False,
 ) -> None:
     """Append the update of `spec.GruUpdate`, any `hidden`.
 
     rdi: input gates, rsi: recurrent gates, both float32 (3 * hidden,) in gate order r-z-n;
     rdx: state, float32 (hidden,). `results`: where the new state goes, in place if nothing is said.
     Input gates that are a sum are added up here, of what `gates` says instead of rdi. `tanh` is
-    that of the new gate and the reset gate; the update gate is FINE. Clobbers rax, the vector
-    registers, k7 and the index of `gates`.
+    that of the new gate and the reset gate; the update gate is FINE. With `is_reset` the last of
+    the recurrent gates is of a state that `emit_gru_reset` made, and the first is not read.
+    Clobbers rax, the vector registers, k7 and the index of `gates`.
     """
     step = _VECTORS_IN_STEP[asm.target.isa]
     given = gates or RowSum(DType.FLOAT32, (), rdi)
 
     def body(span: Span) -> None:
-        _emit_units(asm, spec, span, results, given, tanh)
+        _emit_units(asm, spec, span, results, given, tanh, is_reset)
 
     emit_spans(asm, spec.hidden, step, body)
+
+
+def emit_gru_reset(asm: Assembler, spec: GruUpdate, result: Register) -> None:
+    """Append result = sigmoid(r of the input + r of the recurrent gates) * state.
+
+    Registers as for `emit_gru_update`; clobbers rax, the vector registers and k7.
+    """
+    every = [vector(asm, number) for number in range(asm.target.vector_registers)]
+
+    def body(span: Span) -> None:
+        count = len(span.firsts)
+        reset, (spare, loaded, *scratch) = every[:count], every[count:]
+        for position, register in enumerate(reset):
+            span.load(register, rdi, position, spare)
+            span.load(loaded, rsi, position, spare)
+            asm.emit("vaddps", register, register, loaded)
+        apply_activation(asm, Activation.SIGMOID, reset, [spare, loaded, *scratch])
+        for position, register in enumerate(reset):
+            span.load(loaded, rdx, position, spare)
+            asm.emit("vmulps", register, register, loaded)
+            span.store(register, result, position, spare)
+
+    emit_spans(asm, spec.hidden, _VECTORS_IN_STEP[asm.target.isa], body)
 
 
 def _emit_units(
@@ -46,6 +71,7 @@ def _emit_units(
     results: Sequence[Register],
     gates: RowSum | ScaledColumn,
     tanh: Tanh,
+    is_reset: bool,
 ) -> None:
     """Update the hidden units of a span, all its vectors in step."""
     every = [vector(asm, number) for number in range(asm.target.vector_registers)]
@@ -54,12 +80,15 @@ def _emit_units(
     spare, first, second = scratch[:3]
     gates.begin(asm, span)
     for gate, registers in enumerate((reset, update)):
+        if registers is reset and is_reset:
+            continue
         for position, register in enumerate(registers):
             gates.load(span, register, position, scratch, gate * spec.hidden)
             span.load(first, rsi, position, spare, gate * spec.hidden)
             asm.emit("vaddps", register, register, first)
     if tanh is FINE:
-        apply_activation(asm, Activation.SIGMOID, [*reset, *update], scratch)
+        opened = update if is_reset else [*reset, *update]
+        apply_activation(asm, Activation.SIGMOID, opened, scratch)
     else:
         # What a unit keeps for thousands of samples depends on the last bits of its update gate.
         apply_activation(asm, Activation.SIGMOID, update, scratch)
@@ -68,7 +97,10 @@ def _emit_units(
     for position, register in enumerate(candidate):
         gates.load(span, second, position, scratch[3:], 2 * spec.hidden)
         span.load(first, rsi, position, spare, 2 * spec.hidden)
-        asm.emit("vfmadd213ps", register, first, second)
+        if is_reset:
+            asm.emit("vaddps", register, first, second)
+        else:
+            asm.emit("vfmadd213ps", register, first, second)
     apply_activation(asm, Activation.TANH, candidate, scratch, tanh)
     for position, (new, kept) in enumerate(zip(candidate, update, strict=True)):
         span.load(first, rdx, position, spare)

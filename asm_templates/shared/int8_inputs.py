@@ -1,6 +1,7 @@
 """float32 inputs to int8: the steps that all kernels share, to the same bits.
 
-    q = round(x / scale)            scale = max |x| / 127, or the spec's fixed `input_scale`
+    q = round(x / scale)            scale = max |x| / 127
+    q = round(x / scale) + shift    with the spec's fixed `input_scale` and `input_shift`
 
 The largest magnitude is found by comparing the bits of floats as integers, in which order NaN is
 the largest. See `ir.reference.quantised_input`.
@@ -45,16 +46,21 @@ def fixed_reciprocal(asm: Assembler, spec: MatVec, register: Register) -> None:
 
 
 def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
-    """register = x over its scale, rounded, not above 127; NaN becomes 127.
+    """register = x over its scale, rounded and shifted, not above 127; NaN becomes 127.
 
-    Below -127 only a fixed scale leads, see `clip_negative`.
+    Below the least integer only a fixed scale without a shift leads, see `clip_negative`.
     """
+    shift = spec.input_shift or 0
     if spec.input_scale is not None:
-        asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8)))
+        asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8 - shift)))
+    if shift:  # what is far below would wrap around
+        asm.emit("vmaxps", register, register, asm.constant(float(spec.least_integer - shift)))
     asm.emit("vcvtps2dq", register, register)
+    if shift:
+        asm.emit("vpaddd", register, register, asm.constant(shift))
 
 
 def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
-    """int32 not below -127 where their scale is fixed."""
+    """int32 not below the least integer where their scale is fixed."""
     if spec.input_scale is not None:
-        asm.emit("vpmaxsd", register, register, asm.constant(-LARGEST_INT8))
+        asm.emit("vpmaxsd", register, register, asm.constant(spec.least_integer))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.dtypes import with_dtypes
+from sparsejit.lowering.int8_convolutions import with_cheapest_convolutions, with_rounded_inputs
 from sparsejit.lowering.memory_plan import MemoryPlan
 from sparsejit.lowering.model import (
     LoweredModel,
@@ -64,7 +65,8 @@ def make_variant(
     """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do."""
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
-    final = with_dtypes(run_passes(graph), dtypes)
+    passed = run_passes(with_cheapest_convolutions(graph, options))
+    final = with_rounded_inputs(with_dtypes(passed, dtypes))
     variant = lowered_variant(final, options, tile, name, progress)
     return replace(variant, compile_ms=1e3 * (time.perf_counter() - started))
 

@@ -4,9 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, GraphBuilder, Origin, TensorType, Value
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.column_steps import kept_categories, parts_of
+from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.views import Concat, Slice
 from sparsejit.ir.spec import Activation
 
 
@@ -38,6 +42,56 @@ class EstimatorWriter:
         if np.any(bias):
             operands.append(self.builder.constant(bias, Origin(f"{name}.bias")))
         self.apply(Linear(activation), *operands, name=name)
+
+    def transform(self, step: Any) -> None:
+        """What a scaler, ColumnTransformer or OneHotEncoder does."""
+        kind = type(step).__name__
+        if kind == "ColumnTransformer":
+            self._transform_parts(step)
+        elif kind == "OneHotEncoder":
+            self._encode(step)
+        else:
+            self.scale(step)
+
+    def _transform_parts(self, transformer: Any) -> None:
+        whole, results = self.value, []
+        for part in parts_of(transformer, whole.shape[1]):
+            self.value = whole
+            self.select(part.columns)
+            for step in part.steps:
+                self.transform(step)
+            results.append(self.value)
+        self._join(results, "ColumnTransformer")
+
+    def _encode(self, encoder: Any) -> None:
+        """1 where a column holds a category, else 0; what is no category has none."""
+        whole, results = self.value, []
+        for number, categories in enumerate(kept_categories(encoder)):
+            if len(categories):
+                self.value = whole
+                self.select(np.array([number]))
+                self.pointwise("equal", categories[None], name="category")
+                self.apply(Cast(Element.FLOAT32), name="category")
+                results.append(self.value)
+        self._join(results, "OneHotEncoder")
+
+    def select(self, columns: Array) -> None:
+        """The value becomes those of its columns."""
+        whole, runs = self.value, np.flatnonzero(np.diff(columns) != 1) + 1
+        parts = []
+        for run in np.split(columns, runs):
+            piece = Slice(1, int(run[0]), int(run[-1]) + 1)
+            parts.append(self.builder.one(piece, whole, origin=Origin("columns")))
+        self._join(parts, "columns")
+
+    def _join(self, parts: list[Value], name: str) -> None:
+        """The parts side by side."""
+        if not parts:
+            raise InvalidInput(f"the {name} gives no columns; keep one")
+        first, *others = parts
+        self.value = first
+        if others:
+            self.apply(Concat(1), *others, name=name)
 
     def scale(self, scaler: Any) -> None:
         """Subtract, then divide, as the scaler does, by sums and products with constants."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.column_steps import COLUMN_STEPS, each_step
 from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
 from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS
 from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
@@ -74,7 +75,7 @@ def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
     for method, write in methods.items():
         writer = EstimatorWriter(batch, features_of(first))
         for scaler in scalers:
-            writer.scale(scaler)
+            writer.transform(scaler)
         write(writer)
         graphs[method] = writer.builder.finish([writer.value])
     return graphs
@@ -89,18 +90,25 @@ def _steps(estimator: Any) -> list[Any]:
         steps = [step for stage in stages for step in _steps(stage)]
         if not steps:
             raise InvalidInput("the Pipeline has no steps; add a scaler or an estimator")
-        fitting = BEFORE_FORESTS if is_forest(steps[-1]) else _SCALERS
-        odd = [type(step).__name__ for step in steps[:-1] if type(step).__name__ not in fitting]
-        if odd:
-            raise InvalidInput(
-                f"{', '.join(odd)} cannot stand before the last step; there "
-                f"{', '.join(sorted(fitting))} can: transform X with the others first"
-            )
+        fitting = (BEFORE_FORESTS if is_forest(steps[-1]) else _SCALERS) | COLUMN_STEPS
+        _check_before(steps[:-1], fitting)
         return steps
-    if not is_forest(estimator) and (not known or kind not in _KNOWN | BEFORE_FORESTS):
+    others = _KNOWN | BEFORE_FORESTS | COLUMN_STEPS
+    if not is_forest(estimator) and (not known or kind not in others):
         raise _no_graph(estimator)
     features_of(estimator)
     return [estimator]
+
+
+def _check_before(steps: list[Any], fitting: frozenset[str]) -> None:
+    """Raise InvalidInput for steps, also inside of others, that are none of `fitting`."""
+    before = [type(step).__name__ for step in each_step(steps)]
+    odd = [kind for kind in before if kind not in fitting]
+    if odd:
+        raise InvalidInput(
+            f"{', '.join(odd)} cannot stand before the last step; there "
+            f"{', '.join(sorted(fitting))} can: transform X with the others first"
+        )
 
 
 def _no_graph(estimator: Any) -> InvalidInput:
@@ -134,10 +142,11 @@ class _Scores:
 def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
     """What writes each method of the last estimator behind the scalers."""
     kind = type(estimator).__name__
-    if kind not in _KNOWN:
+    if kind not in _KNOWN | COLUMN_STEPS:
         raise _no_graph(estimator)
-    if kind in _SCALERS:
-        return {"transform": lambda writer: writer.scale(estimator)}
+    if kind in _SCALERS | COLUMN_STEPS:
+        _check_before([estimator], _SCALERS | COLUMN_STEPS)
+        return {"transform": lambda writer: writer.transform(estimator)}
     scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
         return {"predict": lambda writer: _regress(writer, estimator, scores)}

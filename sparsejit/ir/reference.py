@@ -66,10 +66,9 @@ def quantised_weights(
     """Weights (out, in) as integers in -127 .. 127, and each row's scale, float32 (out,).
 
     All in float32: step = max(largest magnitude / 127, 2^-100), integer = weight / step to
-    nearest, ties to even.
+    nearest, ties to even. Rows of a coarser step keep it, see `SparseMatrix.int8_steps`.
     """
-    largest = np.abs(matrix.dense).max(axis=1)
-    scales = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+    scales = matrix.int8_steps
     integers = np.rint(matrix.dense / scales[:, None])
     return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scales
 
@@ -81,7 +80,7 @@ def quantised_input(
 
     All in float32: integer = x * reciprocal to nearest, ties to even. Fixed step: reciprocal =
     1 / input_scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
-    the step is m * (1 / 127).
+    the step is m * (1 / 127). With an `input_shift` that is added, and -128 is the least.
     """
     if spec.input_scale is not None:
         scale = np.float32(spec.input_scale)
@@ -91,8 +90,14 @@ def quantised_input(
         reciprocal = np.float32(LARGEST_INT8) / largest
         scale = largest * np.float32(1 / LARGEST_INT8)
     with np.errstate(over="ignore"):
-        integers = np.rint(x * reciprocal)
-    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scale
+        integers = np.rint(x * reciprocal) + (spec.input_shift or 0)
+    return np.clip(integers, spec.least_integer, LARGEST_INT8).astype(np.int64), scale
+
+
+def on_steps(x: Float64, scale: float, shift: int) -> Float64:
+    """What x becomes as integers of a zero point, -128 .. 127, as a number again."""
+    integers = np.rint(x / np.float64(np.float32(scale))) + shift
+    return (integers.clip(-LARGEST_INT8 - 1, LARGEST_INT8) - shift) * np.float64(np.float32(scale))
 
 
 def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:

@@ -8,8 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE
 
 FloatArray = npt.NDArray[np.float32]
+
+# How far a weight may be from a whole number of steps, in steps: what float32 leaves of 127 times
+# a scale, divided by it again.
+_OFF_STEP = 4e-5
+_SAMPLE = 16  # weights of a row that are looked at before all are
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,27 @@ class SparseMatrix:
         """Nonzeros of each output, shape (out_features,)."""
         return np.count_nonzero(self.dense, axis=1)
 
+    @cached_property
+    def int8_steps(self) -> FloatArray:
+        """The step of each row as int8, (out_features,): at least its largest magnitude / 127.
+
+        Rows that are whole numbers of a coarser step, as those of a network that was quantised with
+        one scale for all, keep it.
+        """
+        largest = np.abs(self.dense).max(axis=1)
+        steps = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+        others = ~_are_whole(self.dense, steps) & (steps > SMALLEST_SCALE)
+        for row in np.flatnonzero(others):
+            coarser = _coarser_step(self.dense[row], largest[row])
+            if coarser is not None:
+                steps[row] = coarser
+        return steps
+
+    @cached_property
+    def is_whole_steps(self) -> bool:
+        """Whether int8 holds all weights, but for rounding of float32."""
+        return bool(_are_whole(self.dense, self.int8_steps).all())
+
     def block_mask(self, rows: int) -> npt.NDArray[np.bool_]:
         """Which (rows, 1) blocks hold a nonzero: shape (ceil(out / rows), in_features)."""
         padded = np.zeros((-(-self.out_features // rows) * rows, self.in_features), bool)
@@ -107,3 +134,20 @@ class SparseMatrix:
             "fill_1x8": self.block_fill(8),
             "fill_1x16": self.block_fill(16),
         }
+
+
+def _are_whole(rows: FloatArray, steps: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which rows are whole numbers of their steps, (rows,)."""
+    numbers = rows / steps[:, None]
+    return np.asarray(np.abs(numbers - np.rint(numbers)).max(axis=1) < _OFF_STEP)
+
+
+def _coarser_step(row: FloatArray, largest: np.float32) -> np.float32 | None:
+    """The finest step of which all weights are whole numbers, at most 126; None where none is."""
+    weights = row[row != 0]
+    steps = largest / np.arange(LARGEST_INT8 - 1, 0, -1, dtype=np.float32)
+    for part in (weights[:_SAMPLE], weights):
+        steps = steps[_are_whole(np.broadcast_to(part, (len(steps), len(part))), steps)]
+        if not len(steps):
+            return None
+    return np.float32(steps[0])

@@ -65,8 +65,14 @@ class MatVec:
 
     The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`. `bias` is
     float32 (out_features,). With int8, `input_scale` is the quantisation scale of x, or where it is
-    None x's largest magnitude / 127; `reference.quantised_input` says exactly how. Raises
-    InvalidInput for an input_scale that cannot be one or belongs to another dtype.
+    None x's largest magnitude / 127; `reference.quantised_input` says exactly how.
+
+    With a scale, `input_shift` is added to the integers of x, which then lie in -128 .. 127: for x
+    of which most is positive. The product is that of the shifted integers; who makes the bias makes
+    up for it.
+
+    Raises InvalidInput for an input_scale or input_shift that cannot be one, or that belongs to
+    another dtype.
     """
 
     out_features: int
@@ -75,8 +81,16 @@ class MatVec:
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
     input_scale: float | None = None
+    input_shift: int | None = None
 
     def __post_init__(self) -> None:
+        if self.input_shift is not None and (
+            self.input_scale is None or not -LARGEST_INT8 - 1 <= self.input_shift <= LARGEST_INT8
+        ):
+            raise InvalidInput(
+                f"input_shift={self.input_shift} with input_scale={self.input_scale}; give one of "
+                "-128 to 127, and a scale"
+            )
         if self.input_scale is None:
             return
         if self.dtype is not DType.INT8:
@@ -116,6 +130,11 @@ class MatVec:
             )
 
     @property
+    def least_integer(self) -> int:
+        """Of x as int8."""
+        return -LARGEST_INT8 - (self.input_shift is not None)
+
+    @property
     def x_shape(self) -> tuple[int, ...]:
         return (self.in_features,)
 
@@ -127,7 +146,9 @@ class MatVec:
     def case(self) -> str:
         """All but the sizes, in words."""
         words = f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
-        return words if self.input_scale is None else f"{words} input_scale={self.input_scale}"
+        scale = "" if self.input_scale is None else f" input_scale={self.input_scale}"
+        shift = "" if self.input_shift is None else f" input_shift={self.input_shift}"
+        return words + scale + shift
 
 
 class Layout(Choice):

@@ -9,6 +9,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.quantised import with_input_scale
 
 
 def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
@@ -21,6 +22,7 @@ def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
     matrix = SparseMatrix(_block_diagonal(filters, op.groups))
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
+    each = with_input_scale(each, matrix, op)
     each.check_weights(matrix.dense)
     return matrix, each
 

@@ -20,6 +20,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.product_parts import ways_to_divide
+from sparsejit.lowering.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.planner.batch_plan import plan_batch, prefers_panels
@@ -41,8 +42,8 @@ def lower_linear(low: Lowering, node: Node) -> None:
     matrix = SparseMatrix(low.constant(weights))
     values = low.constant(bias[0]) if bias else None
     out_features, in_features = weights.shape
-    scale = op.input_scale if op.dtype is DType.INT8 else None
-    each = MatVec(out_features, in_features, values, op.activation, op.dtype, scale)
+    each = MatVec(out_features, in_features, values, op.activation, op.dtype)
+    each = with_input_scale(each, matrix, op)
     each.check_weights(matrix.dense)
     rows = prod(x.shape[:-1])
     stayed = x in low.feature_major

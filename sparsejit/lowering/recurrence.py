@@ -3,13 +3,15 @@
     recurrent = W_hh h[t-1] + b_hh                  the planner's kernel
     h[t]      = cell(gates[t], recurrent, h[t-1])   one pass, written where h[t] is wanted
 
+A GRU that resets first has two products a step: of h[t-1] to r and z, then of r h[t-1] to n.
+
 Registers held across a step: r12 gates[t], r13 where h[t] goes, r14 h[t-1], r15 c, rbx steps left.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_reset, emit_gru_update
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
 from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
 from sparsejit.asm_templates.shared.location import Location
@@ -54,6 +56,9 @@ _FLOAT = 4
 _Results = tuple[Register, ...]
 _UPDATES: dict[RecurrentCell, Callable[[Assembler, int, _Results], None]] = {
     RecurrentCell.GRU: lambda asm, n, to: emit_gru_update(asm, GruUpdate(n), to),
+    RecurrentCell.GRU_RESET_FIRST: lambda asm, n, to: emit_gru_update(
+        asm, GruUpdate(n), to, is_reset=True
+    ),
     RecurrentCell.LSTM: lambda asm, n, to: emit_lstm_update(asm, LstmUpdate(n), to),
     RecurrentCell.RNN_TANH: lambda asm, n, to: emit_rnn_update(
         asm, RnnUpdate(n, Activation.TANH), to
@@ -70,7 +75,7 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     assert isinstance(op, Recurrence)
     gates, *initial, weights, bias = node.inputs
     every, *last = node.outputs
-    layer, matrix = _layer(low, op, weights, bias, gates.shape[1])
+    products = _products(low, op, weights, bias, gates.shape[1])
     given = low.view(gates)
     given = given if given.strides[2] == _FLOAT else low.contiguous(gates)
     into = low.result(every, lambda view: view.strides[2] == _FLOAT)
@@ -79,25 +84,36 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     low.bind(last[0], _last(writes[0]))
     for value in last[1:]:
         writes.append(low.dense_result(value))
-    choice = plan_layer(layer, matrix, low.options)
-    loop = _TimeLoop(op.cell, choice, reads[0], writes[0])
-    product = product_facts(layer, matrix, choice, weights.origin.name)
-    facts = _facts(product, loop, low.target)
-    kernel = f"{op.cell.value} {choice.chosen.template.name}"
+    choices = tuple(choice for _, _, choice in products)
+    loop = _TimeLoop(op.cell, choices, reads[0], writes[0])
+    facts = _facts([product_facts(*one, weights.origin.name) for one in products], loop, low.target)
+    kernel = f"{op.cell.value} {choices[0].chosen.template.name}"
     origin = every.origin
     low.add(Step(kernel, origin, reads, tuple(writes), loop.emit, facts, loop.scratch_bytes))
 
 
-def _layer(
+def _products(
     low: Lowering, op: Recurrence, weights: Value, bias: Value, batch: int
-) -> tuple[Layer, SparseMatrix]:
-    """The product of a step."""
-    matrix = SparseMatrix(low.constant(weights))
-    values = low.constant(bias)
-    out_features, in_features = weights.shape
-    each = MatVec(out_features, in_features, values if values.any() else None, dtype=op.dtype)
-    each.check_weights(matrix.dense)
-    return each if batch == 1 else MatMul(each, batch), matrix
+) -> list[tuple[Layer, SparseMatrix, Plan]]:
+    """Those of a step, which write the rows of one matrix (batch, gates * hidden)."""
+    matrix, values = SparseMatrix(low.constant(weights)), low.constant(bias)
+    rows, hidden = weights.shape
+    whole = MatVec(rows, hidden, dtype=op.dtype)
+    whole.check_weights(matrix.dense)
+    ends = [rows]
+    if op.cell is RecurrentCell.GRU_RESET_FIRST:
+        ends = [2 * hidden, rows]
+    found, first = [], 0
+    for end in ends:
+        part, own = matrix.rows(first, end), values[first:end]
+        each = replace(whole, out_features=end - first, bias=own if own.any() else None)
+        layer: Layer = each
+        if batch > 1:
+            of = MatMul(whole, batch) if len(ends) > 1 else None
+            layer = MatMul(each, batch, part_of=of)
+        found.append((layer, part, plan_layer(layer, part, low.options)))
+        first = end
+    return found
 
 
 def _in_order(view: View, reverse: bool) -> View:
@@ -113,19 +129,24 @@ def _last(view: View) -> View:
     return step
 
 
-def _facts(product: Facts, loop: "_TimeLoop", target: Target) -> Facts:
-    """Those of the product in every step, and of the gates."""
+def _facts(products: list[Facts], loop: "_TimeLoop", target: Target) -> Facts:
+    """Those of the products in every step, and of the gates; of several no layer is named."""
     time, batch, hidden = loop.into.shape
-    assert product.predicted_ns is not None
-    core = target.core
-    cycles = core.gate_cycles[loop.cell.value, target.isa] * batch * hidden
-    gates_ns = cycles / core.rates.cycles_per_ns
+    core, first = target.core, products[0]
+    cell = RecurrentCell.GRU if loop.resets_first else loop.cell
+    cycles = core.gate_cycles[cell.value, target.isa] * batch * hidden
+    ns = cycles / core.rates.cycles_per_ns + sum(one.predicted_ns or 0.0 for one in products)
     return replace(
-        product,
-        reason=f"{time} steps of: {product.reason}",
-        predicted_ns=time * (product.predicted_ns + gates_ns),
-        effective_flops=time * product.effective_flops,
-        flops=time * product.flops,
+        first,
+        reason=f"{time} steps of: {first.reason}",
+        predicted_ns=time * ns,
+        nnz=sum(one.nnz for one in products),
+        weights=sum(one.weights for one in products),
+        weight_bytes=sum(one.weight_bytes for one in products),
+        effective_flops=time * sum(one.effective_flops for one in products),
+        flops=time * sum(one.flops for one in products),
+        layer=first.layer if len(products) == 1 else None,
+        zeros=b"".join(one.zeros for one in products),
     )
 
 
@@ -138,7 +159,7 @@ class _TimeLoop:
     """
 
     cell: RecurrentCell
-    choice: Plan
+    choices: tuple[Plan, ...]
     given: View
     into: View
 
@@ -161,9 +182,19 @@ class _TimeLoop:
         return -(-self.given.type.bytes // self.given.shape[0] // 64) * 64
 
     @property
-    def scratch_bytes(self) -> int:
+    def resets_first(self) -> bool:
+        return self.cell is RecurrentCell.GRU_RESET_FIRST
+
+    @property
+    def reset_offset(self) -> int:
+        """Of states that were reset, (batch, hidden), in the scratch memory."""
         copied = _FLOAT * self.batch * self.hidden if self.keeps_copy else 0
-        return self.state_offset + copied
+        return self.state_offset + -(-copied // 64) * 64
+
+    @property
+    def scratch_bytes(self) -> int:
+        reset = _FLOAT * self.batch * self.hidden if self.resets_first else 0
+        return self.reset_offset + reset
 
     def emit(self, asm: Assembler, at: Locations) -> None:
         """Append all steps."""
@@ -184,10 +215,15 @@ class _TimeLoop:
     def _step(self, asm: Assembler, at: Locations) -> None:
         asm.emit("mov", rdi, r14)
         at.scratch.point(asm, rsi)
-        self.choice.emit(asm)
+        self.choices[0].emit(asm)
+        if self.resets_first:
+            self._reset(asm, at)
+            self._point_behind(asm, at.scratch, rdi, self.reset_offset)
+            self._point_behind(asm, at.scratch, rsi, 2 * _FLOAT * self.hidden)
+            self.choices[1].emit(asm)
         self._update(asm, at)
         if self.keeps_copy:
-            self._point_to_copy(asm, at.scratch, r14)
+            self._point_behind(asm, at.scratch, r14, self.state_offset)
         else:
             asm.emit("mov", r14, r13)
         if self.cell is RecurrentCell.LSTM:
@@ -195,9 +231,37 @@ class _TimeLoop:
         asm.emit("add", r12, self.given.strides[0])
         asm.emit("add", r13, self.into.strides[0])
 
-    def _point_to_copy(self, asm: Assembler, scratch: Location, register: Register) -> None:
+    def _point_behind(
+        self, asm: Assembler, scratch: Location, register: Register, offset: int
+    ) -> None:
         scratch.point(asm, register)
-        asm.emit("add", register, self.state_offset)
+        asm.emit("add", register, offset)
+
+    def _reset(self, asm: Assembler, at: Locations) -> None:
+        """r h[t - 1], row by row of the batch."""
+        row = _FLOAT * self.hidden
+        asm.emit("mov", rdi, r12)
+        at.scratch.point(asm, rsi)
+        asm.emit("mov", rdx, r14)
+        self._point_behind(asm, at.scratch, r8, self.reset_offset)
+        steps = {rdi: self.given.strides[1], rsi: row * self.cell.gates, rdx: row, r8: row}
+        self._by_row(asm, steps, lambda: emit_gru_reset(asm, GruUpdate(self.hidden), r8))
+
+    def _by_row(
+        self, asm: Assembler, steps: dict[Register, int], body: Callable[[], None]
+    ) -> None:
+        """The body for each row of the batch, registers moved on by `steps`; clobbers r10."""
+        if self.batch == 1:
+            body()
+            return
+        asm.emit("mov", r10, self.batch)
+        again = asm.label("next row")
+        asm.bind(again)
+        body()
+        for register, step in steps.items():
+            asm.emit("add", register, step)
+        asm.emit("sub", r10, 1)
+        asm.jump("jnz", again)
 
     def _update(self, asm: Assembler, at: Locations) -> None:
         """The gates, row by row of the batch."""
@@ -213,16 +277,6 @@ class _TimeLoop:
             at.writes[1].point(asm, rcx)
             steps[rcx] = row
         if self.keeps_copy:
-            self._point_to_copy(asm, at.scratch, r9)
+            self._point_behind(asm, at.scratch, r9, self.state_offset)
             steps[r9] = row
-        if self.batch == 1:
-            _UPDATES[self.cell](asm, self.hidden, results)
-            return
-        asm.emit("mov", r10, self.batch)
-        again = asm.label("next row")
-        asm.bind(again)
-        _UPDATES[self.cell](asm, self.hidden, results)
-        for register, step in steps.items():
-            asm.emit("add", register, step)
-        asm.emit("sub", r10, 1)
-        asm.jump("jnz", again)
+        self._by_row(asm, steps, lambda: _UPDATES[self.cell](asm, self.hidden, results))

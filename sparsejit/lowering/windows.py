@@ -57,7 +57,7 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     image = padded_image(low, node)
     if image is None:
         return False
-    costs = _costs(image, matrix, each, low.target)
+    costs = window_costs(image, matrix, each, low.target)
     name = min(costs, key=lambda one: costs[one].ns)
     if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
         return False
@@ -70,7 +70,7 @@ def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, 
     """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
     image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
     matrix, each = filter_matrix(low, node)
-    _add_steps(low, node, x, y, image, matrix, each, _costs(image, matrix, each, low.target))
+    _add_steps(low, node, x, y, image, matrix, each, window_costs(image, matrix, each, low.target))
 
 
 def _add_steps(
@@ -127,7 +127,7 @@ def _product_step(
 
     def some_rows_of(first: int, end: int) -> Step:
         rows, some = matrix.rows(first, end), some_rows(each, first, end)
-        own = _costs(image, rows, some, low.target)
+        own = window_costs(image, rows, some, low.target)
         into = y.sliced(1, first, end)
         made = _product_step(low, node, image, rows, some, planes, into, name, own)
         return replace(made, share=f"channels {first} to {end - 1}")
@@ -155,9 +155,10 @@ def padded_image(low: Lowering, node: Node) -> PaddedImage | None:
     return image if rows.positions * columns.positions >= _LEAST_FILLED * lanes else None
 
 
-def _costs(
+def window_costs(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, target: Target
 ) -> dict[str, Cost]:
+    """Of each kernel that there is code for, without the copy."""
     counts = expect_windows(image, matrix, target)
     costs = {_SPARSE: price_sparse_windows(counts, target)}
     if image.rows.kernel * image.columns.kernel <= MOST_TAPS:

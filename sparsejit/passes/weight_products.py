@@ -8,6 +8,7 @@ z = linear(x, y, b)          ->   p = bmm[transposed](x, y)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -54,7 +55,7 @@ def _bias_to_add(site: Site) -> Sequence[Value] | None:
     if not isinstance(site.op, Linear) or all(map(site.is_constant, site.inputs[2:])):
         return None
     x, weights, *bias = site.inputs
-    plain = Linear(dtype=site.op.dtype, input_scale=site.op.input_scale)
+    plain = replace(site.op, activation=Activation.NONE)
     return (_finished(site, site.one(plain, x, weights), bias),)
 
 

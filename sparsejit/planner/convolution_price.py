@@ -9,6 +9,9 @@ from sparsejit.planner.cost import Cost, cache_level
 # Of the loads all but one in `lanes` touch two cache lines where vectors are as long as these.
 _LOADS_OF_A_SHIFT = {"avx512": 1.7, "avx2": 1.35}
 
+# Of an element of gathered columns, whose rows are short; where windows lie more than one apart.
+_CYCLES_A_COLUMN = (0.75, 1.5)
+
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
     """The dearest of multiplications, loads, and bytes that pass between L1 and beyond."""
@@ -60,3 +63,11 @@ def price_copy(moved_bytes: int, target: Target) -> Cost:
     level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
     ns = moved_bytes / target.core.rates.data[level] / target.core.rates.cycles_per_ns
     return Cost(0, 0, moved_bytes, ns, f"data from {level}")
+
+
+def price_gathering(elements: int, is_strided: bool, target: Target) -> Cost:
+    """Columns of so many elements, written and, where they do not stay near, read again."""
+    moved = price_copy(8 * elements, target)
+    copying = elements * _CYCLES_A_COLUMN[is_strided] / target.core.rates.cycles_per_ns
+    again = 0.0 if moved.bound.endswith(("L1", "L2")) else moved.ns / 2
+    return Cost(elements, 0, 8 * elements, max(copying, moved.ns) + again, moved.bound)

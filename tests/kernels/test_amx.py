@@ -39,9 +39,11 @@ def int8_batch(
     activation: Activation = Activation.NONE,
     input_scale: float | None = None,
     bias: bool = True,
+    input_shift: int | None = None,
 ) -> MatMul:
     values = np.linspace(-1, 1, shape[0], dtype=np.float32) if bias else None
-    return MatMul(MatVec(*shape, values, activation, DType.INT8, input_scale), batch, layout)
+    each = MatVec(*shape, values, activation, DType.INT8, input_scale, input_shift)
+    return MatMul(each, batch, layout)
 
 
 def compiled(spec: MatMul, matrix: SparseMatrix, l2_bytes: int = L2_BYTES[0]) -> ExecutableMemory:
@@ -192,14 +194,14 @@ def test_sums_of_integers_are_exact(layout: Layout, l2_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("input_scale", [None, 0.01])
+@pytest.mark.parametrize(("scale", "shift"), [(None, None), (0.01, None), (0.01, -128), (0.01, 9)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_bits_are_those_of_a_column_by_itself(
-    layout: Layout, input_scale: float | None, bias: bool
+    layout: Layout, scale: float | None, shift: int | None, bias: bool
 ) -> None:
     repeating = next(row for row in MATMUL_TEMPLATES if row.name == "int8-rows-pairs-avx512")
     matrix = SparseMatrix(block_weights((50, 130), 0.3, 1))
-    spec = int8_batch((50, 130), 37, layout, Activation.TANH, input_scale, bias)
+    spec = int8_batch((50, 130), 37, layout, Activation.TANH, scale, bias, shift)
     x = np.random.default_rng(3).standard_normal(spec.x_shape).astype(np.float32)
     emit = partial(repeating.emit, lowered=repeating.lower(spec, matrix, target_of(repeating)))
     each = outputs(native(target_of(repeating), emit), spec, x)

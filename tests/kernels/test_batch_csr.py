@@ -1,6 +1,7 @@
 """Batches by a loop over compressed rows: what their weights become, and how their batch is cut."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,10 +131,10 @@ def test_a_word_has_the_weights_of_four_inputs() -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("steps", [(None,), (0.02,), (0.02, -128), (0.02, 41)])
 @pytest.mark.parametrize("row", INT8_ROWS, ids=lambda row: row.name)
 def test_int8_sums_are_exact(
-    row: MatMulTemplate, input_scale: float | None, layout: Layout
+    row: MatMulTemplate, steps: tuple[Any, ...], layout: Layout
 ) -> None:
     """Batches of one vector and of several, every column with a scale of its own."""
     random = np.random.default_rng(6)
@@ -141,7 +142,7 @@ def test_int8_sums_are_exact(
     weights[:, 5] = 127  # so that the scale of a row is 1
     matrix = SparseMatrix(weights.astype(np.float32))
     for batch in (5, 23, 75, 140):
-        each = MatVec(70, 1030, None, Activation.NONE, DType.INT8, input_scale)
+        each = MatVec(70, 1030, None, Activation.NONE, DType.INT8, *steps)
         spec = MatMul(each, batch, layout)
         x = random.standard_normal((1030, batch), np.float32) * np.linspace(0.1, 3, batch)
         x = (x if layout is Layout.FEATURE_MAJOR else x.T).astype(np.float32, order="C")
@@ -151,14 +152,14 @@ def test_int8_sums_are_exact(
 
 
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("steps", [(None,), (0.02,), (0.02, -128), (0.02, 41)])
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 def test_int8_panels_the_loop_and_single_columns_agree_to_the_bit(
-    isa: str, input_scale: float | None, layout: Layout
+    isa: str, steps: tuple[Any, ...], layout: Layout
 ) -> None:
     alike = [*INT8_ROWS, *(row for row in RUNNABLE if row.name == f"int8-rows-pairs-{isa}")]
     matrix, bias = SparseMatrix(block_weights((70, 130), 0.2, 1)), np.linspace(-1, 1, 70)
-    each = MatVec(70, 130, bias.astype(np.float32), Activation.RELU, DType.INT8, input_scale)
+    each = MatVec(70, 130, bias.astype(np.float32), Activation.RELU, DType.INT8, *steps)
     for batch in (5, 16, 77):
         spec = MatMul(each, batch, layout)
         x, outputs = x_for(spec, 3), []

@@ -79,9 +79,10 @@ def test_a_deep_chain(kernel: ForestKernel, isa: str, features: int) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "isa"), CASES)
-@pytest.mark.parametrize("features", [16, 32, 60])
+@pytest.mark.parametrize("features", [1, 16, 32, 60])
 def test_many_thresholds_of_a_feature(kernel: ForestKernel, isa: str, features: int) -> None:
-    shape = Shape(features, 40, 8, branching=1.0, missing=features < 60)
+    """A search among them has two levels, with more than 256 three, with more than 4096 four."""
+    shape = Shape(features, 40, 8, branching=1.0, missing=features < 60, shared=0.0)
     trees = random_trees(shape, 3)
     spread = np.random.default_rng(1).standard_normal(len(trees.nodes)).astype(np.float32)
     finer = Trees(
@@ -123,6 +124,22 @@ def test_a_row_gives_the_same_bits_wherever_it_stands(kernel: ForestKernel, isa:
     x[:] = x[4]
     y = run(kernel, trees, x, Target.named(isa))
     assert np.unique(y.view(np.uint32), axis=0).shape[0] == 1
+
+
+@pytest.mark.parametrize(("kernel", "isa"), CASES)
+@pytest.mark.parametrize("width", [1, 3])
+def test_leaves_are_added_in_float64(kernel: ForestKernel, isa: str, width: int) -> None:
+    """Large ones that cancel leave the small ones whole."""
+    trees, generator = 600, np.random.default_rng(0)
+    leaves = generator.standard_normal((trees, width)).astype(np.float32)
+    leaves[::2] += np.float32(2.0**20)
+    leaves[1::2] -= np.float32(2.0**20)
+    of_trees = np.stack([~np.arange(trees), np.zeros(trees, np.int64)], axis=1)
+    none = np.zeros(0, np.float32), np.zeros((0, 4), np.int64)
+    forest = Trees(4, 1.0, *none, leaves, of_trees, np.zeros(width, np.float32))
+    found = run(kernel, forest, np.zeros((5, 4), np.float32), Target.named(isa))
+    wanted = np.broadcast_to(leaves.astype(np.float64).sum(axis=0), found.shape)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_blocks_hold_every_node_once() -> None:

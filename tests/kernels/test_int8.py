@@ -1,6 +1,7 @@
 """int8 kernels: integers bit for bit, outputs against the oracle, and the error of quantising."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,14 +71,20 @@ def test_sums_of_integers_are_exact(row, shape, block_rows):
 
 
 @every_template
-def test_every_value_of_x_is_quantised_as_specified(row):
-    """One input an output: y is that input's integer. Halves go to even, what is beyond is cut."""
+@pytest.mark.parametrize("shift", [None, 0, -128, 57, 127])
+def test_every_value_of_x_is_quantised_as_specified(row, shift):
+    """One input an output: y is that input's integer. Halves go to even, what is beyond is cut.
+
+    With a shift -128 is among them.
+    """
     halves = np.arange(-130, 130.25, 0.25, np.float32)
     extremes = np.float32([0.0, -0.0, 1e-30, 2.0**31, -(2.0**31), 3e38, -3e38, np.inf, -np.inf])
     x = np.concatenate([halves, np.nextafter(halves, np.float32(np.inf)), extremes])
     weights = np.diag(np.full(len(x), 127, np.float32))
-    expected = 127 * np.rint(x).clip(-127, 127)
-    np.testing.assert_array_equal(outputs(row, int8_spec(weights, 1.0), weights, x), expected)
+    least = -127 if shift is None else -128
+    expected = 127 * (np.rint(x) + (shift or 0)).clip(least, 127)
+    spec = int8_spec(weights, 1.0, input_shift=shift)
+    np.testing.assert_array_equal(outputs(row, spec, weights, x), expected)
 
 
 @every_template
@@ -97,16 +104,20 @@ def test_every_shape(row, density):
     biased=st.booleans(),
     activation=st.sampled_from(list(Activation)),
     input_scale=st.sampled_from([None, 0.02, 1e-4, 3.0]),
+    shift=st.sampled_from([None, 0, -128, 90]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_random_layers(
-    row, out_features, in_features, block_rows, density, biased, activation, input_scale, seed
+    row, out_features, in_features, block_rows, density, biased, activation, input_scale, shift,
+    seed,
 ):
     generator = np.random.default_rng(seed)
     weights = block_weights((out_features, in_features), density, block_rows, seed)
     bias = generator.standard_normal(out_features, np.float32) if biased else None
     x = generator.standard_normal(in_features, np.float32)
     spec = int8_spec(weights, input_scale, bias=bias, activation=activation)
+    if input_scale is not None:
+        spec = replace(spec, input_shift=shift)
     expected = reference.matvec(spec, SparseMatrix(weights), x)
     scale = max(1.0, float(np.abs(expected).max()))
     assert np.abs(outputs(row, spec, weights, x) - expected).max() < 1e-6 * scale

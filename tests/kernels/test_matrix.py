@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import SMALLEST_SCALE
 
 shapes = st.tuples(st.integers(1, 40), st.integers(1, 12))
 weights_with_zeros = shapes.flatmap(
@@ -85,3 +87,29 @@ def test_bad_weights_are_refused_with_the_value_and_the_remedy(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         SparseMatrix(weights)
+
+
+@pytest.mark.parametrize("least", [1, 3, 60, 126, 127])
+def test_rows_of_whole_steps_keep_them_as_int8(least: int) -> None:
+    """As of a network quantised with one scale for all rows, whose largest are not all 127."""
+    random = np.random.default_rng(least)
+    integers = random.integers(-least, least + 1, (40, 90)) * (random.random((40, 90)) < 0.3)
+    integers[:, 7] = least
+    scale = np.float32(0.0123)
+    matrix = SparseMatrix(integers * scale)
+    assert matrix.is_whole_steps
+    found, steps = reference.quantised_weights(matrix)
+    np.testing.assert_allclose(found * steps[:, None], matrix.dense, rtol=1e-5)
+    if least > 63:  # else of twice as fine steps all are whole numbers too
+        np.testing.assert_array_equal(found, integers)
+
+
+def test_rows_of_other_numbers_have_127_steps() -> None:
+    weights = np.random.default_rng(0).standard_normal((9, 50)).astype(np.float32)
+    weights[3] = 0
+    weights[4] = 1e-42
+    matrix = SparseMatrix(weights)
+    assert not matrix.is_whole_steps
+    largest = np.abs(weights).max(axis=1)
+    expected = np.maximum(largest / np.float32(127), np.float32(SMALLEST_SCALE))
+    np.testing.assert_array_equal(matrix.int8_steps, expected)

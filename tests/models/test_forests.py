@@ -112,6 +112,16 @@ def test_a_tree_of_one_leaf() -> None:
     np.testing.assert_array_equal(sparsejit.compile(estimator).predict(X[:3]), np.ones(3))
 
 
+def test_thresholds_between_neighbouring_floats() -> None:
+    """A threshold in float64 lies between two float32; rounded up it would take both for one."""
+    values = GENERATOR.uniform(10, 100, 50).astype(np.float32)
+    rows = np.concatenate([values, np.nextafter(values, np.float32(np.inf))])[:, None]
+    target = np.repeat([0.0, 1.0], 50)
+    estimator = DecisionTreeRegressor().fit(rows, target)
+    np.testing.assert_array_equal(estimator.predict(rows), target)
+    np.testing.assert_array_equal(sparsejit.compile(estimator).predict(rows), target)
+
+
 @pytest.mark.parametrize("kind", [RandomForestRegressor, DecisionTreeRegressor])
 def test_several_targets(kind: Any) -> None:
     targets = np.stack([SCORE, -SCORE, SCORE**2], axis=1)

@@ -232,6 +232,8 @@ def test_sizes_come_from_the_file_or_from_examples() -> None:
         sparsejit.compile(open_model, [np.zeros((1, 3)), np.zeros((1, 3))])
     with pytest.raises(InvalidInput, match=r"example of x has shape \(2, 3\)"):
         sparsejit.compile(graph_model(nodes, {"x": ("batch", 4)}, {}), [np.zeros((2, 3))])
+    with pytest.raises(InvalidInput, match="x has dtype object"):
+        sparsejit.compile(open_model, [np.array([["word"]], object)])
     with pytest.raises(InvalidInput, match="example_inputs alone"):
         sparsejit.compile(open_model, example_kwargs={"x": np.zeros((1, 3))})
     x = np.array([[1, -2, 3]], np.float32)

@@ -8,6 +8,7 @@ pytest.importorskip("onnx")
 from onnx_nodes import cases_by_operator, computed
 
 from sparsejit.errors import DamagedFile, UnsupportedOperator
+from sparsejit.frontends.onnx.expansions import EXPANSIONS
 from sparsejit.frontends.onnx.table import OPERATORS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in their making
@@ -23,7 +24,6 @@ REFUSED = {
     ("DequantizeLinear", "of blocks"),
     ("Div", "of whole numbers"),
     ("Dropout", "at random"),
-    ("GRU", "resets before its product"),
     ("LSTM", "peepholes"),
     ("Mod", "of whole numbers"),
     ("Pow", "the exponent is not one known number"),
@@ -36,15 +36,16 @@ REFUSED = {
 EMPTY = ("log_sum_exp_empty", "reduce_max_empty", "reduce_min_empty")
 
 
-# ONNX has no case of these that a graph can hold; tests/models/test_onnx.py has.
-ELSEWHERE = {"CastLike", "GRU"}
+# ONNX has no case of this that a graph can hold; tests/models/test_onnx.py has.
+ELSEWHERE = {"CastLike"}
+KNOWN = OPERATORS.keys() | EXPANSIONS.keys()
 
 
-@pytest.mark.parametrize("operator", sorted(OPERATORS.keys() - ELSEWHERE))
+@pytest.mark.parametrize("operator", sorted(KNOWN - ELSEWHERE))
 def test_an_operator_computes_what_onnx_says(operator: str) -> None:
     checked = 0
     for case in cases_by_operator().get(operator, []):
-        if not {node.op_type for node in case.model.graph.node} <= OPERATORS.keys():
+        if not {node.op_type for node in case.model.graph.node} <= KNOWN:
             continue
         if any(name in case.name for name in EMPTY):
             continue

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
+from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.operators.quantisation import note_stored
 from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.onnx.table import OPERATORS
@@ -82,7 +83,7 @@ class NodeInterpreter:
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
         """Add to `known` what the nodes make of it."""
-        for node in nodes:
+        for node in (part for whole in nodes for part in expanded(whole)):
             operands = [known[name] if name else None for name in node.input]
             self.write.origin = _origin(node)
             if any(operand is _ABSENT for operand in operands):

@@ -10,7 +10,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.types import float_type, require
-from sparsejit.ir.reference import ACTIVATIONS
+from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, Choice, DType
 
 Sizes = tuple[int, ...]
@@ -48,6 +48,7 @@ class Convolution:
 
     Bias (out,) may be left out. `padding` zeros lie before and after each spatial axis. Transposed,
     W is (in, out / groups, *kernel) and `output_padding` positions are added at the end.
+    dtype, `input_scale` and `input_shift` as of `Linear`.
     """
 
     stride: Sizes
@@ -58,6 +59,8 @@ class Convolution:
     output_padding: Sizes = ()
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
+    input_scale: float | None = None
+    input_shift: int | None = None
 
     def __post_init__(self) -> None:
         _check_sizes(self, 1, self.stride, self.dilation, (self.groups,))
@@ -86,6 +89,8 @@ class Convolution:
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, *bias = operands
+        if self.input_scale is not None and self.input_shift is not None:
+            x = on_steps(x, self.input_scale, self.input_shift)
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         if bias:
             y = y + bias[0].reshape(-1, *(1,) * len(self.stride))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.types import broadcast_shape, float_type, require
-from sparsejit.ir.reference import ACTIVATIONS
+from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, DType
 
 
@@ -13,12 +13,15 @@ class Linear:
     """y = activation(x W^T + bias) over the last axis: x (..., in), W (out, in), bias (out,).
 
     The bias may be left out. W counts as stored in `dtype`; with int8 x is quantised too, by
-    `input_scale` or by its largest magnitude (`spec.MatVec`); other dtypes pass it over.
+    `input_scale` or by its largest magnitude; other dtypes pass that over. `input_shift` is the
+    zero point of x among -128 .. 127 (`spec.MatVec`): x is that of a quantised model, which is
+    rounded and cut to those steps, and no dtype passes it over.
     """
 
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
     input_scale: float | None = None
+    input_shift: int | None = None
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         x, weights, *bias = operands
@@ -32,8 +35,10 @@ class Linear:
         return (float_type((*x.shape[:-1], weights.shape[0])),)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        """In full precision, whatever the dtype: what the model means."""
+        """In full precision, whatever the dtype: what the model means. It means a zero point."""
         x, weights, *bias = operands
+        if self.input_scale is not None and self.input_shift is not None:
+            x = on_steps(x, self.input_scale, self.input_shift)
         y = x @ weights.T + (bias[0] if bias else 0)
         return (ACTIVATIONS[self.activation](y),)
 

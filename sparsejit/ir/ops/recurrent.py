@@ -13,9 +13,14 @@ from sparsejit.ir.spec import Choice, DType
 
 
 class RecurrentCell(Choice):
-    """The kind of a recurrent step, by torch's formulas."""
+    """The kind of a recurrent step, by torch's formulas.
+
+    GRU_RESET_FIRST resets the state before its product, as the first paper on GRUs has it (Cho et
+    al. 2014, arXiv:1406.1078): n = tanh(x_n + W_n (r h) + b_n).
+    """
 
     GRU = "gru"
+    GRU_RESET_FIRST = "gru_reset_first"
     LSTM = "lstm"
     RNN_TANH = "rnn_tanh"
     RNN_RELU = "rnn_relu"
@@ -23,7 +28,7 @@ class RecurrentCell(Choice):
     @property
     def gates(self) -> int:
         """Rows of its weight matrices by hidden unit: GRU in order r-z-n, LSTM i-f-g-o."""
-        return {"gru": 3, "lstm": 4}.get(self.value, 1)
+        return {"gru": 3, "gru_reset_first": 3, "lstm": 4}.get(self.value, 1)
 
     @property
     def states(self) -> int:
@@ -69,6 +74,8 @@ class Recurrence:
         every = np.zeros((time, batch, weights.shape[1]))
         for step in reversed(range(time)) if self.reverse else range(time):
             recurrent = states[0] @ weights.T + bias
+            if self.cell is RecurrentCell.GRU_RESET_FIRST:
+                recurrent = _with_reset(gates[step], recurrent, states[0], weights, bias)
             states = _STEPS[self.cell](gates[step], recurrent, states)
             every[step] = states[0]
         return (every, *states)
@@ -80,6 +87,23 @@ def _gru(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
     reset, update = (sigmoid(x) for x in (r_x + r_h, z_x + z_h))
     new = np.tanh(n_x + reset * n_h)
     return [new + update * (states[0] - new)]
+
+
+def _with_reset(
+    given: Array, recurrent: Array, state: Array, weights: Array, bias: Array
+) -> Array:
+    """The recurrent gates, the last one of the state that was reset."""
+    hidden = state.shape[-1]
+    reset = sigmoid(given[..., :hidden] + recurrent[..., :hidden]) * state
+    last = reset @ weights[2 * hidden :].T + bias[2 * hidden :]
+    return np.concatenate([recurrent[..., : 2 * hidden], last], axis=-1)
+
+
+def _gru_reset_first(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
+    _, z_x, n_x = np.split(given, 3, axis=-1)
+    _, z_h, n_h = np.split(recurrent, 3, axis=-1)
+    new = np.tanh(n_x + n_h)
+    return [new + sigmoid(z_x + z_h) * (states[0] - new)]
 
 
 def _lstm(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
@@ -99,6 +123,7 @@ def _rnn_relu(given: Array, recurrent: Array, states: list[Array]) -> list[Array
 
 _STEPS = {
     RecurrentCell.GRU: _gru,
+    RecurrentCell.GRU_RESET_FIRST: _gru_reset_first,
     RecurrentCell.LSTM: _lstm,
     RecurrentCell.RNN_TANH: _rnn_tanh,
     RecurrentCell.RNN_RELU: _rnn_relu,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.quantised import fits_int8
 from sparsejit.frontends.torch_export.operators import arranging, products
 from sparsejit.frontends.torch_export.writing import Writer
 from sparsejit.ir.graph import Value
@@ -26,23 +27,16 @@ def matmul(write: Writer, call: Call) -> Value:
 
 
 def _layer(write: Writer, call: Call, x: Value, matrix: Value, bias: Value | None) -> Value:
-    """W x + bias, stored as int8 where the file has both in bytes.
-
-    Steps from 0 to 255 are shifted to -128 to 127, and the bias makes up for it:
-    W x = W (x + c) - c W 1.
-    """
+    """W x + bias, in int8 where the file has both in bytes."""
     given, stored = (call.quantised.get(call.name(place)) for place in (0, 1))
     weights = write.known(matrix)
     if given is None or given.source is None or stored is None or weights is None:
         return products.linear(write, x, matrix, bias)
-    offset = given.shift * given.scale
-    x = given.source
-    if offset:
-        x = write.pointwise("add", x, offset)
-        known = 0 if bias is None else write.known(bias)
-        bias = write.constant(known - offset * weights.sum(axis=1), f"{matrix.origin.name}.bias")
-    op = Linear(dtype=DType.INT8, input_scale=given.scale)
-    return write.one(op, write.floats(x), matrix, *(() if bias is None else (bias,)))
+    if not fits_int8(weights):
+        return products.linear(write, x, matrix, bias)
+    op = Linear(dtype=DType.INT8, input_scale=given.scale, input_shift=given.shift)
+    operands = (matrix,) if bias is None else (matrix, bias)
+    return write.one(op, write.floats(given.source), *operands)
 
 
 def gemm(write: Writer, call: Call) -> Value:

@@ -17,6 +17,7 @@ from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 # For each of torch's gates in order, its place in ONNX's: z-r-h to r-z-n, i-o-f-c to i-f-g-o.
 _GATES = {
     RecurrentCell.GRU: (1, 0, 2),
+    RecurrentCell.GRU_RESET_FIRST: (1, 0, 2),
     RecurrentCell.LSTM: (0, 2, 3, 1),
     RecurrentCell.RNN_TANH: (0,),
     RecurrentCell.RNN_RELU: (0,),
@@ -68,9 +69,8 @@ def _cell(call: Call) -> RecurrentCell:
     if functions and functions != usual * (len(functions) // len(usual)):
         raise Unmapped(f"has the activations {functions}")
     if call.operator == "GRU":
-        if not call.attribute("linear_before_reset", 0):
-            raise Unmapped("resets before its product; export with linear_before_reset=1")
-        return RecurrentCell.GRU
+        resets_first = not call.attribute("linear_before_reset", 0)
+        return RecurrentCell.GRU_RESET_FIRST if resets_first else RecurrentCell.GRU
     if call.attribute("input_forget", 0):
         raise Unmapped("couples its input and forget gates")
     return RecurrentCell.LSTM

@@ -1,0 +1,98 @@
+"""What stands before an estimator and takes columns apart: ColumnTransformer and OneHotEncoder.
+
+A ColumnTransformer is a list of parts, each some columns and the steps that they go through; its
+result is what the parts give, side by side. A OneHotEncoder compares a column with each category.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array
+
+COLUMN_STEPS = frozenset({"ColumnTransformer", "OneHotEncoder"})
+
+
+@dataclass(frozen=True)
+class ColumnPart:
+    """Columns by number, and the steps that they go through in turn."""
+
+    columns: Array
+    steps: tuple[Any, ...]
+
+
+def parts_of(transformer: Any, features: int) -> list[ColumnPart]:
+    """The parts of a fitted ColumnTransformer, in the order of what it gives."""
+    parts = []
+    for _, step, columns in transformer.transformers_:
+        numbers = _numbers(columns, features, getattr(transformer, "feature_names_in_", None))
+        if not isinstance(step, str) or step != "drop":
+            parts.append(ColumnPart(numbers, _steps(step)))
+    return [part for part in parts if len(part.columns)]
+
+
+def each_step(steps: Sequence[Any]) -> list[Any]:
+    """All steps, with those inside of ColumnTransformers."""
+    found = []
+    for step in steps:
+        found.append(step)
+        if type(step).__name__ == "ColumnTransformer":
+            for _, inner, _ in step.transformers_:
+                if not isinstance(inner, str):
+                    found.extend(each_step(_steps(inner)))
+    return found
+
+
+def kept_categories(encoder: Any) -> list[Array]:
+    """Of each column of a OneHotEncoder the categories that have a column of their own, float32.
+
+    Raises InvalidInput where they are no numbers, and where rare ones share a column.
+    """
+    if getattr(encoder, "min_frequency", None) or getattr(encoder, "max_categories", None):
+        raise InvalidInput(
+            "the OneHotEncoder has min_frequency or max_categories; fit it without them"
+        )
+    dropped = encoder.drop_idx_
+    found = []
+    for number, categories in enumerate(encoder.categories_):
+        seen = np.asarray(categories)
+        if seen.dtype.kind not in "biuf" or np.isnan(seen.astype(np.float64)).any():
+            raise InvalidInput(
+                f"column {number} of the OneHotEncoder has the categories {list(seen[:3])}...; "
+                "give numbers without NaN, such as OrdinalEncoder makes"
+            )
+        left_out = None if dropped is None else dropped[number]
+        kept = seen if left_out is None else np.delete(seen, int(left_out))
+        found.append(kept.astype(np.float32))
+    return found
+
+
+def _steps(step: Any) -> tuple[Any, ...]:
+    """Those of a pipeline inside, none of what passes columns through."""
+    if isinstance(step, str) and step == "passthrough":
+        return ()
+    kind = type(step).__name__
+    if kind == "FunctionTransformer" and step.func is None:
+        return ()
+    if kind == "Pipeline":
+        return tuple(inner for _, one in step.steps for inner in _steps(one))
+    return (step,)
+
+
+def _numbers(columns: Any, features: int, names: Any) -> Array:
+    """Columns as fit took them, as numbers."""
+    every = np.arange(features)
+    if isinstance(columns, slice) and not isinstance(columns.start or columns.stop, str):
+        return every[columns]
+    listed = np.atleast_1d(np.asarray(columns))
+    if listed.dtype.kind in "biu":
+        return every[listed] if listed.size else every[:0]
+    if names is None or not set(listed.tolist()) <= set(names):
+        raise InvalidInput(f"the ColumnTransformer takes columns {columns}; name them by numbers")
+    places = {name: number for number, name in enumerate(names)}
+    return np.array([places[name] for name in listed.tolist()], np.int64)

@@ -1,0 +1,120 @@
+"""ColumnTransformer and OneHotEncoder in front of estimators, against scikit-learn."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from sklearn.compose import ColumnTransformer, make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    RobustScaler,
+    StandardScaler,
+)
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+
+GENERATOR = np.random.default_rng(5)
+ROWS = 300
+# Columns 1 and 4 hold categories.
+X = GENERATOR.standard_normal((ROWS, 6)).astype(np.float32)
+X[:, 1] = GENERATOR.choice([2, 3, 7], ROWS)
+X[:, 4] = GENERATOR.choice([-1, 0, 1, 12], ROWS)
+SCORE = X[:, 0] + 2.0 * (X[:, 1] == 3) - 3.0 * (X[:, 4] == 12) + 0.3 * X[:, 2] * X[:, 5]
+CLASSES = np.digitize(SCORE, [-1, 1])
+UNSEEN = np.where(GENERATOR.random(X.shape) < 0.1, np.float32(5), X)
+ENCODER = OneHotEncoder(handle_unknown="ignore")
+
+
+def columns(*parts: Any, **more: Any) -> ColumnTransformer:
+    return make_column_transformer(*parts, **more)
+
+
+CASES = {
+    "scalers": columns((StandardScaler(), [0, 2]), (MinMaxScaler(), [5, 3]), (RobustScaler(), [4])),
+    "encoder": columns((ENCODER, [1, 4]), (StandardScaler(), [0, 2]), remainder="passthrough"),
+    "dropped": columns((OneHotEncoder(drop="first"), [4, 1]), ("drop", [5]), ("passthrough", [0])),
+    "twice": columns((StandardScaler(), [0, 2]), ("passthrough", slice(0, 3)), (ENCODER, [1])),
+    "masks": columns((ENCODER, np.arange(6) == 4), (make_pipeline(StandardScaler()), [-1, 0])),
+    "inner": columns((columns((ENCODER, [0]), ("passthrough", [1])), [4, 2]), ("passthrough", [1])),
+    "dense": columns((OneHotEncoder(sparse_output=False), [1]), ("passthrough", [0, 4])),
+}
+seen_only = ("dropped", "dense")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "last",
+    [Ridge(), LogisticRegression(), MLPRegressor(hidden_layer_sizes=(8,), max_iter=20)],
+    ids=repr,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_before_a_model_of_products(name: str, last: Any) -> None:
+    steps = [CASES[name]]
+    pipeline = make_pipeline(*steps, last).fit(X, CLASSES)
+    compiled = sparsejit.compile(pipeline, X)
+    for rows in (X,) if name in seen_only else (X, UNSEEN):
+        wanted = pipeline.predict(rows)
+        np.testing.assert_allclose(compiled.predict(rows), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_by_itself(name: str) -> None:
+    transformer = CASES[name].fit(X)
+    wanted = transformer.transform(X)
+    wanted = wanted.toarray() if hasattr(wanted, "toarray") else wanted
+    np.testing.assert_allclose(sparsejit.compile(transformer).transform(X), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("after", [(), (StandardScaler(with_mean=False),)], ids=["", "scaled"])
+def test_before_a_forest(name: str, after: tuple[Any, ...]) -> None:
+    """Exactly: every row falls into the leaf that scikit-learn finds."""
+    forest = RandomForestClassifier(30, max_depth=7, random_state=0)
+    pipeline = make_pipeline(CASES[name], *after, forest).fit(X, CLASSES)
+    compiled = sparsejit.compile(pipeline, X)
+    assert len(compiled.variant("predict_proba").steps) == 1
+    for rows in (X,) if name in seen_only else (X, UNSEEN):
+        wanted = pipeline.predict_proba(rows)
+        np.testing.assert_allclose(compiled.predict_proba(rows), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("fill", [3, 99])
+def test_missing_values_before_a_forest(fill: int) -> None:
+    imputed = make_pipeline(SimpleImputer(strategy="constant", fill_value=fill), ENCODER)
+    transformer = columns((imputed, [1, 4]), ("passthrough", [0, 2]), (ENCODER, [4]))
+    forest = HistGradientBoostingRegressor(max_iter=30)
+    rows = np.where(GENERATOR.random(X.shape) < 0.15, np.float32(np.nan), X)
+    dense = columns((transformer, list(range(6))), sparse_threshold=0)
+    before = make_pipeline(dense, forest)
+    rows[:, 4] = X[:, 4]
+    before.fit(rows, SCORE)
+    rows[::7, 4] = np.nan
+    compiled = sparsejit.compile(before, rows)
+    np.testing.assert_allclose(compiled.predict(rows), before.predict(rows), rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_compared_is_named() -> None:
+    words = np.array([["a", 1.0], ["b", 2.0]], object)
+    pipeline = make_pipeline(columns((OneHotEncoder(), [0])), Ridge()).fit(words, [0, 1])
+    with pytest.raises(InvalidInput, match="column 0 of the OneHotEncoder has the categories"):
+        sparsejit.compile(pipeline)
+    rare = columns((OneHotEncoder(min_frequency=5), [1]))
+    with pytest.raises(InvalidInput, match="min_frequency"):
+        sparsejit.compile(make_pipeline(rare, Ridge()).fit(X, SCORE))
+    other = columns((OrdinalEncoder(), [1]), ("passthrough", [0]))
+    with pytest.raises(InvalidInput, match="OrdinalEncoder cannot stand"):
+        sparsejit.compile(make_pipeline(other, Ridge()).fit(X, SCORE))
+    scaled = make_pipeline(StandardScaler(), ENCODER, RandomForestClassifier(3))
+    with pytest.raises(InvalidInput, match="behind a scaler"):
+        sparsejit.compile(scaled.fit(X, CLASSES))

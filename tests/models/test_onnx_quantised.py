@@ -1,0 +1,244 @@
+"""Convolutions of quantised ONNX files: in int8 or in float32, the same to one step."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from test_onnx import graph_model
+
+import sparsejit
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.spec import DType
+from sparsejit.lowering import int8_convolutions
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.int8_convolutions import with_cheapest_convolutions
+from sparsejit.machine.target import Target
+
+X_SCALE, Y_SCALE = 0.02, 0.05
+ZEROS = [np.uint8(0), np.uint8(117), np.int8(-128), np.int8(0), np.int8(5)]
+
+
+def convolution_model(
+    weights: np.ndarray,
+    zero: np.generic,
+    channels: int,
+    size: int = 9,
+    per_channel: bool = True,
+    relu: bool = False,
+    **attributes: Any,
+) -> Any:
+    """As quantize_static writes it: x, W and the result in steps, the bias in int32."""
+    outputs = len(weights)
+    scales = np.linspace(0.004, 0.009, outputs if per_channel else 1).astype(np.float32)
+    constants = {
+        "x_scale": np.array(X_SCALE, np.float32),
+        "y_scale": np.array(Y_SCALE, np.float32),
+        "zero": np.asarray(zero),
+        "w": weights,
+        "w_scale": scales if per_channel else scales[0],
+        "w_zero": np.zeros(scales.shape if per_channel else (), weights.dtype),
+        "b": np.arange(outputs, dtype=np.int32) * 150 - 600,
+        "b_scale": scales * np.float32(X_SCALE) if per_channel else scales[0] * np.float32(X_SCALE),
+    }
+    axis = {"axis": 0} if per_channel else {}
+    result = "r" if relu else "c"
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "x_scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "x_scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["wd"], **axis),
+        helper.make_node("DequantizeLinear", ["b", "b_scale"], ["bd"], **axis),
+        helper.make_node("Conv", ["d", "wd", "bd"], ["c"], **attributes),
+        *([helper.make_node("Relu", ["c"], ["r"])] if relu else []),
+        helper.make_node("QuantizeLinear", [result, "y_scale", "zero"], ["qy"]),
+        helper.make_node("DequantizeLinear", ["qy", "y_scale", "zero"], ["y"]),
+    ]
+    return graph_model(nodes, {"x": ("n", channels, size, size)}, constants, 13, 4)
+
+
+def sparse_bytes(shape: tuple[int, ...], density: float, largest: int = 127) -> np.ndarray:
+    random = np.random.default_rng(3)
+    weights = random.integers(-largest, largest + 1, shape)
+    return (weights * (random.random(shape) < density)).astype(np.int8)
+
+
+def inputs(zero: np.generic, channels: int, size: int) -> np.ndarray:
+    """Of the whole range and beyond it; many are its least, as behind a ReLU."""
+    low = (np.iinfo(zero.dtype).min - int(zero)) * X_SCALE
+    shape = 2, channels, size, size
+    x = np.random.default_rng(4).uniform(low - 1, low + 256 * X_SCALE + 1, shape)
+    return np.where(x < low + 1, low, x).astype(np.float32)
+
+
+def assert_within_a_step(model: Any, x: np.ndarray, **options: Any) -> None:
+    """And nearly nowhere off by one: sums of integers are exact, only ties differ."""
+    found = sparsejit.compile(model, **options)(x)
+    (same,) = model.opset_import
+    same.version = 19  # of what the package computes
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    steps = np.abs(found - wanted) / Y_SCALE
+    assert steps.max() < 1.01
+    assert (steps > 0.5).mean() < 0.005
+
+
+@pytest.fixture(params=[True, False], ids=["int8", "float32"])
+def always_int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether all convolutions are int8, or none."""
+    monkeypatch.setattr(int8_convolutions, "_is_cheaper", lambda low, node: request.param)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: f"{zero.dtype}{zero}")
+def test_padding_and_zero_points(zero: np.generic, per_channel: bool, always_int8: bool) -> None:
+    weights = sparse_bytes((12, 6, 3, 3), 0.5, 127 if per_channel else 100)
+    model = convolution_model(weights, zero, 6, per_channel=per_channel, pads=[1, 1, 1, 1])
+    assert_within_a_step(model, inputs(zero, 6, 9))
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "attributes"),
+    [
+        ((20, 16, 1, 1), 16, {}),
+        ((20, 16, 1, 1), 16, {"strides": [2, 2]}),
+        ((8, 5, 3, 3), 5, {"strides": [2, 2], "pads": [0, 0, 1, 1]}),
+        ((8, 5, 3, 2), 5, {"dilations": [2, 1], "pads": [2, 0, 2, 0]}),
+        ((12, 3, 3, 3), 6, {"group": 2, "pads": [1, 1, 1, 1]}),
+        ((6, 1, 3, 3), 6, {"group": 6, "pads": [1, 1, 1, 1]}),
+        ((10, 4, 9, 9), 4, {}),
+    ],
+)
+@pytest.mark.parametrize("relu", [False, True])
+def test_every_geometry(
+    shape: tuple[int, ...],
+    channels: int,
+    attributes: dict[str, Any],
+    relu: bool,
+    always_int8: bool,
+) -> None:
+    zero = np.uint8(100)
+    model = convolution_model(sparse_bytes(shape, 0.6), zero, channels, relu=relu, **attributes)
+    compiled = sparsejit.compile(model)
+    kinds = {node.op.dtype for node in compiled.graph.nodes if isinstance(node.op, Convolution)}
+    assert kinds == {DType.INT8 if always_int8 else DType.FLOAT32}
+    assert_within_a_step(model, inputs(zero, channels, 9))
+
+
+def test_the_rounding_of_x_costs_nothing_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel does it; zeros of pruned weights cost nothing either."""
+    monkeypatch.setattr(int8_convolutions, "_is_cheaper", lambda low, node: True)
+    weights = sparse_bytes((64, 64, 1, 1), 0.1)
+    model = convolution_model(weights, np.uint8(0), 64, 28)
+    compiled = sparsejit.compile(model)
+    kernels = [step.kernel for step in compiled._first.steps]
+    assert len(kernels) == 2 and kernels[0].startswith("int8-") and kernels[1] == "quantised"
+    assert compiled.stats["nnz"] == np.count_nonzero(weights)
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes", "expected"),
+    [
+        ((128, 128, 1, 1), {}, DType.INT8),
+        ((256, 256, 3, 3), {"pads": [1, 1, 1, 1]}, DType.INT8),
+        ((128, 1, 3, 3), {"group": 128, "pads": [1, 1, 1, 1]}, DType.FLOAT32),
+        ((16, 3, 3, 3), {"pads": [1, 1, 1, 1]}, DType.FLOAT32),
+    ],
+)
+def test_the_cheaper_one_is_chosen(
+    shape: tuple[int, ...], attributes: dict[str, Any], expected: DType
+) -> None:
+    channels = shape[1] * attributes.get("group", 1)
+    model = convolution_model(sparse_bytes(shape, 1.0), np.uint8(0), channels, 28, **attributes)
+    level = Target.named("avx512")
+    bytes_too = level.instruction_sets | {"avx512_vnni"}
+    options = ModelOptions(replace(level, instruction_sets=bytes_too))
+    graph = with_cheapest_convolutions(import_onnx(model).graph(1), options)
+    (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
+    assert op.dtype is expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_dtype_keeps_what_rounding_cuts_off(dtype: str) -> None:
+    """quantize_static leaves out a ReLU that the least byte stands for."""
+    weights = sparse_bytes((32, 32, 1, 1), 1.0)
+    weights[:, :, 0, 0] = np.sign(weights[:, :, 0, 0]) * 64  # of which bfloat16 has all bits
+    model = convolution_model(weights, np.uint8(0), 32, 28, per_channel=False)
+    stored = {each.name: each for each in model.graph.initializer}
+    stored["w_scale"].CopyFrom(numpy_helper.from_array(np.float32(2.0**-8), "w_scale"))
+    x = inputs(np.uint8(0), 32, 28) - 1
+    assert_within_a_step(model, x, dtype={"*": dtype})
+    assert_within_a_step(model, x)
+
+
+def test_the_reference_rounds_too(always_int8: bool) -> None:
+    model = convolution_model(sparse_bytes((12, 6, 3, 3), 0.5), np.uint8(7), 6)
+    x = inputs(np.uint8(7), 6, 9)
+    (found,) = sparsejit.compile(model, [x]).graph.evaluate([x[:1]])
+    (same,) = model.opset_import
+    same.version = 19
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x[:1]})
+    assert np.abs(found - wanted).max() < 1.01 * Y_SCALE
+
+
+def test_weights_that_the_file_quantises_itself() -> None:
+    """As of networks trained with rounding, for DeepSparse: float weights, a float bias."""
+    weights = sparse_bytes((32, 24, 1, 1), 0.2)
+    model = convolution_model(weights, np.uint8(3), 24, 28)
+    graph, scales = model.graph, np.linspace(0.004, 0.009, 32).astype(np.float32)
+    stored = {each.name: each for each in graph.initializer}
+    floats = weights * scales[:, None, None, None]
+    stored["w"].CopyFrom(numpy_helper.from_array(floats, "w"))
+    stored["b"].CopyFrom(numpy_helper.from_array(np.linspace(-1, 1, 32, dtype=np.float32), "bd"))
+    quantise = helper.make_node("QuantizeLinear", ["w", "w_scale", "w_zero"], ["wq"], axis=0)
+    graph.node[2].input[0] = "wq"
+    del graph.node[3]
+    graph.node.insert(2, quantise)
+    (op,) = (n.op for n in import_onnx(model).graph(1).nodes if isinstance(n.op, Convolution))
+    assert (op.dtype, op.input_shift) == (DType.INT8, 3 - 128)
+    assert_within_a_step(model, inputs(np.uint8(3), 24, 28))
+
+
+def test_operators_of_integers_are_layers_in_int8(always_int8: bool) -> None:
+    """QLinearConv is DequantizeLinear, Conv and QuantizeLinear; the next one reads its steps."""
+    weights = sparse_bytes((16, 16, 1, 1), 0.5)
+    model = convolution_model(weights, np.uint8(90), 16)
+    graph = model.graph
+    steps = ["x_scale", "zero"]
+    inner = ["w", "w_scale", "w_zero", "y_scale", "zero", "b"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *steps], ["q"]),
+        helper.make_node("QLinearConv", ["q", *steps, *inner], ["one"]),
+        helper.make_node("QLinearConv", ["one", "y_scale", "zero", *inner[:5]], ["two"]),
+        helper.make_node("DequantizeLinear", ["two", "y_scale", "zero"], ["y"]),
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    found = sparsejit.compile(model).graph.nodes
+    kinds = [node.op.dtype for node in found if isinstance(node.op, Convolution)]
+    assert kinds == [DType.INT8 if always_int8 else DType.FLOAT32] * 2
+    assert_within_a_step(model, inputs(np.uint8(90), 16, 9))
+
+
+def test_weights_beyond_int8_stay_float32() -> None:
+    """Unsigned ones lie up to 255 steps from their zero point."""
+    weights = np.random.default_rng(1).integers(0, 256, (12, 6, 3, 3)).astype(np.uint8)
+    model = convolution_model(weights, np.uint8(80), 6)
+    graph = import_onnx(model).graph(1)
+    (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
+    assert op.dtype is DType.FLOAT32
+    assert_within_a_step(model, inputs(np.uint8(80), 6, 9))
+
+
+def test_what_is_read_with_another_scale_is_no_layer_in_bytes() -> None:
+    model = convolution_model(sparse_bytes((4, 4, 1, 1), 1.0), np.uint8(7), 4)
+    model.graph.node[1].input[1] = "y_scale"
+    graph = import_onnx(model).graph(1)
+    (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
+    assert op.dtype is DType.FLOAT32
+    assert_within_a_step(model, inputs(np.uint8(7), 4, 9))
