@@ -28,9 +28,16 @@ from sparsejit.lowering.depthwise import (
     with_whole_rows,
 )
 from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.images import (
+    as_matrix,
+    image_result,
+    is_pointwise,
+    padded_image,
+    padded_pitch,
+)
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import View
-from sparsejit.lowering.windows import padded_image, window_steps
+from sparsejit.lowering.windows import window_image, window_steps
 
 # Of L2: what images between layers exceed where bands pay, and what a band's may take.
 _LARGE, _NEAR = 0.5, 0.6
@@ -52,7 +59,7 @@ def lower_bands(low: Lowering, node: Node) -> bool:
     bands = _bands(low, chain)
     if len(chain) < 2 or len(bands) < 2:
         return False
-    x, y = with_whole_rows(low, node), low.result(chain[-1].output, has_whole_rows)
+    x, y = with_whole_rows(low, node), image_result(low, chain[-1], has_whole_rows)
     for band in bands:
         image, known = x, Band(0, x.shape[2])
         for one, wanted in zip(chain, _needed(chain, band), strict=True):
@@ -99,7 +106,7 @@ def _kind(low: Lowering, node: Node) -> str | None:
     if prod(weights.shape[2:]) == 1:
         plain = op.stride == (1, 1) and op.padding == (0, 0)
         return "pointwise" if plain else None
-    return "windows" if padded_image(low, node) is not None else None
+    return "windows" if window_image(low, node) is not None else None
 
 
 def _bands(low: Lowering, chain: list[Node]) -> list[Band]:
@@ -161,13 +168,13 @@ def _rows_of(
     )
     if y is None:
         _, channels, _, width = node.output.shape
-        place = low.temporary(replace(node.output.type, shape=(1, channels, count, width)))
+        kind = replace(node.output.type, shape=(1, channels, count, width))
+        place = padded_image(low, kind, node.output.origin, fills=not is_pointwise(node))
     else:
         place = y.sliced(2, wanted.first, wanted.end)
-    kind = _kind(low, node)
-    if kind == "depthwise":
+    if is_depthwise(node):
         depthwise_step(low, node, x, place, (own, columns))
-    elif kind == "windows":
+    elif not is_pointwise(node):
         window_steps(low, node, x, place, (own, columns))
     else:
         _pointwise_step(low, node, x, place)
@@ -177,8 +184,6 @@ def _rows_of(
 def _pointwise_step(low: Lowering, node: Node, x: View, y: View) -> None:
     """One product: positions as columns of what lies in order."""
     matrix, each = filter_matrix(low, node)
-    source, result = (v.reshaped((v.shape[1], prod(v.shape[2:]))) for v in (x, y))
-    assert source is not None and result is not None
-    layer = MatMul(each, result.shape[1], Layout.FEATURE_MAJOR)
+    source, result = as_matrix(x), as_matrix(y)
+    layer = MatMul(each, result.shape[1], Layout.FEATURE_MAJOR, padded_pitch(y))
     low.add(product_step(node, layer, matrix, source, result, low.options))
-

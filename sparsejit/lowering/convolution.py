@@ -20,6 +20,7 @@ from sparsejit.lowering.bands import lower_bands
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import View
 from sparsejit.lowering.windows import lower_windows
@@ -37,28 +38,27 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     matrix, each = filter_matrix(low, node)
     if lower_windows(low, node, matrix, each):
         return
-    destination = low.dense_result(node.output)
-    for source, result in _samples(low, node, node.inputs[1].shape[2:], destination):
-        low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
-
-
-def _layer(each: MatVec, result: View) -> MatVec | MatMul:
-    positions = result.shape[1]
-    return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR)
-
-
-def _samples(
-    low: Lowering, node: Node, kernel: tuple[int, ...], destination: View
-) -> list[tuple[View, View]]:
-    """The columns of each sample, and its part of the result, as matrices."""
-    x, result = low.view(node.inputs[0]), []
+    pitch = _common_pitch(low, node)
+    destination = image_result(low, node) if pitch else low.dense_result(node.output)
+    x = low.view(node.inputs[0])
     for sample in range(x.shape[0]):
-        image = _without_batch(x.sliced(0, sample, sample + 1))
-        place = _without_batch(destination.sliced(0, sample, sample + 1))
-        out = place.reshaped((place.shape[0], prod(place.shape[1:])))
-        assert out is not None
-        result.append((_columns(low, node, image, kernel, place.shape[1:]), out))
-    return result
+        image, place = (view.sliced(0, sample, sample + 1) for view in (x, destination))
+        columns = as_matrix(image) if pitch else _columns(low, node, image, place)
+        result = as_matrix(place)
+        layer = _layer(each, result, pitch)
+        low.add(product_step(node, layer, matrix, columns, result, low.options))
+
+
+def _common_pitch(low: Lowering, node: Node) -> int | None:
+    """That of a product's image and its result where their channels are padded."""
+    if not is_pointwise(node) or not is_padded(low, node.output):
+        return None
+    return padded_pitch(low.view(node.inputs[0]))
+
+
+def _layer(each: MatVec, result: View, pitch: int | None) -> MatVec | MatMul:
+    positions = result.shape[1]
+    return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR, pitch)
 
 
 def _without_batch(view: View) -> View:
@@ -66,12 +66,11 @@ def _without_batch(view: View) -> View:
     return replace(view, type=replace(view.type, shape=shape), strides=view.strides[1:])
 
 
-def _columns(
-    low: Lowering, node: Node, image: View, kernel: tuple[int, ...], positions: tuple[int, ...]
-) -> View:
+def _columns(low: Lowering, node: Node, sample: View, result: View) -> View:
     """(channels * taps, positions), row-major: the image itself where that is what it is."""
-    op, origin = node.op, node.output.origin
+    op, origin, image = node.op, node.output.origin, _without_batch(sample)
     assert isinstance(op, Convolution)
+    kernel, positions = node.inputs[1].shape[2:], result.shape[2:]
     stride = (1,) * len(kernel) if op.transposed else op.stride
     if op.transposed:
         image = _spread(low, node, image, kernel, positions)

@@ -31,6 +31,7 @@ from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
 from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.images import image_result
 from sparsejit.lowering.products import plan_layer
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
@@ -51,14 +52,14 @@ _Emit = Callable[[Assembler, Locations], None]
 
 def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
     """The copy, then the products of all samples; False where columns are to be gathered."""
-    image = padded_image(low, node)
+    image = window_image(low, node)
     if image is None:
         return False
     costs = _costs(image, matrix, each, low.target)
     name = min(costs, key=lambda one: costs[one].ns)
     if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
         return False
-    x, y = with_whole_rows(low, node), low.dense_result(node.output)
+    x, y = with_whole_rows(low, node), image_result(low, node, lambda view: view.is_contiguous)
     _add_steps(low, node, x, y, image, matrix, each, costs)
     return True
 
@@ -90,7 +91,7 @@ def _add_steps(
     low.add(Step(f"{name}-{low.target.isa}", origin, (planes,), (y,), emit, facts, scratch))
 
 
-def padded_image(low: Lowering, node: Node) -> PaddedImage | None:
+def window_image(low: Lowering, node: Node) -> PaddedImage | None:
     """The planes that a convolution would read; None where there is no code for such windows.
 
     Nor where few lanes would be positions, or nothing but the copy would be saved.
