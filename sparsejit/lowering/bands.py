@@ -17,7 +17,7 @@ import numpy as np
 
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import (
@@ -62,10 +62,11 @@ def lower_bands(low: Lowering, node: Node) -> bool:
     x, y = with_whole_rows(low, node), image_result(low, chain[-1], has_whole_rows)
     for band in bands:
         image, known = x, Band(0, x.shape[2])
-        for one, wanted in zip(chain, _needed(chain, band), strict=True):
-            last = one is chain[-1]
-            image = _rows_of(low, one, image, known, wanted, y if last else None)
-            known = wanted
+        readers = [*chain[1:], None]
+        for one, wanted, reader in zip(chain, _needed(chain, band), readers, strict=True):
+            rows = _new_rows(low, one, wanted, reader) if reader else _rows(y, wanted)
+            _compute(low, one, image, known, rows, wanted)
+            image, known = rows, wanted
     low.lowered.update(chain[1:])
     return True
 
@@ -96,7 +97,7 @@ def _kind(low: Lowering, node: Node) -> str | None:
     op = node.op
     if not isinstance(op, Convolution) or len(op.stride) != 2 or node.output.shape[0] != 1:
         return None
-    if op.transposed or op.dtype is DType.INT8:
+    if op.transposed or op.dtype is DType.INT8 or adds_operand(node):
         return None
     if is_depthwise(node):
         return "depthwise"
@@ -152,33 +153,35 @@ def _met(rows: Axis, band: Band) -> Band:
     return Band(max(0, first), min(rows.size, last + 1))
 
 
-def _rows_of(
-    low: Lowering, node: Node, image: View, known: Band, wanted: Band, y: View | None
-) -> View:
+def _rows(y: View, wanted: Band) -> View:
+    return y.sliced(2, wanted.first, wanted.end)
+
+
+def _new_rows(low: Lowering, node: Node, wanted: Band, reader: Node) -> View:
+    """Room for rows of a convolution that another one reads."""
+    _, channels, _, width = node.output.shape
+    kind = replace(node.output.type, shape=(1, channels, wanted.end - wanted.first, width))
+    fills = is_pointwise(reader) and not is_pointwise(node)
+    return padded_image(low, kind, node.output.origin, fills)
+
+
+def _compute(low: Lowering, node: Node, image: View, known: Band, y: View, wanted: Band) -> None:
     """Append what computes rows of a convolution from those that are known of its input."""
     rows, columns = node_axes(node)
     met = _met(rows, wanted)
     x = image.sliced(2, met.first - known.first, met.end - known.first)
-    count = wanted.end - wanted.first
     own = replace(
         rows,
         size=met.end - met.first,
-        positions=count,
+        positions=wanted.end - wanted.first,
         padding=met.first - rows.coordinate(wanted.first, 0),
     )
-    if y is None:
-        _, channels, _, width = node.output.shape
-        kind = replace(node.output.type, shape=(1, channels, count, width))
-        place = padded_image(low, kind, node.output.origin, fills=not is_pointwise(node))
-    else:
-        place = y.sliced(2, wanted.first, wanted.end)
     if is_depthwise(node):
-        depthwise_step(low, node, x, place, (own, columns))
-    elif not is_pointwise(node):
-        window_steps(low, node, x, place, (own, columns))
+        depthwise_step(low, node, x, y, (own, columns))
+    elif is_pointwise(node):
+        _pointwise_step(low, node, x, y)
     else:
-        _pointwise_step(low, node, x, place)
-    return place
+        window_steps(low, node, x, y, (own, columns))
 
 
 def _pointwise_step(low: Lowering, node: Node, x: View, y: View) -> None:

@@ -13,16 +13,20 @@ arithmetic for deep learning", 4.6).
 from dataclasses import replace
 from math import prod
 
-from sparsejit.ir.graph import Node, TensorType
-from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.spec import Layout, MatMul, MatVec
+import numpy as np
+
+from sparsejit.ir.graph import Node, TensorType, Value
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
+from sparsejit.ir.ops.row_chains import ChainWriter
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.lowering.bands import lower_bands
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
 from sparsejit.lowering.products import product_step
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.storage import ConstantBuffer, View
 from sparsejit.lowering.windows import lower_windows
 
 
@@ -38,6 +42,14 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     matrix, each = filter_matrix(low, node)
     if lower_windows(low, node, matrix, each):
         return
+    if adds_operand(node):
+        _add_afterwards(low, node)
+    else:
+        _lower_products(low, node, matrix, each)
+
+
+def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
+    """A product of columns for each sample."""
     pitch = _common_pitch(low, node)
     destination = image_result(low, node) if pitch else low.dense_result(node.output)
     x = low.view(node.inputs[0])
@@ -47,6 +59,27 @@ def lower_convolution(low: Lowering, node: Node) -> None:
         result = as_matrix(place)
         layer = _layer(each, result, pitch)
         low.add(product_step(node, layer, matrix, columns, result, low.options))
+
+
+def _add_afterwards(low: Lowering, node: Node) -> None:
+    """The convolution alone, then a sum and the activation as a kernel of their own."""
+    op, (*operands, added), y = node.op, node.inputs, node.output
+    assert isinstance(op, Convolution)
+    alone = Value(y.type, y.origin)
+    plain = replace(op, activation=Activation.NONE)
+    node = Node(plain, tuple(operands), (alone,))
+    _lower_products(low, node, *filter_matrix(low, node))
+    write = ChainWriter(y.shape, 3)
+    total = write.step("add", 0, 1)
+    if op.activation is Activation.RELU6:
+        total = write.step("minimum", write.step("relu", total), 2)
+    elif op.activation is not Activation.NONE:
+        total = write.step(op.activation.value, total)
+    six = np.array(6.0, np.float32)
+    limit = View.whole(ConstantBuffer(six.nbytes, six), TensorType(()))
+    reads = [low.view(alone), low.view(added), limit]
+    result = low.result(y)
+    low.add_chain(write.finish(total), reads, [None, None, 6.0], [result], y.origin)
 
 
 def _common_pitch(low: Lowering, node: Node) -> int | None:

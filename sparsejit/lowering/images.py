@@ -43,8 +43,9 @@ def padded_image(low: Lowering, kind: TensorType, origin: Origin, fills: bool) -
     places = prod(spatial)
     pitch = spread_pitch(places)
     whole = low.temporary(replace(kind, shape=(samples, channels, pitch)))
-    if fills and pitch > places:
-        low.fill(whole.sliced(2, places, pitch), 0.0, origin)
+    read = -(-places // low.target.lanes) * low.target.lanes
+    if fills and read > places:
+        low.fill(whole.sliced(2, places, read), 0.0, origin)
     view = whole.sliced(2, 0, places).reshaped(kind.shape)
     assert view is not None
     return view

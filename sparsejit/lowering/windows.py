@@ -23,9 +23,9 @@ from sparsejit.asm_templates.convolution.sparse_windows import (
     expect_windows,
     lower_sparse_windows,
 )
-from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.asm_templates.convolution.window_panels import AddedOperand, window_panels
 from sparsejit.ir.graph import Element, Node, TensorType
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
@@ -59,7 +59,9 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     name = min(costs, key=lambda one: costs[one].ns)
     if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
         return False
-    x, y = with_whole_rows(low, node), image_result(low, node, lambda view: view.is_contiguous)
+    x, adds = with_whole_rows(low, node), adds_operand(node)
+    in_order = low.dense_result(node.output) if adds else None
+    y = in_order or image_result(low, node, lambda view: view.is_contiguous)
     _add_steps(low, node, x, y, image, matrix, each, costs)
     return True
 
@@ -86,9 +88,10 @@ def _add_steps(
     origin = node.output.origin
     planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
     low.add(Step("padding", origin, (x,), (planes,), _padding(image), _copy_facts(image, low)))
+    added = (low.contiguous(node.inputs[3]),) if adds_operand(node) else ()
     emit, scratch = _products(image, matrix, each, y, name, low.target)
     facts = _facts(matrix, each, costs, name, image, node.inputs[1].origin.name)
-    low.add(Step(f"{name}-{low.target.isa}", origin, (planes,), (y,), emit, facts, scratch))
+    low.add(Step(f"{name}-{low.target.isa}", origin, (planes, *added), (y,), emit, facts, scratch))
 
 
 def window_image(low: Lowering, node: Node) -> PaddedImage | None:
@@ -156,10 +159,11 @@ def _products(
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
         at.writes[0].point(asm, rsi)
+        added = AddedOperand(at.reads[1], at.writes[0]) if len(at.reads) > 1 else None
         if dense is not None:
-            emit_dense_windows(asm, dense)
+            emit_dense_windows(asm, dense, added)
         elif sparse is not None:
-            emit_sparse_windows(asm, sparse, at.scratch)
+            emit_sparse_windows(asm, sparse, at.scratch, added)
 
     return emit, 0 if sparse is None else sparse.scratch_bytes
 
