@@ -27,7 +27,7 @@ from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import ConstantBuffer, View
-from sparsejit.lowering.windows import lower_windows
+from sparsejit.lowering.windows import lower_windows, takes_windows
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
@@ -40,9 +40,9 @@ def lower_convolution(low: Lowering, node: Node) -> None:
         lower_depthwise(low, node)
         return
     matrix, each = filter_matrix(low, node)
-    if lower_windows(low, node, matrix, each):
-        return
-    if adds_operand(node):
+    if takes_windows(low, node, matrix, each):
+        lower_windows(low, node, matrix, each)
+    elif adds_operand(node):
         _add_afterwards(low, node)
     else:
         _lower_products(low, node, matrix, each)
@@ -67,8 +67,8 @@ def _add_afterwards(low: Lowering, node: Node) -> None:
     assert isinstance(op, Convolution)
     alone = Value(y.type, y.origin)
     plain = replace(op, activation=Activation.NONE)
-    node = Node(plain, tuple(operands), (alone,))
-    _lower_products(low, node, *filter_matrix(low, node))
+    product = Node(plain, tuple(operands), (alone,))
+    _lower_products(low, product, *filter_matrix(low, product))
     write = ChainWriter(y.shape, 3)
     total = write.step("add", 0, 1)
     if op.activation is Activation.RELU6:

@@ -67,8 +67,8 @@ def is_padded(low: Lowering, value: Value) -> bool:
         return False
     if places < _LEAST_FILLED * spread_pitch(places):
         return False
-    readers = low.graph.consumers()[value]
-    return all(_takes_padding(low, reader, value) for reader in readers)
+    readers = low.graph.consumers().get(value, [])
+    return bool(readers) and all(_takes_padding(low, reader, value) for reader in readers)
 
 
 def _takes_padding(low: Lowering, reader: Node, value: Value) -> bool:
