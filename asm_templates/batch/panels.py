@@ -19,15 +19,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.ahead import Ahead
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panel_sums import PanelSums, emit_outputs
 from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products
-from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.batch.tile_weights import (
+    TileWeights,
+    tile_weights,
+    weights_by_four,
+    weights_one_by_one,
+)
+from sparsejit.asm_templates.shared.activation import COSTLY, apply_activation
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
-from sparsejit.ir.spec import Activation, MatVec
+from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
@@ -37,22 +44,25 @@ from sparsejit.x86.operands import (
     k,
     r8,
     r9,
-    r10,
     r11,
+    r14,
     r15,
     rax,
-    rcx,
+    rbx,
     rdi,
     rdx,
     rsi,
-    xmm,
 )
 from sparsejit.x86.placement import Placement
+from sparsejit.x86.stack import pop, push
 
 # What the subroutine is called with: x and y of the first panel, how many panels there are, and y
 # of the last one, which may overlap the one before it. In AVX-512 besides, which columns exist.
 PANEL_X, PANEL_Y, PANELS, LAST_Y = rdx, r9, r11, r15
 PANEL_MASK = k(1)
+# Each of fewer panels would ask for so much that it loses more than it gains.
+_FEWEST_TO_ASK_AHEAD = 4
+_AHEAD_OF_CODE, _AHEAD_OF_WEIGHTS = r14, rbx
 
 RESERVED = 3  # x, a weight, four weights
 
@@ -100,11 +110,34 @@ def emit_panels(
     can_stay = asm.target.core.placement and asm.target.isa == "avx512"
     stays = can_stay and panels.count == 1 and few
     with asm.placed(_PLACEMENT if stays else None):
-        for tile in tiles:
-            decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
-            share = _SHARED_WHERE_DECODED if decoded else shared_loads(asm.target, panels.count)
-            _tile(asm, spec, tile, sums, panels, share)
+        if panels.count >= _FEWEST_TO_ASK_AHEAD:
+            _tiles(asm, spec, tiles, sums, panels)
+        else:
+            for tile in tiles:
+                decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
+                share = shared_loads(asm.target, panels.count)
+                share = _SHARED_WHERE_DECODED if decoded else share
+                _tile(asm, spec, tile, sums, panels, tile_weights(asm, tile, share))
         asm.emit("ret")
+
+
+def _tiles(
+    asm: Assembler, spec: MatVec, tiles: list[Products], sums: PanelSums, panels: Panels
+) -> None:
+    """Tiles for several panels; during each the next one's code and weights are asked for."""
+    share = shared_loads(asm.target, panels.count)
+    weights = [tile_weights(asm, tile, share) for tile in tiles]
+    labels = [asm.label(f"tile {number}") for number in range(len(tiles))]
+    saved = (_AHEAD_OF_CODE, _AHEAD_OF_WEIGHTS)
+    push(asm, saved)
+    for number, tile in enumerate(tiles):
+        asm.bind(labels[number])
+        ahead = None
+        if number + 1 < len(tiles):
+            places = labels[number + 1], weights[number + 1].pool
+            ahead = Ahead.of(tiles[number + 1], places, saved, panels.count)
+        _tile(asm, spec, tile, sums, panels, weights[number], ahead)
+    pop(asm, saved)
 
 
 def _tile(
@@ -113,16 +146,20 @@ def _tile(
     tile: Products,
     sums: PanelSums,
     panels: Panels,
-    shared: float,
+    weights: TileWeights,
+    ahead: Ahead | None = None,
 ) -> None:
     asm.emit("mov", rdi, PANEL_X)
     asm.emit("mov", rsi, PANEL_Y)
     asm.emit("mov", rax, PANELS)
+    if ahead is not None:
+        ahead.begin(asm)
     again = asm.label("again")
     asm.bind(again)
     start_sums(asm, sums, tile)
     x_address = panels.x_padding.place(tile.column) * panels.x_pitch
-    add_products(asm, tile, _reached(rdi, x_address, asm.target.isa == "avx512"), sums, shared)
+    inputs = _reached(rdi, x_address, asm.target.isa == "avx512")
+    add_products(asm, tile, inputs, sums, weights, ahead)
     _finish(asm, spec, tile, sums, panels)
     asm.emit("add", rdi, panels.x_step)
     asm.emit("add", rsi, panels.y_step)
@@ -166,22 +203,23 @@ def add_products(
     tile: Products,
     inputs: tuple[list[Line], Memory],
     sums: PanelSums,
-    shared: float,
+    weights: TileWeights,
+    ahead: Ahead | None = None,
 ) -> None:
     """Append all products of a tile; `inputs` are lines that come before, and where each x is.
 
-    `shared` is the share of weights with a load for four. Clobbers r10, rcx and vectors 0 to 2.
+    Clobbers r10, rcx and vectors 0 to 2.
     """
     wide, begins = asm.target.isa == "avx512", _begins(sums, tile)
     in_bytes = sums.arithmetic is Arithmetic.BYTES
-    by_four = _come_by_four(tile, shared, wide)
+    by_four = weights.by_four
     in_register = by_four if wide else np.ones(len(tile), bool)
     x_from_memory = tile.alone & in_register
     x, weight = vector(asm, 0), vector(asm, 1)
     accumulator = _sums(asm, tile.accumulator)
     move_x, x_place = inputs
-    fours = _weights_by_four(asm, tile, by_four)
-    move_weights, weight_place = _weights_one_by_one(asm, tile, ~by_four)
+    fours = weights_by_four(asm, weights)
+    move_weights, weight_place = weights_one_by_one(asm, weights)
     load = line("vbroadcastss", weight, weight_place, when=~by_four & in_register)
 
     def add(first: Register, second: Register | Memory, when: BoolArray) -> list[Line]:
@@ -196,6 +234,7 @@ def add_products(
         len(tile),
         [
             fetch_redirects(len(tile), asm.target, _REDIRECT_EVERY),
+            *([] if ahead is None else ahead.lines(len(tile))),
             *move_x,
             line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,
@@ -206,13 +245,8 @@ def add_products(
             *(add(x, weight_place, ~by_four) if wide else []),
         ],
     )
-
-
-def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
-    """Which weights share a load with three others; AVX2 needs none for its lone inputs."""
-    rank = np.cumsum(~tile.alone)
-    chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
-    return chosen | tile.alone if wide else chosen
+    if ahead is not None:
+        ahead.advance(asm)
 
 
 def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
@@ -227,41 +261,12 @@ def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[
     return [move], Memory(r8, places.displacement)
 
 
-def _weights_by_four(asm: Assembler, tile: Products, by_four: BoolArray) -> list[Line]:
-    """Bring such weights into register 1."""
-    wide = asm.target.isa == "avx512"
-    rank: IntArray = np.cumsum(by_four) - by_four
-    pool = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
-    places = addresses(rank // 4 * 16, 16 if wide else 1)
-    weight, four = vector(asm, 1), vector(asm, 2)
-    load = "vbroadcastf32x4" if wide else "vbroadcastf128"
-    begins = by_four & (rank % 4 == 0)
-    return [
-        line("lea", r10, Literal(pool + places.base), when=places.moves),
-        line(load, four, Memory(r10, places.displacement), when=begins),
-        line("vbroadcastss", weight, xmm(2), when=begins),
-        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four & ~begins),
-    ]
-
-
-def _weights_one_by_one(
-    asm: Assembler, tile: Products, own: BoolArray
-) -> tuple[list[Line], Memory]:
-    """Lines to come first, and where the weights are then, AVX-512 broadcasting as it reads."""
-    wide = asm.target.isa == "avx512"
-    rank: IntArray = np.cumsum(own) - own
-    pool = asm.literal(tile.weight[own])
-    places = addresses(4 * rank, 4 if wide else 1)
-    move = line("lea", rcx, Literal(pool + places.base), when=places.moves)
-    return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
-
-
 def _finish(
     asm: Assembler, spec: MatVec, tile: Products, sums: PanelSums, panels: Panels
 ) -> None:
     """Store the sums; those of a costly activation in two halves, the later with more scratch."""
     everyone = np.arange(len(tile.rows))
-    halves = 1 if spec.activation in (Activation.NONE, Activation.RELU) else 2
+    halves = 2 if spec.activation in COSTLY else 1
     half = -(-len(everyone) // halves)
     _store(asm, everyone[half:], tile.rows[half:], panels)
     for first in range(0, len(everyone), half):

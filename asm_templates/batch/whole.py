@@ -56,6 +56,8 @@ from sparsejit.x86.stack import make_room, pop, push
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
 # for every panel; 128 gain no more.
 CHUNK_COLUMNS = 64
+# Where nothing is copied. Of more, the copy of an x that is not aligned ran out of registers.
+_CHUNK_THAT_STAYS = 256
 _X, _Y, _CHUNKS_LEFT, _COLUMNS_LEFT = r12, r13, rbx, r14
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
@@ -119,7 +121,8 @@ class _BatchCode:
                 f"{LARGEST_WORKSPACE} bytes of stack that a batch kernel may take; "
                 "use layout='batch-major' and strategy='rows', or split the layer"
             )
-        return columns
+        stays = self.x_stays and self.y_lies
+        return max(columns, _CHUNK_THAT_STAYS) if stays else columns
 
     @cached_property
     def panels(self) -> Panels:

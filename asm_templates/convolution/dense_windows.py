@@ -16,6 +16,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.convolution.window_panels import (
     ENTRY_BYTES,
+    AddedOperand,
     WindowPanels,
     set_masks,
     store_panel,
@@ -124,16 +125,20 @@ def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
     return min(shapes, key=lambda shape: shape.cycles)
 
 
-def emit_dense_windows(asm: Assembler, lowered: DenseWindows) -> None:
+def emit_dense_windows(
+    asm: Assembler, lowered: DenseWindows, added: AddedOperand | None = None
+) -> None:
     """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers."""
-    _DenseCode(asm, lowered).emit()
+    _DenseCode(asm, lowered, added).emit()
 
 
 class _DenseCode:
     """Appends the code."""
 
-    def __init__(self, asm: Assembler, lowered: DenseWindows) -> None:
-        self.asm, self.lowered = asm, lowered
+    def __init__(
+        self, asm: Assembler, lowered: DenseWindows, added: AddedOperand | None
+    ) -> None:
+        self.asm, self.lowered, self.added = asm, lowered, added
         self.image, self.each = lowered.image, lowered.each
         self.places = 4 * self.image.tap_offsets()
         self.table = asm.literal(lowered.panels.table)
@@ -192,7 +197,10 @@ class _DenseCode:
                 (self._sum(row * width + number), Memory(rdi, row * self.lowered.y_pitches[1]))
                 for row in range(height)
             ]
-            store_panel(asm, self.lowered.panels, self.each.activation, sums, free)
+            if self.added is not None:
+                self.added.point(asm, rsi, rdi, _WEIGHTS)
+            added = None if self.added is None else rsi
+            store_panel(asm, self.lowered.panels, self.each.activation, sums, free, added)
         asm.emit("add", _ENTRY, width * ENTRY_BYTES)
 
     def _sum(self, number: int | npt.NDArray[np.int64]) -> Register:

@@ -24,9 +24,11 @@ from sparsejit.asm_templates.batch.panels import (
     start_sums,
 )
 from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
+from sparsejit.asm_templates.batch.tile_weights import tile_weights
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.convolution.window_panels import (
     ENTRY_BYTES,
+    AddedOperand,
     WindowPanels,
     set_masks,
     store_panel,
@@ -49,6 +51,7 @@ from sparsejit.x86.operands import (
     r11,
     rax,
     rbx,
+    rcx,
     rdi,
     rdx,
     rsi,
@@ -153,9 +156,11 @@ def _slice(tile: Products, part: slice) -> Products:
     )
 
 
-def emit_sparse_windows(asm: Assembler, lowered: SparseWindows, scratch: Location) -> None:
+def emit_sparse_windows(
+    asm: Assembler, lowered: SparseWindows, scratch: Location, added: AddedOperand | None = None
+) -> None:
     """Append the kernel from planes in rdi to y in rsi."""
-    image, code = lowered.image, _PartCode(asm, lowered)
+    image, code = lowered.image, _PartCode(asm, lowered, added)
     push(asm, (rbx,))
     if lowered.scratch_bytes:
         scratch.point(asm, rbx)
@@ -193,8 +198,10 @@ def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
 class _PartCode:
     """Appends a part of a tile for all vectors of positions."""
 
-    def __init__(self, asm: Assembler, lowered: SparseWindows) -> None:
-        self.asm, self.lowered = asm, lowered
+    def __init__(
+        self, asm: Assembler, lowered: SparseWindows, added: AddedOperand | None
+    ) -> None:
+        self.asm, self.lowered, self.added = asm, lowered, added
         self.table = asm.literal(lowered.panels.table)
         self.places = input_places(lowered.image)
         self.share = shared_loads(asm.target, lowered.panels.count)
@@ -206,6 +213,7 @@ class _PartCode:
         asm, size = self.asm, self.asm.target.vector_bytes
         asm.emit("lea", _ENTRY, Literal(self.table))
         rows = range(len(part.rows))
+        weights = tile_weights(asm, part, self.share)
         waiting = [(panel_sum(asm, n), Memory(_WAITING, n * size)) for n in rows]
 
         def panel() -> None:
@@ -218,7 +226,7 @@ class _PartCode:
                     asm.emit("vmovups", total, place)
             inputs: tuple[list[Line], Memory] = [], Memory(rdi, self.places[part.column])
             sums = self.lowered.sums if is_first else self.waited
-            add_products(asm, part, inputs, sums, self.share)
+            add_products(asm, part, inputs, sums, weights)
             if is_last:
                 self._finish(part)
             else:
@@ -240,4 +248,7 @@ class _PartCode:
         ]
         free = [vector(asm, n) for n in range(asm.target.vector_registers - len(sums))]
         set_masks(asm, lowered.panels, _ENTRY)
-        store_panel(asm, lowered.panels, lowered.each.activation, sums, free)
+        if self.added is not None:
+            self.added.point(asm, rdi, rsi, rcx)
+        added = None if self.added is None else rdi
+        store_panel(asm, lowered.panels, lowered.each.activation, sums, free, added)

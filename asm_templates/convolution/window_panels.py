@@ -8,13 +8,14 @@ A vector's offsets and masks lie in a table, an entry each:
     int32 bytes into a plane of x, int32 bytes into a plane of y, uint16 lanes kept, uint16 stored
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.rows import lane_mask
 from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
@@ -81,22 +82,46 @@ def set_masks(asm: Assembler, panels: WindowPanels, entry: Register, number: int
         asm.emit("kmovw", _STORED, Memory(entry, number * ENTRY_BYTES + 10))
 
 
+@dataclass(frozen=True)
+class AddedOperand:
+    """What is added to y before the activation, and y: they lie alike."""
+
+    operand: Location
+    y: Location
+
+    def point(self, asm: Assembler, place: Register, y_place: Register, spare: Register) -> None:
+        """place = where the operand has what y has at y_place; clobbers the spare register."""
+        self.operand.point(asm, place)
+        self.y.point(asm, spare)
+        asm.emit("sub", place, spare)
+        asm.emit("add", place, y_place)
+
+
 def store_panel(
     asm: Assembler,
     panels: WindowPanels,
     activation: Activation,
     sums: list[tuple[Register, Memory]],
     free: list[Register],
+    added: Register | None = None,
 ) -> None:
-    """Sums to y, through the activation; `free` are at least three registers to clobber."""
-    apply_activation(asm, activation, [total for total, _ in sums], free)
+    """Sums to y, through the activation; `free` are at least three registers to clobber.
+
+    `added` points at what is added to them, which lies as y does.
+    """
+    if panels.across:
+        for total, _ in sums:
+            asm.emit("vcompressps", total.masked(_KEPT, zeroing=True), total)
     wide, partial = asm.target.isa == "avx512", panels.width < asm.target.lanes
+    masked = wide and (panels.across or partial)
+    if added is not None:
+        for total, place in sums:
+            _add(asm, panels, total, replace(place, base=added), free, masked)
+    apply_activation(asm, activation, [total for total, _ in sums], free)
     if partial and not wide:
         asm.emit("vmovups", free[0], lane_mask(asm, panels.width))
     for total, place in sums:
-        if panels.across:
-            asm.emit("vcompressps", total.masked(_KEPT, zeroing=True), total)
-        if wide and (panels.across or partial):
+        if masked:
             asm.emit("vmovups", place.masked(_STORED), total)
         elif partial:
             asm.emit("vmaskmovps", place, free[0], total)
@@ -104,3 +129,21 @@ def store_panel(
             asm.emit("vmovups", place, total)
 
 
+def _add(
+    asm: Assembler,
+    panels: WindowPanels,
+    total: Register,
+    place: Memory,
+    free: list[Register],
+    masked: bool,
+) -> None:
+    """total += what lies there, of lanes that are stored."""
+    if masked:
+        asm.emit("vmovups", free[0].masked(_STORED, zeroing=True), place)
+    elif panels.width < asm.target.lanes:
+        asm.emit("vmovups", free[0], lane_mask(asm, panels.width))
+        asm.emit("vmaskmovps", free[0], free[0], place)
+    else:
+        asm.emit("vaddps", total, total, place)
+        return
+    asm.emit("vaddps", total, total, free[0])

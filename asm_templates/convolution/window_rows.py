@@ -237,26 +237,34 @@ class RowWindows(ABC):
                 apart = [vector(self.asm, number)]
                 self._load_vector(vector(self.asm, number), address, masks[0])
             else:
-                apart = [*self._load_pair(3 * number, address, masks)]
+                apart = [*self._load_pair(3 * number, address, masks, len(taps))]
             for tap, register in zip(taps, apart, strict=False):
                 tap.append(register)
         return taps
 
-    def _load_pair(self, first: int, address: int, masks: list[int]) -> tuple[Register, Register]:
-        """The even and the odd elements of two vectors; takes three registers from the first on."""
+    def _load_pair(
+        self, first: int, address: int, masks: list[int], wanted: int
+    ) -> list[Register]:
+        """The even elements of two vectors, and the odd ones where two are wanted.
+
+        Takes three registers from the first on.
+        """
         asm, (even, high, odd) = self.asm, (vector(self.asm, first + n) for n in range(3))
         self._load_vector(even, address, masks[0])
         self._load_vector(high, address + asm.target.vector_bytes, masks[1])
+        found = [even, odd][:wanted]
         if self.wide:
-            asm.emit("vmovaps", odd, even)
+            if wanted > 1:
+                asm.emit("vmovaps", odd, even)
+                asm.emit("vpermt2ps", odd, self._pattern(1), high)
             asm.emit("vpermt2ps", even, self._pattern(0), high)
-            asm.emit("vpermt2ps", odd, self._pattern(1), high)
-        else:
+            return found
+        if wanted > 1:
             asm.emit("vshufps", odd, even, high, 0xDD)
-            asm.emit("vshufps", even, even, high, 0x88)
-            for half in (even, odd):
-                asm.emit("vpermpd", half, half, 0xD8)
-        return even, odd
+        asm.emit("vshufps", even, even, high, 0x88)
+        for half in found:
+            asm.emit("vpermpd", half, half, 0xD8)
+        return found
 
     def _load_vector(self, register: Register, offset: int, mask: int) -> None:
         """register = x there, what padding counts as where there is none."""

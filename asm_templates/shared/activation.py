@@ -1,4 +1,4 @@
-"""ReLU, tanh and sigmoid, fused behind a kernel.
+"""ReLU, ReLU6, tanh and sigmoid, fused behind a kernel.
 
     tanh x = x P(x^2) / Q(x^2)        sigmoid x = 1/2 + tanh(x / 2) / 2
 
@@ -21,6 +21,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Register, ymm
 
 SCRATCH_PER_VECTOR = 3  # scratch registers that one vector needs
+COSTLY = (Activation.TANH, Activation.SIGMOID)  # faster with several vectors in step
 
 # P and Q, constant terms first: least largest absolute error on [0, 8] under P(0) = Q(0) = 1,
 # 1.5e-7. `python -m sparsejit.perf.fit_tanh` derives them, and the limit from them.
@@ -76,7 +77,9 @@ def apply_activation(
             f"it needs at least {SCRATCH_PER_VECTOR}"
         )
     most_in_step = max(1, (len(scratch) - 1) // SCRATCH_PER_VECTOR)
-    groups = -(-len(registers) // most_in_step)
+    if activation not in COSTLY:
+        most_in_step = len(registers)
+    groups = -(-len(registers) // max(1, most_in_step))
     for group in range(groups):
         first, last = (len(registers) * edge // groups for edge in (group, group + 1))
         _TEMPLATES[activation](asm, registers[first:last], scratch, tanh)
@@ -90,6 +93,16 @@ def _relu(
     for register in registers:
         # max returns its second source when either is NaN.
         asm.emit("vmaxps", register, scratch[0], register)
+
+
+def _relu6(
+    asm: Assembler, registers: Sequence[Register], scratch: Sequence[Register], tanh: Tanh
+) -> None:
+    _relu(asm, registers, scratch, tanh)
+    load_constant(asm, scratch[1], 6.0)
+    for register in registers:
+        # So does min: NaN stays.
+        asm.emit("vminps", register, scratch[1], register)
 
 
 def _tanh(
@@ -195,6 +208,7 @@ def _divide(
 _Template = Callable[[Assembler, Sequence[Register], Sequence[Register], Tanh], None]
 _TEMPLATES: dict[Activation, _Template] = {
     Activation.RELU: _relu,
+    Activation.RELU6: _relu6,
     Activation.TANH: _tanh,
     Activation.SIGMOID: _sigmoid,
 }

@@ -48,7 +48,7 @@ def compile_matrix(
         nothing. Weights of a convolution count as (out, rest). Or a torch.nn.Linear or ungrouped
         convolution, a state dict of one layer, masks of torch.nn.utils.prune included, or the path
         of a file with one; these bring a bias of their own, unless one is given.
-    activation: "none", "relu", "tanh" or "sigmoid".
+    activation: "none", "relu", "relu6", "tanh" or "sigmoid".
     batch: above 1, x is (batch, in_features) and y (batch, out_features), or where `layout` is
         "feature-major", which is faster, (in_features, batch) and (out_features, batch).
     dtype: how weights are stored. "float32", or "bfloat16" or "float16", all else being float32;

@@ -36,6 +36,7 @@ def sigmoid(x: Float64) -> Float64:
 ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
     Activation.NONE: lambda x: x,
     Activation.RELU: lambda x: np.maximum(x, 0.0),
+    Activation.RELU6: lambda x: np.minimum(np.maximum(x, 0.0), 6.0),
     Activation.TANH: np.tanh,
     Activation.SIGMOID: sigmoid,
 }

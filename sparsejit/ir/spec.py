@@ -34,6 +34,7 @@ class Activation(Choice):
 
     NONE = "none"
     RELU = "relu"
+    RELU6 = "relu6"
     TANH = "tanh"
     SIGMOID = "sigmoid"
 

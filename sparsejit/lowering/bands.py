@@ -17,7 +17,7 @@ import numpy as np
 
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import (
@@ -28,10 +28,17 @@ from sparsejit.lowering.depthwise import (
     with_whole_rows,
 )
 from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.images import (
+    as_matrix,
+    image_result,
+    is_pointwise,
+    padded_image,
+    padded_pitch,
+)
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.storage import View
-from sparsejit.lowering.windows import padded_image, window_steps
+from sparsejit.lowering.windows import window_image, window_steps
 
 # Of L2: what images between layers exceed where bands pay, and what a band's may take.
 _LARGE, _NEAR = 0.5, 0.6
@@ -53,13 +60,14 @@ def lower_bands(low: Lowering, node: Node) -> bool:
     bands = _bands(low, chain)
     if len(chain) < 2 or len(bands) < 2:
         return False
-    x, y = with_whole_rows(low, node), low.result(chain[-1].output, has_whole_rows)
+    x, y = with_whole_rows(low, node), image_result(low, chain[-1], has_whole_rows)
     for band in _thread_by_thread(bands, low.options.threads_a_tile):
         image, known = x, Band(0, x.shape[2])
-        for one, wanted in zip(chain, _needed(chain, band), strict=True):
-            last = one is chain[-1]
-            image = _rows_of(low, one, image, known, wanted, y if last else None)
-            known = wanted
+        readers = [*chain[1:], None]
+        for one, wanted, reader in zip(chain, _needed(chain, band), readers, strict=True):
+            rows = _new_rows(low, one, wanted, reader) if reader else _rows(y, wanted)
+            _compute(low, one, image, known, rows, wanted)
+            image, known = rows, wanted
     low.lowered.update(chain[1:])
     return True
 
@@ -90,7 +98,7 @@ def _kind(low: Lowering, node: Node) -> str | None:
     op = node.op
     if not isinstance(op, Convolution) or len(op.stride) != 2 or node.output.shape[0] != 1:
         return None
-    if op.transposed or op.dtype is DType.INT8:
+    if op.transposed or op.dtype is DType.INT8 or adds_operand(node):
         return None
     if is_depthwise(node):
         return "depthwise"
@@ -100,7 +108,7 @@ def _kind(low: Lowering, node: Node) -> str | None:
     if prod(weights.shape[2:]) == 1:
         plain = op.stride == (1, 1) and op.padding == (0, 0)
         return "pointwise" if plain else None
-    return "windows" if padded_image(low, node) is not None else None
+    return "windows" if window_image(low, node) is not None else None
 
 
 def _bands(low: Lowering, chain: list[Node]) -> list[Band]:
@@ -150,34 +158,34 @@ def _met(rows: Axis, band: Band) -> Band:
     return Band(first, end)
 
 
-def _rows_of(
-    low: Lowering, node: Node, image: View, known: Band, wanted: Band, y: View | None
-) -> View:
+def _rows(y: View, wanted: Band) -> View:
+    return y.sliced(2, wanted.first, wanted.end)
+
+
+def _new_rows(low: Lowering, node: Node, wanted: Band, reader: Node) -> View:
+    """Room for rows of a convolution that another one reads."""
+    _, channels, _, width = node.output.shape
+    kind = replace(node.output.type, shape=(1, channels, wanted.end - wanted.first, width))
+    fills = is_pointwise(reader) and not is_pointwise(node)
+    return padded_image(low, kind, node.output.origin, fills)
+
+
+def _compute(low: Lowering, node: Node, image: View, known: Band, y: View, wanted: Band) -> None:
     """Append what computes rows of a convolution from those that are known of its input."""
     rows, columns = node_axes(node)
     own, first, end = rows.part(wanted.first, wanted.end)
     x = image.sliced(2, first - known.first, end - known.first)
-    count = wanted.end - wanted.first
-    if y is None:
-        _, channels, _, width = node.output.shape
-        place = low.temporary(replace(node.output.type, shape=(1, channels, count, width)))
+    if is_depthwise(node):
+        depthwise_step(low, node, x, y, (own, columns))
+    elif is_pointwise(node):
+        _pointwise_step(low, node, x, y)
     else:
-        place = y.sliced(2, wanted.first, wanted.end)
-    kind = _kind(low, node)
-    if kind == "depthwise":
-        depthwise_step(low, node, x, place, (own, columns))
-    elif kind == "windows":
-        window_steps(low, node, x, place, (own, columns))
-    else:
-        _pointwise_step(low, node, x, place)
-    return place
+        window_steps(low, node, x, y, (own, columns))
 
 
 def _pointwise_step(low: Lowering, node: Node, x: View, y: View) -> None:
     """One product: positions as columns of what lies in order."""
     matrix, each = filter_matrix(low, node)
-    source, result = (v.reshaped((v.shape[1], prod(v.shape[2:]))) for v in (x, y))
-    assert source is not None and result is not None
-    layer = MatMul(each, result.shape[1], Layout.FEATURE_MAJOR)
+    source, result = as_matrix(x), as_matrix(y)
+    layer = MatMul(each, result.shape[1], Layout.FEATURE_MAJOR, padded_pitch(y))
     low.add(product_step(node, layer, matrix, source, result, low.options))
-

@@ -13,16 +13,21 @@ arithmetic for deep learning", 4.6).
 from dataclasses import replace
 from math import prod
 
-from sparsejit.ir.graph import Node, TensorType
-from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.spec import Layout, MatMul, MatVec
+import numpy as np
+
+from sparsejit.ir.graph import Node, TensorType, Value
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
+from sparsejit.ir.ops.row_chains import ChainWriter
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.lowering.bands import lower_bands
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
 from sparsejit.lowering.products import product_step
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.windows import lower_windows
+from sparsejit.lowering.storage import ConstantBuffer, View
+from sparsejit.lowering.windows import lower_windows, takes_windows
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
@@ -35,30 +40,58 @@ def lower_convolution(low: Lowering, node: Node) -> None:
         lower_depthwise(low, node)
         return
     matrix, each = filter_matrix(low, node)
-    if lower_windows(low, node, matrix, each):
-        return
-    destination = low.dense_result(node.output)
-    for source, result in _samples(low, node, node.inputs[1].shape[2:], destination):
-        low.add(product_step(node, _layer(each, result), matrix, source, result, low.options))
+    if takes_windows(low, node, matrix, each):
+        lower_windows(low, node, matrix, each)
+    elif adds_operand(node):
+        _add_afterwards(low, node)
+    else:
+        _lower_products(low, node, matrix, each)
 
 
-def _layer(each: MatVec, result: View) -> MatVec | MatMul:
-    positions = result.shape[1]
-    return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR)
-
-
-def _samples(
-    low: Lowering, node: Node, kernel: tuple[int, ...], destination: View
-) -> list[tuple[View, View]]:
-    """The columns of each sample, and its part of the result, as matrices."""
-    x, result = low.view(node.inputs[0]), []
+def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
+    """A product of columns for each sample."""
+    pitch = _common_pitch(low, node)
+    destination = image_result(low, node) if pitch else low.dense_result(node.output)
+    x = low.view(node.inputs[0])
     for sample in range(x.shape[0]):
-        image = _without_batch(x.sliced(0, sample, sample + 1))
-        place = _without_batch(destination.sliced(0, sample, sample + 1))
-        out = place.reshaped((place.shape[0], prod(place.shape[1:])))
-        assert out is not None
-        result.append((_columns(low, node, image, kernel, place.shape[1:]), out))
-    return result
+        image, place = (view.sliced(0, sample, sample + 1) for view in (x, destination))
+        columns = as_matrix(image) if pitch else _columns(low, node, image, place)
+        result = as_matrix(place)
+        layer = _layer(each, result, pitch)
+        low.add(product_step(node, layer, matrix, columns, result, low.options))
+
+
+def _add_afterwards(low: Lowering, node: Node) -> None:
+    """The convolution alone, then a sum and the activation as a kernel of their own."""
+    op, (*operands, added), y = node.op, node.inputs, node.output
+    assert isinstance(op, Convolution)
+    alone = Value(y.type, y.origin)
+    plain = replace(op, activation=Activation.NONE)
+    product = Node(plain, tuple(operands), (alone,))
+    _lower_products(low, product, *filter_matrix(low, product))
+    write = ChainWriter(y.shape, 3)
+    total = write.step("add", 0, 1)
+    if op.activation is Activation.RELU6:
+        total = write.step("minimum", write.step("relu", total), 2)
+    elif op.activation is not Activation.NONE:
+        total = write.step(op.activation.value, total)
+    six = np.array(6.0, np.float32)
+    limit = View.whole(ConstantBuffer(six.nbytes, six), TensorType(()))
+    reads = [low.view(alone), low.view(added), limit]
+    result = low.result(y)
+    low.add_chain(write.finish(total), reads, [None, None, 6.0], [result], y.origin)
+
+
+def _common_pitch(low: Lowering, node: Node) -> int | None:
+    """That of a product's image and its result where their channels are padded."""
+    if not is_pointwise(node) or not is_padded(low, node.output):
+        return None
+    return padded_pitch(low.view(node.inputs[0]))
+
+
+def _layer(each: MatVec, result: View, pitch: int | None) -> MatVec | MatMul:
+    positions = result.shape[1]
+    return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR, pitch)
 
 
 def _without_batch(view: View) -> View:
@@ -66,12 +99,11 @@ def _without_batch(view: View) -> View:
     return replace(view, type=replace(view.type, shape=shape), strides=view.strides[1:])
 
 
-def _columns(
-    low: Lowering, node: Node, image: View, kernel: tuple[int, ...], positions: tuple[int, ...]
-) -> View:
+def _columns(low: Lowering, node: Node, sample: View, result: View) -> View:
     """(channels * taps, positions), row-major: the image itself where that is what it is."""
-    op, origin = node.op, node.output.origin
+    op, origin, image = node.op, node.output.origin, _without_batch(sample)
     assert isinstance(op, Convolution)
+    kernel, positions = node.inputs[1].shape[2:], result.shape[2:]
     stride = (1,) * len(kernel) if op.transposed else op.stride
     if op.transposed:
         image = _spread(low, node, image, kernel, positions)

@@ -12,6 +12,7 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.images import image_result
 from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
@@ -32,7 +33,7 @@ def is_depthwise(node: Node) -> bool:
 def lower_depthwise(low: Lowering, node: Node) -> None:
     """One step for all samples and channels."""
     x = with_whole_rows(low, node)
-    y = low.result(node.output, has_whole_rows)
+    y = image_result(low, node, has_whole_rows)
     depthwise_step(low, node, x, y, node_axes(node))
 
 

@@ -19,7 +19,7 @@ from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.depthwise import is_depthwise
 from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.products import plan_layer
-from sparsejit.lowering.windows import padded_image, window_costs
+from sparsejit.lowering.windows import window_costs, window_image
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.planner.convolution_price import price_copy, price_gathering
@@ -83,7 +83,7 @@ def _is_cheaper(low: Lowering, node: Node) -> bool:
 
 def _float_price(low: Lowering, node: Node) -> float:
     """Nanoseconds of a sample in float32."""
-    image = padded_image(low, node)
+    image = window_image(low, node)
     if image is None:
         return _gathered(low, node)
     one = replace(image, samples=1)

@@ -23,14 +23,15 @@ from sparsejit.asm_templates.convolution.sparse_windows import (
     expect_windows,
     lower_sparse_windows,
 )
-from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.asm_templates.convolution.window_panels import AddedOperand, window_panels
 from sparsejit.ir.graph import Element, Node, TensorType
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
 from sparsejit.lowering.filters import filter_matrix
+from sparsejit.lowering.images import image_result
 from sparsejit.lowering.products import plan_layer
 from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
@@ -52,18 +53,25 @@ _DENSE, _SPARSE = "dense-windows", "sparse-windows"
 _Emit = Callable[[Assembler, Locations], None]
 
 
-def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
-    """The copy, then the products of all samples; False where columns are to be gathered."""
-    image = padded_image(low, node)
+def takes_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
+    """Whether there are such kernels, and columns are not better gathered."""
+    image = window_image(low, node)
     if image is None:
         return False
     costs = window_costs(image, matrix, each, low.target)
     name = min(costs, key=lambda one: costs[one].ns)
-    if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
-        return False
-    x, y = with_whole_rows(low, node), low.dense_result(node.output)
+    return name != _SPARSE or not _gathers_faster(low, image, matrix, each, costs[name])
+
+
+def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
+    """The copy, then the products of all samples."""
+    image = window_image(low, node)
+    assert image is not None
+    costs = window_costs(image, matrix, each, low.target)
+    x, adds = with_whole_rows(low, node), adds_operand(node)
+    in_order = low.dense_result(node.output) if adds else None
+    y = in_order or image_result(low, node, lambda view: view.is_contiguous)
     _add_steps(low, node, x, y, image, matrix, each, costs)
-    return True
 
 
 def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
@@ -87,7 +95,8 @@ def _add_steps(
     planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
     low.add(_padding_step(low, node, image, x, planes))
     name = min(costs, key=lambda one: costs[one].ns)
-    low.add(_product_step(low, node, image, matrix, each, planes, y, name, costs))
+    reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
+    low.add(_product_step(low, node, image, matrix, each, reads, y, name, costs))
 
 
 def _padding_step(low: Lowering, node: Node, image: PaddedImage, x: View, planes: View) -> Step:
@@ -117,28 +126,31 @@ def _product_step(
     image: PaddedImage,
     matrix: SparseMatrix,
     each: MatVec,
-    planes: View,
+    reads: tuple[View, ...],
     y: View,
     name: str,
     costs: dict[str, Cost],
 ) -> Step:
+    """The products of planes, with what is added to them."""
+
     def divide(threads: int) -> list[list[Step]]:
         return [[some_rows_of(*part) for part in cut(each.out_features, threads, _ROW_STEP)]]
 
     def some_rows_of(first: int, end: int) -> Step:
         rows, some = matrix.rows(first, end), some_rows(each, first, end)
         own = window_costs(image, rows, some, low.target)
+        from_channels = reads[0], *(added.sliced(1, first, end) for added in reads[1:])
         into = y.sliced(1, first, end)
-        made = _product_step(low, node, image, rows, some, planes, into, name, own)
+        made = _product_step(low, node, image, rows, some, from_channels, into, name, own)
         return replace(made, share=f"channels {first} to {end - 1}")
 
     emit, scratch = _products(image, matrix, each, y, name, low.target)
     facts = _facts(matrix, each, costs, name, image, node.inputs[1].origin.name)
     kernel, origin = f"{name}-{low.target.isa}", node.output.origin
-    return Step(kernel, origin, (planes,), (y,), emit, facts, scratch, divide=divide)
+    return Step(kernel, origin, reads, (y,), emit, facts, scratch, divide=divide)
 
 
-def padded_image(low: Lowering, node: Node) -> PaddedImage | None:
+def window_image(low: Lowering, node: Node) -> PaddedImage | None:
     """The planes that a convolution would read; None where there is no code for such windows.
 
     Nor where few lanes would be positions, or nothing but the copy would be saved.
@@ -195,10 +207,11 @@ def _products(
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
         at.writes[0].point(asm, rsi)
+        added = AddedOperand(at.reads[1], at.writes[0]) if len(at.reads) > 1 else None
         if dense is not None:
-            emit_dense_windows(asm, dense)
+            emit_dense_windows(asm, dense, added)
         elif sparse is not None:
-            emit_sparse_windows(asm, sparse, at.scratch)
+            emit_sparse_windows(asm, sparse, at.scratch, added)
 
     return emit, 0 if sparse is None else sparse.scratch_bytes
 

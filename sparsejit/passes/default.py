@@ -11,6 +11,7 @@ from sparsejit.passes.fold_affine import fold_affine
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations
 from sparsejit.passes.fuse_chains import fuse_chains
+from sparsejit.passes.fuse_residuals import fuse_residuals
 from sparsejit.passes.merge_views import merge_views
 from sparsejit.passes.move_views import move_views
 from sparsejit.passes.permute_columns import permute_columns
@@ -37,6 +38,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     permute_columns,
     fold_affine,
     fold_recurrent_bias,
+    fuse_residuals,
     fuse_activations,
 )
 FUSING: tuple[Pass, ...] = (

@@ -112,7 +112,7 @@ def _vector(array: Array, shape: tuple[int, ...], axis: int) -> Array | None:
     if array.ndim > len(shape):
         return None
     aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    if aligned.size != aligned.shape[axis]:
+    if aligned.size != aligned.shape[axis] or aligned.size not in (1, shape[axis]):
         return None
     return np.array(np.broadcast_to(aligned.reshape(-1), (shape[axis],)))
 

@@ -2,6 +2,9 @@
 
 y = linear(x, W, b)               z = linear[relu](x, W, b)
 z = relu(y)                  ->
+
+y = linear[relu](x, W, b)         z = linear[relu6](x, W, b)
+z = minimum(y, 6)            ->
 """
 
 from dataclasses import replace
@@ -26,11 +29,24 @@ def fuse_activations(graph: Graph) -> Graph:
 
 
 def _fuse(site: Site) -> tuple[Value, ...] | None:
-    activation = FUSED.get(site.op.kind) if isinstance(site.op, Pointwise) else None
-    product = site.producer(site.inputs[0]) if activation else None
-    if activation is None or product is None or not isinstance(product.op, Linear | Convolution):
+    if not isinstance(site.op, Pointwise):
         return None
-    if product.op.activation is not Activation.NONE or not site.is_used_once(product.output):
+    product = site.producer(site.inputs[0])
+    if product is None or not isinstance(product.op, Linear | Convolution):
         return None
-    fused = replace(product.op, activation=activation)
+    both = _both(product.op.activation, site)
+    same = site.output.type == product.output.type
+    if both is None or not same or not site.is_used_once(product.output):
+        return None
+    fused = replace(product.op, activation=both)
     return site.add(fused, *product.inputs, origins=[product.output.origin])
+
+
+def _both(first: Activation, site: Site) -> Activation | None:
+    """The activation that is a first one and then the site's function."""
+    assert isinstance(site.op, Pointwise)
+    if first is Activation.NONE:
+        return FUSED.get(site.op.kind)
+    if first is Activation.RELU and site.op.kind == "minimum":
+        return Activation.RELU6 if site.number(site.inputs[1]) == 6 else None
+    return None

@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.ir.graph import Array, Graph, Node, Value
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
@@ -112,7 +112,7 @@ def _only_row(array: Array | None) -> Array | None:
 def _has_free_features(node: Node) -> bool:
     """Whether all outputs of a product see all its inputs, so that any order is as good."""
     if isinstance(node.op, Convolution):
-        return node.op.groups == 1 and not node.op.transposed
+        return node.op.groups == 1 and not node.op.transposed and not adds_operand(node)
     return isinstance(node.op, Linear)
 
 

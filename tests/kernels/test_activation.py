@@ -1,4 +1,4 @@
-"""tanh, sigmoid and ReLU against float64, over floats of every size."""
+"""tanh, sigmoid, ReLU and ReLU6 against float64, over floats of every size."""
 
 from functools import cache
 from pathlib import Path
@@ -180,6 +180,7 @@ def test_values_that_must_be_exact(isa: str) -> None:
         Activation.TANH: [0.0, -0.0, None, None, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0],
         Activation.SIGMOID: [0.5, 0.5, None, None, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0],
         Activation.RELU: [0.0, -0.0, 1.5, 0.0, 20.0, 0.0, largest, 0.0, infinity, 0.0],
+        Activation.RELU6: [0.0, -0.0, 1.5, 0.0, 6.0, 0.0, 6.0, 0.0, 6.0, 0.0],
         Activation.NONE: inputs,
     }
     x = np.array(inputs, np.float32)

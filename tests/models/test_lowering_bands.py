@@ -37,6 +37,11 @@ def net(size: int, kernel: int, strides: tuple[int, int], dilation: int = 1) -> 
     return s.finish(s(last, y, s.weight(5, 1, 3, 3)))
 
 
+def steps_of(graph: Graph, isa: str) -> list[str]:
+    """Kernels but those that set padding to 0."""
+    return [kernel for kernel in kernels_of(graph, isa) if kernel != "fill"]
+
+
 def use_bands(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """So many, of images of any size."""
     monkeypatch.setattr(bands, "_LARGE", 0.0)
@@ -61,9 +66,9 @@ def test_bands_meet(
     dilation: int,
 ) -> None:
     graph = net(45, kernel, strides, dilation)
-    whole = kernels_of(graph, isa)
+    whole = steps_of(graph, isa)
     use_bands(monkeypatch, count)
-    assert len(kernels_of(graph, isa)) >= count * len(whole)
+    assert len(steps_of(graph, isa)) >= count * len(whole)
     x = np.random.default_rng(1).standard_normal(graph.inputs[0].shape).astype(np.float32)
     check_graph(graph, [x], Target.named(isa), 1e-3)
 

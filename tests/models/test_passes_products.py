@@ -194,3 +194,10 @@ def test_the_recurrent_bias_is_added_before_the_loop(cell: RecurrentCell, has_bi
     assert not left[:folded].any()
     np.testing.assert_array_equal(left[folded:], graph.constants[second][folded:])
     assert fold_recurrent_bias(after) is after
+
+
+def test_a_constant_that_repeats_the_features_is_added_afterwards() -> None:
+    s = Sketch()
+    y = s(Linear(), s.input(1, 2, 2), s.weight(1, 2), s.weight(1))
+    graph = s.finish(s("add", s.weight(1, 2), y))
+    assert fold_affine(graph) is graph

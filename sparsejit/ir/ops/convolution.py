@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, TensorType
+from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.types import float_type, require
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, Choice, DType
@@ -46,7 +46,8 @@ def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
 class Convolution:
     """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
 
-    Bias (out,) may be left out. `padding` zeros lie before and after each spatial axis. Transposed,
+    Bias (out,) may be left out. Behind it an operand of y's shape may come, which is added before
+    the activation. `padding` zeros lie before and after each spatial axis. Transposed,
     W is (in, out / groups, *kernel) and `output_padding` positions are added at the end.
     dtype, `input_scale` and `input_shift` as of `Linear`.
     """
@@ -67,7 +68,8 @@ class Convolution:
         _check_sizes(self, 0, self.padding, self.output_padding)
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        x, weights, *bias = operands
+        x, weights, *more = operands
+        bias, added = more[:1], more[1:]
         rank = len(self.stride)
         fits = len(x.shape) == len(weights.shape) == rank + 2
         require(fits, self, operands, f"give x and weights of {rank + 2} axes")
@@ -77,7 +79,9 @@ class Convolution:
         require(fits, self, operands, f"give {inputs} channels and a bias of {outputs}")
         spatial = self._spatial(x.shape[2:], weights.shape[2:])
         require(min(spatial) > 0, self, operands, "give an input at least as large as the kernel")
-        return (float_type((x.shape[0], outputs, *spatial)),)
+        result = float_type((x.shape[0], outputs, *spatial))
+        require(added in ([], [result]), self, operands, f"give {result} to add")
+        return (result,)
 
     def _spatial(self, size: Sizes, kernel: Sizes) -> Sizes:
         if self.transposed:
@@ -94,6 +98,7 @@ class Convolution:
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         if bias:
             y = y + bias[0].reshape(-1, *(1,) * len(self.stride))
+        y = sum(bias[1:], y)
         return (ACTIVATIONS[self.activation](y),)
 
     def _direct(self, x: Array, weights: Array) -> Array:
@@ -120,6 +125,11 @@ class Convolution:
             _at(y, where)[:] += np.einsum("bgi...,gio->bgo...", grouped, one_tap)
         inside = [slice(p, p + n) for p, n in zip(self.padding, spatial, strict=True)]
         return _at(y, inside).reshape(batch, -1, *spatial)
+
+
+def adds_operand(node: Node) -> bool:
+    """Whether a convolution adds an operand of its result's shape."""
+    return isinstance(node.op, Convolution) and len(node.inputs) == 4
 
 
 class PoolingKind(Choice):

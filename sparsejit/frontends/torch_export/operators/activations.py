@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.torch_export.operators.arranging import reshaped, sliced
+from sparsejit.frontends.torch_export.operators.pointwise import clamp
 
 if TYPE_CHECKING:
     from sparsejit.frontends.torch_export.writing import Operand, Writer
@@ -100,9 +101,8 @@ def prelu(write: Writer, x: Operand, weight: Operand) -> Value:
 
 
 def hardtanh(write: Writer, x: Operand, low: float = -1, high: float = 1) -> Value:
-    """min(max(x, low), high)."""
-    f = write.formula("hardtanh")
-    return f.finish(f("minimum", f("maximum", x, float(low)), float(high)))
+    """min(max(x, low), high), which products may apply as they write."""
+    return clamp(write, write.floats(x), float(low), float(high))
 
 
 def relu6(write: Writer, x: Operand) -> Value:

@@ -1,0 +1,62 @@
+"""Where the weights of a tile of panels lie, and what brings them to their products."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.stream import addresses
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import Literal, Memory, r10, rcx, xmm
+
+
+@dataclass(frozen=True, eq=False)
+class TileWeights:
+    """A tile's weights in the pool: from `pool` on one by one, from `fours` on four with a load."""
+
+    by_four: BoolArray
+    pool: int
+    fours: int
+
+
+def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
+    """Put a tile's weights into the pool; a share of them has a load for four."""
+    by_four = _come_by_four(tile, shared, asm.target.isa == "avx512")
+    pool = asm.literal(tile.weight[~by_four])
+    fours = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
+    return TileWeights(by_four, pool, fours)
+
+
+def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
+    """Which weights share a load with three others; AVX2 needs none for its lone inputs."""
+    rank = np.cumsum(~tile.alone)
+    chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
+    return chosen | tile.alone if wide else chosen
+
+
+def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
+    """Bring such weights into register 1."""
+    wide, by_four = asm.target.isa == "avx512", weights.by_four
+    rank: IntArray = np.cumsum(by_four) - by_four
+    places = addresses(rank // 4 * 16, 16 if wide else 1)
+    weight, four = vector(asm, 1), vector(asm, 2)
+    load = "vbroadcastf32x4" if wide else "vbroadcastf128"
+    begins = by_four & (rank % 4 == 0)
+    return [
+        line("lea", r10, Literal(weights.fours + places.base), when=places.moves),
+        line(load, four, Memory(r10, places.displacement), when=begins),
+        line("vbroadcastss", weight, xmm(2), when=begins),
+        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four & ~begins),
+    ]
+
+
+def weights_one_by_one(
+    asm: Assembler, weights: TileWeights
+) -> tuple[list[Line], Memory]:
+    """Lines to come first, and where the weights are then, AVX-512 broadcasting as it reads."""
+    wide, own = asm.target.isa == "avx512", ~weights.by_four
+    rank: IntArray = np.cumsum(own) - own
+    places = addresses(4 * rank, 4 if wide else 1)
+    move = line("lea", rcx, Literal(weights.pool + places.base), when=places.moves)
+    return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)

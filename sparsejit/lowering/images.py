@@ -1,0 +1,103 @@
+"""Where images between convolutions lie: a channel takes an odd number of whole cache lines.
+
+    channel 0   x x x x ... x x . . | channel 1   x x x x ...     . is padding
+
+Products of positions read and write whole aligned vectors then, and copy nothing; the first lines
+of channels fall into all sets of L1.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
+from sparsejit.ir.graph import Node, Origin, TensorType, Value
+from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.storage import View
+
+_LEAST_FILLED = 0.5  # of a channel's cache lines
+
+
+def image_result(
+    low: Lowering, node: Node, fits: Callable[[View], bool] = lambda view: True
+) -> View:
+    """Where a convolution writes: with padded channels where only such nodes read as take them."""
+    value = node.output
+    if not is_padded(low, value):
+        return low.result(value, fits)
+    readers = low.graph.consumers()[value]
+    fills = not is_pointwise(node) and any(map(_reads_products, readers))
+    view = padded_image(low, value.type, value.origin, fills)
+    low.bind(value, view)
+    return view
+
+
+def padded_image(low: Lowering, kind: TensorType, origin: Origin, fills: bool) -> View:
+    """Room for (samples, channels, *spatial) with padded channels; `fills` sets the padding to 0.
+
+    Else it may hold subnormal numbers, which take products a hundred times as long.
+    """
+    samples, channels, *spatial = kind.shape
+    places = prod(spatial)
+    pitch = spread_pitch(places)
+    whole = low.temporary(replace(kind, shape=(samples, channels, pitch)))
+    read = -(-places // low.target.lanes) * low.target.lanes
+    if fills and read > places:
+        low.fill(whole.sliced(2, places, read), 0.0, origin)
+    view = whole.sliced(2, 0, places).reshaped(kind.shape)
+    assert view is not None
+    return view
+
+
+def padded_pitch(view: View) -> int | None:
+    """Elements from one channel to the next of what `padded_image` made; None for other views."""
+    samples, channels, *spatial = view.shape
+    pitch = spread_pitch(prod(spatial))
+    size = view.type.element.bytes
+    is_all = view.offset == 0 and view.buffer.bytes == size * samples * channels * pitch
+    return pitch if is_all and view.strides[1] == size * pitch else None
+
+
+def is_padded(low: Lowering, value: Value) -> bool:
+    """Whether channels are to be padded: all readers take any distance between them."""
+    places = prod(value.shape[2:])
+    if value in low.wanted or value in low.graph.outputs or places == 1:
+        return False
+    if places < _LEAST_FILLED * spread_pitch(places):
+        return False
+    readers = low.graph.consumers().get(value, [])
+    return bool(readers) and all(_takes_padding(low, reader, value) for reader in readers)
+
+
+def _takes_padding(low: Lowering, reader: Node, value: Value) -> bool:
+    if isinstance(reader.op, Pooling):
+        return True
+    if not isinstance(reader.op, Convolution) or value is not reader.inputs[0]:
+        return False
+    if reader.op.transposed or reader.op.dtype is DType.INT8:
+        return False
+    # A product's positions lie as far apart in its result as in its image.
+    return not is_pointwise(reader) or is_padded(low, reader.output)
+
+
+def _reads_products(reader: Node) -> bool:
+    return isinstance(reader.op, Convolution) and is_pointwise(reader)
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether a convolution is a product of the image's own positions."""
+    op, (x, weights, *_) = node.op, node.inputs
+    assert isinstance(op, Convolution)
+    plain = not any(op.padding) and set(op.stride) == {1} and not op.transposed
+    by_channel = op.groups == x.shape[1] > 1
+    return plain and prod(weights.shape[2:]) == 1 and not by_channel
+
+
+def as_matrix(image: View) -> View:
+    """(channels, positions) of an image (1, channels, *spatial) whose rows follow each other."""
+    _, channels, *spatial = image.shape
+    matrix = image.reshaped((channels, prod(spatial)))
+    assert matrix is not None
+    return matrix

@@ -1,0 +1,46 @@
+"""Lets a convolution of windows add what is added to its result.
+
+y = conv(x, W, b)
+z = add(y, r)                ->   z = conv(x, W, b, r)
+"""
+
+from math import prod
+
+import numpy as np
+
+from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.spec import Activation, DType
+from sparsejit.passes.rewriter import Site, rewrite
+
+
+def fuse_residuals(graph: Graph) -> Graph:
+    """The graph with sums inside the convolutions that nothing else reads."""
+    return rewrite(graph, _fuse)
+
+
+def _fuse(site: Site) -> tuple[Value, ...] | None:
+    if not isinstance(site.op, Pointwise) or site.op.kind != "add":
+        return None
+    # The later of two: what is computed last is near.
+    for value, added in (site.inputs[::-1], site.inputs):
+        node = site.producer(value)
+        if node is not None and _can_add(site, node) and added.type == site.output.type:
+            x, weights, *bias = node.inputs
+            if not bias:
+                zeros = np.zeros(node.output.shape[1], np.float32)
+                bias = [site.constant(zeros, weights.origin)]
+            return site.add(node.op, x, weights, *bias, added, origins=[node.output.origin])
+    return None
+
+
+def _can_add(site: Site, node: Node) -> bool:
+    """Whether a node is a plain convolution whose windows have several taps, read here only."""
+    op = node.op
+    if not isinstance(op, Convolution) or op.transposed or op.dtype is DType.INT8:
+        return False
+    weights, is_plain = node.inputs[1].shape, op.activation is Activation.NONE
+    fits = len(node.inputs) < 4 and prod(weights[2:]) > 1 and op.groups == 1
+    is_result = node.output.type == site.output.type
+    return fits and is_plain and is_result and site.is_used_once(node.output)
