@@ -22,12 +22,12 @@ _UNREADABLE = (
 _WIDENED = ("bfloat16", "float8_")
 
 
-def to_array(values: Any, name: str) -> Array:
+def to_array(values: Any, name: str, bools: bool = False) -> Array:
     """`values` as a dense numpy array of integers or floats, in their own shape.
 
     They may be an array, nested sequences of numbers, a torch tensor of any layout and on any
-    device, or a scipy sparse matrix. bfloat16 and float8 become float32. `name` is that of the
-    argument, for messages. Raises InvalidInput for a tensor that is quantised, complex, nested or
+    device, or a scipy sparse matrix. bfloat16 and float8 become float32, bools integers where
+    `bools` lets them be numbers. `name` is that of the argument, for messages. Raises InvalidInput for a tensor that is quantised, complex, nested or
     on the meta device, and for anything else that does not hold real numbers.
     """
     try:
@@ -40,7 +40,7 @@ def to_array(values: Any, name: str) -> Array:
             f"{name}, a {type(values).__name__}, cannot be read as an array of numbers ({reason}); "
             "give a numpy array or a dense tensor, all rows of one length"
         ) from error
-    if array.dtype.kind == "b" and name.endswith("_mask"):
+    if bools and array.dtype.kind == "b":
         return array.astype(np.uint8)
     if array.dtype.kind not in "fiu":
         raise InvalidInput(f"{name} has dtype {array.dtype}; give real numbers")

@@ -114,7 +114,7 @@ def _sizes(
         )
     found = {}
     for (name, shape), example in zip(declared.items(), examples, strict=True):
-        sizes = tuple(to_array(example, f"{name}_mask").shape)  # bools are numbers here
+        sizes = tuple(to_array(example, name, bools=True).shape)
         fits = len(sizes) == len(shape) and all(
             not isinstance(wanted, int) or size == wanted
             for size, wanted in zip(sizes, shape, strict=True)
