@@ -27,8 +27,9 @@ def to_array(values: Any, name: str, bools: bool = False) -> Array:
 
     They may be an array, nested sequences of numbers, a torch tensor of any layout and on any
     device, or a scipy sparse matrix. bfloat16 and float8 become float32, bools integers where
-    `bools` lets them be numbers. `name` is that of the argument, for messages. Raises InvalidInput for a tensor that is quantised, complex, nested or
-    on the meta device, and for anything else that does not hold real numbers.
+    `bools` lets them be numbers. `name` is that of the argument, for messages. Raises InvalidInput
+    for a tensor that is quantised, complex, nested or on the meta device, and for anything else
+    that does not hold real numbers.
     """
     try:
         array = _converted(values, name)

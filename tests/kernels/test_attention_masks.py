@@ -1,6 +1,5 @@
 """Makers of attention masks against their definitions, key by key."""
 
-import numpy as np
 import pytest
 
 from sparsejit.attention_masks import block, causal, fixed, local, strided
