@@ -1,0 +1,147 @@
+"""The second half of a tile: values, each by its share, added up and written."""
+
+import numpy as np
+
+from sparsejit.asm_templates.attention.frame import (
+    BASE,
+    FLOAT,
+    FRAME,
+    KEY_ROWS,
+    RESULT_SLOT,
+    SCORES,
+    VALUE_SLOT,
+    AttentionCode,
+    packed_pitch,
+)
+from sparsejit.asm_templates.attention.tables import KEYS, IntArray
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import (
+    TAIL_MASK,
+    lane_mask,
+    load,
+    set_tail_mask,
+    store,
+    vector,
+    zero,
+)
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import line
+from sparsejit.x86.operands import Memory, Register, rcx, rdx, rsi
+
+# Vectors of a value that are in registers at once, by level; the sums of rows have the others.
+_AT_ONCE = {"avx512": 4, "avx2": 2}
+
+
+def readings(rows: int, values: int, target: Target) -> int:
+    """How often a tile of so many rows reads each of its values."""
+    return len(_blocks(rows, len(_parts(values, target)[0]), target))
+
+
+def walks(rows: int, values: int, target: Target) -> int:
+    """How often a tile of so many rows walks over its keys for their values."""
+    return sum(len(_blocks(rows, len(part), target)) for part in _parts(values, target))
+
+
+def emit_packing(code: AttentionCode) -> None:
+    """Copy the values to rows side by side, which are read again and again."""
+    asm, values = code.asm, code.stack.values
+    asm.emit("mov", rcx, Memory(FRAME, VALUE_SLOT))
+    asm.emit("lea", rdx, Memory(FRAME, code.places.values))
+
+    def row() -> None:
+        for number, first in enumerate(range(0, values, code.lanes)):
+            register = vector(asm, number % 4)
+            load(asm, register, rcx, first, values, vector(asm, 4))
+            asm.emit("vmovups", Memory(rdx, number * code.vector_bytes), register)
+        asm.emit("add", rcx, code.stack.packed_from)
+        asm.emit("add", rdx, packed_pitch(values, asm.target))
+
+    repeat(asm, code.stack.keys, rsi, row)
+
+
+def emit_results(code: AttentionCode, adds: bool) -> None:
+    """The results of a tile, added to what is there where it `adds`."""
+    for part in _parts(code.stack.values, code.asm.target):
+        for block in _blocks(code.tiles.rows, len(part), code.asm.target):
+            _ResultBlock(code, (int(part[0]), len(part)), (int(block[0]), len(block))).emit(adds)
+
+
+def _parts(values: int, target: Target) -> list[IntArray]:
+    """The vectors of a value, those that are in registers at once together."""
+    vectors = -(-values // target.lanes)
+    return np.array_split(np.arange(vectors), -(-vectors // _AT_ONCE[target.isa]))
+
+
+def _blocks(rows: int, vectors: int, target: Target) -> list[IntArray]:
+    """The rows of a tile, those whose sums are in registers at once together."""
+    most = (target.vector_registers - 3 - vectors) // vectors
+    return np.array_split(np.arange(rows), -(-rows // most))
+
+
+class _ResultBlock:
+    """Rows of a tile by vectors of the values: how many of each from the first on."""
+
+    def __init__(
+        self, code: AttentionCode, vectors: tuple[int, int], rows: tuple[int, int]
+    ) -> None:
+        self.code, self.asm = code, code.asm
+        (self.first, self.vectors), (self.first_row, self.rows) = vectors, rows
+        sums = self.vectors * self.rows
+        free = [vector(self.asm, number) for number in range(sums, sums + self.vectors + 3)]
+        self.values, self.share, self.mask, self.spare = free[3:], *free[:3]
+        beyond = (self.first + self.vectors) * code.lanes - code.stack.values
+        self.last_lanes = code.lanes - (0 if code.stack.packed_from else max(0, beyond))
+
+    def emit(self, adds: bool) -> None:
+        code, asm = self.code, self.asm
+        code.start_groups(VALUE_SLOT)
+        for number in range(self.vectors * self.rows):
+            zero(asm, vector(asm, number))
+        if self.last_lanes < code.lanes and code.wide:
+            set_tail_mask(asm, self.last_lanes)
+        elif self.last_lanes < code.lanes:
+            asm.emit("vmovups", self.mask, lane_mask(asm, self.last_lanes))
+        again = asm.label("next values")
+        asm.bind(again)
+        code.point(FLOAT * KEYS)
+        for key, row in enumerate(KEY_ROWS):
+            self._key(key, row)
+        code.next_group(again)
+        self._write(adds)
+
+    def _key(self, key: int, row: Register) -> None:
+        code, asm, number = self.code, self.asm, np.arange(self.rows)
+        for place, value in enumerate(self.values):
+            source = Memory(row, (self.first + place) * code.vector_bytes)
+            if place < self.vectors - 1 or self.last_lanes == code.lanes:
+                asm.emit("vmovups", value, source)
+            elif code.wide:
+                asm.emit("vmovups", value.masked(TAIL_MASK, zeroing=True), source)
+            else:
+                asm.emit("vmaskmovps", value, self.mask, source)
+        share = Memory(SCORES, code.score(key) + FLOAT * (self.first_row + number))
+        lines = [line("vbroadcastss", self.share, share)]
+        for place, value in enumerate(self.values):
+            total = vector(asm, number * self.vectors + place)
+            lines.append(line("vfmadd231ps", total, self.share, value))
+        asm.stamp(self.rows, lines)
+
+    def _write(self, adds: bool) -> None:
+        code, asm, places = self.code, self.asm, self.code.places
+        code.start(RESULT_SLOT)
+        old, old_share = self.values[0], self.mask
+        for row in range(self.rows):
+            at = FLOAT * (self.first_row + row)
+            code.point_row(rcx, self.first_row + row, 1)
+            asm.emit("add", rcx, BASE)
+            asm.emit("vbroadcastss", self.share, Memory(FRAME, places.share + at))
+            if adds:
+                asm.emit("vbroadcastss", old_share, Memory(FRAME, places.old_total + at))
+            for place in range(self.vectors):
+                total = vector(asm, row * self.vectors + place)
+                first = (self.first + place) * code.lanes
+                asm.emit("vmulps", total, total, self.share)
+                if adds:
+                    load(asm, old, rcx, first, code.stack.values, self.spare)
+                    asm.emit("vfmadd231ps", total, old, old_share)
+                store(asm, total, rcx, first, code.stack.values, self.spare)
