@@ -37,11 +37,6 @@ def readings(rows: int, values: int, target: Target) -> int:
     return len(_blocks(rows, len(_parts(values, target)[0]), target))
 
 
-def walks(rows: int, values: int, target: Target) -> int:
-    """How often a tile of so many rows walks over its keys for their values."""
-    return sum(len(_blocks(rows, len(part), target)) for part in _parts(values, target))
-
-
 def emit_packing(code: AttentionCode) -> None:
     """Copy the values to rows side by side, which are read again and again."""
     asm, values = code.asm, code.stack.values
