@@ -53,12 +53,15 @@ class _StackMasks:
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
 
+    apart = low.target.core.attention[low.target.isa].apart
+
     def predicted_ns(way: Callable[[Lowering, Node], None]) -> float:
         trial = Lowering(Graph((), (), (), low.graph.constants), low.options)
         for value in node.inputs[:3]:
             trial.bind(value, low.view(value))
         way(trial, node)
-        return sum(step.facts.predicted_ns or 0 for step in trial.steps)
+        ns = sum(step.facts.predicted_ns or 0 for step in trial.steps)
+        return ns * (apart if way is lower_apart else 1)
 
     min(WAYS, key=predicted_ns)(low, node)
 

@@ -111,8 +111,9 @@ class AttentionPrices(NamedTuple):
 
     Of vectors multiplied and added `score`, where a tile has one vector of queries, `wide_score`,
     where it has two, and `value`; `power`: of a vector of scores. Of a tile `square`: as many
-    elements of its queries as there are lanes, transposed; `result`: a vector written; `walk`: to
-    begin and end a walk over its keys. `copy`: a vector of values brought to where others are.
+    elements of its queries as there are lanes, transposed; `result`: a vector written. `copy`: a
+    vector of values brought to where others are. Two products around a softmax take `apart` times
+    as long as these are priced by themselves.
     """
 
     score: float
@@ -121,8 +122,8 @@ class AttentionPrices(NamedTuple):
     power: float
     square: float
     result: float
-    walk: float
     copy: float
+    apart: float
 
 
 @dataclass(frozen=True)

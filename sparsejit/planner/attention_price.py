@@ -3,7 +3,6 @@
 from math import prod
 
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
-from sparsejit.asm_templates.attention.results import walks
 from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
 
@@ -22,8 +21,7 @@ def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Targe
     times, count = _times(stack, tiles), tiles.masks * (tiles.tiles + tiles.added)
     squares = tiles.width * -(-stack.depth // tiles.lanes)
     result_vectors = tiles.rows * -(-stack.values // tiles.lanes)
-    over_keys = 2 + walks(tiles.rows, stack.values, target)
-    each = squares * prices.square + result_vectors * prices.result + over_keys * prices.walk
+    each = squares * prices.square + result_vectors * prices.result
     copied = 0
     if stack.packed_from:
         copied = stack.keys * packed_pitch(stack.values, target) // target.vector_bytes
