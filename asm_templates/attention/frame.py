@@ -29,9 +29,9 @@ from sparsejit.x86.operands import (
 FLOAT = 4
 FRAME, TABLE, BASE, SCORES, GROUPS_LEFT = rbp, r9, r13, r14, r15
 KEY_ROWS = (rax, rcx, rdx, rsi, rdi, r10, r11, r12)
-# The frame: addresses of the four operands, of this tile's numbers, counters.
-QUERY_SLOT, KEY_SLOT, VALUE_SLOT, RESULT_SLOT, TILE_SLOT = range(0, 40, 8)
-COUNTERS = 40
+# The frame: addresses of the four operands, of this tile's numbers, which rows, counters.
+QUERY_SLOT, KEY_SLOT, VALUE_SLOT, RESULT_SLOT, TILE_SLOT, BLOCK_SLOT = range(0, 48, 8)
+COUNTERS = 48
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,3 @@ class AttentionCode:
         """That register = a row of the tile, by the first, second or third of its numbers."""
         place = FLOAT * (which * self.tiles.rows + row)
         self.asm.emit("mov", dword(register), Memory(TABLE, place))
-
-    def score(self, key: int, row: int = 0) -> int:
-        """From SCORES to the score of a key of the group in a row of the tile."""
-        return key * self.row_bytes + FLOAT * row

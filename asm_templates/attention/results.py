@@ -4,11 +4,13 @@ import numpy as np
 
 from sparsejit.asm_templates.attention.frame import (
     BASE,
+    BLOCK_SLOT,
     FLOAT,
     FRAME,
     KEY_ROWS,
     RESULT_SLOT,
     SCORES,
+    TABLE,
     VALUE_SLOT,
     AttentionCode,
     packed_pitch,
@@ -26,7 +28,7 @@ from sparsejit.asm_templates.shared.rows import (
 )
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import line
-from sparsejit.x86.operands import Memory, Register, rcx, rdx, rsi
+from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdx, rsi
 
 # Vectors of a value that are in registers at once, by level; the sums of rows have the others.
 _AT_ONCE = {"avx512": 4, "avx2": 2}
@@ -34,7 +36,7 @@ _AT_ONCE = {"avx512": 4, "avx2": 2}
 
 def readings(rows: int, values: int, target: Target) -> int:
     """How often a tile of so many rows reads each of its values."""
-    return len(_blocks(rows, len(_parts(values, target)[0]), target))
+    return rows // _rows_at_once(rows, len(_parts(values, target)[0]), target)
 
 
 def emit_packing(code: AttentionCode) -> None:
@@ -56,9 +58,20 @@ def emit_packing(code: AttentionCode) -> None:
 
 def emit_results(code: AttentionCode, adds: bool) -> None:
     """The results of a tile, added to what is there where it `adds`."""
-    for part in _parts(code.stack.values, code.asm.target):
-        for block in _blocks(code.tiles.rows, len(part), code.asm.target):
-            _ResultBlock(code, (int(part[0]), len(part)), (int(block[0]), len(block))).emit(adds)
+    asm, rows, place = code.asm, code.tiles.rows, Memory(FRAME, BLOCK_SLOT)
+    for part in _parts(code.stack.values, asm.target):
+        block = _ResultBlock(code, int(part[0]), len(part))
+        again = asm.label("next rows")
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", place, rax)
+        asm.bind(again)
+        block.emit(adds)
+        if block.rows < rows:
+            asm.emit("mov", rax, place)
+            asm.emit("add", rax, FLOAT * block.rows)
+            asm.emit("mov", place, rax)
+            asm.emit("cmp", rax, FLOAT * rows)
+            asm.jump("jb", again)
 
 
 def _parts(values: int, target: Target) -> list[IntArray]:
@@ -67,20 +80,18 @@ def _parts(values: int, target: Target) -> list[IntArray]:
     return np.array_split(np.arange(vectors), -(-vectors // _AT_ONCE[target.isa]))
 
 
-def _blocks(rows: int, vectors: int, target: Target) -> list[IntArray]:
-    """The rows of a tile, those whose sums are in registers at once together."""
+def _rows_at_once(rows: int, vectors: int, target: Target) -> int:
+    """The most rows of a tile, all alike, for whose sums there are registers."""
     most = (target.vector_registers - 3 - vectors) // vectors
-    return np.array_split(np.arange(rows), -(-rows // most))
+    return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
 class _ResultBlock:
-    """Rows of a tile by vectors of the values: how many of each from the first on."""
+    """Rows of a tile, from the one that BLOCK_SLOT says, by vectors of the values."""
 
-    def __init__(
-        self, code: AttentionCode, vectors: tuple[int, int], rows: tuple[int, int]
-    ) -> None:
-        self.code, self.asm = code, code.asm
-        (self.first, self.vectors), (self.first_row, self.rows) = vectors, rows
+    def __init__(self, code: AttentionCode, first: int, vectors: int) -> None:
+        self.code, self.asm, self.first, self.vectors = code, code.asm, first, vectors
+        self.rows = _rows_at_once(code.tiles.rows, vectors, code.asm.target)
         sums = self.vectors * self.rows
         free = [vector(self.asm, number) for number in range(sums, sums + self.vectors + 3)]
         self.values, self.share, self.mask, self.spare = free[3:], *free[:3]
@@ -90,6 +101,7 @@ class _ResultBlock:
     def emit(self, adds: bool) -> None:
         code, asm = self.code, self.asm
         code.start_groups(VALUE_SLOT)
+        asm.emit("add", SCORES, Memory(FRAME, BLOCK_SLOT))
         for number in range(self.vectors * self.rows):
             zero(asm, vector(asm, number))
         if self.last_lanes < code.lanes and code.wide:
@@ -114,7 +126,7 @@ class _ResultBlock:
                 asm.emit("vmovups", value.masked(TAIL_MASK, zeroing=True), source)
             else:
                 asm.emit("vmaskmovps", value, self.mask, source)
-        share = Memory(SCORES, code.score(key) + FLOAT * (self.first_row + number))
+        share = Memory(SCORES, key * code.row_bytes + FLOAT * number)
         lines = [line("vbroadcastss", self.share, share)]
         for place, value in enumerate(self.values):
             total = vector(asm, number * self.vectors + place)
@@ -124,17 +136,20 @@ class _ResultBlock:
     def _write(self, adds: bool) -> None:
         code, asm, places = self.code, self.asm, self.code.places
         code.start(RESULT_SLOT)
+        asm.emit("mov", SCORES, FRAME)
+        for register in (TABLE, SCORES):
+            asm.emit("add", register, Memory(FRAME, BLOCK_SLOT))
         old, old_share = self.values[0], self.mask
         for row in range(self.rows):
-            at = FLOAT * (self.first_row + row)
-            code.point_row(rcx, self.first_row + row, 1)
+            code.point_row(rcx, row, 1)
             asm.emit("add", rcx, BASE)
-            asm.emit("vbroadcastss", self.share, Memory(FRAME, places.share + at))
+            asm.emit("vbroadcastss", self.share, Memory(SCORES, places.share + FLOAT * row))
             if adds:
-                asm.emit("vbroadcastss", old_share, Memory(FRAME, places.old_total + at))
-            for place in range(self.vectors):
-                total = vector(asm, row * self.vectors + place)
-                first = (self.first + place) * code.lanes
+                place = Memory(SCORES, places.old_total + FLOAT * row)
+                asm.emit("vbroadcastss", old_share, place)
+            for number in range(self.vectors):
+                total = vector(asm, row * self.vectors + number)
+                first = (self.first + number) * code.lanes
                 asm.emit("vmulps", total, total, self.share)
                 if adds:
                     load(asm, old, rcx, first, code.stack.values, self.spare)

@@ -34,22 +34,40 @@ _LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
 
 def emit_queries(code: AttentionCode) -> None:
     """The tile's rows of Q, transposed, times what makes their scores exponents of 2."""
-    asm, lanes = code.asm, code.lanes
-    depth, factor = code.stack.depth, code.total[0]
+    asm, depth, lanes = code.asm, code.stack.depth, code.lanes
+    squares, rest = divmod(depth, lanes)
     code.start(QUERY_SLOT)
-    load_constant(asm, factor, code.stack.scale * log2(euler))
+    asm.emit("lea", SCORES, Memory(FRAME, code.places.queries))
+    load_constant(asm, code.total[0], code.stack.scale * log2(euler))
+
+    def square() -> None:
+        _transpose(code, lanes)
+        asm.emit("add", BASE, code.vector_bytes)
+        asm.emit("add", SCORES, lanes * code.row_bytes)
+
+    def vector_of_rows() -> None:
+        repeat(asm, squares, _DEPTH_LEFT, square)
+        if rest:
+            _transpose(code, rest)
+        if code.tiles.width > 1:
+            asm.emit("add", TABLE, FLOAT * lanes)
+            asm.emit("sub", BASE, squares * code.vector_bytes)
+            asm.emit("sub", SCORES, squares * lanes * code.row_bytes - code.vector_bytes)
+
+    repeat(asm, code.tiles.width, _QUERIES, vector_of_rows)
+
+
+def _transpose(code: AttentionCode, columns: int) -> None:
+    """So many elements, from the base on, of the rows that the table names, to SCORES."""
+    asm, lanes = code.asm, code.lanes
     rows, spare = [vector(asm, number) for number in range(lanes)], vector(asm, lanes)
-    for number in range(code.tiles.width):
-        for first in range(0, depth, lanes):
-            for lane, row in enumerate(rows):
-                code.point_row(rcx, number * lanes + lane, 0)
-                asm.emit("add", rcx, BASE)
-                load(asm, row, rcx, first, depth, spare if row is rows[-1] else rows[-1])
-            place = code.places.queries + first * code.row_bytes + number * code.vector_bytes
-            for column in transposed(asm, rows, spare)[: depth - first]:
-                asm.emit("vmulps", column, column, factor)
-                asm.emit("vmovups", Memory(FRAME, place), column)
-                place += code.row_bytes
+    for lane, row in enumerate(rows):
+        code.point_row(rcx, lane, 0)
+        asm.emit("add", rcx, BASE)
+        load(asm, row, rcx, 0, columns, spare if row is rows[-1] else rows[-1])
+    for number, column in enumerate(transposed(asm, rows, spare)[:columns]):
+        asm.emit("vmulps", column, column, code.total[0])
+        asm.emit("vmovups", Memory(SCORES, number * code.row_bytes), column)
 
 
 def emit_scores(code: AttentionCode) -> None:
@@ -130,7 +148,7 @@ class _Registers:
         for number, scores in enumerate(self.sums[key]):
             if not code.tiles.all_see_all:
                 self._forbid(key, number)
-            place = code.score(key) + number * code.vector_bytes
+            place = key * code.row_bytes + number * code.vector_bytes
             asm.emit("vmovups", Memory(SCORES, place), scores)
             asm.emit("vmaxps", code.largest[number], code.largest[number], scores)
 

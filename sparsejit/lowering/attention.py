@@ -16,6 +16,7 @@ from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.types import float_type
+from sparsejit.ir.ops.views import Permute
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.stacked_products import lower_bmm
 from sparsejit.lowering.step import Facts, Locations, Step
@@ -53,10 +54,12 @@ class _StackMasks:
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
 
+    _write_permuted(low, node)
     apart = low.target.core.attention[low.target.isa].apart
 
     def predicted_ns(way: Callable[[Lowering, Node], None]) -> float:
         trial = Lowering(Graph((), (), (), low.graph.constants), low.options)
+        trial.wanted = low.wanted
         for value in node.inputs[:3]:
             trial.bind(value, low.view(value))
         way(trial, node)
@@ -64,6 +67,16 @@ def lower_attention(low: Lowering, node: Node) -> None:
         return ns * (apart if way is lower_apart else 1)
 
     min(WAYS, key=predicted_ns)(low, node)
+
+
+def _write_permuted(low: Lowering, node: Node) -> None:
+    """Have results written in the order in which their only reader permutes them."""
+    readers = [other for other in low.graph.nodes if node.output in other.inputs]
+    is_seen = node.output in (*low.wanted, *low.graph.outputs)
+    if is_seen or len(readers) != 1 or not isinstance(readers[0].op, Permute):
+        return
+    back = tuple(int(axis) for axis in np.argsort(readers[0].op.axes))
+    low.wanted[node.output] = low.temporary(readers[0].output.type).permuted(back)
 
 
 def lower_together(low: Lowering, node: Node) -> None:

@@ -13,7 +13,8 @@ from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.attention import Attention
-from sparsejit.ir.ops.views import Permute
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
 from sparsejit.lowering import attention
 from sparsejit.machine.target import Target
@@ -202,3 +203,20 @@ def test_rows_of_a_stride_share_their_keys() -> None:
     row, column = np.ogrid[:128, :128]
     assert sum(len(g.keys) for g in row_groups((row - column) % 8 == 0, 16)) == 8 * 16
     assert sum(len(g.keys) for g in row_groups(abs(row - column) < 8, 16)) <= 8 * 30
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("way", attention.WAYS)
+def test_heads_are_written_behind_their_tokens(isa: str, way: Callable[..., None]) -> None:
+    """What projects them next reads them as one row, without a copy."""
+    generator, build = np.random.default_rng(6), GraphBuilder()
+    q, k, v = (build.input(TensorType((2, 3, 20, 8)), HERE) for _ in range(3))
+    heads = build.one(Attention(), q, k, v, origin=HERE)
+    tokens = build.one(Permute((0, 2, 1, 3)), heads, origin=HERE)
+    rows = build.one(Reshape((40, 24)), tokens, origin=HERE)
+    weights = build.constant(uniform(generator, (5, 24)), HERE)
+    graph = build.finish([build.one(Linear(), rows, weights, origin=HERE)])
+    with only(way):
+        assert "copy" not in kernels_of(graph, isa)
+        arrays = [uniform(generator, (2, 3, 20, 8)) for _ in range(3)]
+        check_graph(graph, arrays, Target.named(isa), TOLERANCE)
