@@ -120,7 +120,7 @@ def _scores(site: Site, x: Value) -> _MaskedScores | None:
         if isinstance(node.op, Bmm):
             return _MaskedScores(node, factor * node.op.scale, tuple(masks), is_infinite)
         layer = _between(site, node)
-        if layer is None or layer.factor <= 0 or factor * layer.least > _FORBIDDING:
+        if layer is None or factor * layer.least > _FORBIDDING:
             return None
         if layer.allowed is not None:
             if x.shape[:-2] != stack and prod(layer.allowed.shape[:-2]) > 1:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from native import ISAS, check_graph, kernels_of, run_graph
 
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
+from sparsejit.attention_masks import causal, strided
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.attention import Attention
@@ -219,4 +220,20 @@ def test_heads_are_written_behind_their_tokens(isa: str, way: Callable[..., None
     with only(way):
         assert "copy" not in kernels_of(graph, isa)
         arrays = [uniform(generator, (2, 3, 20, 8)) for _ in range(3)]
+        check_graph(graph, arrays, Target.named(isa), TOLERANCE)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["of the outer axis", "a band and a stride"])
+def test_tiles_of_several_masks_and_tiles_that_add(isa: str, kind: str) -> None:
+    generator = np.random.default_rng(7)
+    shapes = [(2, 3, 256, 8)] * 3
+    mask = strided(256, 16, is_causal=False)
+    if kind == "of the outer axis":
+        mask = np.stack([mask, causal(256)])[:, None]
+    else:
+        assert any(group.adds for group in row_groups(mask, Target.named(isa).lanes))
+    graph = attention_graph(shapes, mask, 1.0)
+    with only(attention.lower_together):
+        arrays = [uniform(generator, shape) for shape in shapes]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)

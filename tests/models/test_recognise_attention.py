@@ -105,7 +105,7 @@ def test_what_only_scales_and_masks_is_attention(
         (forbids(-1e7), False),  # scores might differ by that much
         (chooses(-1e7), False),
         (both(forbids(-1e9), scales(0.01)), False),
-        (both(forbids(-np.inf), scales(-1.0)), False),
+        (both(forbids(-np.inf), scales(-0.5)), False),
         (adds(np.where(ALLOWED, 0.5, -np.inf)), False),
         (adds(np.where(ALLOWED, 0, np.inf)), False),
         (forbids(-1e9, NOTHING_SEEN), False),  # softmax of what is forbidden alike
