@@ -17,6 +17,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 import sparsejit
+from sparsejit import attention_masks
+from sparsejit.attention_masks import BoolArray
 from sparsejit.machine.target import Target
 from sparsejit.perf import history
 from sparsejit.perf.kernels import checked_error
@@ -28,25 +30,16 @@ from sparsejit.runtime.native_timing import pinned
 
 FEATURES, TOKENS, DEPTH, ROUNDS = 1024, 512, 64, 12
 LINEAR, SDPA, FLEX = "F.linear", "scaled_dot_product_attention", "flex_attention"
-# Every key so far back, and as many right beside: 12 % of all pairs.
-CAUSAL_STRIDE, TWO_SIDED_STRIDE = 62, 16
-
-Allowed = Callable[[Any, Any], Any]  # whether a query at a place may see a key at another
 Timed = dict[str, Callable[[], Tensor]]
 
-MASKS: dict[str, Allowed] = {
-    # Child et al. 2019, both parts of the strided pattern in one head.
-    "strided causal": lambda i, j: (
-        (j <= i) & ((i - j < CAUSAL_STRIDE) | ((i - j) % CAUSAL_STRIDE == 0))
-    ),
-    "strided two-sided": lambda i, j: (
-        (abs(i - j) < TWO_SIDED_STRIDE) | ((i - j) % TWO_SIDED_STRIDE == 0)
-    ),
-    # The same paper's fixed pattern: the own block, and the last 4 keys of every block before.
-    "fixed": lambda i, j: (j <= i) & ((i // 64 == j // 64) | (j % 64 >= 60)),
-    "local": lambda i, j: abs(i - j) < 31,
-    "block": lambda i, j: i // 64 == j // 64,
-    "causal": lambda i, j: j <= i,
+# By tokens, 12 % of all pairs for 512, but for the last.
+MASKS: dict[str, Callable[[int], BoolArray]] = {
+    "strided causal": partial(attention_masks.strided, stride=62),
+    "strided two-sided": partial(attention_masks.strided, stride=16, is_causal=False),
+    "fixed": partial(attention_masks.fixed, stride=64, c=4),
+    "local": partial(attention_masks.local, window=60),
+    "block": partial(attention_masks.block, size=64),
+    "causal": attention_masks.causal,
 }
 
 
@@ -92,8 +85,7 @@ def factor_contest(kind: str, batch: int) -> "StructuredContest":
 def attention_contest(name: str, heads: int, with_flex: bool = True) -> "StructuredContest":
     """Attention under a mask against torch's with that mask, and its compiled flex_attention."""
     torch.manual_seed(0)
-    allowed, place = MASKS[name], torch.arange(TOKENS)
-    mask = allowed(place[:, None], place)
+    mask = torch.from_numpy(MASKS[name](TOKENS))
     given = tuple(torch.randn(1, heads, TOKENS, DEPTH) for _ in range(3))
     fast = sparsejit.compile(MaskedLayer(mask).eval(), example_inputs=given)
     # torch takes longer for a mask of bools.
@@ -107,7 +99,7 @@ def attention_contest(name: str, heads: int, with_flex: bool = True) -> "Structu
     }
     if with_flex:
         blocks = create_block_mask(
-            lambda b, h, i, j: allowed(i, j), None, None, TOKENS, TOKENS, device="cpu"
+            lambda b, h, i, j: mask[i, j], None, None, TOKENS, TOKENS, device="cpu"
         )
         torch._dynamo.reset()  # else it stops compiling after 8 shapes
         flex: Any = torch.compile(flex_attention)

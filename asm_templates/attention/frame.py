@@ -1,13 +1,36 @@
-"""Where the kernel of masked attention keeps what is not in registers."""
+"""Where the kernel of attention keeps what is not in registers, and how it walks over keys."""
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.attention.tables import SUMS_BYTES, AttentionTiles
+from sparsejit.asm_templates.attention.tables import KEYS, SUMS_BYTES, AttentionTiles
+from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
 
 FLOAT = 4
-# The frame: addresses of the four operands, of this tile's numbers and the next one's, counters.
-QUERY_SLOT, KEY_SLOT, VALUE_SLOT, RESULT_SLOT, TILE_SLOT, NEXT_SLOT = range(0, 48, 8)
+FRAME, TABLE, BASE, SCORES, GROUPS_LEFT = rbp, r9, r13, r14, r15
+KEY_ROWS = (rax, rcx, rdx, rsi, rdi, r10, r11, r12)
+# The frame: addresses of the four operands, of this tile's numbers, which rows, counters.
+QUERY_SLOT, KEY_SLOT, VALUE_SLOT, RESULT_SLOT, TILE_SLOT, BLOCK_SLOT = range(0, 48, 8)
 COUNTERS = 48
 
 
@@ -16,48 +39,106 @@ class AttentionStack:
     """A stack of attentions: `depth` features of queries and keys, `values` of values.
 
     `axes` from the outermost: its length, and the bytes by which Q, K, V and the result move. Where
-    there are several masks, each place of the last axis has its own.
+    there are several masks, each place of the last axis has its own. V is copied first where it
+    lies `packed_from` so many bytes from row to row (0: it is read there), its `keys` rows side by
+    side, each in whole vectors.
     """
 
+    keys: int
     depth: int
     values: int
     scale: float
     axes: tuple[tuple[int, tuple[int, ...]], ...]
+    packed_from: int = 0
 
     def scratch_bytes(self, tiles: AttentionTiles, target: Target) -> int:
         """Beside the stack of calls."""
-        places = places_of(self, target)
-        return places.scores + target.vector_bytes * tiles.most_keys + SUMS_BYTES * tiles.queries
+        copied = self.keys * packed_pitch(self.values, target) if self.packed_from else 0
+        return places_of(self, tiles, target).values + copied
+
+
+def packed_pitch(values: int, target: Target) -> int:
+    """Bytes of a row of V that was copied."""
+    return -(-values // target.lanes) * target.vector_bytes
 
 
 @dataclass(frozen=True)
 class Places:
-    """Offsets in the frame: rows, and the same transposed, of queries and results; scores.
+    """Offsets in the frame.
 
-    Before them each lane's largest score and sum, of this tile and of the one that it adds to.
+    A number for each row of a tile: its largest score and the sum of its powers, those of the tile
+    that it adds to, and by how much the results of both count. Then the tile's queries, transposed,
+    its scores, the largest scores and sums of all rows, and the copy of V.
     """
 
     largest: int
     total: int
+    share: int
     old_largest: int
     old_total: int
-    rows: int
-    columns: int
+    queries: int
     scores: int
-    query_pitch: int
-    result_pitch: int
+    sums: int
+    values: int
 
 
-def places_of(stack: AttentionStack, target: Target) -> Places:
-    """Rows are padded to whole vectors, since they are written so."""
-    def whole(count: int) -> int:
-        return -(-FLOAT * count // target.vector_bytes) * target.vector_bytes
-
+def places_of(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Places:
     first = -(-(COUNTERS + 8 * (1 + len(stack.axes))) // 64) * 64
-    sums = first, first + target.vector_bytes
-    old_sums = first + 2 * target.vector_bytes, first + 3 * target.vector_bytes
-    rows = first + 4 * target.vector_bytes
-    query_pitch, result_pitch = whole(stack.depth), whole(stack.values)
-    columns = rows + target.lanes * max(query_pitch, result_pitch)
-    scores = columns + target.vector_bytes * max(stack.depth, stack.values)
-    return Places(*sums, *old_sums, rows, columns, scores, query_pitch, result_pitch)
+    row = FLOAT * tiles.rows
+    largest, total, share, old_largest, old_total, queries = range(first, first + 6 * row, row)
+    scores = queries + row * stack.depth
+    sums = scores + row * tiles.most_keys
+    values = -(-(sums + SUMS_BYTES * tiles.queries) // 64) * 64
+    olds = old_largest, old_total
+    return Places(largest, total, share, *olds, queries, scores, sums, values)
+
+
+class AttentionCode:
+    """What all parts of the kernel share while they append to `asm`."""
+
+    def __init__(self, asm: Assembler, stack: AttentionStack, tiles: AttentionTiles) -> None:
+        self.asm, self.stack, self.tiles = asm, stack, tiles
+        self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
+        self.wide = asm.target.isa == "avx512"
+        self.row_bytes = FLOAT * tiles.rows  # of what has a number for each row of a tile
+        self.places = places_of(stack, tiles, asm.target)
+        last = asm.target.vector_registers - 1
+        self.largest = [vector(asm, last - number) for number in range(tiles.width)]
+        self.total = [vector(asm, last - tiles.width - number) for number in range(tiles.width)]
+        self.numbers = asm.literal(tiles.numbers)
+
+    def start(self, operand: int) -> None:
+        """The table at this tile's rows, the base at an operand."""
+        self.asm.emit("mov", TABLE, Memory(FRAME, TILE_SLOT))
+        if operand == VALUE_SLOT and self.stack.packed_from:
+            self.asm.emit("lea", BASE, Memory(FRAME, self.places.values))
+        else:
+            self.asm.emit("mov", BASE, Memory(FRAME, operand))
+
+    def start_groups(self, operand: int) -> None:
+        """The table at this tile's first group of keys, the scores at their first."""
+        asm, keys = self.asm, 3 * FLOAT * self.tiles.rows
+        self.start(operand)
+        asm.emit("mov", dword(GROUPS_LEFT), Memory(TABLE, keys + FLOAT))
+        asm.emit("mov", dword(rax), Memory(TABLE, keys))
+        asm.emit("lea", TABLE, Literal(self.numbers))
+        asm.emit("add", TABLE, rax)
+        asm.emit("lea", SCORES, Memory(FRAME, self.places.scores))
+
+    def next_group(self, again: Label) -> None:
+        asm = self.asm
+        asm.emit("add", TABLE, self.tiles.group_bytes)
+        asm.emit("add", SCORES, KEYS * self.row_bytes)
+        asm.emit("sub", dword(GROUPS_LEFT), 1)
+        asm.jump("jnz", again)
+
+    def point(self, first: int) -> None:
+        """KEY_ROWS = rows of the operand at the base, by the group's numbers from that byte on."""
+        for number, register in enumerate(KEY_ROWS):
+            self.asm.emit("mov", dword(register), Memory(TABLE, first + FLOAT * number))
+            self.asm.emit("add", register, BASE)
+
+    def point_row(self, register: Register, row: int, which: int) -> None:
+        """That register = a row of the tile, by the first, second or third of its numbers."""
+        place = FLOAT * (which * self.tiles.rows + row)
+        self.asm.emit("mov", dword(register), Memory(TABLE, place))

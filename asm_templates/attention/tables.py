@@ -1,12 +1,14 @@
-"""What the kernel of masked attention reads beside its operands: its tiles, one after another.
+"""What the kernel of attention reads beside its operands: its tiles, then their keys.
 
-    rows     where each lane's row of Q, the result and its sums begins  3 * lanes of bytes
-    groups   how many groups of keys follow                              one, and 15 zeros
-    group    where 8 keys begin in K and in V, and who sees them         8 + 8 of bytes, 8 of bits
+    tile     where each of its rows of Q, of the result and of its sums begins   3 * rows of bytes
+             where its keys are, from the first tile on; how many groups         2, and 14 zeros
+    group    where 8 keys begin in K and in V, and who sees them                 8 + 8 of bytes,
+                                                                                 8 of bits a vector
 
-All are int32. A tile is as many rows as there are lanes. A last one of fewer repeats its last row,
-and a last group of fewer keys its last key, which then nobody sees. Tiles that add to the result
-of others come last; in these a repeated row sees nothing, and of each mask there are as many.
+All are int32. A tile is `width` vectors of rows. A last one of fewer repeats its last row, and a
+last group of fewer keys its last key, which then nobody sees. Tiles with the same keys share them.
+Tiles that add to the result of others come last; in these a repeated row sees nothing, and of each
+mask there are as many.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,6 @@ from sparsejit.ir.row_groups import RowGroup, row_groups
 from sparsejit.machine.target import Target
 
 KEYS = 8  # of a group: the sums of so many keep both multipliers busy
-GROUP_BYTES = 3 * 4 * KEYS
 SUMS_BYTES = 8  # of a row: its largest score, and the sum of its powers
 _HEADER = 16
 
@@ -40,12 +41,16 @@ class AttentionTiles:
     """The tiles of one or more masks, all of as many rows; `numbers` is what the kernel reads.
 
     Of each mask: `tiles` that begin their rows' results, and `added` that go on with some of them.
+    Where `all_see_all`, no score is ever left out.
     """
 
     tiles: int
     added: int
     masks: int
     queries: int
+    width: int
+    lanes: int
+    all_see_all: bool
     numbers: IntArray
     most_keys: int
     all_keys: int
@@ -55,38 +60,79 @@ class AttentionTiles:
         cls, masks: npt.NDArray[np.bool_], pitches: Pitches, target: Target
     ) -> "AttentionTiles":
         """Those of masks (masks, queries, keys)."""
-        groups = [row_groups(mask, target.lanes) for mask in masks]
+        queries = masks.shape[1]
+        width = tile_width(masks, target)
+        groups = [row_groups(mask, width * target.lanes) for mask in masks]
         added = [sum(group.adds for group in each) for each in groups]
         for each, own in zip(groups, added, strict=True):
             each += [_NOTHING] * (max(added) - own)
-        tiles = [_tile(group, pitches, target.lanes) for each in groups for group in each]
-        keys = [_padded(len(group.keys)) for each in groups for group in each]
-        numbers, begun = np.concatenate(tiles), len(groups[0]) - max(added)
-        sizes = begun, max(added), len(masks), masks.shape[1]
-        return cls(*sizes, numbers, max(keys), sum(keys))
+        every = [group for each in groups for group in each]
+        numbers, sees_all = _numbers(every, pitches, width, target.lanes)
+        keys = [_padded(len(group.keys)) for group in every]
+        sizes = len(groups[0]) - max(added), max(added), len(masks), queries, width, target.lanes
+        return cls(*sizes, sees_all, numbers, max(keys), sum(keys))
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.width * self.lanes
+
+    @property
+    def header_bytes(self) -> int:
+        """Of a tile."""
+        return 4 * (3 * self.rows + _HEADER)
+
+    @property
+    def group_bytes(self) -> int:
+        """Of a group of keys."""
+        return 4 * KEYS * (2 + self.width)
 
 
 _NOTHING = RowGroup(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros((0, 1), bool), True)
 
 
-def header_bytes(lanes: int) -> int:
-    """Of a tile, before its first group."""
-    return 4 * (3 * lanes + _HEADER)
+def tile_width(masks: npt.NDArray[np.bool_], target: Target) -> int:
+    """Two vectors of rows where they see the same keys, registers hold them and none is idle."""
+    vectors = -(-masks.shape[1] // target.lanes)
+    return 2 if target.isa == "avx512" and vectors % 2 == 0 and masks.all() else 1
 
 
 def _padded(keys: int) -> int:
     return max(KEYS, -(-keys // KEYS) * KEYS)
 
 
-def _tile(group: RowGroup, pitches: Pitches, lanes: int) -> IntArray:
-    rows = np.pad(group.rows, (0, lanes - len(group.rows)), "edge")
-    repeated = ((0, 0), (0, lanes - len(group.rows)))
+def _numbers(
+    groups: list[RowGroup], pitches: Pitches, width: int, lanes: int
+) -> tuple[IntArray, bool]:
+    """All tiles, and whether all their keys are seen by all their rows."""
+    lists: dict[bytes, int] = {}
+    headers, keys, sees_all = [], list[npt.NDArray[np.int32]](), True
+    first = 4 * (3 * width * lanes + _HEADER) * len(groups)
+    for group in groups:
+        own, all_seen = _keys(group, pitches, width, lanes)
+        sees_all = sees_all and all_seen
+        if own.tobytes() not in lists:
+            lists[own.tobytes()] = first
+            first += own.nbytes
+            keys.append(own.ravel())
+        rows = np.pad(group.rows, (0, width * lanes - len(group.rows)), "edge")
+        ends = np.zeros(_HEADER, np.int64)
+        ends[:2] = lists[own.tobytes()], len(own)
+        places = (rows * pitches.query, rows * pitches.result, rows * SUMS_BYTES)
+        headers.append(np.concatenate([*places, ends]).astype(np.int32))
+    return np.concatenate([*headers, *keys]), sees_all
+
+
+def _keys(
+    group: RowGroup, pitches: Pitches, width: int, lanes: int
+) -> tuple[IntArray, bool]:
+    """(groups of 8, numbers of a group), and whether every row sees every key."""
+    repeated = ((0, 0), (0, width * lanes - len(group.rows)))
     allowed = np.pad(group.allowed, repeated, "constant" if group.adds else "edge")
     missing = _padded(len(group.keys)) - len(group.keys)
     keys = np.pad(group.keys, (0, missing), "edge") if len(group.keys) else np.zeros(KEYS, np.int64)
-    seen = np.pad(allowed @ (1 << np.arange(lanes)), (0, missing))
-    groups = np.stack([keys * pitches.key, keys * pitches.value, seen]).reshape(3, -1, KEYS)
-    count = np.zeros(_HEADER, np.int64)
-    count[0] = groups.shape[1]
-    places = (rows * pitches.query, rows * pitches.result, rows * SUMS_BYTES)
-    return np.concatenate([*places, count, groups.swapaxes(0, 1).ravel()]).astype(np.int32)
+    bits = allowed.reshape(-1, width, lanes) @ (1 << np.arange(lanes))
+    seen = np.pad(bits, ((0, missing), (0, 0))).reshape(-1, KEYS * width)
+    places = [(keys * pitch).reshape(-1, KEYS) for pitch in (pitches.key, pitches.value)]
+    sees_all = not missing and bool(allowed.all())
+    return np.concatenate([*places, seen], axis=1).astype(np.int32), sees_all

@@ -189,7 +189,7 @@ OPERATORS = RecordCodec(
     (
         *(pointwise.Pointwise, pointwise.Chain, pointwise.ChainStep),
         casts.Cast,
-        *(products.Linear, products.Bmm, attention.MaskedAttention),
+        *(products.Linear, products.Bmm, attention.Attention),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
         forest.Forest,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Array, Graph, Node, Value
-from sparsejit.ir.ops.attention import MaskedAttention
+from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.forest import Forest
@@ -136,7 +136,7 @@ def _bmm(follow: Follower, node: Node, op: Bmm) -> None:
     return _in_results(follow, node, place._replace(axis=-2 if value is node.inputs[0] else -1))
 
 
-def _attention(follow: Follower, node: Node, op: MaskedAttention) -> None:
+def _attention(follow: Follower, node: Node, op: Attention) -> None:
     place = follow.common(node, node.inputs[:3])
     if place.axis >= -2:
         raise SamplesMixed("attends from one sample to another")
@@ -248,7 +248,7 @@ _RULES: dict[type, Callable[[Follower, Node, Any], None]] = {
     Chain: _chain,
     Linear: _linear,
     Bmm: _bmm,
-    MaskedAttention: _attention,
+    Attention: _attention,
     Recurrence: _recurrence,
     Convolution: _convolution,
     Pooling: _pooling,

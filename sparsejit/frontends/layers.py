@@ -120,7 +120,8 @@ def _check_forward(module: Any) -> None:
 
 
 def _product_of(state: Mapping[str, Any], names: tuple[str, ...]) -> Array:
-    arrays = [to_array(state[name], name, name.endswith("_mask")) for name in names]
+    _, mask = _MASKED
+    arrays = [to_array(state[name], name, takes_bools=name.endswith(mask)) for name in names]
     if len({array.shape for array in arrays}) > 1:
         shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
         raise InvalidInput(f"a weight and its mask differ in shape: {shapes}")

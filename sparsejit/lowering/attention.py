@@ -1,51 +1,146 @@
-"""Attention under a constant mask: a loop over the stack around tiles of queries."""
+"""Attention: a loop over the stack around tiles of queries, or two products around a softmax."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.attention.frame import AttentionStack
-from sparsejit.asm_templates.attention.kernel import emit_masked_attention
-from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
-from sparsejit.ir.graph import Node, Value
-from sparsejit.ir.ops.attention import MaskedAttention
+from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
+from sparsejit.asm_templates.attention.kernel import emit_attention
+from sparsejit.asm_templates.attention.results import readings
+from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
+from sparsejit.ir.graph import Graph, Node, TensorType, Value
+from sparsejit.ir.ops import row_chains
+from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.ops.types import float_type
+from sparsejit.ir.ops.views import Permute
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.stacked_products import lower_bmm
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.storage import ConstantBuffer, View
 from sparsejit.machine.target import Target
+from sparsejit.planner.attention_price import attention_cycles, attention_products
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 
 BoolArray = npt.NDArray[np.bool_]
 
 _FLOAT = 4
-# Cycles of a tile and of each of its keys beside products, of which two start in a cycle.
-_TILE_CYCLES, _KEY_CYCLES = 600, 12
+# Values that are read so often are worth a copy in which rows lie side by side.
+_TO_PACK = 4
 
 
-def lower_masked_attention(low: Lowering, node: Node) -> None:
-    """All attentions of the stack; operands are copied only where rows are not contiguous."""
-    assert isinstance(node.op, MaskedAttention)
-    query, key, value, mask = node.inputs
+@dataclass(frozen=True, eq=False)
+class _StackMasks:
+    """Those of an attention: (masks, queries, keys), and which axis of the stack has them."""
+
+    arrays: BoolArray
+    axis: int = -1
+
+    @classmethod
+    def of(cls, low: Lowering, node: Node) -> "_StackMasks":
+        query, key, _, *masks = node.inputs
+        if not masks:
+            return cls(np.ones((1, query.shape[-2], key.shape[-2]), bool))
+        own = masks[0].shape[:-2]
+        along = [axis - len(own) for axis, length in enumerate(own) if length > 1]
+        arrays = low.constant(masks[0]).reshape(-1, *masks[0].shape[-2:])
+        return cls(arrays, *along)
+
+
+def lower_attention(low: Lowering, node: Node) -> None:
+    """One kernel for all attentions of the stack, or three steps where those should take less."""
+
+    _write_permuted(low, node)
+    apart = low.target.core.attention[low.target.isa].apart
+
+    def predicted_ns(way: Callable[[Lowering, Node], None]) -> float:
+        trial = Lowering(Graph((), (), (), low.graph.constants), low.options)
+        trial.wanted = low.wanted
+        for value in node.inputs[:3]:
+            trial.bind(value, low.view(value))
+        way(trial, node)
+        ns = sum(step.facts.predicted_ns or 0 for step in trial.steps)
+        return ns * (apart if way is lower_apart else 1)
+
+    min(WAYS, key=predicted_ns)(low, node)
+
+
+def _write_permuted(low: Lowering, node: Node) -> None:
+    """Have results written in the order in which their only reader permutes them."""
+    readers = [other for other in low.graph.nodes if node.output in other.inputs]
+    is_seen = node.output in (*low.wanted, *low.graph.outputs)
+    if is_seen or len(readers) != 1 or not isinstance(readers[0].op, Permute):
+        return
+    back = tuple(int(axis) for axis in np.argsort(readers[0].op.axes))
+    low.wanted[node.output] = low.temporary(readers[0].output.type).permuted(back)
+
+
+def lower_together(low: Lowering, node: Node) -> None:
+    """By the kernel; operands are copied only where rows are not contiguous."""
+    assert isinstance(node.op, Attention)
+    masks, (query, key, value) = _StackMasks.of(low, node), node.inputs[:3]
     operands = [_rows(low, operand) for operand in (query, key, value)]
     result = low.result(node.output, _has_rows)
     views = (*operands, result)
-    masks = low.constant(mask).reshape(-1, *mask.shape[-2:])
-    tiles = AttentionTiles.of(masks, Pitches(*(view.strides[-2] for view in views)), low.target)
-    sizes = query.shape[-1], value.shape[-1], node.op.scale
-    stack = AttentionStack(*sizes, _axes(node.output.shape[:-2], views))
+    pitches = Pitches(*(view.strides[-2] for view in views))
+    packed = packed_pitch(value.shape[-1], low.target)
+    often = _readings(masks.arrays, value.shape[-1], low.target) >= _TO_PACK
+    packed_from = pitches.value if often and pitches.value != packed else 0
+    sizes = key.shape[-2], query.shape[-1], value.shape[-1], node.op.scale
+    axes = _axes(node.output.shape[:-2], views, masks.axis)
+    stack = AttentionStack(*sizes, axes, packed_from)
+    pitches = replace(pitches, value=packed) if packed_from else pitches
+    tiles = AttentionTiles.of(masks.arrays, pitches, low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         for register, location in zip((rdi, rsi, rdx, rcx), (*at.reads, *at.writes), strict=True):
             location.point(asm, register)
         at.scratch.point(asm, r8)
-        emit_masked_attention(asm, stack, tiles)
+        emit_attention(asm, stack, tiles)
 
-    facts = _facts(stack, tiles, masks, low.target)
+    kernel = "masked attention" if len(node.inputs) > 3 else "attention"
+    facts = _facts(stack, tiles, masks.arrays, low.target)
     scratch = stack.scratch_bytes(tiles, low.target)
     origin, reads = node.output.origin, tuple(operands)
-    low.add(Step("masked attention", origin, reads, (result,), emit, facts, scratch))
+    low.add(Step(kernel, origin, reads, (result,), emit, facts, scratch))
+
+
+def lower_apart(low: Lowering, node: Node) -> None:
+    """Scores, their softmax, and values by these, one after another."""
+    assert isinstance(node.op, Attention)
+    query, key, value, *masks = node.inputs
+    stack, origin = np.broadcast_shapes(query.shape[:-2], key.shape[:-2]), node.output.origin
+    kind = float_type((*stack, query.shape[-2], key.shape[-2]))
+    scores, weights = Value(kind, origin), Value(kind, origin)
+    lower_bmm(low, Node(Bmm(True, node.op.scale), (query, key), (scores,)))
+    chain, reads = row_chains.softmax(kind.shape), [low.view(scores)]
+    scalars: list[float | None] = [None]
+    if masks:
+        chain = row_chains.masked_softmax(kind.shape)
+        numbers = [row_chains.LEAST_SCORE, row_chains.LEAST_TOTAL]
+        offsets = np.where(low.constant(masks[0]), 0, -np.inf)
+        reads += [_constant(offsets), *map(_constant, numbers)]
+        scalars += [None, *numbers]
+    low.add_chain(chain, reads, scalars, [low.result(weights)], origin)
+    lower_bmm(low, Node(Bmm(), (weights, value), (node.output,)))
+
+
+WAYS = (lower_together, lower_apart)
+
+
+def _constant(values: npt.ArrayLike) -> View:
+    array = np.asarray(values, np.float32)
+    return View.whole(ConstantBuffer(array.nbytes, array), TensorType(array.shape))
+
+
+def _readings(masks: BoolArray, values: int, target: Target) -> float:
+    """How often a value is read, by all tiles."""
+    rows = tile_width(masks, target) * target.lanes
+    return float(masks.mean()) * masks.shape[1] / rows * readings(rows, values, target)
 
 
 def _rows(low: Lowering, value: Value) -> View:
@@ -59,31 +154,31 @@ def _has_rows(view: View) -> bool:
 
 
 def _axes(
-    stack: tuple[int, ...], views: tuple[View, ...]
+    stack: tuple[int, ...], views: tuple[View, ...], last: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Lengths, and by how much views move; an axis counted from the end comes last."""
     strides = [view.expanded((*stack, *view.shape[-2:])).strides[:-2] for view in views]
-    axes = zip(stack, *strides, strict=True)
+    axes = list(zip(stack, *strides, strict=True))
+    if axes:
+        axes.append(axes.pop(last))
     return tuple((length, tuple(moves)) for length, *moves in axes if length > 1)
 
 
 def _facts(stack: AttentionStack, tiles: AttentionTiles, masks: BoolArray, target: Target) -> Facts:
     count = prod(length for length, _ in stack.axes)
-    once = count // tiles.masks
-    products = once * tiles.all_keys * (stack.depth + stack.values)
-    other = _KEY_CYCLES * tiles.all_keys + _TILE_CYCLES * (tiles.tiles + tiles.added) * tiles.masks
-    cycles = products / 2 + once * other
     queries, keys = masks.shape[1:]
-    looked = tiles.all_keys * target.lanes / masks.size
-    reason = (
-        f"{count} attentions of {queries} queries to {keys} keys, of which the mask allows "
-        f"{masks.mean():.1%} and tiles of {target.lanes} queries look at {looked:.1%}"
-    )
+    reason = f"{count} attentions of {queries} queries to {keys} keys"
+    if not masks.all():
+        looked = tiles.all_keys * tiles.rows / masks.size
+        reason += (
+            f", of which the mask allows {masks.mean():.1%} and tiles of {tiles.rows} queries "
+            f"look at {looked:.1%}"
+        )
     effective = 2 * count * queries * keys * (stack.depth + stack.values)
-    flops = 2 * products * target.lanes
     return Facts(
         reason,
-        cycles / target.core.rates.cycles_per_ns,
+        attention_cycles(stack, tiles, target) / target.core.rates.cycles_per_ns,
         effective_flops=effective,
-        flops=flops,
+        flops=2 * target.lanes * sum(attention_products(stack, tiles)),
         bound="execution",
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.attention import MaskedAttention
+from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.forest import Forest
@@ -23,7 +23,7 @@ from sparsejit.ir.ops.sampling import (
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.lowering.attention import lower_masked_attention
+from sparsejit.lowering.attention import lower_attention
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
@@ -60,7 +60,7 @@ from sparsejit.lowering.views import (
 LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Linear: lower_linear,
     Bmm: lower_bmm,
-    MaskedAttention: lower_masked_attention,
+    Attention: lower_attention,
     Chain: lower_chain_node,
     Pointwise: lower_chain_node,
     Cast: lower_cast,

@@ -106,6 +106,26 @@ class ForestPrices(NamedTuple):
     farther: Mapping[str, float]
 
 
+class AttentionPrices(NamedTuple):
+    """Cycles of attention by its own kernel, in L1 and L2.
+
+    Of vectors multiplied and added `score`, where a tile has one vector of queries, `wide_score`,
+    where it has two, and `value`; `power`: of a vector of scores. Of a tile `square`: as many
+    elements of its queries as there are lanes, transposed; `result`: a vector written. `copy`: a
+    vector of values brought to where others are. Two products around a softmax take `apart` times
+    as long as these are priced by themselves.
+    """
+
+    score: float
+    wide_score: float
+    value: float
+    power: float
+    square: float
+    result: float
+    copy: float
+    apart: float
+
+
 @dataclass(frozen=True)
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
@@ -133,8 +153,9 @@ class Core:
     longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
     `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
-    a cycle. `csr`: by level and arithmetic. `barrier_ns`: to hand work to another core and to hear
-    of its end. `crossing_bytes`: a nanosecond, of what another core wrote last.
+    a cycle. `csr`: by level and arithmetic; `attention`: by level. `barrier_ns`: to hand work to
+    another core and to hear of its end. `crossing_bytes`: a nanosecond, of what another core wrote
+    last.
     """
 
     key: str
@@ -149,6 +170,7 @@ class Core:
     csr: Mapping[tuple[str, str], CsrPrices] = field(repr=False)
     gate_cycles: Mapping[tuple[str, str], float] = field(repr=False)
     forest: ForestPrices = field(repr=False)
+    attention: Mapping[str, AttentionPrices] = field(repr=False)
     padding: bool
     redirects: bool
     placement: bool

@@ -15,6 +15,7 @@ from sparsejit.passes.fuse_residuals import fuse_residuals
 from sparsejit.passes.merge_views import merge_views
 from sparsejit.passes.move_views import move_views
 from sparsejit.passes.permute_columns import permute_columns
+from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.recurrence import fold_recurrent_bias
 from sparsejit.passes.schedule import order_for_memory
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
@@ -36,6 +37,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     move_views,
     merge_views,
     permute_columns,
+    recognise_attention,
     fold_affine,
     fold_recurrent_bias,
     fuse_residuals,

@@ -57,9 +57,13 @@ class Site:
         first = array.flat[0]
         return float(first) if (array == first).all() else None
 
+    def uses(self, value: Value) -> int:
+        """How many operands of nodes, and outputs, are `value`."""
+        return self._walk.uses[value]
+
     def is_used_once(self, value: Value) -> bool:
         """Whether one operand of one node reads `value`, and no output is it."""
-        return self._walk.uses[value] == 1
+        return self.uses(value) == 1
 
     def constant(self, array: Array, origin: Origin | None = None) -> Value:
         """A new constant, named like this node's result if no origin is given."""

@@ -22,7 +22,7 @@ def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[
     """
     state = source if isinstance(source, Mapping) else read_tensors(source)
     return {
-        name: np.array(to_array(value, name), np.float32)
+        name: np.array(to_array(value, name, takes_bools=name.endswith("_mask")), np.float32)
         for name, value in state.items()
         if name.rpartition(".")[2] not in _COUNTERS
     }

@@ -351,3 +351,9 @@ def test_what_no_memory_can_hold_is_refused() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     with pytest.raises(InvalidInput, match="cannot be read as an array"):
         sparsejit.compile_matrix(sparse.coo_array((10**7, 10**7)))
+
+
+def test_bools_are_numbers_only_where_asked_for_whatever_their_name() -> None:
+    assert to_array(KEPT, "x", bools=True).sum() == KEPT.sum()
+    with pytest.raises(InvalidInput, match="x_mask has dtype bool"):
+        to_array(KEPT, "x_mask")

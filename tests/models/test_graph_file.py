@@ -15,7 +15,7 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import OPERATORS
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
-from sparsejit.ir.ops.attention import MaskedAttention
+from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.forest import Forest
@@ -75,7 +75,7 @@ RECORDS = [
     Pad(((0, 1),), float("-inf")),
     Pad(((0, 1),), float("inf")),
     Cast(Element.BOOL),
-    MaskedAttention(scale=0.1),
+    Attention(scale=0.1),
 ]
 
 

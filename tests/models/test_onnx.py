@@ -236,6 +236,8 @@ def test_sizes_come_from_the_file_or_from_examples() -> None:
         sparsejit.compile(open_model, [np.array([["word"]], object)])
     with pytest.raises(InvalidInput, match="example_inputs alone"):
         sparsejit.compile(open_model, example_kwargs={"x": np.zeros((1, 3))})
+    with pytest.raises(InvalidInput, match=r"^x, a list, cannot be read"):
+        sparsejit.compile(open_model, [[[1, 2], [3]]])
     x = np.array([[1, -2, 3]], np.float32)
     compiled = sparsejit.compile(open_model, [x], free_shapes=True)
     for width in (3, 5):

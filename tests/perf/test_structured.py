@@ -9,11 +9,10 @@ from sparsejit.perf.structured import MASKS, SDPA, attention_contest, factor_con
 
 
 def test_masks_are_as_sparse_as_they_say() -> None:
-    row, column = np.ogrid[:512, :512]
     for name in ("strided causal", "strided two-sided"):
-        assert np.mean(MASKS[name](row, column)) == pytest.approx(0.12, abs=0.002)
-    for name, allowed in MASKS.items():
-        assert allowed(row, column).diagonal().all(), name
+        assert np.mean(MASKS[name](512)) == pytest.approx(0.12, abs=0.002)
+    for name, make in MASKS.items():
+        assert make(512).diagonal().all(), name
 
 
 def test_contests_check_outputs_and_name_contestants(monkeypatch: pytest.MonkeyPatch) -> None:

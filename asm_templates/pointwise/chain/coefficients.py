@@ -26,7 +26,8 @@ SINE_LIMIT = 1.6
 
 LOG2_E = float(np.log2(np.e))
 # Below -104 exp rounds to zero, from 88.8 on to infinity.
-EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0
+EXP_LOWEST, EXP_HIGHEST = -176.0, 89.0
+EXP_LEAST_POWER = -254  # of 2, rounded from e^-176; below e^-104 exp is 0 in float32
 EXPM1_LOWEST = -18.0  # exp(-18) - 1 rounds to -1
 
 

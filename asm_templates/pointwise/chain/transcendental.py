@@ -9,6 +9,7 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     ERF_NUMERATOR,
     EXP,
     EXP_HIGHEST,
+    EXP_LEAST_POWER,
     EXP_LOWEST,
     EXPM1_LOWEST,
     HALF_PI,
@@ -30,6 +31,7 @@ from sparsejit.x86.operands import Register, k
 Registers = Sequence[Register]
 _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 _MANTISSA_FROM_3_4 = 0x0B  # of vgetmantps: in [3/4, 3/2); NaN for negative numbers
+_NOT_BELOW = 22  # predicate of vcmpps: not less or equal, or NaN
 _MASK = k(1)
 
 
@@ -82,15 +84,22 @@ def _reduce_by_ln2(asm: Assembler, x: Registers, n: Registers, spare: Register) 
 
 
 def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """2^n p(x - n ln 2), n whole: overflows to infinity, underflows through denormals."""
+    """2^n p(x - n ln 2), n whole: overflows to infinity, underflows through denormals.
+
+    What is bounded below, such as -infinity in a mask, becomes 0 without arithmetic that
+    underflows: that would take a hundred cycles.
+    """
     (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
     _clamp(asm, x, EXP_LOWEST, EXP_HIGHEST, spare)
     _reduce_by_ln2(asm, x, n, spare)
     emit_polynomial(asm, p, x, (1.0, 1.0, *EXP), spare)
     if is_wide(asm):
-        _each(asm, "vscalefps", x, p, n)
+        load_constant(asm, spare, EXP_LEAST_POWER + 0.5)
+        for result, power, whole in zip(x, p, n, strict=True):
+            asm.emit("vcmpps", _MASK, whole, spare, _NOT_BELOW)
+            asm.emit("vscalefps", result.masked(_MASK, zeroing=True), power, whole)
         return
-    # 2^n in two factors, as 2^-150 and 2^128 are no normal floats.
+    # 2^n in two factors, as 2^-150 and 2^128 are no normal floats; of the least n both are 0.
     _each(asm, "vcvtps2dq", n, n)
     _each(asm, "vpsrad", x, n, 1)
     _each(asm, "vpsubd", n, n, x)

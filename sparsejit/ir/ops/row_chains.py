@@ -5,6 +5,9 @@ Constants are operands of one element, so that a chain holds no numbers of its o
 
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 
+# Of `safe_softmax`: scores below the first are as if forbidden, and no sum is less than the second.
+LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
+
 
 class ChainWriter:
     """Writes the steps of a chain over `shape` in the order in which they run."""
@@ -30,6 +33,26 @@ def softmax(shape: tuple[int, ...]) -> Chain:
     total = write.step("row_sum", powers)
     scale = write.step("reciprocal", total)
     return write.finish(write.step("mul", powers, scale), title="softmax")
+
+
+def safe_softmax(shape: tuple[int, ...]) -> Chain:
+    """Operands: x of `shape`, LEAST_SCORE and LEAST_TOTAL; rows of -infinity alone become zeros."""
+    write = ChainWriter(shape, 3)
+    return write.finish(_safe_softmax(write, 0, 1, 2), title="masked_softmax")
+
+
+def masked_softmax(shape: tuple[int, ...]) -> Chain:
+    """`safe_softmax` of a sum. Operands: x of `shape`, what is added, and the two numbers."""
+    write = ChainWriter(shape, 4)
+    result = _safe_softmax(write, write.step("add", 0, 1), 2, 3)
+    return write.finish(result, title="masked_softmax")
+
+
+def _safe_softmax(write: ChainWriter, x: int, least_score: int, least_total: int) -> int:
+    shift = write.step("maximum", write.step("row_max", x), least_score)
+    powers = write.step("exp", write.step("sub", x, shift))
+    total = write.step("maximum", write.step("row_sum", powers), least_total)
+    return write.step("mul", powers, write.step("reciprocal", total))
 
 
 def log_softmax(shape: tuple[int, ...]) -> Chain:

@@ -7,6 +7,7 @@ are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_l
 """
 
 from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
 from sparsejit.machine.processors.zen5 import ZEN5
@@ -40,6 +41,7 @@ GENERIC = Core(
     batch=GOLDEN_COVE.batch,
     csr=GOLDEN_COVE.csr,
     forest=FOREST,
+    attention=ATTENTION,
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,

@@ -7,6 +7,7 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, CsrPrices, FoldingRule, StepPrice, models
+from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
 from sparsejit.machine.rates import Rates
@@ -138,6 +139,7 @@ GOLDEN_COVE = Core(
         ("avx2", "integers"): CsrPrices(0.6, 0.51, 0.1, 4.2, 20, (5, 7.5), (4, 7.5), 0.4),
     },
     forest=FOREST,
+    attention=ATTENTION,
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,

@@ -8,6 +8,7 @@ AVX2 steps the same. Caches are assumed to deliver half: 64, 32 and 16 bytes a c
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, StepPrice, models
+from sparsejit.machine.processors.attention import ATTENTION_BY_HALVES
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5
 from sparsejit.machine.rates import Rates
@@ -59,6 +60,7 @@ ZEN4 = Core(
         for (isa, kind), prices in CSR.items()
     },
     forest=FOREST,
+    attention=ATTENTION_BY_HALVES,
     gate_cycles={
         (cell, isa): _WIDE_FACTOR * cycles if isa == "avx512" else cycles
         for (cell, isa), cycles in ZEN5.gate_cycles.items()

@@ -5,6 +5,7 @@ on are those of `sparsejit bench kernels`.
 """
 
 from sparsejit.machine.core import BatchPrices, Core, CsrPrices, FoldingRule, StepPrice, models
+from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.tiles import TILE_STEPS
 from sparsejit.machine.rates import Rates
@@ -178,6 +179,7 @@ ZEN5 = Core(
     batch=BATCH,
     csr=CSR,
     forest=FOREST,
+    attention=ATTENTION,
     gate_cycles=GATE_CYCLES,
     reduction_cycles=25,
     multipliers=2,

@@ -13,17 +13,13 @@ from sparsejit.frontends.torch_export.operators.selection import below
 from sparsejit.frontends.torch_export.operators.views import repeat_each
 from sparsejit.frontends.torch_export.writing import Unmapped
 from sparsejit.ir.graph import Element
-from sparsejit.ir.ops.attention import MaskedAttention
+from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.products import Bmm
 
 if TYPE_CHECKING:
     from sparsejit.frontends.torch_export.writing import Operand, Writer
-    from sparsejit.ir.graph import Array, Value
+    from sparsejit.ir.graph import Value
 
-# Finite, so that a row in which all is masked becomes zeros and not NaN, as in torch.
-_LOWEST, _TINY = -3.0e38, 1e-30
-# With fewer queries than the widest vectors have lanes, most lanes would idle.
-_FEWEST_QUERIES = 16
 
 
 def attention(
@@ -46,8 +42,6 @@ def attention(
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = below((q.shape[-2], k.shape[-2]))
-    if (allowed := known_mask(write, attn_mask, q, k, v)) is not None:
-        return write.one(MaskedAttention(factor), q, k, v, allowed)
     scores = write.one(Bmm(transposed=True, scale=factor), q, k)
     if attn_mask is None:
         weights = softmax(write, scores, -1)
@@ -56,33 +50,11 @@ def attention(
     return write.one(Bmm(), weights, v)
 
 
-def known_mask(write: Writer, mask: Operand, q: Value, k: Value, v: Value) -> Array | None:
-    """A known mask that only allows or forbids, as bools; None for any other.
-
-    (queries, keys), or (heads, queries, keys) where heads differ.
-    """
-    known = None if mask is None else write.known(mask)
-    if known is None or known.ndim < 2:
-        return None
-    allowed = known if known.dtype == bool else known > _LOWEST
-    if known.dtype != bool and known[allowed].any():
-        return None  # it also adds to scores
-    heads = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])[-1:]
-    leading = allowed.shape[:-2]
-    if any(length != 1 for length in leading[:-1]) or leading[-1:] not in ((), (1,), heads):
-        return None
-    own = allowed.reshape(*(n for n in leading[-1:] if n != 1), *allowed.shape[-2:])
-    sizes = q.shape[-2], k.shape[-2]
-    if sizes[0] < _FEWEST_QUERIES or own.shape[:-2] not in ((), heads):
-        return None
-    return np.ascontiguousarray(np.broadcast_to(own, (*own.shape[:-2], *sizes)))
-
-
 def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
     """softmax of scores + mask, or of those where a mask of bools is set."""
     known, leaves_one = write.known(mask), False
     if known is not None:
-        allowed = known if known.dtype == bool else known > _LOWEST
+        allowed = known if known.dtype == bool else known > row_chains.LEAST_SCORE
         leaves_one = bool(allowed.any(axis=-1).all())
         offsets = np.where(known, 0.0, -np.inf) if known.dtype == bool else known
         masked = write.pointwise("add", scores, offsets.astype(np.float32))
@@ -95,11 +67,8 @@ def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
 
 def safe_softmax(write: Writer, x: Value) -> Value:
     """softmax over the last axis; rows of -infinity alone become zeros."""
-    f = write.formula("masked_softmax")
-    shift = f("maximum", f("row_max", x), _LOWEST)
-    powers = f("exp", f("sub", x, shift))
-    total = f("maximum", f("row_sum", powers), _TINY)
-    return f.finish(f("mul", powers, f("reciprocal", total)))
+    chain = row_chains.safe_softmax(x.shape)
+    return write.one(chain, x, row_chains.LEAST_SCORE, row_chains.LEAST_TOTAL)
 
 
 def safe_softmax_over(write: Writer, x: Operand, dim: int, *_: Any) -> Value:

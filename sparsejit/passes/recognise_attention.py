@@ -1,0 +1,207 @@
+"""Two products with a softmax between them are attention, whoever wrote it.
+
+    s = bmm[transposed](q, k)         y = attention[scale](q, k, v, allowed)
+    m = mul(s, scale)
+    a = add(m, mask)             ->
+    w = softmax(a)
+    y = bmm(w, v)
+
+A constant mask is one of bools where it allows and forbids only: it adds 0 or -infinity, or is what
+`where` replaces scores by. A finite number forbids where float32 has exactly 0 for its power. That
+holds below `_FORBIDDING` unless scores themselves differ by nearly as much, and only in rows that
+have another key; less negative ones are left as they are. Where softmax would make NaN of a row
+without any key, nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.ops import row_chains
+from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.passes.rewriter import Site, rewrite
+from sparsejit.passes.simplify_pointwise import kind_of
+
+# Added to a score, or put in its place: 2^-149, the least float32, is e^-103.3.
+_FORBIDDING = -1e8
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class _MaskedScores(NamedTuple):
+    """Q K^T, the number by which it is multiplied, and the masks of what is left of it.
+
+    `is_infinite`: all masks forbid by -infinity, so that a row may see no key.
+    """
+
+    product: Node
+    scale: float
+    masks: tuple[BoolArray, ...]
+    is_infinite: bool
+
+
+class _BetweenStep(NamedTuple):
+    """What lies between scores and softmax: a factor, or a mask."""
+
+    inner: Value
+    factor: float = 1.0
+    allowed: BoolArray | None = None
+    least: float = -np.inf
+
+
+def recognise_attention(graph: Graph) -> Graph:
+    """The graph with attention as one operator where nothing else reads what lies between."""
+    return rewrite(graph, _attention)
+
+
+def _attention(site: Site) -> Sequence[Value] | None:
+    if not isinstance(site.op, Bmm) or site.op.scale != 1:
+        return None
+    weights, value = site.inputs
+    softmax = _softmax(site, weights)
+    scores = None if softmax is None else _scores(site, softmax[0])
+    if softmax is None or scores is None:
+        return None
+    allowed = reduce(np.logical_and, scores.masks, np.ones((1, 1), bool))
+    is_safe = softmax[1] and scores.is_infinite
+    mask = _mask(allowed, weights.shape)
+    if mask is None or not (is_safe or mask.any(axis=-1).all()):
+        return None
+    op = scores.product.op
+    assert isinstance(op, Bmm)
+    (query, first), (key, second) = (_unscaled(site, x) for x in scores.product.inputs)
+    operands = [query, key if op.transposed else _swapped(site, key)]
+    stack = scores.product.output.shape[:-2]
+    if stack != weights.shape[:-2]:
+        if any(operand.shape[:-2] != stack for operand in operands):
+            return None
+        shapes = [(*weights.shape[:-2], *operand.shape[-2:]) for operand in operands]
+        pairs = zip(operands, shapes, strict=True)
+        operands = [site.one(Reshape(shape), operand) for operand, shape in pairs]
+    operands.append(_swapped(site, value) if site.op.transposed else value)
+    masks = [] if mask.all() else [site.constant(mask)]
+    return (site.one(Attention(scores.scale * first * second), *operands, *masks),)
+
+
+def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:
+    """Of what `weights` are the softmax, and whether rows of -infinity alone become zeros."""
+    node, uses = site.producer(weights), 1
+    if node is not None and kind_of(node) == "where":
+        condition, zero, inner = node.inputs
+        test = site.producer(condition)
+        is_nan = test is not None and kind_of(test) == "not_equal" and test.inputs == (inner, inner)
+        if not is_nan or site.number(zero) != 0 or not site.is_used_once(weights):
+            return None
+        weights, node, uses = inner, site.producer(inner), 3
+    if node is None or site.uses(weights) != uses:
+        return None
+    if node.op == row_chains.softmax(weights.shape):
+        return node.inputs[0], uses > 1
+    if node.op != row_chains.safe_softmax(weights.shape):
+        return None
+    least = [site.number(value) for value in node.inputs[1:]]
+    known = [np.float32(x) for x in (row_chains.LEAST_SCORE, row_chains.LEAST_TOTAL)]
+    return (node.inputs[0], True) if least == known else None
+
+
+def _scores(site: Site, x: Value) -> _MaskedScores | None:
+    """What lies between a softmax and a product, if it is nothing but factors and masks."""
+    factor, masks, is_infinite, stack = 1.0, list[BoolArray](), True, x.shape[:-2]
+    while (node := site.producer(x)) is not None and site.is_used_once(x):
+        if isinstance(node.op, Bmm):
+            return _MaskedScores(node, factor * node.op.scale, tuple(masks), is_infinite)
+        layer = _between(site, node)
+        if layer is None or factor * layer.least > _FORBIDDING:
+            return None
+        if layer.allowed is not None:
+            if x.shape[:-2] != stack and prod(layer.allowed.shape[:-2]) > 1:
+                return None  # of a stack that is another behind it
+            masks.append(layer.allowed)
+            is_infinite = is_infinite and layer.least == -np.inf
+        x, factor = layer.inner, factor * layer.factor
+    return None
+
+
+def _between(site: Site, node: Node) -> _BetweenStep | None:
+    """What a node does to scores, if it is one of these."""
+    kind, inputs = kind_of(node), node.inputs
+    if isinstance(node.op, Reshape):
+        same = inputs[0].shape[-2:] == node.output.shape[-2:]
+        return _BetweenStep(inputs[0]) if same else None
+    if kind in ("mul", "div"):
+        number = site.number(inputs[1])
+        if not number or inputs[0].shape != node.output.shape:
+            return None
+        return _BetweenStep(inputs[0], number if kind == "mul" else 1 / number)
+    layer = _sum(site, inputs) if kind == "add" else None
+    layer = _choice(site, inputs) if kind == "where" else layer
+    return layer if layer is not None and layer.inner.shape == node.output.shape else None
+
+
+def _sum(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
+    """x + mask."""
+    for inner, other in (inputs, inputs[::-1]):
+        mask = site.array(other)
+        if mask is not None and not site.is_constant(inner):
+            forbidding = mask[mask != 0]
+            # NaN is no least number; the largest must forbid.
+            least = forbidding.max(initial=-np.inf)
+            return None if np.isnan(least) else _BetweenStep(inner, 1.0, mask == 0, float(least))
+    return None
+
+
+def _choice(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
+    """where(allowed, x, number), and the other way round."""
+    condition, first, second = inputs
+    allowed = site.array(condition)
+    if allowed is None:
+        return None
+    for inner, other, own in ((first, second, allowed), (second, first, ~allowed)):
+        number = site.number(other)
+        if number is not None and not site.is_constant(inner):
+            return _BetweenStep(inner, 1.0, own, number)
+    return None
+
+
+def _mask(allowed: BoolArray, shape: tuple[int, ...]) -> BoolArray | None:
+    """A mask as `Attention` takes it, for weights of that shape; None where it does not."""
+    whole = allowed.reshape((1,) * (len(shape) - allowed.ndim) + allowed.shape)
+    for axis in range(len(shape) - 2):
+        first = whole.take([0], axis)
+        if np.array_equal(whole, np.broadcast_to(first, whole.shape)):
+            whole = first
+    if sum(length > 1 for length in whole.shape[:-2]) > 1:
+        return None
+    while whole.ndim > 2 and whole.shape[0] == 1:
+        whole = whole[0]
+    return np.ascontiguousarray(np.broadcast_to(whole, (*whole.shape[:-2], *shape[-2:])))
+
+
+def _unscaled(site: Site, x: Value) -> tuple[Value, float]:
+    """x without factors that are one number, also those before a view, and their product."""
+    node = site.producer(x)
+    if node is None or not site.is_used_once(x):
+        return x, 1.0
+    if isinstance(node.op, Permute | Reshape):
+        inner, factor = _unscaled(site, node.inputs[0])
+        return (x, 1.0) if factor == 1 else (site.one(node.op, inner), factor)
+    number = site.number(node.inputs[1]) if kind_of(node) in ("mul", "div") else None
+    if not number or node.inputs[0].shape != x.shape:
+        return x, 1.0
+    inner, factor = _unscaled(site, node.inputs[0])
+    return inner, factor * number if kind_of(node) == "mul" else factor / number
+
+
+def _swapped(site: Site, x: Value) -> Value:
+    """x with its last two axes exchanged."""
+    *stack, row, column = range(len(x.shape))
+    return site.one(Permute((*stack, column, row)), x)

@@ -1,0 +1,35 @@
+"""What attention by its own kernel should cost."""
+
+from math import prod
+
+from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
+from sparsejit.asm_templates.attention.tables import AttentionTiles
+from sparsejit.machine.target import Target
+
+
+def attention_products(stack: AttentionStack, tiles: AttentionTiles) -> tuple[int, int]:
+    """Vectors multiplied and added for scores, and for results, of all the stack."""
+    times, rows = _times(stack, tiles), tiles.all_keys * tiles.rows
+    vectors = -(-stack.values // tiles.lanes)
+    return times * rows * stack.depth // tiles.lanes, times * rows * vectors
+
+
+def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> float:
+    """Of all the stack."""
+    prices = target.core.attention[target.isa]
+    scores, results = attention_products(stack, tiles)
+    times, count = _times(stack, tiles), tiles.masks * (tiles.tiles + tiles.added)
+    squares = tiles.width * -(-stack.depth // tiles.lanes)
+    result_vectors = tiles.rows * -(-stack.values // tiles.lanes)
+    each = squares * prices.square + result_vectors * prices.result
+    copied = 0
+    if stack.packed_from:
+        copied = stack.keys * packed_pitch(stack.values, target) // target.vector_bytes
+    cycles = scores * (prices.wide_score if tiles.width > 1 else prices.score)
+    cycles += results * prices.value + times * tiles.all_keys * tiles.width * prices.power
+    return cycles + times * (count * each + tiles.masks * copied * prices.copy)
+
+
+def _times(stack: AttentionStack, tiles: AttentionTiles) -> int:
+    """How often all tiles run."""
+    return prod(length for length, _ in stack.axes) // tiles.masks
