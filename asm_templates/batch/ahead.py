@@ -66,6 +66,7 @@ class Ahead:
 
 def _spread(pointer: Register, count: int, steps: int) -> Line:
     asked = np.zeros(steps, bool)
-    asked[np.linspace(0, steps, count, endpoint=False).astype(int)] = True
+    if steps:  # a tile may have no weights
+        asked[np.linspace(0, steps, count, endpoint=False).astype(int)] = True
     place = Memory(pointer, CACHE_LINE_BYTES * (np.cumsum(asked) - asked))
     return line("prefetcht1", place, when=asked)

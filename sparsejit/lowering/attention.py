@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,14 @@ from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.kernel import emit_attention
 from sparsejit.asm_templates.attention.results import readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
-from sparsejit.ir.graph import Graph, Node, TensorType, Value
+from sparsejit.ir.graph import Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Permute
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.stacked_products import lower_bmm
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
@@ -51,6 +53,15 @@ class _StackMasks:
         return cls(arrays, *along)
 
 
+class _Operands(NamedTuple):
+    """Where an attention reads and writes; the first axes are the stack."""
+
+    query: View
+    key: View
+    value: View
+    result: View
+
+
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
 
@@ -82,19 +93,18 @@ def _write_permuted(low: Lowering, node: Node) -> None:
 def lower_together(low: Lowering, node: Node) -> None:
     """By the kernel; operands are copied only where rows are not contiguous."""
     assert isinstance(node.op, Attention)
-    masks, (query, key, value) = _StackMasks.of(low, node), node.inputs[:3]
-    operands = [_rows(low, operand) for operand in (query, key, value)]
+    masks = _StackMasks.of(low, node)
+    query, key, value = (_rows(low, operand) for operand in node.inputs[:3])
     result = low.result(node.output, _has_rows)
-    views = (*operands, result)
-    pitches = Pitches(*(view.strides[-2] for view in views))
-    packed = packed_pitch(value.shape[-1], low.target)
-    often = _readings(masks.arrays, value.shape[-1], low.target) >= _TO_PACK
-    packed_from = pitches.value if often and pitches.value != packed else 0
-    sizes = key.shape[-2], query.shape[-1], value.shape[-1], node.op.scale
-    axes = _axes(node.output.shape[:-2], views, masks.axis)
-    stack = AttentionStack(*sizes, axes, packed_from)
-    pitches = replace(pitches, value=packed) if packed_from else pitches
-    tiles = AttentionTiles.of(masks.arrays, pitches, low.target)
+    kernel = "masked attention" if len(node.inputs) > 3 else "attention"
+    views = _Operands(query, key, value, result)
+    low.add(_step(kernel, node.output.origin, views, masks, node.op.scale, low.target))
+
+
+def _step(
+    kernel: str, origin: Origin, views: _Operands, masks: _StackMasks, scale: float, target: Target
+) -> Step:
+    stack, tiles = _stack_and_tiles(views, masks, scale, target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         for register, location in zip((rdi, rsi, rdx, rcx), (*at.reads, *at.writes), strict=True):
@@ -102,11 +112,41 @@ def lower_together(low: Lowering, node: Node) -> None:
         at.scratch.point(asm, r8)
         emit_attention(asm, stack, tiles)
 
-    kernel = "masked attention" if len(node.inputs) > 3 else "attention"
-    facts = _facts(stack, tiles, masks.arrays, low.target)
-    scratch = stack.scratch_bytes(tiles, low.target)
-    origin, reads = node.output.origin, tuple(operands)
-    low.add(Step(kernel, origin, reads, (result,), emit, facts, scratch))
+    def divide(threads: int) -> list[list[Step]]:
+        ways = ways_to_cut(views.result.shape, threads, uncut=1)
+        return [[*map(some, parts)] for parts in ways if not _cuts_masks(parts[0], masks)]
+
+    def some(part: ShapePart) -> Step:
+        """Some of the stack, or some queries of all."""
+        parts, own = _Operands(*map(part.of, views)), masks
+        if part.axis == len(part.whole) - 2:
+            parts = views._replace(query=part.of(views.query), result=part.of(views.result))
+            own = replace(masks, arrays=masks.arrays[:, part.first : part.end])
+        return replace(_step(kernel, origin, parts, own, scale, target), share=part.share)
+
+    facts = _facts(stack, tiles, masks.arrays, target)
+    scratch = stack.scratch_bytes(tiles, target)
+    return Step(kernel, origin, views[:3], views[3:], emit, facts, scratch, divide=divide)
+
+
+def _stack_and_tiles(
+    views: _Operands, masks: _StackMasks, scale: float, target: Target
+) -> tuple[AttentionStack, AttentionTiles]:
+    query, key, value, result = views
+    pitches = Pitches(*(view.strides[-2] for view in views))
+    packed = packed_pitch(value.shape[-1], target)
+    often = _readings(masks.arrays, value.shape[-1], target) >= _TO_PACK
+    packed_from = pitches.value if often and pitches.value != packed else 0
+    sizes = key.shape[-2], query.shape[-1], value.shape[-1], scale
+    axes = _axes(result.shape[:-2], views, masks.axis)
+    pitches = replace(pitches, value=packed) if packed_from else pitches
+    tiles = AttentionTiles.of(masks.arrays, pitches, target)
+    return AttentionStack(*sizes, axes, packed_from), tiles
+
+
+def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
+    """Whether a part has some of several masks."""
+    return len(masks.arrays) > 1 and part.axis == len(part.whole) - 2 + masks.axis
 
 
 def lower_apart(low: Lowering, node: Node) -> None:

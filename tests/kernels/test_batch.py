@@ -176,6 +176,19 @@ def test_every_template_with_several_chunks(
     run_in_child(checks).assert_clean()
 
 
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("row", RUNNABLE, ids=lambda row: row.name)
+def test_tiles_without_weights(row: MatMulTemplate, layout: Layout) -> None:
+    """Most rows are empty, and panels enough for each to ask for what the next tile needs."""
+    weights = block_weights((90, 21), 0.3)
+    weights[5:80] = 0
+    matrix = SparseMatrix(weights)
+    spec = spec_of(row, matrix, 96, layout, Activation.NONE)
+    kernel = compiled(row, spec, matrix)
+    checks = [(edge, partial(check, kernel, spec, matrix, edge)) for edge in EDGES]
+    run_in_child(checks).assert_clean()
+
+
 @pytest.mark.parametrize("row", WITH_PANELS, ids=lambda row: row.name)
 def test_every_batch_of_many_inputs(row: MatMulTemplate) -> None:
     """A copy of x that exceeds L1 has padding lines: 301 inputs from 44 columns on, 1700 from 8."""

@@ -1,0 +1,122 @@
+"""Every way to divide a step among threads: the results are those of the whole."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from guard import EDGES, Edge, run_in_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native import ISAS, run_lowered
+from random_graphs import GraphCase, graph_cases
+from sketch import Sketch
+
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.crew import ScheduledStep
+from sparsejit.lowering.memory_plan import plan_memory
+from sparsejit.lowering.model import LoweredModel, lower_model
+from sparsejit.lowering.schedule import Wave
+from sparsejit.machine.target import Target
+from sparsejit.passes.default import run_passes
+
+
+def divided(graph: Graph, isa: str, threads: int, way: int) -> tuple[LoweredModel, int]:
+    """Each step in a wave of its own, in that way, and how many were divided."""
+    lowered = lower_model(run_passes(graph), ModelOptions(Target.named(isa)))
+    waves, count = [], 0
+    for number, step in enumerate(lowered.steps):
+        ways = step.divide(threads) if step.divide else []
+        parts = list(ways[way % len(ways)]) if ways else [step]
+        count += len(parts) > 1
+        waves.append(Wave(tuple((ScheduledStep(number, part),) for part in parts), 2e6, 1e6))
+    memory = plan_memory([[[each.step for each in run] for run in wave.threads] for wave in waves])
+    return replace(lowered, waves=tuple(waves), memory=memory), count
+
+
+def check(graph: Graph, inputs: list[Array], lowered: LoweredModel, tolerance: float) -> None:
+    """Against the float64 reference, at both edges of guarded memory."""
+    wanted = graph.evaluate(inputs)
+
+    def at(edge: Edge) -> None:
+        ran = run_lowered(lowered, [array[None] for array in inputs], edge)
+        assert ran.status == 0
+        for (got,), reference in zip(ran.outputs, wanted, strict=True):
+            atol = tolerance * np.abs(reference).max()
+            np.testing.assert_allclose(got, reference, rtol=0, atol=atol)
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+
+
+def convolutions() -> Graph:
+    """Windows, by channel with a multiplier, 1x1, a residual sum, and pooling."""
+    s = Sketch()
+    x = s.input(1, 6, 15, 17)
+    y = s(Convolution((1, 1), (1, 1), (1, 1)), x, s.weight(20, 6, 3, 3), s.weight(20))
+    by_channel = Convolution((2, 2), (1, 1), (1, 1), groups=20)
+    y = s(by_channel, y, s.weight(40, 1, 3, 3), s.weight(40))
+    y = s(Convolution((1, 1), (0, 0), (1, 1)), y, s.weight(48, 40, 1, 1), s.weight(48))
+    z = s(Convolution((1, 1), (1, 1), (1, 1)), y, s.weight(48, 48, 3, 3), s.weight(48), y)
+    pooling = Pooling(PoolingKind.MAX, (2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1))
+    return s.finish(s(pooling, z))
+
+
+def attention(masks: int) -> Graph:
+    """Four heads of 40 tokens; no mask, one for all or one a head."""
+    build, random = GraphBuilder(), np.random.default_rng(0)
+    here = Origin("attention")
+    operands = [build.input(TensorType((2, 4, 40, 24)), here) for _ in range(3)]
+    own = random.random((masks, 40, 40)) < 0.4
+    constants = [build.constant(own, here)] if masks else []
+    return build.finish(build.add(Attention(0.2), *operands, *constants, origin=here))
+
+
+def products() -> Graph:
+    """A layer, and stacks of products that share a matrix or not."""
+    s = Sketch()
+    x = s.input(3, 50, 40)
+    y = s(Linear(), x, s.weight(48, 40), s.weight(48))
+    return s.finish(s(Bmm(True), y, y), s(Bmm(), y, s.input(1, 48, 33)))
+
+
+GRAPHS = {
+    "convolutions": convolutions,
+    "attention": lambda: attention(0),
+    "masked attention": lambda: attention(1),
+    "attention, a mask a head": lambda: attention(4),
+    "products": products,
+}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("way", [0, 1, 2])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_kernel_divided(name: str, way: int, isa: str) -> None:
+    graph = GRAPHS[name]()
+    random = np.random.default_rng(way)
+    inputs = [random.uniform(-1, 1, v.shape).astype(np.float32) for v in graph.inputs]
+    lowered, count = divided(graph, isa, 2 + way, way)
+    assert count >= (4 if name == "convolutions" else 1)
+    check(graph, inputs, lowered, 2e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=25)
+@given(case=graph_cases(), threads=st.integers(2, 3), way=st.integers(0, 2))
+def test_random_graphs_divided(isa: str, case: GraphCase, threads: int, way: int) -> None:
+    """The bits of the whole, or of other kernels where a product is planned anew."""
+    plain = lower_model(run_passes(case.graph), ModelOptions(Target.named(isa)))
+    lowered, _ = divided(case.graph, isa, threads, way)
+    inputs = [array[None] for array in case.inputs]
+
+    def at(edge: Edge) -> None:
+        ran, wanted = run_lowered(lowered, inputs, edge), run_lowered(plain, inputs)
+        assert ran.status == wanted.status == 0
+        for got, reference in zip(ran.outputs, wanted.outputs, strict=True):
+            atol = 1e-4 * case.largest
+            np.testing.assert_allclose(got * 1.0, reference * 1.0, rtol=1e-4, atol=atol)
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
