@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from sparsejit.lowering.overlap import overlap, shared_bytes
+from sparsejit.lowering.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.storage import Buffer, View
 
@@ -19,10 +20,15 @@ class ScheduledStep(NamedTuple):
     step: Step
 
 
+# A line of which two threads write a part passes back and forth: as long as so many bytes take.
+_TORN_LINE_BYTES = 512
+
+
 class LastWriters:
     """Who wrote what in earlier waves, and so has it near."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_a_ns: float) -> None:
+        self._bytes_a_ns = bytes_a_ns
         self._written: dict[Buffer, list[tuple[int, View]]] = {}
 
     def note(self, step: Step, thread: int) -> None:
@@ -30,23 +36,38 @@ class LastWriters:
         for view in step.writes:
             self._written.setdefault(view.buffer, []).append((thread, view))
 
-    def crossing_bytes(self, step: Step, thread: int) -> float:
-        """About how much of what a step reads another thread wrote."""
-        return sum(
+    def crossing_ns(self, step: Step, thread: int) -> float:
+        """How long what other threads wrote should take to arrive where a step reads it."""
+        crossing = sum(
             shared_bytes(view, other)
             for view in step.reads
             for writer, other in self._written.get(view.buffer, ())
             if writer != thread
         )
+        return crossing / self._bytes_a_ns
+
+    def torn_ns(self, way: Way) -> float:
+        """How long lines of which two parts of a step write some should take."""
+        writes = [part.writes for part in way]
+        lines = max((sum(map(torn_lines, *both)) for both in pairwise(writes)), default=0)
+        return lines * _TORN_LINE_BYTES / self._bytes_a_ns
+
+
+class _Assigned(NamedTuple):
+    """A step on a thread, and what it should take there: what crosses between cores included."""
+
+    step: Step
+    thread: int
+    ns: float
 
 
 class Crew:
     """The steps of each thread and the nanoseconds they should take, and who touches what."""
 
-    def __init__(self, threads: int, writers: LastWriters, bytes_a_ns: float) -> None:
+    def __init__(self, threads: int, writers: LastWriters) -> None:
         self.steps: list[list[ScheduledStep]] = [[] for _ in range(threads)]
         self.ns = [0.0] * threads
-        self._writers, self._bytes_a_ns = writers, bytes_a_ns
+        self._writers = writers
         self._touched: dict[Buffer, list[tuple[int, View, bool]]] = {}
 
     def take(self, number: int, ways: Sequence[Way]) -> bool:
@@ -57,39 +78,41 @@ class Crew:
         given = [places for way in ways if (places := self._places(way)) is not None]
         if not given:
             return False
-        for step, thread in min(given, key=lambda places: max(self._ns_with(places))):
-            self._give(ScheduledStep(number, step), thread)
+        for place in min(given, key=lambda places: max(self._ns_with(places))):
+            self._give(number, place)
         return True
 
-    def _places(self, way: Way) -> list[tuple[Step, int]] | None:
-        """A thread for every part: the one that has what it conflicts with, or the least busy."""
-        bound = [(step, self._bound_to(step)) for step in way]
-        if any(len(threads) > 1 for _, threads in bound):
+    def _places(self, way: Way) -> list[_Assigned] | None:
+        """A thread for every part: the one that has what it conflicts with, or the next in order.
+
+        A whole step goes to the least busy: parts in order keep the same halves on the same core.
+        """
+        bound = [self._bound_to(step) for step in way]
+        if any(len(threads) > 1 for threads in bound):
             return None
-        places: list[tuple[Step, int]] = []
-        for step, threads in sorted(bound, key=lambda part: not part[1]):
-            possible = threads or range(len(self.ns) if any(self.steps) or places else 1)
-            ns = self._ns_with(places)
-            least = min(possible, key=lambda thread: ns[thread] + self._ns_of(step, thread))
-            places.append((step, least))
+        torn_ns = self._writers.torn_ns(way)
+        places = []
+        for number, (step, threads) in enumerate(zip(way, bound, strict=True)):
+            usual = {number} if len(way) > 1 or not any(self.steps) else range(len(self.ns))
+            possible = [
+                _Assigned(step, thread, step.ns + torn_ns + self._writers.crossing_ns(step, thread))
+                for thread in threads or usual
+            ]
+            places.append(min(possible, key=lambda place: self.ns[place.thread] + place.ns))
         return places
 
-    def _ns_with(self, places: Sequence[tuple[Step, int]]) -> list[float]:
-        """What each thread would take with more steps."""
+    def _ns_with(self, places: Sequence[_Assigned]) -> list[float]:
+        """What each thread would take with more to do."""
         ns = list(self.ns)
-        for step, thread in places:
-            ns[thread] += self._ns_of(step, thread)
+        for place in places:
+            ns[place.thread] += place.ns
         return ns
 
-    def _ns_of(self, step: Step, thread: int) -> float:
-        """Its own time, and that in which what another wrote arrives."""
-        return step.ns + self._writers.crossing_bytes(step, thread) / self._bytes_a_ns
-
-    def _give(self, each: ScheduledStep, thread: int) -> None:
-        self.ns[thread] += self._ns_of(each.step, thread)
-        self.steps[thread].append(each)
-        for view, is_written in _touches(each.step):
-            self._touched.setdefault(view.buffer, []).append((thread, view, is_written))
+    def _give(self, number: int, place: _Assigned) -> None:
+        self.ns[place.thread] += place.ns
+        self.steps[place.thread].append(ScheduledStep(number, place.step))
+        for view, is_written in _touches(place.step):
+            self._touched.setdefault(view.buffer, []).append((place.thread, view, is_written))
 
     def _bound_to(self, step: Step) -> set[int]:
         """The threads that write what a step touches, or touch what it writes."""

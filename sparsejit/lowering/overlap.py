@@ -1,9 +1,12 @@
 """What two views share: whether anything, which tells what may run at once, and about how much."""
 
+from dataclasses import replace
+
 from sparsejit.lowering.storage import View
 
 # Of an axis to look at before giving up; of tensors that lie in order two meet any byte.
 _MOST_PLACES = 4
+_LINE = 64  # bytes
 
 _Lengths = dict[int, int]  # of axes, by their strides
 
@@ -17,6 +20,23 @@ def shared_bytes(one: View, other: View) -> int:
     """How many bytes of a view lie in another; all where that takes too long to tell."""
     elements = _shared_elements(one, other)
     return one.type.bytes if elements is None else elements * one.type.element.bytes
+
+
+def torn_lines(before: View, view: View) -> int:
+    """How many cache lines hold the last of a row of one view and the first of one of another.
+
+    Buffers begin where lines do.
+    """
+    size, run = view.type.element.bytes, view.type.element.bytes
+    is_torn = view.offset % _LINE != 0
+    for stride, length in sorted(_lengths(view).items()):
+        if stride == run:
+            run *= length
+        else:
+            is_torn |= stride % _LINE != 0
+    if not is_torn:
+        return 0
+    return shared_bytes(replace(view, offset=view.offset - size), before) // size
 
 
 def _shared_elements(one: View, other: View) -> int | None:

@@ -14,7 +14,9 @@ optimizations with rTasks", 2020.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
 from sparsejit.lowering.crew import Crew, LastWriters, ScheduledStep, Way
 from sparsejit.lowering.step import Step
@@ -43,36 +45,85 @@ class Wave:
         """All of them, thread by thread."""
         return [each for steps in self.threads for each in steps]
 
-    @property
-    def score(self) -> float:
-        """How many times faster than on one thread; less where prediction may be half as wrong."""
-        gain = self.alone_ns / self.ns if self.ns else 1.0
-        return gain / LEAST_GAIN if self.is_shared else gain
-
 
 def schedule(steps: Sequence[Step], threads: int, core: Core) -> tuple[Wave, ...]:
     """Waves for at most so many threads; on one, a wave a step."""
     if threads == 1:
         each = (ScheduledStep(number, step) for number, step in enumerate(steps))
         return tuple(Wave(((one,),), one.step.ns, one.step.ns) for one in each)
+    ways = _Ways(steps, threads)
+    both = [_grown_one_by_one(ways, core, reckons) for reckons in (True, False)]
+    return min(both, key=lambda waves: sum(wave.ns for wave in waves))
+
+
+def _grown_one_by_one(ways: _Ways, core: Core, reckons: bool) -> tuple[Wave, ...]:
+    """Each wave as fast as it can be; whether what crosses between cores then is reckoned with.
+
+    That does not see what crosses later: without it longer waves are found at times.
+    """
     waves: list[Wave] = []
-    growing = _Growing(steps, threads, core)
+    growing = _Growing(ways, core, LastWriters(core.crossing_bytes if reckons else inf))
+    arriving = LastWriters(core.crossing_bytes)
     first = 0
-    while first < len(steps):
-        wave = max(growing.waves_from(first), key=lambda each: each.score)
+    while first < len(ways.steps):
+        wave = max(growing.waves_from(first), key=lambda grown: grown.score).wave
         growing.keep(wave)
-        waves.append(wave)
+        waves.append(_priced(wave, arriving, core))
         first += len({each.number for each in wave.steps})
     return tuple(waves)
+
+
+def _priced(wave: Wave, writers: LastWriters, core: Core) -> Wave:
+    """The wave with all that it should take; its writers are noted."""
+    parts: dict[int, list[Step]] = {}
+    for number, step in wave.steps:
+        parts.setdefault(number, []).append(step)
+    torn = {number: writers.torn_ns(tuple(way)) for number, way in parts.items()}
+    busy = [
+        sum(step.ns + torn[n] + writers.crossing_ns(step, thread) for n, step in steps)
+        for thread, steps in enumerate(wave.threads)
+    ]
+    for thread, steps in enumerate(wave.threads):
+        for _, step in steps:
+            writers.note(step, thread)
+    return replace(wave, ns=max(busy) + core.barrier_ns * (len(busy) - 1))
+
+
+class _Ways:
+    """The steps of a model, and the ways to divide each, which are made once."""
+
+    def __init__(self, steps: Sequence[Step], threads: int) -> None:
+        self.steps, self.threads = steps, threads
+        self._divided: dict[int, list[Way]] = {}
+
+    def whole(self, number: int) -> list[Way]:
+        """The step as it is."""
+        return [(self.steps[number],)]
+
+    def divided(self, number: int) -> list[Way]:
+        """Whole where there is no other way."""
+        if number not in self._divided:
+            divide = self.steps[number].divide
+            ways = [tuple(way) for way in divide(self.threads)] if divide else []
+            self._divided[number] = ways or self.whole(number)
+        return self._divided[number]
+
+
+class _Grown(NamedTuple):
+    """A wave, and how many times faster it is than the caller alone from here on.
+
+    Less where threads share it, since prediction may be half as wrong.
+    """
+
+    wave: Wave
+    score: float
 
 
 class _Growing:
     """Makes waves that begin with some step, after those that are kept."""
 
-    def __init__(self, steps: Sequence[Step], threads: int, core: Core) -> None:
-        self.steps, self.threads, self.core = steps, threads, core
-        self._writers = LastWriters()
-        self._ways: dict[int, list[Way]] = {}
+    def __init__(self, ways: _Ways, core: Core, writers: LastWriters) -> None:
+        self._ways, self._core, self._writers = ways, core, writers
 
     def keep(self, wave: Wave) -> None:
         """Say what each thread wrote."""
@@ -80,39 +131,32 @@ class _Growing:
             for each in steps:
                 self._writers.note(each.step, thread)
 
-    def waves_from(self, first: int) -> Iterator[Wave]:
+    def waves_from(self, first: int) -> Iterator[_Grown]:
         """The step alone; it and those behind it whole; and divided, in each way to divide it."""
-        yield from self._grown(first, self._whole(first)[0], self._whole)
-        for way in self._divided(first):
-            yield from self._grown(first, way, self._divided)
+        yield from self._grown(first, self._ways.whole(first)[0], self._ways.whole)
+        for way in self._ways.divided(first):
+            yield from self._grown(first, way, self._ways.divided)
 
     def _grown(
         self, first: int, way: Way, ways_of: Callable[[int], Sequence[Way]]
-    ) -> Iterator[Wave]:
+    ) -> Iterator[_Grown]:
         """The wave of a step, divided so or whole; then that of two steps, and so on."""
-        crew = Crew(self.threads, self._writers, self.core.crossing_bytes)
+        crew = Crew(self._ways.threads, self._writers)
         crew.take(first, [way])
         number = first
         while True:
-            wave = self._wave(crew, first, number + 1)
-            if wave.is_shared or number == first:
-                yield wave
+            grown = self._wave(crew, first, number + 1)
+            if grown.wave.is_shared or number == first:
+                yield grown
             number += 1
-            if number == len(self.steps) or not crew.take(number, ways_of(number)):
+            if number == len(self._ways.steps) or not crew.take(number, ways_of(number)):
                 return
 
-    def _whole(self, number: int) -> list[Way]:
-        return [(self.steps[number],)]
-
-    def _divided(self, number: int) -> list[Way]:
-        """Ways to divide a step; whole where there are none."""
-        if number not in self._ways:
-            divide = self.steps[number].divide
-            ways = [tuple(way) for way in divide(self.threads)] if divide else []
-            self._ways[number] = ways or self._whole(number)
-        return self._ways[number]
-
-    def _wave(self, crew: Crew, first: int, end: int) -> Wave:
+    def _wave(self, crew: Crew, first: int, end: int) -> _Grown:
         busy = tuple(tuple(steps) for steps in crew.steps if steps)
-        alone_ns = sum(step.ns for step in self.steps[first:end])
-        return Wave(busy, alone_ns, max(crew.ns) + self.core.barrier_ns * (len(busy) - 1))
+        steps = self._ways.steps[first:end]
+        ns = max(crew.ns) + self._core.barrier_ns * (len(busy) - 1)
+        wave = Wave(busy, sum(step.ns for step in steps), ns)
+        alone = wave.alone_ns + sum(self._writers.crossing_ns(step, 0) for step in steps)
+        gain = alone / ns if ns else 1.0
+        return _Grown(wave, gain / LEAST_GAIN if wave.is_shared else gain)

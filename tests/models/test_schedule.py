@@ -20,7 +20,7 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.crew import ScheduledStep
 from sparsejit.lowering.memory_plan import plan_memory
 from sparsejit.lowering.model import LoweredModel, lower_model
-from sparsejit.lowering.overlap import overlap, shared_bytes
+from sparsejit.lowering.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.schedule import schedule
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.lowering.storage import Buffer, View
@@ -86,6 +86,17 @@ def test_halves_of_images_and_matrices_are_apart() -> None:
     upper, left, right = image.sliced(2, 0, 3), matrix.sliced(1, 0, 12), matrix.sliced(1, 12, 24)
     assert overlap(upper, left.permuted((1, 0))) and not overlap(upper, right.permuted((1, 0)))
     assert shared_bytes(image.sliced(2, 0, 4), right) == 4 * 8 * 4
+
+
+def test_lines_are_torn_where_two_parts_write_them() -> None:
+    image = View.whole(Buffer(4 * 8 * 6 * 6), TensorType((1, 8, 6, 6)))
+    upper, lower = image.sliced(2, 0, 3), image.sliced(2, 3, 6)
+    assert torn_lines(upper, lower) == 8  # a channel each: 72 bytes into its 144
+    first, second = image.sliced(1, 0, 4), image.sliced(1, 4, 8)
+    assert torn_lines(first, second) == 0  # 576 bytes in
+    matrix = View.whole(Buffer(4 * 4 * 48), TensorType((4, 48)))
+    assert torn_lines(matrix.sliced(1, 0, 32), matrix.sliced(1, 32, 48)) == 0
+    assert torn_lines(matrix.sliced(1, 0, 24), matrix.sliced(1, 24, 48)) == 4
 
 
 # Schedules
