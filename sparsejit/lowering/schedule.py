@@ -47,13 +47,14 @@ class Wave:
 
 
 def schedule(steps: Sequence[Step], threads: int, core: Core) -> tuple[Wave, ...]:
-    """Waves for at most so many threads; on one, a wave a step."""
+    """Waves for at most so many threads; a wave a step on one, and where nothing gains."""
+    each = (ScheduledStep(number, step) for number, step in enumerate(steps))
+    alone = tuple(Wave(((one,),), one.step.ns, one.step.ns) for one in each)
     if threads == 1:
-        each = (ScheduledStep(number, step) for number, step in enumerate(steps))
-        return tuple(Wave(((one,),), one.step.ns, one.step.ns) for one in each)
+        return alone
     ways = _Ways(steps, threads)
-    both = [_grown_one_by_one(ways, core, reckons) for reckons in (True, False)]
-    return min(both, key=lambda waves: sum(wave.ns for wave in waves))
+    shared = (_grown_one_by_one(ways, core, reckons) for reckons in (True, False))
+    return min(alone, *shared, key=lambda waves: sum(wave.ns for wave in waves))
 
 
 def _grown_one_by_one(ways: _Ways, core: Core, reckons: bool) -> tuple[Wave, ...]:

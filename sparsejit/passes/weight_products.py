@@ -64,6 +64,10 @@ def _finished(site: Site, product: Value, bias: Sequence[Value]) -> Value:
     assert isinstance(site.op, Linear)
     for value in bias:
         product = site.one(Pointwise("add"), product, value)
-    if site.op.activation is not Activation.NONE:
-        product = site.one(Pointwise(site.op.activation.value), product)
-    return product
+    activation = site.op.activation
+    if activation is Activation.RELU6:
+        six = site.constant(np.array(6.0, np.float32))
+        return site.one(Pointwise("minimum"), site.one(Pointwise("relu"), product), six)
+    if activation is Activation.NONE:
+        return product
+    return site.one(Pointwise(activation.value), product)

@@ -98,6 +98,13 @@ class SampleGraphBuilder:
         """A function of elements."""
         return self.apply(Pointwise(kind), *operands, name=name)
 
+    def activated(self, activation: Activation, value: Value, name: str) -> Value:
+        """The function that products apply, by itself."""
+        if activation is Activation.RELU6:
+            six = self.constant(name, np.array(6.0, np.float32))
+            return self.number("minimum", self.number("relu", value, name=name), six, name=name)
+        return self.number(activation.value, value, name=name)
+
     def newest(self, history: Value) -> Value:
         """The last of past samples (n,): ()."""
         (length,) = history.shape

@@ -250,7 +250,7 @@ class _NetworkBuilder:
         if before.computed is not None:
             return self._linear(layer.name, before, matrix, rest, layer.activation)
         value = self._value(layer.name, rest)
-        return self.make.number(layer.activation.value, value, name=layer.name)
+        return self.make.activated(layer.activation, value, layer.name)
 
     def _gru(self, layer: GruSpec, parts: Sequence[Features]) -> Features:
         name = layer.name

@@ -354,6 +354,6 @@ def test_what_no_memory_can_hold_is_refused() -> None:
 
 
 def test_bools_are_numbers_only_where_asked_for_whatever_their_name() -> None:
-    assert to_array(KEPT, "x", bools=True).sum() == KEPT.sum()
+    assert to_array(KEPT, "x", takes_bools=True).sum() == KEPT.sum()
     with pytest.raises(InvalidInput, match="x_mask has dtype bool"):
         to_array(KEPT, "x_mask")

@@ -90,7 +90,7 @@ def halved_gru(bits: int) -> VoiceSpec:
 
 def dense_before_halves() -> VoiceSpec:
     """A product before the GRU, too, and no layer behind it."""
-    layers = (DenseSpec("in", 10, Activation.TANH, concatenated=(AUX,)), GruSpec("gru", 32))
+    layers = (DenseSpec("in", 10, Activation.RELU6, concatenated=(AUX,)), GruSpec("gru", 32))
     return VoiceSpec(8_000, HOP, (LastSample(),), CONDITIONING, layers, DualSoftmax((), (), 4))
 
 

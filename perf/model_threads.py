@@ -1,0 +1,108 @@
+"""Whole models on one thread and on several, each in turn in the same process.
+
+`python -m sparsejit.perf.model_threads` prints a line a model and batch; `--record` also appends
+them to perf/results/model_threads.jsonl.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+import sparsejit
+from sparsejit.machine.target import Target
+from sparsejit.perf import history
+from sparsejit.perf.kernels import checked_error
+from sparsejit.perf.machine import machine_limits
+from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.timing import RoundsInTurn, time_python
+from sparsejit.perf.zoo import models_named, pruned
+
+DENSITY, ROUNDS = 0.1, 25
+# Batch 1 shares the kernels of a sample, larger ones the samples.
+MODELS = (
+    ("transformer-encoder", 1),
+    ("transformer-encoder", 16),
+    ("mobilenet-v1", 1),
+    ("mobilenet-v1", 8),
+    ("resnet-18", 1),
+    ("lstm-tagger-both-ways", 1),
+)
+
+
+@dataclass(frozen=True)
+class ThreadTimes:
+    """Microseconds a call by number of threads: the least and the median of all rounds.
+
+    `relative_error` is the largest of both, over the largest output in float64.
+    """
+
+    model: str
+    batch: int
+    density: float
+    relative_error: float
+    least_us: dict[int, float]
+    median_us: dict[int, float]
+
+    @property
+    def gain(self) -> float:
+        """How many times faster several threads are, by the medians."""
+        one, *_, several = self.median_us.values()
+        return one / several
+
+
+def thread_times(name: str, batch: int, threads: int, rounds: int = ROUNDS) -> ThreadTimes:
+    """Time one model. Raises CompileError where an output is wrong."""
+    (model,) = models_named([name])
+    module, inputs = pruned(model, DENSITY), model.inputs(batch)
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    with torch.inference_mode():
+        exact = module.double()(*wide).numpy()
+    module.float()
+    arrays = [tensor.numpy() for tensor in inputs]
+    errors, calls = [], dict[int, Callable[[int], float]]()
+    for count in (1, threads):
+        fast = sparsejit.compile(module, example_inputs=inputs, threads=count)
+        (output,) = fast.run(arrays)
+        error = checked_error(f"{count} threads", output.ravel(), exact.ravel())
+        errors.append(error / float(np.abs(exact).max()))
+        calls[count] = partial(_us, fast.bind(arrays, [np.empty_like(output)]))
+    turns = RoundsInTurn(calls)
+    for _ in range(rounds):
+        turns.round()
+    medians = {count: statistics.median(times) for count, times in turns.times.items()}
+    return ThreadTimes(name, batch, DENSITY, max(errors), turns.least(), medians)
+
+
+def _us(call: Callable[[], None], _: int) -> float:
+    return time_python(call, samples=3, budget_ns=30_000_000).min_ns / 1000
+
+
+def main(
+    threads: Annotated[int, typer.Option(help="How many beside one.")] = 2,
+    record: Annotated[bool, typer.Option("--record", help="Append the times.")] = False,
+) -> None:
+    """Every model, a line each."""
+    rows = []
+    with single_threaded():
+        for name, batch in MODELS:
+            times = thread_times(name, batch, threads)
+            us = ", ".join(f"{count}: {value:,.1f}" for count, value in times.median_us.items())
+            least = times.least_us[1] / times.least_us[threads]
+            typer.echo(
+                f"{name}, batch {batch}: us by threads {us}; {times.gain:.2f} times faster "
+                f"({least:.2f} by the least)"
+            )
+            rows.append(asdict(times))
+    if record:
+        limits = machine_limits(Target.detect())
+        typer.echo(f"recorded in {history.append('model_threads', rows, limits)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
