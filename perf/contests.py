@@ -16,7 +16,13 @@ from sparsejit.errors import UnsupportedTarget
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
-from sparsejit.perf import core_contests, structured, survey_contests, voice_contests
+from sparsejit.perf import (
+    core_contests,
+    model_threads,
+    structured,
+    survey_contests,
+    voice_contests,
+)
 from sparsejit.perf.batch_peers import make_batch_peer
 from sparsejit.perf.claims import ONE_THREAD, PREDICTED, Claim
 from sparsejit.perf.kernels import checked_error, exact_product, time_at_places
@@ -208,6 +214,7 @@ CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     ("four threads on one core", ONE_THREAD): _threads_on_one_core,
     ("idle workers", "one busy core"): _idle_workers,
     **core_contests.CONTESTS,
+    **model_threads.CONTESTS,
     **structured.CONTESTS,
     **survey_contests.CONTESTS,
     **voice_contests.CONTESTS,

@@ -17,6 +17,7 @@ import typer
 import sparsejit
 from sparsejit.machine.target import Target
 from sparsejit.perf import history
+from sparsejit.perf.claims import ONE_THREAD
 from sparsejit.perf.kernels import checked_error
 from sparsejit.perf.machine import machine_limits
 from sparsejit.perf.peers import single_threaded
@@ -56,31 +57,55 @@ class ThreadTimes:
         return one / several
 
 
-def thread_times(name: str, batch: int, threads: int, rounds: int = ROUNDS) -> ThreadTimes:
-    """Time one model. Raises CompileError where an output is wrong."""
-    (model,) = models_named([name])
-    module, inputs = pruned(model, DENSITY), model.inputs(batch)
-    wide = [x.double() if x.is_floating_point() else x for x in inputs]
-    with torch.inference_mode():
-        exact = module.double()(*wide).numpy()
-    module.float()
-    arrays = [tensor.numpy() for tensor in inputs]
-    errors, calls = [], dict[int, Callable[[int], float]]()
-    for count in (1, threads):
-        fast = sparsejit.compile(module, example_inputs=inputs, threads=count)
-        (output,) = fast.run(arrays)
-        error = checked_error(f"{count} threads", output.ravel(), exact.ravel())
-        errors.append(error / float(np.abs(exact).max()))
-        calls[count] = partial(_us, fast.bind(arrays, [np.empty_like(output)]))
-    turns = RoundsInTurn(calls)
-    for _ in range(rounds):
-        turns.round()
-    medians = {count: statistics.median(times) for count, times in turns.times.items()}
-    return ThreadTimes(name, batch, DENSITY, max(errors), turns.least(), medians)
+class ThreadContest:
+    """One model on one thread and on several, checked against float64 and then timed in turn."""
+
+    def __init__(self, name: str, batch: int, threads: int) -> None:
+        """Raises CompileError where an output is wrong."""
+        self.name, self.batch, self.threads = name, batch, threads
+        (model,) = models_named([name])
+        module, inputs = pruned(model, DENSITY), model.inputs(batch)
+        with torch.inference_mode():
+            wide = [x.double() if x.is_floating_point() else x for x in inputs]
+            exact = module.double()(*wide).numpy().ravel()
+        module.float()
+        arrays = [tensor.numpy() for tensor in inputs]
+        errors, calls = [], dict[int, Callable[[int], float]]()
+        for count in (1, threads):
+            fast = sparsejit.compile(module, example_inputs=inputs, threads=count)
+            (output,) = fast.run(arrays)
+            errors.append(checked_error(f"{count} threads", output.ravel(), exact))
+            calls[count] = partial(_us, fast.bind(arrays, [np.empty_like(output)]))
+        self.relative_error = max(errors) / float(np.abs(exact).max())
+        self._turns = RoundsInTurn(calls)
+
+    def round(self) -> float:
+        """How many times faster several threads are, in one more round."""
+        us = self._turns.round()
+        return us[1] / us[self.threads]
+
+    def times(self, rounds: int = ROUNDS) -> ThreadTimes:
+        """After so many more rounds."""
+        for _ in range(rounds):
+            self.round()
+        medians = {count: statistics.median(us) for count, us in self._turns.times.items()}
+        found = DENSITY, self.relative_error, self._turns.least(), medians
+        return ThreadTimes(self.name, self.batch, *found)
 
 
 def _us(call: Callable[[], None], _: int) -> float:
     return time_python(call, samples=3, budget_ns=30_000_000).min_ns / 1000
+
+
+def _two_threads(name: str, batch: int) -> Callable[[], float]:
+    return ThreadContest(name, batch, threads=2).round
+
+
+# By what is claimed to be better than what.
+CONTESTS: dict[tuple[str, str], Callable[[], Callable[[], float]]] = {
+    (f"{name}, batch {batch}, two threads", ONE_THREAD): partial(_two_threads, name, batch)
+    for name, batch in MODELS[:4]
+}
 
 
 def main(
@@ -91,7 +116,7 @@ def main(
     rows = []
     with single_threaded():
         for name, batch in MODELS:
-            times = thread_times(name, batch, threads)
+            times = ThreadContest(name, batch, threads).times()
             us = ", ".join(f"{count}: {value:,.1f}" for count, value in times.median_us.items())
             least = times.least_us[1] / times.least_us[threads]
             typer.echo(
