@@ -31,10 +31,11 @@ class LastWriters:
         self._bytes_a_ns = bytes_a_ns
         self._written: dict[Buffer, list[tuple[int, View]]] = {}
 
-    def note(self, step: Step, thread: int) -> None:
-        """Say that a thread ran a step."""
-        for view in step.writes:
-            self._written.setdefault(view.buffer, []).append((thread, view))
+    def note(self, threads: Sequence[Sequence[ScheduledStep]]) -> None:
+        """Say what each thread of a wave ran."""
+        for thread, steps in enumerate(threads):
+            for view in (view for each in steps for view in each.step.writes):
+                self._written.setdefault(view.buffer, []).append((thread, view))
 
     def crossing_ns(self, step: Step, thread: int) -> float:
         """How long what other threads wrote should take to arrive where a step reads it."""

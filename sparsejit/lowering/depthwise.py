@@ -18,7 +18,6 @@ from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.planner.convolution_price import price_direct
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rsi
 
 
 def is_depthwise(node: Node) -> bool:
@@ -55,8 +54,7 @@ def _step(low: Lowering, node: Node, spec: Depthwise, x: View, y: View) -> Step:
     """All channels of x to those of y."""
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         emit_depthwise(asm, spec)
 
     def divide(threads: int) -> list[list[Step]]:

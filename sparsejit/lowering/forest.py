@@ -6,7 +6,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.forest_plan import plan_forest
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rdx, rsi
+from sparsejit.x86.operands import rdx
 
 
 def lower_forest(low: Lowering, node: Node) -> None:
@@ -17,8 +17,7 @@ def lower_forest(low: Lowering, node: Node) -> None:
     plan = plan_forest(trees, x.shape[0], low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         at.scratch.point(asm, rdx)
         plan.lowered.emit(asm)
 

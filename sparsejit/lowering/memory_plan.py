@@ -68,8 +68,9 @@ def plan_memory(waves: Sequence[Sequence[Sequence[Step]]]) -> MemoryPlan:
     end = total = 0
     for owner in sorted(set(owners.values()), key=lambda thread: -1 if thread is None else thread):
         arena = _Arena(runs, owners, owner)
-        offsets |= {buffer: end + offset for buffer, offset in arena.offsets().items()}
-        end += arena.bytes
+        placed, size = arena.placed()
+        offsets |= {buffer: end + offset for buffer, offset in placed.items()}
+        end += size
         total += arena.sum_bytes
     return MemoryPlan(offsets, [offsets.get(run.scratch, 0) for run in runs], end, total)
 
@@ -108,7 +109,6 @@ class _Arena:
         self.lives: dict[Buffer, _Lifetime] = {}
         self._steps: list[tuple[int, Step]] = []
         self._touches: dict[tuple[int, Buffer], int] = {}  # at a time, of a buffer
-        self.bytes = 0
         for run in runs:
             if owner not in (None, run.thread):
                 continue
@@ -127,8 +127,8 @@ class _Arena:
     def sum_bytes(self) -> int:
         return sum(_aligned(buffer.bytes) for buffer in self.lives)
 
-    def offsets(self) -> dict[Buffer, int]:
-        """From the first byte of the arena, which has `bytes` then."""
+    def placed(self) -> tuple[dict[Buffer, int], int]:
+        """Offsets from the first byte of the arena, and how many it needs."""
         taken = self._shared_in_place()
         placed: list[tuple[_Lifetime, int]] = []
         offsets: dict[Buffer, int] = {}
@@ -139,8 +139,8 @@ class _Arena:
             offsets[life.buffer] = offset
         for buffer in taken:
             offsets[buffer] = offsets[_root(buffer, taken)]
-        self.bytes = max((o + _aligned(life.buffer.bytes) for life, o in placed), default=0)
-        return offsets
+        end = max((offset + _aligned(life.buffer.bytes) for life, offset in placed), default=0)
+        return offsets, end
 
     def _shared_in_place(self) -> dict[Buffer, Buffer]:
         """Written buffers that take over that of an operand which ends with the step."""

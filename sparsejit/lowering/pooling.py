@@ -17,7 +17,6 @@ from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
 from sparsejit.planner.convolution_price import price_direct
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rsi
 
 _TAPS_A_CHAIN = 6
 _LEAST_POSITIONS = 4  # in a row: of fewer, chains keep more lanes busy
@@ -70,8 +69,7 @@ def _window_step(low: Lowering, node: Node, spec: WindowPooling, x: View, y: Vie
     assert isinstance(op, Pooling)
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         emit_pooling(asm, spec)
 
     def divide(threads: int) -> list[list[Step]]:

@@ -13,7 +13,6 @@ from sparsejit.planner.batch_split import ways_to_split
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Part, split
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rsi
 
 _FLOAT = 4
 
@@ -40,8 +39,7 @@ def _part_step(whole: Step, part: Part) -> Step:
     body = part.plan.emit
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         body(asm)
 
     chosen = part.plan.chosen

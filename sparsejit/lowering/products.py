@@ -29,7 +29,7 @@ from sparsejit.planner.row_parts import row_parts
 from sparsejit.planner.split import Part
 from sparsejit.planner.tuning import tuned
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rsi
+from sparsejit.x86.operands import rsi
 
 _BYTES_A_NONZERO = 12  # of code that multiplies by it, and itself
 
@@ -110,8 +110,7 @@ def product_step(
     choice = plan_layer(layer, matrix, options)
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         choice.emit(asm)
 
     def plan_part(part: Layer, rows: SparseMatrix) -> Plan:
@@ -157,8 +156,7 @@ def _parts(
 
 def _part_code(part: Part, number: int, keeps: bool) -> _Code:
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         asm.emit("add", rsi, part.y_bytes)
         lowered = part.plan.lowered
         if keeps:

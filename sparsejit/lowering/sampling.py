@@ -50,8 +50,7 @@ def lower_draw(low: Lowering, node: Node) -> None:
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[1].point(asm, rax)
         asm.emit("vmovss", xmm(0), Memory(rax))
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         at.scratch.point(asm, rdx)
         emit_categorical_draw(asm, spec)
 

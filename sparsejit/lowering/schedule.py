@@ -63,12 +63,13 @@ def _grown_one_by_one(ways: _Ways, core: Core, reckons: bool) -> tuple[Wave, ...
     That does not see what crosses later: without it longer waves are found at times.
     """
     waves: list[Wave] = []
-    growing = _Growing(ways, core, LastWriters(core.crossing_bytes if reckons else inf))
+    reckoned = LastWriters(core.crossing_bytes if reckons else inf)
+    growing = _Growing(ways, core, reckoned)
     arriving = LastWriters(core.crossing_bytes)
     first = 0
     while first < len(ways.steps):
         wave = max(growing.waves_from(first), key=lambda grown: grown.score).wave
-        growing.keep(wave)
+        reckoned.note(wave.threads)
         waves.append(_priced(wave, arriving, core))
         first += len({each.number for each in wave.steps})
     return tuple(waves)
@@ -84,9 +85,7 @@ def _priced(wave: Wave, writers: LastWriters, core: Core) -> Wave:
         sum(step.ns + torn[n] + writers.crossing_ns(step, thread) for n, step in steps)
         for thread, steps in enumerate(wave.threads)
     ]
-    for thread, steps in enumerate(wave.threads):
-        for _, step in steps:
-            writers.note(step, thread)
+    writers.note(wave.threads)
     return replace(wave, ns=max(busy) + core.barrier_ns * (len(busy) - 1))
 
 
@@ -121,16 +120,10 @@ class _Grown(NamedTuple):
 
 
 class _Growing:
-    """Makes waves that begin with some step, after those that are kept."""
+    """Makes waves that begin with some step."""
 
     def __init__(self, ways: _Ways, core: Core, writers: LastWriters) -> None:
         self._ways, self._core, self._writers = ways, core, writers
-
-    def keep(self, wave: Wave) -> None:
-        """Say what each thread wrote."""
-        for thread, steps in enumerate(wave.threads):
-            for each in steps:
-                self._writers.note(each.step, thread)
 
     def waves_from(self, first: int) -> Iterator[_Grown]:
         """The step alone; it and those behind it whole; and divided, in each way to divide it."""

@@ -7,8 +7,11 @@ No thread reads what another writes, and all run the same code: a tile has the b
 one thread. The workspace that a caller gives has those of the threads one behind another.
 """
 
+from functools import partial
+
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode
+from sparsejit.lowering.wave_code import emit_thread
 from sparsejit.runtime.program import Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
@@ -49,7 +52,7 @@ class _SharedTiles(ModelCode):
         pop(asm, SAVED)
         asm.jump("jmp", end)
         self._emit_dispatcher(asm, dispatch, thread)
-        self._emit_thread(asm, thread)
+        emit_thread(asm, thread, partial(self._run_tiles, asm))
         asm.bind(end)
 
     def _fill_workspaces(self, asm: Assembler) -> None:
@@ -86,15 +89,3 @@ class _SharedTiles(ModelCode):
         asm.bind(dispatch)
         parts = [NativePart(thread, 0, offset) for offset in self.workspaces]
         workers.emit_dispatcher(asm, parts, max(tile_ns, CALLING_NS))
-
-    def _emit_thread(self, asm: Assembler, thread: Label) -> None:
-        """void thread(workspace): its tiles; keeps rdi as dispatchers want it."""
-        kept = WORKSPACE, rdi
-        asm.align(64)
-        asm.bind(thread)
-        push(asm, kept)
-        asm.emit("mov", WORKSPACE, rdi)
-        self._run_tiles(asm)
-        pop(asm, kept)
-        asm.emit("vzeroupper")
-        asm.emit("ret")

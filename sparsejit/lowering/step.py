@@ -9,7 +9,7 @@ from sparsejit.ir.spec import Layer
 from sparsejit.lowering.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, Register, dword, rax
+from sparsejit.x86.operands import Memory, Register, dword, rax, rdi, rsi
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Locations:
     writes: Sequence[Location]
     scratch: Location
     status: StatusWord
+
+    def point(self, asm: Assembler) -> None:
+        """rdi = where the first read begins, rsi = the first write, as most kernels take them."""
+        self.reads[0].point(asm, rdi)
+        self.writes[0].point(asm, rsi)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.crew import ScheduledStep
@@ -16,7 +17,7 @@ from sparsejit.lowering.schedule import Wave
 from sparsejit.lowering.step import Locations, Step
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
-from sparsejit.x86.operands import rdi, rsi
+from sparsejit.x86.operands import rdi
 from sparsejit.x86.stack import pop, push
 
 Locate = Callable[[Assembler, int, Step], Locations]
@@ -37,9 +38,7 @@ def emit_wave(asm: Assembler, wave: Wave, locate: Locate, saved_ns: float) -> No
     workers.emit_dispatcher(asm, [NativePart(label, 0) for label in labels], saved_ns)
     bodies = _shared_bodies(asm, wave)
     for label, steps in zip(labels, wave.threads, strict=True):
-        asm.align(64)
-        asm.bind(label)
-        _emit_thread(asm, steps, locate, bodies)
+        emit_thread(asm, label, partial(_run, asm, steps, locate, bodies))
     for body, label in bodies.items():
         asm.align(64)
         asm.bind(label)
@@ -54,21 +53,26 @@ def _shared_bodies(asm: Assembler, wave: Wave) -> dict[Body, Label]:
     return {body: asm.label("body") for body, count in counts.items() if count > 1}
 
 
-def _emit_thread(
-    asm: Assembler, steps: Sequence[ScheduledStep], locate: Locate, bodies: dict[Body, Label]
-) -> None:
-    """Append void function(workspace), which keeps rdi as dispatchers want it."""
+def emit_thread(asm: Assembler, label: Label, run: Callable[[], None]) -> None:
+    """Append void function(workspace) around what `run` appends; it keeps rdi for dispatchers."""
     kept = WORKSPACE, rdi
+    asm.align(64)
+    asm.bind(label)
     push(asm, kept)
     asm.emit("mov", WORKSPACE, rdi)
-    for number, step in steps:
-        at = locate(asm, number, step)
-        if step.body in bodies:
-            at.reads[0].point(asm, rdi)
-            at.writes[0].point(asm, rsi)
-            asm.jump("call", bodies[step.body])
-        else:
-            step.emit(asm, at)
+    run()
     pop(asm, kept)
     asm.emit("vzeroupper")
     asm.emit("ret")
+
+
+def _run(
+    asm: Assembler, steps: Sequence[ScheduledStep], locate: Locate, bodies: dict[Body, Label]
+) -> None:
+    for number, step in steps:
+        at = locate(asm, number, step)
+        if step.body in bodies:
+            at.point(asm)
+            asm.jump("call", bodies[step.body])
+        else:
+            step.emit(asm, at)

@@ -45,7 +45,6 @@ from sparsejit.planner.convolution_price import (
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdi, rsi
 
 _LEAST_FILLED = 0.4  # of the lanes
 _ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
@@ -101,8 +100,7 @@ def _add_steps(
 
 def _padding_step(low: Lowering, node: Node, image: PaddedImage, x: View, planes: View) -> Step:
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         emit_padding(asm, image)
 
     def divide(threads: int) -> list[list[Step]]:
@@ -205,8 +203,7 @@ def _products(
         sparse = lower_sparse_windows(image, each, matrix, y_pitches, target)
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.reads[0].point(asm, rdi)
-        at.writes[0].point(asm, rsi)
+        at.point(asm)
         added = AddedOperand(at.reads[1], at.writes[0]) if len(at.reads) > 1 else None
         if dense is not None:
             emit_dense_windows(asm, dense, added)
