@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsejit.ir.graph import Node, TensorType, Value
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
+from sparsejit.ir.ops.pointwise import write_activation
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
@@ -71,10 +72,8 @@ def _add_afterwards(low: Lowering, node: Node) -> None:
     _lower_products(low, product, *filter_matrix(low, product))
     write = ChainWriter(y.shape, 3)
     total = write.step("add", 0, 1)
-    if op.activation is Activation.RELU6:
-        total = write.step("minimum", write.step("relu", total), 2)
-    elif op.activation is not Activation.NONE:
-        total = write.step(op.activation.value, total)
+    # The one number that an activation takes is the third operand.
+    total = write_activation(op.activation, total, write.step, lambda number: 2)
     six = np.array(6.0, np.float32)
     limit = View.whole(ConstantBuffer(six.nbytes, six), TensorType(()))
     reads = [low.view(alone), low.view(added), limit]

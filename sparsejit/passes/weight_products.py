@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.ir.graph import Graph, Value
-from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.pointwise import Pointwise, write_activation
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
@@ -64,10 +64,9 @@ def _finished(site: Site, product: Value, bias: Sequence[Value]) -> Value:
     assert isinstance(site.op, Linear)
     for value in bias:
         product = site.one(Pointwise("add"), product, value)
-    activation = site.op.activation
-    if activation is Activation.RELU6:
-        six = site.constant(np.array(6.0, np.float32))
-        return site.one(Pointwise("minimum"), site.one(Pointwise("relu"), product), six)
-    if activation is Activation.NONE:
-        return product
-    return site.one(Pointwise(activation.value), product)
+    return write_activation(
+        site.op.activation,
+        product,
+        lambda kind, *operands: site.one(Pointwise(kind), *operands),
+        lambda number: site.constant(np.array(number, np.float32)),
+    )

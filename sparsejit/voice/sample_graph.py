@@ -10,11 +10,12 @@
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType, Value
-from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.pointwise import Pointwise, write_activation
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.sampling import (
     INDEX,
@@ -100,10 +101,12 @@ class SampleGraphBuilder:
 
     def activated(self, activation: Activation, value: Value, name: str) -> Value:
         """The function that products apply, by itself."""
-        if activation is Activation.RELU6:
-            six = self.constant(name, np.array(6.0, np.float32))
-            return self.number("minimum", self.number("relu", value, name=name), six, name=name)
-        return self.number(activation.value, value, name=name)
+        return write_activation(
+            activation,
+            value,
+            partial(self.number, name=name),
+            lambda number: self.constant(name, np.array(number, np.float32)),
+        )
 
     def newest(self, history: Value) -> Value:
         """The last of past samples (n,): ()."""

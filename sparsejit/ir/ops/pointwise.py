@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import erf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import broadcast_shape, require
 from sparsejit.ir.reference import sigmoid
+from sparsejit.ir.spec import Activation
 
 
 class Function(NamedTuple):
@@ -92,6 +93,23 @@ class Pointwise:
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
             return (np.asarray(FUNCTIONS[self.kind].evaluate(*operands)),)
+
+
+Operand = TypeVar("Operand")
+
+
+def write_activation(
+    activation: Activation,
+    x: Operand,
+    apply: Callable[..., Operand],
+    number: Callable[[float], Operand],
+) -> Operand:
+    """An activation by FUNCTIONS: `apply(kind, *operands)` adds one, `number` makes a constant."""
+    if activation is Activation.NONE:
+        return x
+    if activation is Activation.RELU6:
+        return apply("minimum", apply("relu", x), number(6.0))
+    return apply(activation.value, x)
 
 
 @dataclass(frozen=True)
