@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsejit.api.convolution_prices import convolution_graph
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.prune.calibration import evaluating
 from sparsejit.x86.assembler import Image
@@ -101,12 +102,9 @@ class ConvolutionInModel:
         made: dict[ImageShape, CompiledConvolution] = {}
         for image in self.images:
             if image not in made:
-                build = GraphBuilder()
-                x = build.input(TensorType((1, *image)), Origin("x"))
-                taps = build.constant(filters, Origin("weight"))
-                y = build.one(self.op, x, taps, origin=Origin("y", "convolution"))
+                graph = convolution_graph(self.op, TensorType((1, *image)), filters)
                 options = ModelSettings("native", 1, tune=False, exact=False).resolved()
-                variant = make_variant(build.finish([y]), options, dtype, None, "convolution")
+                variant = make_variant(graph, options, dtype, None, "convolution")
                 made[image] = CompiledConvolution(variant)
         return [made[image] for image in self.images]
 

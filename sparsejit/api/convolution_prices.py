@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, GraphBuilder, Node, Origin
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, TensorType
+from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.planner.alternatives import random_zeros
@@ -18,6 +19,14 @@ class ConvolutionPrice:
 
     ns: float
     kernel: str
+
+
+def convolution_graph(op: Convolution, x: TensorType, weights: Array) -> Graph:
+    """A convolution alone, its weights constant; a bias costs next to nothing and is left out."""
+    build = GraphBuilder()
+    image = build.input(x, Origin("x"))
+    filters = build.constant(weights, Origin("weight"))
+    return build.finish([build.one(op, image, filters, origin=Origin("y", "convolution"))])
 
 
 class ConvolutionPrices:
@@ -38,13 +47,11 @@ class ConvolutionPrices:
         return self._known[question]
 
     def of(self, node: Node, weights: Array) -> ConvolutionPrice | None:
-        """With these weights. A bias costs next to nothing and is left out."""
-        build = GraphBuilder()
-        x = build.input(node.inputs[0].type, Origin("x"))
-        constant = build.constant(weights, Origin("weight"))
-        y = build.one(node.op, x, constant, origin=node.output.origin)
+        """With these weights."""
+        assert isinstance(node.op, Convolution)
         try:
-            steps = lower_model(build.finish([y]), self._options).steps
+            graph = convolution_graph(node.op, node.inputs[0].type, weights)
+            steps = lower_model(graph, self._options).steps
         except InvalidInput:
             return None
         main = max(steps, key=lambda step: step.facts.weights)

@@ -12,7 +12,7 @@ from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.kernel import emit_attention
 from sparsejit.asm_templates.attention.results import readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
-from sparsejit.ir.graph import Graph, Node, Origin, TensorType, Value
+from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
@@ -29,6 +29,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 
 BoolArray = npt.NDArray[np.bool_]
+_Way = Callable[[Lowering, Node], None]
 
 _FLOAT = 4
 # Values that are read so often are worth a copy in which rows lie side by side.
@@ -64,20 +65,18 @@ class _Operands(NamedTuple):
 
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
-
     _write_permuted(low, node)
     apart = low.target.core.attention[low.target.isa].apart
 
-    def predicted_ns(way: Callable[[Lowering, Node], None]) -> float:
-        trial = Lowering(Graph((), (), (), low.graph.constants), low.options)
-        trial.wanted = low.wanted
-        for value in node.inputs[:3]:
-            trial.bind(value, low.view(value))
+    trials: dict[_Way, Lowering] = {way: low.trial(node.inputs[:3]) for way in WAYS}
+    for way, trial in trials.items():
         way(trial, node)
-        ns = sum(step.facts.predicted_ns or 0 for step in trial.steps)
+
+    def predicted_ns(way: _Way) -> float:
+        ns = sum(step.ns for step in trials[way].steps)
         return ns * (apart if way is lower_apart else 1)
 
-    min(WAYS, key=predicted_ns)(low, node)
+    low.adopt(trials[min(trials, key=predicted_ns)])
 
 
 def _write_permuted(low: Lowering, node: Node) -> None:

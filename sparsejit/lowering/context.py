@@ -71,6 +71,20 @@ class Lowering:
         """Whether a value was written there."""
         return self._views[value] == place
 
+    def trial(self, values: Sequence[Value]) -> "Lowering":
+        """An empty list of kernels for what reads some values, which `adopt` may take over."""
+        trial = Lowering(Graph((), (), (), self.graph.constants), self.options)
+        trial.wanted = self.wanted
+        for value in values:
+            trial.bind(value, self.view(value))
+        return trial
+
+    def adopt(self, trial: "Lowering") -> None:
+        """Append the kernels of a trial, and know where it put what it made."""
+        self.steps += trial.steps
+        self._views = trial._views | self._views
+        self._copies = trial._copies | self._copies
+
     def bind(self, value: Value, view: View) -> None:
         """Say where a value lies from here on."""
         self._views[value] = view

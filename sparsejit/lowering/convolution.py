@@ -28,7 +28,7 @@ from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import ConstantBuffer, View
-from sparsejit.lowering.windows import lower_windows, takes_windows
+from sparsejit.lowering.windows import lower_windows
 
 
 def lower_convolution(low: Lowering, node: Node) -> None:
@@ -41,9 +41,9 @@ def lower_convolution(low: Lowering, node: Node) -> None:
         lower_depthwise(low, node)
         return
     matrix, each = filter_matrix(low, node)
-    if takes_windows(low, node, matrix, each):
-        lower_windows(low, node, matrix, each)
-    elif adds_operand(node):
+    if lower_windows(low, node, matrix, each):
+        return
+    if adds_operand(node):
         _add_afterwards(low, node)
     else:
         _lower_products(low, node, matrix, each)

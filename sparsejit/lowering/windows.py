@@ -52,25 +52,20 @@ _DENSE, _SPARSE = "dense-windows", "sparse-windows"
 _Emit = Callable[[Assembler, Locations], None]
 
 
-def takes_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
-    """Whether there are such kernels, and columns are not better gathered."""
+def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
+    """The copy, then the products of all samples; False where columns are to be gathered."""
     image = window_image(low, node)
     if image is None:
         return False
     costs = window_costs(image, matrix, each, low.target)
     name = min(costs, key=lambda one: costs[one].ns)
-    return name != _SPARSE or not _gathers_faster(low, image, matrix, each, costs[name])
-
-
-def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
-    """The copy, then the products of all samples."""
-    image = window_image(low, node)
-    assert image is not None
-    costs = window_costs(image, matrix, each, low.target)
+    if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
+        return False
     x, adds = with_whole_rows(low, node), adds_operand(node)
     in_order = low.dense_result(node.output) if adds else None
     y = in_order or image_result(low, node, lambda view: view.is_contiguous)
     _add_steps(low, node, x, y, image, matrix, each, costs)
+    return True
 
 
 def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:

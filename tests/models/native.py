@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
+from random_graphs import GraphCase
 
 from sparsejit.ir.graph import Array, Element, Graph, TensorType
 from sparsejit.lowering.context import ModelOptions
@@ -95,6 +96,23 @@ def check_graph(
         for tile, wanted in enumerate(expected):
             for got, reference in zip(ran.outputs, wanted, strict=True):
                 np.testing.assert_allclose(got[tile], reference, rtol=0, atol=tolerance)
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: check(e)) for edge in EDGES]).assert_clean()
+
+
+def check_alike(lowered: LoweredModel, plain: LoweredModel, case: GraphCase) -> None:
+    """A graph lowered in two ways: the same results to rounding, at both edges of guarded memory.
+
+    Products may be planned otherwise. Two tiles of a case's inputs.
+    """
+    inputs = [np.stack([array] * 2) for array in case.inputs]
+
+    def check(edge: Edge) -> None:
+        ran, wanted = run_lowered(lowered, inputs, edge), run_lowered(plain, inputs)
+        assert ran.status == wanted.status == 0
+        for got, reference in zip(ran.outputs, wanted.outputs, strict=True):
+            atol = 1e-4 * case.largest
+            np.testing.assert_allclose(got * 1.0, reference * 1.0, rtol=1e-4, atol=atol)
 
     run_in_child([(f"{edge} of memory", lambda e=edge: check(e)) for edge in EDGES]).assert_clean()
 

@@ -7,7 +7,7 @@ import pytest
 from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, run_lowered
+from native import ISAS, check_alike, run_lowered
 from random_graphs import GraphCase, graph_cases
 from sketch import Sketch
 
@@ -110,13 +110,4 @@ def test_random_graphs_divided(isa: str, case: GraphCase, threads: int, way: int
     """The bits of the whole, or of other kernels where a product is planned anew."""
     plain = lower_model(run_passes(case.graph), ModelOptions(Target.named(isa)))
     lowered, _ = divided(case.graph, isa, threads, way)
-    inputs = [array[None] for array in case.inputs]
-
-    def at(edge: Edge) -> None:
-        ran, wanted = run_lowered(lowered, inputs, edge), run_lowered(plain, inputs)
-        assert ran.status == wanted.status == 0
-        for got, reference in zip(ran.outputs, wanted.outputs, strict=True):
-            atol = 1e-4 * case.largest
-            np.testing.assert_allclose(got * 1.0, reference * 1.0, rtol=1e-4, atol=atol)
-
-    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+    check_alike(lowered, plain, case)
