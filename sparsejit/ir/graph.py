@@ -171,6 +171,7 @@ class GraphBuilder:
 
     def constant(self, array: Array, origin: Origin) -> Value:
         """A value known at compile time. Raises InvalidInput for a dtype that no element is."""
+        array = np.asarray(array)  # numpy computes with arrays of no axes and returns scalars
         if array.dtype.kind == "f":
             array = array.astype(np.float32, copy=False)
         elif array.dtype.kind in "iu":

@@ -1,0 +1,47 @@
+"""The cases of the operator table as calls that can be exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import operator_cases
+import tensor_cases
+import torch
+import view_cases
+from operator_cases import Call, Known
+from torch import fx
+
+GROUPS = (
+    *(operator_cases.CASES, operator_cases.MORE, tensor_cases.PRODUCTS, tensor_cases.REDUCTIONS),
+    *(tensor_cases.NORMALISATIONS, view_cases.VIEWS, view_cases.SELECTIONS, view_cases.POOLINGS),
+)
+CALLS = [(row, each) for group in GROUPS for row, calls in group.items() for each in calls]
+
+
+def overload(row: str) -> Any:
+    namespace, packet, name = row.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), name)
+
+
+def as_module(row: str, each: Call) -> tuple[fx.GraphModule, dict[str, torch.Tensor], list[Any]]:
+    """The call as an exported graph, its constants, and its inputs."""
+    graph, constants, inputs = fx.Graph(), {}, []
+
+    def placed(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [placed(item) for item in x]
+        if not isinstance(x, Known | torch.Tensor):
+            return x
+        node = graph.placeholder(f"x{len(constants) + len(inputs)}")
+        if isinstance(x, Known):
+            constants[node.name] = x.tensor
+        else:
+            node.meta["val"] = x
+            inputs.append(x)
+        return node
+
+    args = tuple(placed(x) for x in each.args)
+    kwargs = {key: placed(x) for key, x in each.kwargs.items()}
+    graph.output(graph.call_function(overload(row), args, kwargs))
+    # Placeholders come first.
+    return fx.GraphModule({}, graph), constants, inputs
