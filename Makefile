@@ -1,5 +1,6 @@
 # `make demo` and `make test` do all their own setup into $(VENV); finished steps are skipped.
-# `make test UNKNOWN=1` runs the tests as on a processor that nobody has tuned anything for.
+# `make test PROCESSOR=zen5` runs the tests as on that core of machine/microarchitecture.py;
+# PROCESSOR=unknown as on one that nobody has tuned anything for.
 PYTHON ?= python3
 VENV ?= .venv
 
@@ -13,7 +14,7 @@ demo: setup
 	$(BIN)/sparsejit demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(UNKNOWN),--unknown-processor)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(PROCESSOR),--processor $(PROCESSOR))
 
 lint: setup
 	$(BIN)/ruff check .

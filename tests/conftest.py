@@ -6,8 +6,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
+import pretended_processor
 import pytest
-import unknown_processor
 from fake_clock import FakeClock, ticking
 from hypothesis import settings
 
@@ -36,15 +36,15 @@ _LOOKS = 60_000
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--unknown-processor",
-        action="store_true",
-        help="run as on a processor of unknown make, with other caches than this one's",
+        "--processor",
+        choices=pretended_processor.names(),
+        help="run as on that processor: its vendor, numbers, caches and data, not this one's",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--unknown-processor"):
-        unknown_processor.install()
+    if key := config.getoption("--processor"):
+        pretended_processor.install(key)
 
 
 @pytest.fixture

@@ -133,6 +133,8 @@ class Core:
     `assumed` if they were not measured on it; `measured` says where those are from that were
     measured on the machine that this is, `unused` what was kept of it and why it is not used.
     Models are those of one vendor and family, by CPUID; none for one that only names itself.
+    `caches`: bytes of "l1d", "l1i", "l2" and "l3" of a product that has it, by its maker's data
+    sheet; `isa`: the highest level of instructions that its products have.
 
     What kernels are made by:
     `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
@@ -160,6 +162,7 @@ class Core:
 
     key: str
     data_of: str
+    caches: Mapping[str, int] = field(repr=False)
     rates: Rates = field(repr=False)
     steps: StepPrices = field(repr=False)
     folding: Mapping[tuple[str, bool], tuple[FoldingRule, ...]] = field(repr=False)
@@ -188,6 +191,7 @@ class Core:
     family: int = 0
     models: frozenset[int] = frozenset()
     products: str = "any other"
+    isa: str = "avx512"
     assumed: bool = False
     measured: str = ""
     unused: str = ""
@@ -209,3 +213,8 @@ class Core:
 def models(*parts: int | range) -> frozenset[int]:
     """Model numbers, and ranges of them."""
     return frozenset(one for part in parts for one in ([part] if isinstance(part, int) else part))
+
+
+def caches(l1d: int, l1i: int, l2: int, l3: int) -> dict[str, int]:
+    """Bytes by cache of sizes in KiB; L1 and L2 are those of one core."""
+    return {"l1d": l1d << 10, "l1i": l1i << 10, "l2": l2 << 10, "l3": l3 << 10}

@@ -60,9 +60,6 @@ ISA_LEVELS = tuple(_LEVELS)
 # Levels that exist but are below what any kernel here is written for.
 _TOO_OLD = frozenset({"sse", "sse2", "sse3", "ssse3", "sse4", "sse4.1", "sse4.2", "avx"})
 
-# Used where /sys does not tell (some containers): the smallest of current x86-64 servers.
-_CACHE_DEFAULTS = {"l1d": 32 << 10, "l1i": 32 << 10, "l2": 512 << 10, "l3": 8 << 20}
-
 
 @dataclass(frozen=True)
 class Target:
@@ -153,10 +150,10 @@ class Target:
         return cls(
             isa=name,
             instruction_sets=_LEVELS[name].required | {"bmi1", "bmi2", "f16c"},
-            l1d_bytes=48 << 10,
-            l1i_bytes=32 << 10,
-            l2_bytes=1 << 20,
-            l3_bytes=32 << 20,
+            l1d_bytes=ZEN5.caches["l1d"],
+            l1i_bytes=ZEN5.caches["l1i"],
+            l2_bytes=ZEN5.caches["l2"],
+            l3_bytes=ZEN5.caches["l3"],
             model=f"generic {name}",
             core=ZEN5,
         )
@@ -186,7 +183,8 @@ class Target:
 def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = None) -> Target:
     """Build a Target from the text of /proc/cpuinfo.
 
-    `caches` maps "l1d", "l1i", "l2" and "l3" to bytes; what it lacks is taken to be small.
+    `caches` maps "l1d", "l1i", "l2" and "l3" to bytes; what it lacks, as /sys may in containers, is
+    taken from what is known of the core.
     `max_isa` is a level's name or None. Raises UnsupportedTarget as `Target.detect` does.
     """
     fields = first_processor(cpuinfo)
@@ -204,7 +202,8 @@ def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = 
     isa = reached[-1]
     if isa == "avx2":
         found = frozenset(name for name in found if not name.startswith(("avx512", "amx")))
-    sizes = {**_CACHE_DEFAULTS, **caches}
+    core = core_of(*numbers_of(fields))
+    sizes = {**core.caches, **caches}
     return Target(
         isa=isa,
         instruction_sets=frozenset(found),
@@ -213,7 +212,7 @@ def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = 
         l2_bytes=sizes["l2"],
         l3_bytes=sizes["l3"],
         model=model,
-        core=core_of(*numbers_of(fields)),
+        core=core,
     )
 
 

@@ -91,8 +91,9 @@ class ModelTimer:
             last_tick, ended = int(slots[0]), native_timing.clock()
         ns_a_tick = (ended - started) / max(last_tick - first_tick, 1)
         empty, *steps = np.median(np.array(ticks), axis=0).tolist()
+        # A step that stamps cannot tell from nothing takes as long as they could show.
         return StepTimes(
-            statistics.median(wholes), [max(0.0, each - empty) * ns_a_tick for each in steps]
+            statistics.median(wholes), [max(1.0, each - empty) * ns_a_tick for each in steps]
         )
 
     def by_prefixes(self, function: ProbedFunction) -> StepTimes:

@@ -6,7 +6,7 @@ are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_l
 `unhidden` Golden Cove's.
 """
 
-from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.core import Core, StepPrice, caches
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
@@ -16,6 +16,7 @@ from sparsejit.machine.rates import Rates
 GENERIC = Core(
     key="generic",
     data_of="generic",
+    caches=caches(32, 32, 512, 8 << 10),  # the smallest of current servers
     rates=Rates(
         cycles_per_ns=3.0,
         data={"L1": 64.0, "padded L2": 40.0, "L2": 40.0, "L3": 14.0, "memory": 5.0},

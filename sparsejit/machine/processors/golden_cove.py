@@ -6,7 +6,7 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, CsrPrices, FoldingRule, StepPrice, models
+from sparsejit.machine.core import Core, CsrPrices, FoldingRule, StepPrice, caches, models
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
@@ -64,6 +64,7 @@ _STEPS = {
 GOLDEN_COVE = Core(
     key="golden_cove",
     data_of="golden_cove",
+    caches=caches(48, 32, 2 << 10, 105 << 10),  # Xeon Platinum 8480+
     vendor="GenuineIntel",
     family=6,
     models=models(0x8F, 0xCF, 0x97, 0x9A, 0xB7, 0xBA, 0xBF),

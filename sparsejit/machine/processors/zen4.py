@@ -7,7 +7,7 @@ AVX2 steps the same. Caches are assumed to deliver half: 64, 32 and 16 bytes a c
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, StepPrice, models
+from sparsejit.machine.core import Core, StepPrice, caches, models
 from sparsejit.machine.processors.attention import ATTENTION_BY_HALVES
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5
@@ -18,6 +18,7 @@ _WIDE_FACTOR = 2.0
 ZEN4 = Core(
     key="zen4",
     data_of="zen4",
+    caches=caches(32, 32, 1 << 10, 32 << 10),  # EPYC 9004
     vendor="AuthenticAMD",
     family=25,
     models=models(range(0x10, 0x20), range(0x60, 0xB0)),

@@ -4,7 +4,15 @@ Figures are of one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the laye
 on are those of `sparsejit bench kernels`.
 """
 
-from sparsejit.machine.core import BatchPrices, Core, CsrPrices, FoldingRule, StepPrice, models
+from sparsejit.machine.core import (
+    BatchPrices,
+    Core,
+    CsrPrices,
+    FoldingRule,
+    StepPrice,
+    caches,
+    models,
+)
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.tiles import TILE_STEPS
@@ -146,6 +154,7 @@ CSR = {
 ZEN5 = Core(
     key="zen5",
     data_of="zen5",
+    caches=caches(48, 32, 1 << 10, 32 << 10),  # EPYC 9005
     vendor="AuthenticAMD",
     family=26,
     models=models(range(0x50), range(0x60, 0x80)),

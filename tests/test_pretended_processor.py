@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pretended_processor
 import pytest
-import unknown_processor
 from matvec_checks import block_weights
 
 import sparsejit
@@ -19,7 +19,9 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout
-from sparsejit.machine.target import Target
+from sparsejit.machine.cpuinfo import numbers_of
+from sparsejit.machine.microarchitecture import MICROARCHITECTURES, UNKNOWN, core_of
+from sparsejit.machine.target import ISA_LEVELS, Target
 
 # Bytes of L1d, L1i, L2 and L3: tiny, of odd sizes, and all in one.
 CACHES = {
@@ -89,18 +91,32 @@ def test_every_family_computes_a_batch(
 
 QUESTIONS = """
 from sparsejit.machine import microarchitecture
-from sparsejit.machine.target import Target
+from sparsejit.machine.cpuinfo import numbers_of
+from sparsejit.machine.microarchitecture import MICROARCHITECTURES, UNKNOWN, core_of
+from sparsejit.machine.target import ISA_LEVELS, Target
 target = Target.detect()
 print(target.model, target.l1d_bytes, target.l1i_bytes, target.l2_bytes, target.l3_bytes)
 print(microarchitecture.detect(), target.isa)
 """
 
 
-def test_other_processes_see_the_same_processor() -> None:
-    """As in a whole run with --unknown-processor."""
+def test_numbers_lead_to_the_core_that_is_meant() -> None:
+    cores = {key: pretended_processor.appearance(key) for key in pretended_processor.names()}
+    found = {key: core_of(*numbers_of(seen.fields)).key for key, seen in cores.items()}
+    assert found.pop(pretended_processor.UNKNOWN) == UNKNOWN
+    assert found == {key: key for key in MICROARCHITECTURES if key != UNKNOWN}
+
+
+@pytest.mark.parametrize("key", ["zen5", "haswell", pretended_processor.UNKNOWN])
+def test_other_processes_see_the_same_processor(key: str) -> None:
+    """As in a whole run with --processor."""
     tests = Path(__file__).parent
-    folders = (tests / "unknown_processor_start", tests.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    folders = (tests / "pretended_processor_start", tests.parent)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        pretended_processor.VARIABLE: key,
+    }
     done = subprocess.run(
         [sys.executable, "-c", QUESTIONS],
         env=environment,
@@ -108,14 +124,17 @@ def test_other_processes_see_the_same_processor() -> None:
         text=True,
         check=True,
     )
-    target = Target.detect()
-    sizes = " ".join(str(size) for size in unknown_processor.CACHES.values())
-    assert done.stdout.splitlines() == [
-        f"{unknown_processor.NAME} {sizes}",
-        f"generic {target.isa}",
-    ]
+    seen = pretended_processor.appearance(key)
+    sizes = " ".join(str(seen.caches[name]) for name in ("l1d", "l1i", "l2", "l3"))
+    known = UNKNOWN if key == pretended_processor.UNKNOWN else key
+    shown, (core, isa) = done.stdout.splitlines()[0], done.stdout.splitlines()[1].split()
+    assert shown == f"{seen.name} {sizes}"
+    assert core == known
+    assert ISA_LEVELS.index(isa) <= ISA_LEVELS.index(seen.isa)
 
 
-def test_a_run_with_an_unknown_processor_is_one(request: pytest.FixtureRequest) -> None:
-    seen = Target.detect().model == unknown_processor.NAME
-    assert seen is request.config.getoption("--unknown-processor")
+def test_a_run_with_a_pretended_processor_is_one(request: pytest.FixtureRequest) -> None:
+    names = [pretended_processor.appearance(key).name for key in pretended_processor.names()]
+    asked = request.config.getoption("--processor")
+    shown = Target.detect().model
+    assert shown == pretended_processor.appearance(asked).name if asked else shown not in names
