@@ -130,7 +130,7 @@ def lower_sparse_windows(
 
 
 def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]:
-    """A tile cut between channels."""
+    """A tile cut between channels; where they are fewer than the parts, between taps."""
     taps = image.rows.kernel * image.columns.kernel
     lines = image.rows.kernel * len(image.column_phases) * 2
     most_channels = max(1, int(_SHARE_OF_L1 * target.l1d_bytes) // (lines * 64))
@@ -138,7 +138,7 @@ def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]
     channels = tile.column // taps
     used = len(np.unique(channels))
     pieces = max(-(-len(tile) // most_weights), -(-used // most_channels))
-    changes = np.flatnonzero(np.diff(channels)) + 1
+    changes = np.flatnonzero(np.diff(channels if used >= pieces else tile.column)) + 1
     wanted = np.arange(1, pieces) * len(tile) // pieces
     ends = np.unique(changes[np.searchsorted(changes, wanted).clip(0, len(changes) - 1)])
     edges = [0, *ends.tolist(), len(tile)] if len(changes) else [0, len(tile)]

@@ -77,6 +77,17 @@ def test_a_tile_in_parts_adds_up(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("density", [0.5, 1.0])
+def test_one_channel_of_more_taps_than_fit_l1(isa: str, density: float) -> None:
+    """One channel's code is longer than L1 holds: its tile is cut between taps."""
+    op = Convolution((1,), (0,), (1,))
+    graph = convolution((1, 1, 600), 40, (512,), op, density)
+    *_, last = lower_model(graph, ModelOptions(Target.named(isa))).steps
+    assert last.kernel.startswith("sparse-windows") and last.scratch_bytes > 0
+    check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_signal_and_an_image_with_its_channels_last(isa: str) -> None:
     check(convolution((1, 3, 3001), 4, (9,), Convolution((2,), (4,), (1,)), 1.0), isa)
     s = Sketch()
