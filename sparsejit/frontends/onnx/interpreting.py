@@ -13,9 +13,9 @@ from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.operators.quantisation import note_stored
 from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.onnx.table import OPERATORS
-from sparsejit.frontends.torch_export.missing import Missing, refuse
-from sparsejit.frontends.torch_export.operators.views import stack
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing.missing import Missing, refuse
+from sparsejit.frontends.writing.views import stack
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.passes.dead_code import remove_dead_code
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparsejit.frontends.torch_export.operators import (
+from sparsejit.frontends.writing import (
     activations,
     attention,
     convolution,

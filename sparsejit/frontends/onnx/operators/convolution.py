@@ -7,13 +7,13 @@ from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.quantised import Quantised, fits_int8
-from sparsejit.frontends.torch_export.operators import (
+from sparsejit.frontends.writing import (
     arranging,
     convolution,
     pooling,
     reductions,
 )
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.spec import DType

@@ -7,8 +7,8 @@ from functools import reduce
 from typing import Any
 
 from sparsejit.frontends.onnx.call import ELEMENTS, Call
-from sparsejit.frontends.torch_export.operators import activations, pointwise
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing import activations, pointwise
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
 Mapping = Callable[[Writer, Call], Any]

@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators import arranging, normalisation
-from sparsejit.frontends.torch_export.writing import Writer
+from sparsejit.frontends.writing import arranging, normalisation
+from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.quantised import fits_int8
-from sparsejit.frontends.torch_export.operators import arranging, products
-from sparsejit.frontends.torch_export.writing import Writer
+from sparsejit.frontends.writing import arranging, products
+from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call, Operand, plain
 from sparsejit.frontends.onnx.quantised import Quantised
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.passes.quantised_values import rounded_to_steps
 

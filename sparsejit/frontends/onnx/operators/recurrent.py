@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators.arranging import at, joined, permuted, reshaped
-from sparsejit.frontends.torch_export.operators.recurrent import one_layer
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing.arranging import at, joined, permuted, reshaped
+from sparsejit.frontends.writing.recurrent import one_layer
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 

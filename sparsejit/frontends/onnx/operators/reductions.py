@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators import arranging, reductions, selection
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing import arranging, reductions, selection
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators import arranging, pooling, selection
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing import arranging, pooling, selection
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.torch_export.operators import arranging, views
-from sparsejit.frontends.torch_export.writing import Unmapped, Writer
+from sparsejit.frontends.writing import arranging, views
+from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 
@@ -96,7 +96,7 @@ def slice_axes(write: Writer, call: Call) -> Value:
 
 
 def _backwards(write: Writer, x: Value, axis: int, part: slice) -> Value:
-    from sparsejit.frontends.torch_export.operators.selection import taken
+    from sparsejit.frontends.writing.selection import taken
 
     length = x.shape[axis]
     if part.stop < -length:  # ONNX's way to say "to the first"

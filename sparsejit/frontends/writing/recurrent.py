@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import at, joined, permuted, reshaped
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.arranging import at, joined, permuted, reshaped
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 

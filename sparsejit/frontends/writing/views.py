@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import (
+from sparsejit.frontends.writing.arranging import (
     at,
     expanded,
     joined,
@@ -19,11 +19,11 @@ from sparsejit.frontends.torch_export.operators.arranging import (
     sliced,
     swapped,
 )
-from sparsejit.frontends.torch_export.writing import Unmapped, element_of
+from sparsejit.frontends.writing.writer import Unmapped, element_of
 from sparsejit.ir.ops.types import axis_of
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 Sizes = Sequence[int]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import moved, reshaped
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.arranging import moved, reshaped
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.types import axis_of
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 # rms_norm's default: torch.finfo(torch.float32).eps.

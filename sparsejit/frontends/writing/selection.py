@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import (
+from sparsejit.frontends.writing.arranging import (
     joined,
     moved,
     permuted,
     reshaped,
     sliced,
 )
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Array, Element
 from sparsejit.ir.ops import selection as ops
 from sparsejit.ir.ops.types import axis_of
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 # A known choice of more separate runs than this becomes a look-up.

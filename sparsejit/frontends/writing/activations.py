@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.frontends.torch_export.operators.arranging import reshaped, sliced
-from sparsejit.frontends.torch_export.operators.pointwise import clamp
+from sparsejit.frontends.writing.arranging import reshaped, sliced
+from sparsejit.frontends.writing.pointwise import clamp
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import moved
-from sparsejit.frontends.torch_export.operators.normalisation import softmax
-from sparsejit.frontends.torch_export.operators.selection import below
-from sparsejit.frontends.torch_export.operators.views import repeat_each
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.arranging import moved
+from sparsejit.frontends.writing.normalisation import softmax
+from sparsejit.frontends.writing.selection import below
+from sparsejit.frontends.writing.views import repeat_each
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Element
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.products import Bmm
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sparsejit.frontends.torch_export.operators.arranging import padded, reshaped
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.arranging import padded, reshaped
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.ops.convolution import Convolution
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 Sizes = tuple[int, ...]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import permuted, reshaped
+from sparsejit.frontends.writing.arranging import permuted, reshaped
 from sparsejit.ir.ops.products import Bmm, Linear
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.frontends.torch_export.operators.arranging import expanded
-from sparsejit.frontends.torch_export.operators.remainders import fmod, remainder
-from sparsejit.frontends.torch_export.writing import Unmapped, element_of
+from sparsejit.frontends.writing.arranging import expanded
+from sparsejit.frontends.writing.remainders import fmod, remainder
+from sparsejit.frontends.writing.writer import Unmapped, element_of
 from sparsejit.ir.graph import Element
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 Mapping = Callable[..., Any]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.frontends.torch_export.operators.arranging import (
+from sparsejit.frontends.writing.arranging import (
     at,
     moved,
     padded,
@@ -15,13 +15,13 @@ from sparsejit.frontends.torch_export.operators.arranging import (
     reshaped,
     sliced,
 )
-from sparsejit.frontends.torch_export.writing import Unmapped, element_of
+from sparsejit.frontends.writing.writer import Unmapped, element_of
 from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.types import axis_of
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Formula, FormulaStep, Operand, Writer
+    from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
     from sparsejit.ir.graph import Value
 
 Axes = int | Sequence[int] | None

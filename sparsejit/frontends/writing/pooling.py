@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.torch_export.operators.arranging import (
+from sparsejit.frontends.writing.arranging import (
     joined,
     moved,
     reshaped,
     sliced,
 )
-from sparsejit.frontends.torch_export.operators.convolution import each_axis
-from sparsejit.frontends.torch_export.operators.reductions import largest, mean_over
-from sparsejit.frontends.torch_export.operators.selection import taken
-from sparsejit.frontends.torch_export.operators.views import repeat_each
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.convolution import each_axis
+from sparsejit.frontends.writing.reductions import largest, mean_over
+from sparsejit.frontends.writing.selection import taken
+from sparsejit.frontends.writing.views import repeat_each
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 Sizes = int | Sequence[int]

@@ -10,7 +10,7 @@ from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.frontends.torch_export.writing import Unmapped
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Element
 
 if TYPE_CHECKING:
-    from sparsejit.frontends.torch_export.writing import Operand, Writer
+    from sparsejit.frontends.writing.writer import Operand, Writer
     from sparsejit.ir.graph import Value
 
 

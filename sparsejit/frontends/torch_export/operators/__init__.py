@@ -1,1 +1,0 @@
-"""The mappings of ATen operators, one group a file, each with a table OPERATORS."""

@@ -1,0 +1,1 @@
+"""What frontends write graphs with: one writer, and what the functions of tensors become."""
