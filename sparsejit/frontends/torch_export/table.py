@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparsejit.frontends.writing import (
+from sparsejit.frontends.torch_export.aten import (
     activations,
     attention,
     convolution,

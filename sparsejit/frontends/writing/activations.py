@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.pointwise import clamp
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
+from sparsejit.frontends.writing.writer import Operand, Writer
+from sparsejit.ir.graph import Value
 
 
 def gelu(write: Writer, x: Operand, approximate: str = "none") -> Value:
@@ -199,41 +197,3 @@ def log_to(base: float) -> Callable[[Writer, Operand], Value]:
         return f.finish(f("mul", f("log", x), 1 / math.log(base)))
 
     return mapping
-
-
-def _floats_first(mapping: Callable[..., Value]) -> Callable[..., Value]:
-    def converted(write: Writer, x: Operand, *rest: Any, **named: Any) -> Value:
-        return mapping(write, write.floats(x), *rest, **named)
-
-    return converted
-
-
-_ROWS: dict[str, Callable[..., Value]] = {
-    "gelu": gelu,
-    "silu": silu,
-    "mish": mish,
-    "softplus": softplus,
-    "log_sigmoid": log_sigmoid,
-    "elu": elu,
-    "selu": selu,
-    "celu": celu,
-    "leaky_relu": leaky_relu,
-    "prelu": prelu,
-    "hardtanh": hardtanh,
-    "relu6": relu6,
-    "hardsigmoid": hardsigmoid,
-    "hardswish": hardswish,
-    "hardshrink": hardshrink,
-    "softshrink": softshrink,
-    "threshold": threshold,
-    "tan": tan,
-    "sinh": sinh,
-    "cosh": cosh,
-    "erfc": erfc,
-    "glu": glu,
-    "exp2": exp2,
-    "log2": log_to(2),
-    "log10": log_to(10),
-    "_prelu_kernel": prelu,
-}
-OPERATORS = {f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()}

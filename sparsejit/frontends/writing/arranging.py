@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
+from sparsejit.frontends.writing.writer import Operand, Writer
+from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
 
 
 def reshaped(write: Writer, x: Operand, shape: Sequence[int]) -> Value:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from sparsejit.frontends.writing.arranging import padded, reshaped
-from sparsejit.frontends.writing.writer import Unmapped
+from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import Convolution
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
 
 Sizes = tuple[int, ...]
 
@@ -54,30 +50,6 @@ def convolution(
     return reshaped(write, result, result.shape[1:])
 
 
-def direct(
-    write: Writer,
-    x: Operand,
-    weight: Operand,
-    bias: Operand = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Value:
-    """conv1d and conv2d; padding "same" adds what is odd at the end."""
-    value = write.value(x)
-    around: int | Sequence[int] = 0  # "valid"
-    if padding == "same":
-        kernel = write.shape(weight)[2:]
-        spans = each_axis(dilation, len(kernel))
-        reach = [step * (n - 1) for step, n in zip(spans, kernel, strict=True)]
-        beyond = [(0, 0)] * (len(value.shape) - len(kernel)) + [(0, n % 2) for n in reach]
-        value, around = padded(write, value, beyond), [n // 2 for n in reach]
-    elif not isinstance(padding, str):
-        around = padding
-    return convolution(write, value, weight, bias, stride, around, dilation, False, 0, groups)
-
-
 def transposed(
     write: Writer,
     x: Operand,
@@ -93,14 +65,3 @@ def transposed(
     return convolution(
         write, x, weight, bias, stride, padding, dilation, True, output_padding, groups
     )
-
-
-OPERATORS: dict[str, Callable[..., Value]] = {
-    "aten.conv1d.default": direct,
-    "aten.conv1d.padding": direct,
-    "aten.conv2d.default": direct,
-    "aten.conv2d.padding": direct,
-    "aten.conv_transpose1d.default": transposed,
-    "aten.conv_transpose2d.input": transposed,
-    "aten.convolution.default": convolution,
-}

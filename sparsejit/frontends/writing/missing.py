@@ -31,6 +31,4 @@ def refuse(missing: Sequence[Missing], remedy: str = LEAVE_TO_TORCH) -> NoReturn
     """Raise UnsupportedOperator with one line for each, and the remedy."""
     count = f"{len(missing)} operators" if len(missing) > 1 else "1 operator"
     lines = "\n".join(map(str, missing))
-    raise UnsupportedOperator(
-        f"{count} of this model cannot be compiled:\n{lines}\n{remedy}"
-    )
+    raise UnsupportedOperator(f"{count} of this model cannot be compiled:\n{lines}\n{remedy}")

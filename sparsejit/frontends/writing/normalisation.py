@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import moved, reshaped
-from sparsejit.frontends.writing.writer import Unmapped
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.types import axis_of
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
-
-# rms_norm's default: torch.finfo(torch.float32).eps.
-_FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 
 
 def batch_norm(
@@ -57,21 +51,6 @@ def channelwise(write: Writer, x: Value, factor: Operand, shift: Operand) -> Val
     return x
 
 
-def legitimate_batch_norm(
-    write: Writer,
-    x: Operand,
-    weight: Operand,
-    bias: Operand,
-    mean: Operand,
-    variance: Operand,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    """As `batch_norm`, as decompositions write it; nothing of the batch is kept."""
-    result = batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
-    return result, None, None
-
-
 def rows_of(write: Writer, x: Value, axes: int) -> Value:
     """x with its last `axes` axes as one."""
     kept = x.shape[: len(x.shape) - axes]
@@ -96,28 +75,6 @@ def layer_norm(
     return reshaped(write, normal, value.shape)
 
 
-def native_layer_norm(write: Writer, *operands: Any) -> tuple[Any, ...]:
-    """As `layer_norm`, as decompositions write it; mean and deviation are not kept."""
-    return layer_norm(write, *operands), None, None
-
-
-def rms_norm(
-    write: Writer,
-    x: Operand,
-    normalized_shape: Sequence[int],
-    weight: Operand = None,
-    eps: float | None = None,
-) -> Value:
-    """Over the last axes together."""
-    value = write.floats(x)
-    rows = rows_of(write, value, len(normalized_shape))
-    affine = [] if weight is None else [reshaped(write, weight, (-1,))]
-    chain = row_chains.rms_norm(rows.shape, weight is not None)
-    least = _FLOAT32_EPSILON if eps is None else float(eps)
-    normal = write.one(chain, rows, 1.0 / rows.shape[-1], least, *affine)
-    return reshaped(write, normal, value.shape)
-
-
 def group_norm(
     write: Writer,
     x: Operand,
@@ -132,39 +89,6 @@ def group_norm(
     groups = (value.shape[0], num_groups, value.type.size // (value.shape[0] * num_groups))
     normal = layer_norm(write, reshaped(write, value, groups), groups[2:], eps=eps)
     return channelwise(write, reshaped(write, normal, value.shape), weight, bias)
-
-
-def native_group_norm(
-    write: Writer,
-    x: Operand,
-    weight: Operand,
-    bias: Operand,
-    samples: int,
-    channels: int,
-    positions: int,
-    group: int,
-    eps: float,
-) -> tuple[Any, ...]:
-    """As `group_norm`, as decompositions write it."""
-    return group_norm(write, x, group, weight, bias, eps), None, None
-
-
-def instance_norm(
-    write: Writer,
-    x: Operand,
-    weight: Operand,
-    bias: Operand,
-    mean: Operand,
-    variance: Operand,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    *_: Any,
-) -> Value:
-    """Over the positions of each channel, or with known statistics as `batch_norm`."""
-    if not use_input_stats:
-        return batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
-    return group_norm(write, x, write.shape(x)[1], weight, bias, eps)
 
 
 def over_rows(chain: Callable[[tuple[int, ...]], Chain]) -> Callable[..., Value]:
@@ -182,18 +106,3 @@ def over_rows(chain: Callable[[tuple[int, ...]], Chain]) -> Callable[..., Value]
 
 
 softmax, log_softmax = over_rows(row_chains.softmax), over_rows(row_chains.log_softmax)
-
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "aten.batch_norm.default": batch_norm,
-    "aten._native_batch_norm_legit_no_training.default": legitimate_batch_norm,
-    "aten.layer_norm.default": layer_norm,
-    "aten.native_layer_norm.default": native_layer_norm,
-    "aten.rms_norm.default": rms_norm,
-    "aten.group_norm.default": group_norm,
-    "aten.native_group_norm.default": native_group_norm,
-    "aten.instance_norm.default": instance_norm,
-    "aten.softmax.int": softmax,
-    "aten._softmax.default": softmax,
-    "aten.log_softmax.int": log_softmax,
-    "aten._log_softmax.default": log_softmax,
-}

@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import (
-    joined,
     moved,
-    reshaped,
-    sliced,
 )
-from sparsejit.frontends.writing.convolution import each_axis
-from sparsejit.frontends.writing.reductions import largest, mean_over
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import repeat_each
-from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.convolution import Pooling, PoolingKind
+from sparsejit.frontends.writing.writer import Writer
+from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.products import Linear
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
-
-Sizes = int | Sequence[int]
-
-
-def pooled(
-    write: Writer,
-    kind: PoolingKind,
-    x: Operand,
-    kernel: tuple[int, ...],
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    counts_padding: bool = True,
-) -> Value:
-    """Pooling of x, which may lack its batch axis."""
-    value, rank = write.floats(x), len(kernel)
-    steps = each_axis(stride, rank) if stride or stride == 0 else kernel
-    steps = steps or kernel
-    around, spans = each_axis(padding, rank), each_axis(dilation, rank)
-    pairs = [(p, p) for p in around]
-    geometry = zip(value.shape[-rank:], kernel, steps, pairs, spans, strict=True)
-    extra = [beyond_the_end(*axis) if ceil_mode else 0 for axis in geometry]
-    if any(extra) and kind is PoolingKind.AVERAGE and counts_padding:
-        raise Unmapped("ceil_mode, which counts padding differently at the end")
-    widths = tuple((p, p + more) for p, more in zip(around, extra, strict=True))
-    op = Pooling(kind, kernel, steps, widths, spans, counts_padding)
-    if len(value.shape) == rank + 2:
-        return write.one(op, value)
-    result = write.one(op, reshaped(write, value, (1, *value.shape)))
-    return reshaped(write, result, result.shape[1:])
 
 
 def beyond_the_end(
@@ -73,144 +29,6 @@ def beyond_the_end(
     return max((windows - 1) * stride + reach - whole, 0)
 
 
-def max_pool(rank: int) -> Callable[..., Value]:
-    """torch's max_pool1d and max_pool2d."""
-
-    def mapping(
-        write: Writer,
-        x: Operand,
-        kernel_size: Sizes,
-        stride: Sizes = (),
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        ceil_mode: bool = False,
-    ) -> Value:
-        kernel = each_axis(kernel_size, rank)
-        return pooled(write, PoolingKind.MAX, x, kernel, stride, padding, dilation, ceil_mode)
-
-    return mapping
-
-
-def max_pool_with_places(write: Writer, *operands: Any) -> tuple[Any, ...]:
-    """As max_pool2d; the places are not kept."""
-    return max_pool(2)(write, *operands), None
-
-
-def average_pool(rank: int) -> Callable[..., Value]:
-    """torch's avg_pool1d and avg_pool2d."""
-
-    def mapping(
-        write: Writer,
-        x: Operand,
-        kernel_size: Sizes,
-        stride: Sizes = (),
-        padding: Sizes = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Value:
-        kernel = each_axis(kernel_size, rank)
-        counts = count_include_pad or not any(each_axis(padding, rank))
-        counts = counts and not (ceil_mode and not any(each_axis(padding, rank)))
-        if divisor_override is not None:
-            counts = True
-        result = pooled(
-            write, PoolingKind.AVERAGE, x, kernel, stride, padding, 1, ceil_mode, counts
-        )
-        if divisor_override is None:
-            return result
-        return write.pointwise("mul", result, float(np.prod(kernel)) / divisor_override)
-
-    return mapping
-
-
-def adaptive(kind: PoolingKind, rank: int) -> Callable[..., Value]:
-    """Windows from floor(i n / m) to ceil((i + 1) n / m): of one size where m divides n."""
-
-    def mapping(write: Writer, x: Operand, output_size: Sizes) -> Value:
-        value = write.floats(x)
-        wanted, lengths = each_axis(output_size, rank), value.shape[-rank:]
-        if any(n % m for n, m in zip(lengths, wanted, strict=True)):
-            return _uneven(write, value, kind, wanted)
-        kernel = tuple(n // m for n, m in zip(lengths, wanted, strict=True))
-        return pooled(write, kind, value, kernel, kernel, 0, 1, False)
-
-    return mapping
-
-
-def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -> Value:
-    """One axis after the other, each window a reduction: windows are products of ranges."""
-    reduce = largest if kind is PoolingKind.MAX else mean_over
-    for number, windows in enumerate(wanted):
-        axis = len(x.shape) - len(wanted) + number
-        length = x.shape[axis]
-        parts = [
-            reduce(
-                write,
-                sliced(write, x, axis, n * length // windows, -(-(n + 1) * length // windows)),
-                [axis],
-                True,
-            )
-            for n in range(windows)
-        ]
-        x = joined(write, parts, axis)
-    return x
-
-
-def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Any, ...]]:
-    """The values; the places are not kept."""
-    return lambda write, x, size: (adaptive(PoolingKind.MAX, rank)(write, x, size), None)
-
-
-def nearest(rank: int) -> Callable[..., Value]:
-    """Images of another size, each position from the nearest one: floor(i n / m)."""
-
-    def mapping(write: Writer, x: Operand, output_size: Any, *scales: Any) -> Value:
-        value = write.floats(x)
-        factors = [s[0] if isinstance(s, list | tuple) and rank == 1 else s for s in scales]
-        if len(factors) == 1 and isinstance(factors[0], list | tuple):
-            factors = list(factors[0])
-        for number in range(rank):
-            axis = len(value.shape) - rank + number
-            length = value.shape[axis]
-            factor = factors[number] if number < len(factors) else None
-            size = int(length * factor) if factor and not output_size else output_size[number]
-            ratio = 1.0 / factor if factor else length / size
-            places = np.minimum(np.floor(np.arange(size) * np.float32(ratio)), length - 1)
-            value = picked(write, value, axis, places.astype(np.int64))
-        return value
-
-    return mapping
-
-
-def resampled(mode: str) -> Callable[..., Value]:
-    """Images of another size, each axis by a matrix of the weights that torch gives positions."""
-
-    def mapping(
-        write: Writer, x: Operand, output_size: Any, align_corners: bool, factors: Any
-    ) -> Value:
-        value = write.floats(x)
-        rank = len(value.shape) - 2
-        for number in range(rank):
-            factor = factors[number] if factors else None
-            size = output_size[number] if output_size else None
-            weights = _weights(value.shape[2 + number], size, factor, mode, align_corners)
-            value = weighed(write, value, 2 + number, weights)
-        return value
-
-    return mapping
-
-
-def _weights(length: int, size: int | None, factor: float | None, mode: str, align: bool) -> Array:
-    """(size, length): what each new position takes of each old one."""
-    import torch
-
-    images = torch.eye(length, dtype=torch.float64).reshape(length, 1, length, 1)
-    sizes: Any = {"scale_factor": (factor, 1.0)} if size is None else {"size": (size, 1)}
-    made = torch.nn.functional.interpolate(images, mode=mode, align_corners=align, **sizes)
-    return np.asarray(made.reshape(length, -1).T.contiguous().numpy())
-
-
 def weighed(write: Writer, x: Value, axis: int, weights: Array) -> Value:
     """An axis by weights (new length, length): what each new position takes of each old one."""
     rows = moved(write, x, axis, -1)
@@ -225,22 +43,3 @@ def picked(write: Writer, x: Value, axis: int, places: Array) -> Value:
         if np.array_equal(places, np.repeat(np.arange(length), times)):
             return repeat_each(write, x, times, axis)
     return taken(write, x, axis, places)
-
-
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "aten.max_pool1d.default": max_pool(1),
-    "aten.max_pool2d.default": max_pool(2),
-    "aten.max_pool2d_with_indices.default": max_pool_with_places,
-    "aten.avg_pool1d.default": average_pool(1),
-    "aten.avg_pool2d.default": average_pool(2),
-    "aten.adaptive_avg_pool1d.default": adaptive(PoolingKind.AVERAGE, 1),
-    "aten.adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
-    "aten._adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
-    "aten.adaptive_max_pool1d.default": adaptive_max_with_places(1),
-    "aten.adaptive_max_pool2d.default": adaptive_max_with_places(2),
-    "aten.upsample_linear1d.vec": resampled("bilinear"),
-    "aten.upsample_bilinear2d.vec": resampled("bilinear"),
-    "aten.upsample_bicubic2d.vec": resampled("bicubic"),
-    "aten.upsample_nearest1d.vec": nearest(1),
-    "aten.upsample_nearest2d.vec": nearest(2),
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsejit.frontends.writing.arranging import (
     at,
@@ -15,14 +15,17 @@ from sparsejit.frontends.writing.arranging import (
     reshaped,
     sliced,
 )
-from sparsejit.frontends.writing.writer import Unmapped, element_of
-from sparsejit.ir.graph import Element
+from sparsejit.frontends.writing.writer import (
+    Formula,
+    FormulaStep,
+    Operand,
+    Unmapped,
+    Writer,
+    element_of,
+)
+from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.types import axis_of
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
-    from sparsejit.ir.graph import Value
 
 Axes = int | Sequence[int] | None
 # Steps over rows of a length whose last is the result.
@@ -69,11 +72,6 @@ def sum_over(
     return write.cast(result, Element.INT64) if whole else _as(write, result, dtype)
 
 
-def sum_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
-    """Of all elements."""
-    return sum_over(write, x, None, False, dtype)
-
-
 def _as(write: Writer, x: Value, dtype: Any) -> Value:
     return x if dtype is None else write.cast(x, element_of(dtype))
 
@@ -83,11 +81,6 @@ def mean_over(
 ) -> Value:
     """The sum by the number of elements."""
     return reduced(write, write.floats(x), dim, keepdim, "mean", _mean)
-
-
-def mean_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
-    """Of all elements."""
-    return mean_over(write, x)
 
 
 def extreme(title: str, steps: Steps) -> Callable[..., Value]:
@@ -101,66 +94,6 @@ def extreme(title: str, steps: Steps) -> Callable[..., Value]:
         return write.cast(result, value.type.element)
 
     return mapping
-
-
-def _variance(correction: float) -> Steps:
-    """The mean square of deviations, over length - correction."""
-
-    def steps(f: Formula, x: Any, length: int) -> FormulaStep:
-        if length <= correction:
-            raise Unmapped(f"of {length} elements with correction {correction:g}")
-        centred = f("sub", x, _mean(f, x, length))
-        return f("mul", f("row_sum", f("square", centred)), 1.0 / (length - correction))
-
-    return steps
-
-
-def _deviation(correction: float) -> Steps:
-    return lambda f, x, length: f("sqrt", _variance(correction)(f, x, length))
-
-
-def spread(title: str, steps: Callable[[float], Steps]) -> dict[str, Callable[..., Value]]:
-    """The overloads of var and std."""
-
-    def corrected(
-        write: Writer,
-        x: Operand,
-        dim: Axes = None,
-        correction: float | None = None,
-        keepdim: bool = False,
-    ) -> Value:
-        unbiased = 1.0 if correction is None else float(correction)
-        return reduced(write, write.floats(x), dim, keepdim, title, steps(unbiased))
-
-    def of_axes(
-        write: Writer, x: Operand, dim: Axes = None, unbiased: bool = True, keepdim: bool = False
-    ) -> Value:
-        return corrected(write, x, dim, float(unbiased), keepdim)
-
-    def of_all(write: Writer, x: Operand, unbiased: bool = True) -> Value:
-        return corrected(write, x, None, float(unbiased))
-
-    return {
-        f"aten.{title}.correction": corrected,
-        f"aten.{title}.dim": of_axes,
-        f"aten.{title}.default": of_all,
-    }
-
-
-def variance_and_mean(
-    write: Writer,
-    x: Operand,
-    dim: Axes = None,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[Value, Value]:
-    """Both."""
-    unbiased = _variance(1.0 if correction is None else float(correction))
-    value = write.floats(x)
-    return (
-        reduced(write, value, dim, keepdim, "var", unbiased),
-        reduced(write, value, dim, keepdim, "mean", _mean),
-    )
 
 
 def _norm(order: float) -> Steps:
@@ -196,18 +129,6 @@ def vector_norm(
     return reduced(write, write.floats(x), dim, keepdim, "norm", _norm(float(ord)))
 
 
-def norm(
-    write: Writer,
-    x: Operand,
-    p: float | None = 2,
-    dim: Axes = None,
-    keepdim: bool = False,
-    **_: Any,
-) -> Value:
-    """torch.norm."""
-    return vector_norm(write, x, 2 if p is None else p, dim, keepdim)
-
-
 def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> Value:
     """max + log(sum(exp(x - max))); an infinite max is not subtracted."""
 
@@ -218,18 +139,6 @@ def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> 
         return f("add", shift, f("log", f("row_sum", f("exp", f("sub", rows, shift)))))
 
     return reduced(write, write.floats(x), dim, keepdim, "logsumexp", steps)
-
-
-def any_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
-    """Whether one differs from zero."""
-    truths = write.cast(write.cast(x, Element.BOOL), Element.FLOAT32)
-    return write.cast(reduced(write, truths, dim, keepdim, "any", _largest), Element.BOOL)
-
-
-def all_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
-    """Whether all differ from zero."""
-    truths = write.cast(write.cast(x, Element.BOOL), Element.FLOAT32)
-    return write.cast(reduced(write, truths, dim, keepdim, "all", _least), Element.BOOL)
 
 
 def arg_max(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
@@ -246,20 +155,6 @@ def arg_max(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = F
 def arg_min(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
     """As `arg_max` of -x."""
     return arg_max(write, write.pointwise("neg", write.floats(x)), dim, keepdim)
-
-
-def max_with_place(
-    write: Writer, x: Operand, dim: int, keepdim: bool = False
-) -> tuple[Value, Value]:
-    """The largest along an axis, and where it is."""
-    return largest(write, x, dim, keepdim), arg_max(write, x, dim, keepdim)
-
-
-def min_with_place(
-    write: Writer, x: Operand, dim: int, keepdim: bool = False
-) -> tuple[Value, Value]:
-    """The least along an axis, and where it is."""
-    return least(write, x, dim, keepdim), arg_min(write, x, dim, keepdim)
 
 
 def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Value:
@@ -291,34 +186,3 @@ def product_over(write: Writer, x: Operand, dim: int, keepdim: bool = False) -> 
 
 
 largest, least = extreme("amax", _largest), extreme("amin", _least)
-
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "aten.sum.dim_IntList": sum_over,
-    "aten.sum.default": sum_all,
-    "aten.mean.dim": mean_over,
-    "aten.mean.default": mean_all,
-    "aten.amax.default": largest,
-    "aten.amin.default": least,
-    "aten.max.default": largest,
-    "aten.min.default": least,
-    "aten.max.dim": max_with_place,
-    "aten.min.dim": min_with_place,
-    **spread("var", _variance),
-    **spread("std", _deviation),
-    "aten.var_mean.correction": variance_and_mean,
-    "aten.linalg_vector_norm.default": vector_norm,
-    "aten.norm.ScalarOpt_dim": norm,
-    "aten.norm.ScalarOpt_dim_dtype": norm,
-    "aten.norm.Scalar": norm,
-    "aten.logsumexp.default": log_sum_exp,
-    "aten.any.default": any_over,
-    "aten.any.dim": any_over,
-    "aten.any.dims": any_over,
-    "aten.all.default": all_over,
-    "aten.all.dim": all_over,
-    "aten.all.dims": all_over,
-    "aten.argmax.default": arg_max,
-    "aten.argmin.default": arg_min,
-    "aten.cumsum.default": cumulative_sum,
-    "aten.prod.dim_int": product_over,
-}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Element
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Element, Value
 
 
 def remainder(write: Writer, x: Operand, other: Operand) -> Value:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,73 +14,13 @@ from sparsejit.frontends.writing.arranging import (
     reshaped,
     sliced,
 )
-from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Array, Element
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import selection as ops
 from sparsejit.ir.ops.types import axis_of
 
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
-
 # A known choice of more separate runs than this becomes a look-up.
 _MOST_RUNS = 8
-_BAGS = (ops.BagKind.SUM, ops.BagKind.MEAN, ops.BagKind.MAX)
-
-
-def embedding(write: Writer, weight: Operand, indices: Operand, *_: Any) -> Value:
-    """Rows of a table."""
-    return write.one(ops.Embedding(), write.cast(indices, Element.INT64), write.floats(weight))
-
-
-def embedding_bag(
-    write: Writer,
-    weight: Operand,
-    indices: Operand,
-    offsets: Operand,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Operand = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = -1,
-) -> tuple[Any, ...]:
-    """Sums, means or maxima of rows; bags of one known length need no offsets."""
-    index, kind = write.cast(indices, Element.INT64), _BAGS[mode]
-    factors = None if per_sample_weights is None else write.floats(per_sample_weights)
-    if padding_idx is not None and padding_idx >= 0:
-        if kind is not ops.BagKind.SUM:
-            raise Unmapped(f"the {kind.value} of rows other than padding_idx")
-        kept = write.cast(write.pointwise("not_equal", index, padding_idx), Element.FLOAT32)
-        factors = kept if factors is None else write.pointwise("mul", kept, factors)
-    rest, weighted = ([] if factors is None else [factors]), factors is not None
-    shape = _bags(write, index, offsets, include_last_offset)
-    if shape is not None:
-        rest = [reshaped(write, each, shape) for each in rest]
-        op = ops.EmbeddingBag(kind, weighted=weighted)
-        result = write.one(op, reshaped(write, index, shape), write.floats(weight), *rest)
-        return result, None, None, None
-    starts = write.cast(offsets, Element.INT64)
-    if include_last_offset:
-        starts = sliced(write, starts, 0, 0, starts.shape[0] - 1)
-    op = ops.EmbeddingBag(kind, with_offsets=True, weighted=weighted)
-    return write.one(op, index, write.floats(weight), starts, *rest), None, None, None
-
-
-def _bags(
-    write: Writer, index: Value, offsets: Operand, include_last: bool
-) -> tuple[int, int] | None:
-    """(bags, length) where all are known to have one length."""
-    if len(index.shape) == 2:
-        return index.shape[0], index.shape[1]
-    known = write.known(offsets)
-    if known is None or not known.size:
-        return None
-    starts = known[:-1] if include_last else known
-    bags, total = len(starts), index.shape[0]
-    if not bags or total % bags or not np.array_equal(starts, np.arange(bags) * (total // bags)):
-        return None
-    return bags, total // bags
 
 
 def taken(write: Writer, x: Operand, axis: int, places: Array) -> Value:
@@ -123,53 +62,6 @@ def looked_up(write: Writer, x: Operand, axis: int, indices: Operand) -> Value:
     return permuted(write, full, order)
 
 
-def index_select(write: Writer, x: Operand, dim: int, index: Operand) -> Value:
-    """Places of an axis."""
-    known = write.known(index)
-    if known is not None:
-        return taken(write, x, dim, known.reshape(-1))
-    return looked_up(write, x, dim, index)
-
-
-def index(write: Writer, x: Operand, indices: Sequence[Operand]) -> Value:
-    """x[..., indices, ...] for indices of one axis; their bounds are not checked."""
-    named = [axis for axis, each in enumerate(indices) if each is not None]
-    if len(named) != 1:
-        return _grid(write, write.value(x), {axis: indices[axis] for axis in named})
-    (axis,) = named
-    chosen, known = indices[axis], write.known(indices[axis])
-    if write.element(chosen) is Element.BOOL:
-        if known is None or known.ndim != 1:
-            raise Unmapped("by a mask, which leaves the size open")
-        known = np.flatnonzero(known)
-    if known is not None:
-        result = taken(write, x, axis, known.reshape(-1))
-        shape = write.shape(x)
-        return reshaped(write, result, (*shape[:axis], *known.shape, *shape[axis + 1 :]))
-    return looked_up(write, x, axis, chosen)
-
-
-def _grid(write: Writer, x: Value, indices: dict[int, Operand]) -> Value:
-    """Known indices of neighbouring axes, each of which varies along sizes of its own."""
-    known = {axis: write.known(each) for axis, each in indices.items()}
-    arrays = [array for array in known.values() if array is not None and array.dtype != bool]
-    axes = list(known)
-    first, last = (axes[0], axes[-1]) if axes else (0, -1)
-    varying = [n for a in arrays for n in _varying(a, max(a.ndim for a in arrays))]
-    if len(arrays) != last - first + 1 or varying != sorted(set(varying)):
-        raise Unmapped(f"by indices of {len(indices)} axes")
-    shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    result = x
-    for axis, array in zip(axes, arrays, strict=True):
-        result = taken(write, result, axis, array.reshape(-1))
-    return reshaped(write, result, (*x.shape[:first], *shape, *x.shape[last + 1 :]))
-
-
-def _varying(array: Array, rank: int) -> list[int]:
-    """Along which of `rank` broadcast axes it has more than one element."""
-    return [axis + rank - array.ndim for axis, n in enumerate(array.shape) if n > 1]
-
-
 def flip(write: Writer, x: Operand, dims: Sequence[int]) -> Value:
     """Axes in reverse."""
     result = write.value(x)
@@ -191,33 +83,6 @@ def top_k(
     return moved(write, found, -1, dim), moved(write, places, -1, dim)
 
 
-def sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False) -> tuple[Value, ...]:
-    """All elements along an axis in order, and their places."""
-    return top_k(write, x, write.shape(x)[dim], dim, descending)
-
-
-def stable_sort(
-    write: Writer, x: Operand, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Value, ...]:
-    """As `sort`: of equals the first comes first."""
-    return sort(write, x, dim, descending)
-
-
-def arg_sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False) -> Value:
-    """The places alone."""
-    return sort(write, x, dim, descending)[1]
-
-
-def one_hot(write: Writer, x: Operand, num_classes: int = -1) -> Value:
-    """Whether each of the classes is the one."""
-    if num_classes < 0:
-        raise Unmapped("of a number of classes that depends on the values; give num_classes")
-    index = write.value(x)
-    classes = np.arange(num_classes)
-    hot = write.pointwise("equal", reshaped(write, index, (*index.shape, 1)), classes)
-    return write.cast(hot, Element.INT64)
-
-
 def lower_triangle(write: Writer, x: Operand, diagonal: int = 0) -> Value:
     """x with zeros above a diagonal."""
     return _triangle(write, x, below(write.shape(x), diagonal))
@@ -236,23 +101,3 @@ def below(shape: Sequence[int], diagonal: int = 0) -> Array:
 
 def _triangle(write: Writer, x: Operand, kept: Array) -> Value:
     return write.pointwise("where", kept, x, write.cast(0, write.element(x)))
-
-
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "aten.embedding.default": embedding,
-    "aten.embedding_bag.default": embedding_bag,
-    "aten.embedding_bag.padding_idx": embedding_bag,
-    "aten._embedding_bag.default": embedding_bag,
-    "aten._embedding_bag_forward_only.default": embedding_bag,
-    "aten.index_select.default": index_select,
-    "aten.index.Tensor": index,
-    "aten._unsafe_index.Tensor": index,
-    "aten.flip.default": flip,
-    "aten.topk.default": top_k,
-    "aten.sort.default": sort,
-    "aten.sort.stable": stable_sort,
-    "aten.argsort.default": arg_sort,
-    "aten.one_hot.default": one_hot,
-    "aten.tril.default": lower_triangle,
-    "aten.triu.default": upper_triangle,
-}

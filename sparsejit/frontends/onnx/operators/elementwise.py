@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from sparsejit.frontends.onnx.call import ELEMENTS, Call
-from sparsejit.frontends.writing import activations, pointwise
+from sparsejit.frontends.writing import activations, pointwise, remainders
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
@@ -52,7 +52,7 @@ def divide(write: Writer, call: Call) -> Value:
 def modulo(write: Writer, call: Call) -> Value:
     """The remainder with the sign of the divisor, or with fmod that of x."""
     x, other = call.values(write)
-    function = pointwise.fmod if call.attribute("fmod", 0) else pointwise.remainder
+    function = remainders.fmod if call.attribute("fmod", 0) else remainders.remainder
     return function(write, x, other)
 
 

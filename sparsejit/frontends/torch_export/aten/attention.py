@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +11,10 @@ from sparsejit.frontends.writing.arranging import moved
 from sparsejit.frontends.writing.normalisation import softmax
 from sparsejit.frontends.writing.selection import below
 from sparsejit.frontends.writing.views import repeat_each
-from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Element
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.products import Bmm
-
-if TYPE_CHECKING:
-    from sparsejit.frontends.writing.writer import Operand, Writer
-    from sparsejit.ir.graph import Value
-
 
 
 def attention(

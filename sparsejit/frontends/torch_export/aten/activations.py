@@ -1,0 +1,74 @@
+"""ATen's activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sparsejit.frontends.writing.activations import (
+    celu,
+    cosh,
+    elu,
+    erfc,
+    exp2,
+    gelu,
+    glu,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    log_sigmoid,
+    log_to,
+    mish,
+    prelu,
+    relu6,
+    selu,
+    silu,
+    sinh,
+    softplus,
+    softshrink,
+    tan,
+    threshold,
+)
+from sparsejit.frontends.writing.writer import Operand, Writer
+from sparsejit.ir.graph import Value
+
+
+def _floats_first(mapping: Callable[..., Value]) -> Callable[..., Value]:
+    def converted(write: Writer, x: Operand, *rest: Any, **named: Any) -> Value:
+        return mapping(write, write.floats(x), *rest, **named)
+
+    return converted
+
+
+_ROWS: dict[str, Callable[..., Value]] = {
+    "gelu": gelu,
+    "silu": silu,
+    "mish": mish,
+    "softplus": softplus,
+    "log_sigmoid": log_sigmoid,
+    "elu": elu,
+    "selu": selu,
+    "celu": celu,
+    "leaky_relu": leaky_relu,
+    "prelu": prelu,
+    "hardtanh": hardtanh,
+    "relu6": relu6,
+    "hardsigmoid": hardsigmoid,
+    "hardswish": hardswish,
+    "hardshrink": hardshrink,
+    "softshrink": softshrink,
+    "threshold": threshold,
+    "tan": tan,
+    "sinh": sinh,
+    "cosh": cosh,
+    "erfc": erfc,
+    "glu": glu,
+    "exp2": exp2,
+    "log2": log_to(2),
+    "log10": log_to(10),
+    "_prelu_kernel": prelu,
+}
+
+OPERATORS = {f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()}

@@ -1,0 +1,110 @@
+"""ATen's normalisations and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.normalisation import (
+    batch_norm,
+    group_norm,
+    layer_norm,
+    log_softmax,
+    rows_of,
+    softmax,
+)
+from sparsejit.frontends.writing.writer import Operand, Writer
+from sparsejit.ir.graph import Value
+from sparsejit.ir.ops import row_chains
+
+# rms_norm's default: torch.finfo(torch.float32).eps.
+_FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
+
+
+def legitimate_batch_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    mean: Operand,
+    variance: Operand,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """As `batch_norm`, as decompositions write it; nothing of the batch is kept."""
+    result = batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
+    return result, None, None
+
+
+def native_layer_norm(write: Writer, *operands: Any) -> tuple[Any, ...]:
+    """As `layer_norm`, as decompositions write it; mean and deviation are not kept."""
+    return layer_norm(write, *operands), None, None
+
+
+def rms_norm(
+    write: Writer,
+    x: Operand,
+    normalized_shape: Sequence[int],
+    weight: Operand = None,
+    eps: float | None = None,
+) -> Value:
+    """Over the last axes together."""
+    value = write.floats(x)
+    rows = rows_of(write, value, len(normalized_shape))
+    affine = [] if weight is None else [reshaped(write, weight, (-1,))]
+    chain = row_chains.rms_norm(rows.shape, weight is not None)
+    least = _FLOAT32_EPSILON if eps is None else float(eps)
+    normal = write.one(chain, rows, 1.0 / rows.shape[-1], least, *affine)
+    return reshaped(write, normal, value.shape)
+
+
+def native_group_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    samples: int,
+    channels: int,
+    positions: int,
+    group: int,
+    eps: float,
+) -> tuple[Any, ...]:
+    """As `group_norm`, as decompositions write it."""
+    return group_norm(write, x, group, weight, bias, eps), None, None
+
+
+def instance_norm(
+    write: Writer,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    mean: Operand,
+    variance: Operand,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
+    """Over the positions of each channel, or with known statistics as `batch_norm`."""
+    if not use_input_stats:
+        return batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
+    return group_norm(write, x, write.shape(x)[1], weight, bias, eps)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "aten.batch_norm.default": batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": legitimate_batch_norm,
+    "aten.layer_norm.default": layer_norm,
+    "aten.native_layer_norm.default": native_layer_norm,
+    "aten.rms_norm.default": rms_norm,
+    "aten.group_norm.default": group_norm,
+    "aten.native_group_norm.default": native_group_norm,
+    "aten.instance_norm.default": instance_norm,
+    "aten.softmax.int": softmax,
+    "aten._softmax.default": softmax,
+    "aten.log_softmax.int": log_softmax,
+    "aten._log_softmax.default": log_softmax,
+}
