@@ -33,6 +33,10 @@ class CompileError(SparseJitError, RuntimeError):
     """A kernel cannot be built: an instruction or a layout does not exist."""
 
 
+class NotCopyable(SparseJitError, TypeError):
+    """What holds addresses of this process, or a place in a stream, cannot be copied or pickled."""
+
+
 def suggest(name: Any, known: Iterable[str]) -> str:
     """What may have been meant: the remedy of a message about a misspelt name."""
     names = list(known)

@@ -101,7 +101,7 @@ def compile_model(
                 "an estimator takes one X of any length; leave out example_kwargs, free_shapes "
                 "and free_batch"
             )
-        return compile_estimator(model, example_inputs, options, dtype, progress)
+        return compile_estimator(model, example_inputs, settings, dtype, progress)
     compiler = _Compiler(model, free_batch, dtype, options)
     args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
     exported, variant = compiler.make(args, kwargs, progress)

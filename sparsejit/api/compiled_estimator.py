@@ -12,6 +12,7 @@ import numpy as np
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.model_report import ModelReport, measured_times, report_of
+from sparsejit.api.options import ModelSettings
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
@@ -20,6 +21,11 @@ from sparsejit.frontends.sklearn import graph_of_estimator
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import batch_tiles
+from sparsejit.runtime.copying import SharedCode
+
+
+def _silent(stage: str, share: float) -> None:
+    """Told of progress, says nothing."""
 
 
 class Estimator(Protocol):
@@ -35,7 +41,7 @@ def is_estimator(model: Any) -> bool:
     return type(model).__module__.split(".")[0] in LIBRARIES
 
 
-class CompiledEstimator:
+class CompiledEstimator(SharedCode):
     """The methods of an estimator that predict or transform, by the names that they have there.
 
     `predict`, `predict_proba`, `predict_log_proba`, `decision_function` or `transform`, as far as
@@ -43,16 +49,17 @@ class CompiledEstimator:
     array of numbers or what numpy makes one of, such as a DataFrame; it is converted to float32.
     Results are those of the estimator to float32's precision, as float32, labels as they are.
     NaN in X spreads to the results, but in trees it goes where their library sends what is missing.
-    Categories are whole numbers, in frames too. Thread-safe.
+    Categories are whole numbers, in frames too. Thread-safe. A copy, scikit-learn's clone too, is
+    the estimator itself; pickling keeps its graphs, compiled anew at their first use.
     """
 
     def __init__(
         self,
         estimator: Any,
-        options: ModelOptions,
+        settings: ModelSettings,
         dtypes: Dtypes = "float32",
         example: Any = None,
-        progress: Progress = lambda stage, share: None,
+        progress: Progress = _silent,
     ) -> None:
         self._name = type(estimator).__name__
         # XGBoost and LightGBM know the categories of a frame by their codes.
@@ -62,14 +69,29 @@ class CompiledEstimator:
         self.classes_: Array | None = getattr(estimator, "classes_", None)
         self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
         batch = 1 if example is None else len(self._checked(example))
-        threads = options.threads
-        self.tile, shared = batch_tiles(next(iter(single.values())), max(batch, 1), threads)
+        options = settings.resolved()
+        self.tile, shared = batch_tiles(
+            next(iter(single.values())), max(batch, 1), options.threads
+        )
         graphs = single if self.tile == 1 else graph_of_estimator(estimator, self.tile)
         self._graphs: Mapping[str, Graph] = graphs
-        self._options = replace(options, shares_tiles=shared)
+        self._settings, self._shares_tiles = settings, shared
         self._dtypes, self._progress = dtypes, progress
+        self._prepare(options)
+
+    def _prepare(self, options: ModelOptions) -> None:
+        """Compile for this machine, what it comes to."""
+        self._options = replace(options, shares_tiles=self._shares_tiles)
         self._variants: dict[str, Variant] = {}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], CompiledEstimator], tuple[Any]]:
+        made_anew = ("_options", "_variants", "_lock")
+        kept = {name: value for name, value in vars(self).items() if name not in made_anew}
+        return _again, ({**kept, "_progress": _silent},)
+
+    def __sklearn_clone__(self) -> CompiledEstimator:
+        return self
 
     def __repr__(self) -> str:
         return f"<sparsejit {self._name}: {', '.join(self.methods)}>"
@@ -168,10 +190,18 @@ class _EstimatorMethod:
         return self.estimator.run(self.name, X)
 
 
+def _again(kept: dict[str, Any]) -> CompiledEstimator:
+    """The estimator that was pickled, for this machine."""
+    estimator = CompiledEstimator.__new__(CompiledEstimator)
+    vars(estimator).update(kept)
+    estimator._prepare(estimator._settings.resolved())
+    return estimator
+
+
 def compile_estimator(
     estimator: Any,
     example: Any,
-    options: ModelOptions,
+    settings: ModelSettings,
     dtypes: Dtypes,
     progress: Progress,
 ) -> CompiledEstimator:
@@ -180,4 +210,4 @@ def compile_estimator(
         if len(example) != 1:
             raise InvalidInput(f"example_inputs has {len(example)} arrays; give X alone")
         (example,) = example
-    return CompiledEstimator(estimator, options, dtypes, example, progress)
+    return CompiledEstimator(estimator, settings, dtypes, example, progress)

@@ -24,6 +24,7 @@ from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.prices import FAMILY_STEPS
 from sparsejit.planner.split import Split
+from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.trampoline import bind, call_trampoline
 from sparsejit.x86.assembler import Image
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float32]
 
 
-class Kernel:
+class Kernel(SharedCode):
     """y = activation(W x + bias) as machine code with the weights inside. Thread-safe.
 
     `pointer` is the address of a System V function `void kernel(const float *x, float *y)`,
     valid while this object lives. x is float32 (in_features,) and y float32 (out_features,), or
-    those of a batch (see `MatMul`). Pickling or copying a kernel keeps its weights and options,
-    and compiles them anew where it is loaded.
+    those of a batch (see `MatMul`). A copy is the kernel itself, for it never changes;
+    pickling keeps its weights and options, and compiles them anew where it is loaded.
     """
 
     def __init__(

@@ -25,6 +25,7 @@ from sparsejit.artefact.exported import c_name
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
 from sparsejit.ir.graph import Array, Graph
+from sparsejit.runtime.copying import SharedCode
 
 Shapes = tuple[tuple[int, ...], ...]
 _INT32 = np.dtype(np.int32)
@@ -32,12 +33,12 @@ _INT32 = np.dtype(np.int32)
 _REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
 
 
-class CompiledModel:
+class CompiledModel(SharedCode):
     """A model as machine code with its weights inside. Thread-safe.
 
     Call it as the model was called: torch tensors or numpy arrays in, the same out, nested as the
-    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length. Pickling or
-    copying a model keeps what `save` keeps, and compiles it anew where it is loaded.
+    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length. A copy is
+    the model itself; pickling keeps what `save` keeps, and compiles it anew where it is loaded.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from sparsejit.lowering.schedule import Wave
 from sparsejit.lowering.shared_tiles import build_shared_tiles
 from sparsejit.lowering.step import Step
 from sparsejit.passes.default import run_passes
+from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.model_call import ModelCall
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
@@ -30,7 +31,7 @@ Dtypes = str | Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
+class Variant(SharedCode):
     """One native function of a model.
 
     `graph` is what was lowered, after all passes; where the batch is free, of `tile` samples.

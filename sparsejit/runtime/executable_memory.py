@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsejit.errors import CompileError
+from sparsejit.runtime.copying import NotCopied, SharedCode
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -29,7 +30,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-class ExecutableMemory:
+class ExecutableMemory(SharedCode):
     """An image mapped read-only and executable; unmapped when the object dies.
 
     `address` is the first byte. Raises CompileError where the system refuses the mapping.
@@ -83,6 +84,15 @@ def _refused(action: str, size: int) -> CompileError:
     )
 
 
+class BoundCall(NotCopied):
+    """What a built-in function needs for as long as it lives."""
+
+    instead_of_copying = "pickle the kernel or model, and bind that again"
+
+    def __init__(self, *held: object) -> None:
+        self.held = held
+
+
 class _MethodDefinition(ctypes.Structure):
     """CPython's PyMethodDef."""
 
@@ -103,7 +113,8 @@ def builtin(name: str, address: int, flags: int, keep: object) -> Callable[..., 
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    function: Callable[..., Any] = make(ctypes.addressof(definition), (definition, keep), None)
+    held = BoundCall(definition, keep)
+    function: Callable[..., Any] = make(ctypes.addressof(definition), held, None)
     return function
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.machine.target import Target
+from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.executable_memory import ExecutableMemory, write_perf_map
 from sparsejit.runtime.tiles import allow_tiles
 from sparsejit.x86.assembler import Assembler, Image
@@ -16,7 +17,7 @@ from sparsejit.x86.assembler import Assembler, Image
 _serial = count()
 
 
-class Program:
+class Program(SharedCode):
     """One native function: its image, the memory it runs from, and its address."""
 
     def __init__(self, name: str, image: Image) -> None:

@@ -120,7 +120,7 @@ class ModelTimer:
         inputs, outputs = map(ctypes.addressof, self._tables)
         loop = native_loop([(memory.address, (inputs, outputs, workspace.ctypes.data, 1))])
 
-        def run(count: int, keep: Array = workspace) -> None:
+        def run(count: int, keep: tuple[object, ...] = (memory, workspace)) -> None:
             loop(count)
 
         return run

@@ -14,12 +14,13 @@ from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.planner.plan import Plan
 from sparsejit.runtime.call_arrays import aligned_copy
+from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.program import Program
 from sparsejit.voice.sample_graph import SampleGraph
 
 
 @dataclass(frozen=True, eq=False)
-class SampleLoop:
+class SampleLoop(SharedCode):
     """The native function, what `loop` says of its operands, and the record of its kernels.
 
     `initial` are the states of a stream that begins, `results` the types of what a sample gives. A

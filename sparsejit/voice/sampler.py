@@ -9,18 +9,21 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array
 from sparsejit.lowering.loop import Role
 from sparsejit.runtime.call_arrays import new_workspace
+from sparsejit.runtime.copying import NotCopied
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.loop_arrays import FrameInputs, LoopArrays
 from sparsejit.voice.sample_loop import SampleLoop
 
 
-class Sampler:
+class Sampler(NotCopied):
     """One utterance in progress: its own state, the shared native code.
 
     Chunks of any number of frames give the samples that one call with all frames would give.
     `classes` of the last call, int64, none where samples have no class, and the bytes of
     `workspace` are kept for inspection. Not for two threads at once; make one Sampler per thread.
     """
+
+    instead_of_copying = "pickle the voice, and speak anew from the same seed"
 
     def __init__(self, loop: SampleLoop, seed: int) -> None:
         check_seed(seed)

@@ -13,6 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
+from sparsejit.runtime.copying import SharedCode
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.checkpoints import ForeignVoice
@@ -31,8 +32,10 @@ from sparsejit.voice.weights import VoiceWeights, check_temperature
 _MOST_FRAMES_AT_ONCE = 64
 
 
-class WaveRNN:
+class WaveRNN(SharedCode):
     """A pruned voice compiled into one native function. Thread-safe.
+
+    A copy is the voice itself; pickling keeps its source, and compiles it anew where it is loaded.
 
     dtype: how the matrices of the network are stored, float32, bfloat16, float16 or int8; or a dict
         from names of `layers` to that. With int8 inputs of products are quantised too, the state in
@@ -53,6 +56,7 @@ class WaveRNN:
         post_filter: bool = True,
     ) -> None:
         self.source = source
+        self._compiled_with = target, dtype, post_filter
         self.post_filter = post_filter and isinstance(source, VoiceWeights)
         self.sample_rate, self.hop_length = source.sample_rate, source.hop_length
         self.n_mels = source.n_mels
@@ -62,6 +66,9 @@ class WaveRNN:
         )
         # What is made or faulted in at first use, here, or a first stream would wait for it.
         self.generate(np.full((self.n_mels, 1), np.log10(features.POWER_FLOOR)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, *self._compiled_with)
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"

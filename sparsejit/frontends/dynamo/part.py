@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.frontends.dynamo.notices import described, say_once
 from sparsejit.frontends.dynamo.part_graphs import CompilePart, NotWorth, PartGraphs
 from sparsejit.frontends.dynamo.sizes import symbols_of
+from sparsejit.runtime.copying import SharedCode
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -24,7 +25,7 @@ MOST_CHANGES = 3
 Runner = Callable[[Sequence[Any]], Any]
 
 
-class DynamoPart:
+class DynamoPart(SharedCode):
     """Calls native code for a module of ATen operators, or the module.
 
     `names` has the names of inputs that are parameters, by place. They are looked up at every
