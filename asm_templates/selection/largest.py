@@ -1,7 +1,8 @@
 """Places of the largest elements of rows, the first of equals first, NaN above all others.
 
 Elements become int32 keys of the same order: the lower bits of negative floats are inverted, -0
-counts as 0, and NaN is the largest integer. Then, for each element wanted:
+counts as 0, and NaN is the largest integer. Where the least are wanted all bits are inverted once
+more. Then, for each element wanted:
 
     largest key of the row -> its first place -> that key becomes the smallest integer
 """
@@ -32,6 +33,7 @@ from sparsejit.x86.operands import (
 _FLOAT, _PLACE = 4, 8
 _VECTORS_IN_STEP = 4
 _GREATEST, _LEAST = 2**31 - 1, -(2**31)
+_LAST = _LEAST + 1  # below the key of every number
 _UNORDERED = 3  # of vcmpps
 _FOUND = k(1)
 _SWAPPED_HALVES, _SWAPPED_PAIRS = 0x4E, 0xB1  # of vpshufd
@@ -41,7 +43,7 @@ _SWAPPED_HALVES, _SWAPPED_PAIRS = 0x4E, 0xB1  # of vpshufd
 class LargestElements:
     """The `count` largest of each of `rows` float32 rows of `length`, `pitch` bytes apart.
 
-    `with_values`: the elements too, not only their places.
+    `with_values`: the elements too, not only their places. `least`: the least instead.
     """
 
     rows: int
@@ -49,6 +51,7 @@ class LargestElements:
     count: int
     pitch: int
     with_values: bool
+    least: bool = False
 
     def scratch_bytes(self, target: Target) -> int:
         """What a row's keys need, and a vector behind them."""
@@ -81,7 +84,10 @@ def _write_keys(asm: Assembler, spec: LargestElements) -> None:
     """The keys of a row at rcx, and a vector of the least behind them."""
     nothing, greatest, spare = (vector(asm, 13 + number) for number in range(3))
     zero(asm, nothing)
-    load_constant(asm, greatest, _GREATEST)
+    load_constant(asm, greatest, _LAST if spec.least else _GREATEST)
+    ones = vector(asm, 12)
+    if spec.least:
+        load_constant(asm, ones, -1)
 
     def body(span: Span) -> None:
         for position in range(len(span.firsts)):
@@ -90,6 +96,8 @@ def _write_keys(asm: Assembler, spec: LargestElements) -> None:
             asm.emit("vaddps", key, key, nothing)
             asm.emit("vpsrad", sign, key, 31)
             asm.emit("vpsrld", sign, sign, 1)
+            if spec.least:
+                asm.emit("vxorps", sign, sign, ones)
             if asm.target.isa == "avx512":
                 asm.emit("vcmpps", _FOUND, key, key, _UNORDERED)
                 asm.emit("vpxord", key, key, sign)

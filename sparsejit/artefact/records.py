@@ -2,8 +2,8 @@
 
 Fields are numbers, strings, choices, other records, tuples and sets of these, or None where their
 type says so; of a microarchitecture its key. Reading takes only what writing makes: classes that
-are known, every field there and of its type, and it makes each record through its constructor,
-which checks ranges. Nothing is run.
+are known, every field there, but for those newer than the file, and of its type, and it makes each
+record through its constructor, which checks ranges. Nothing is run.
 """
 
 import math
@@ -65,11 +65,14 @@ class RecordCodec:
         if not isinstance(name, str) or name not in self._classes:
             raise DamagedFile(f"has {_shown(data)} where a record belongs")
         hints = self._hints[name]
-        if data.keys() != {"record", *hints}:
-            wrong = ", ".join(sorted(data.keys() ^ {"record", *hints}))
+        known = {"record", *hints}
+        optional = _newer(self._classes[name])
+        if not known - optional <= data.keys() <= known:
+            wrong = ", ".join(sorted(data.keys() ^ known))
             raise DamagedFile(f"has a {name} with fields too many or missing: {wrong}")
         try:
-            values = {field: self._from_data(data[field], hint) for field, hint in hints.items()}
+            given = {field: hint for field, hint in hints.items() if field in data}
+            values = {field: self._from_data(data[field], hint) for field, hint in given.items()}
             return self._classes[name](**values)
         except (TypeError, ValueError) as error:  # InvalidInput is a ValueError
             raise DamagedFile(f"has a {name} that cannot be: {error}") from error
@@ -127,6 +130,11 @@ def _core(key: Any) -> Core:
     if key not in MICROARCHITECTURES:
         raise ValueError(f"{_shown(key)} is no microarchitecture")
     return core_named(key)
+
+
+def _newer(record: type[Any]) -> set[str]:
+    """The fields that files of older versions lack: those marked so, which have a default."""
+    return {field.name for field in fields(record) if "newer" in field.metadata}
 
 
 def _hints(record: type[Any]) -> dict[str, Any]:

@@ -68,16 +68,16 @@ def lower_embedding_bag(low: Lowering, node: Node) -> None:
 def lower_argmax(low: Lowering, node: Node) -> None:
     """The largest element of each row."""
     assert isinstance(node.op, ArgMax)
-    _lower_largest(low, node, 1)
+    _lower_largest(low, node, 1, False)
 
 
 def lower_topk(low: Lowering, node: Node) -> None:
     """The largest elements of each row, one after another."""
     assert isinstance(node.op, TopK)
-    _lower_largest(low, node, node.op.count)
+    _lower_largest(low, node, node.op.count, node.op.least)
 
 
-def _lower_largest(low: Lowering, node: Node, count: int) -> None:
+def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
     (x,) = node.inputs
     if x.type.element is not Element.FLOAT32:
         raise CompileError(
@@ -90,7 +90,7 @@ def _lower_largest(low: Lowering, node: Node, count: int) -> None:
         source = low.contiguous(x).reshaped(shape)
     assert source is not None
     into = tuple(low.dense_result(value) for value in node.outputs)
-    spec = LargestElements(shape[0], length, count, source.strides[0], len(into) > 1)
+    spec = LargestElements(shape[0], length, count, source.strides[0], len(into) > 1, least)
     registers = (rsi, rdx) if spec.with_values else (rdx,)
 
     def emit(asm: Assembler, at: Locations) -> None:

@@ -66,7 +66,7 @@ def result_types(chain: Chain, operands: Sequence[Operand]) -> tuple[TensorType,
 def lowered(chain: Chain, operands: Sequence[Operand], target: Target) -> LoweredChain:
     """Lower for results that are row-major, each of its own shape."""
     ins = [
-        Strided((0,) * len(chain.shape), element_of(o.stored), float(o.stored.reshape(-1)[0]))
+        Strided((0,) * len(chain.shape), element_of(o.stored), o.stored.reshape(-1)[0].item())
         if o.known
         else Strided(np.broadcast_to(o.view, chain.shape).strides, element_of(o.stored))
         for o in operands

@@ -85,7 +85,7 @@ CASES: dict[str, list[Call]] = {
     },
     **{f"aten.{n}.Scalar": [call(X, 0.5)] for n in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"aten.bitwise_{n}.Tensor": [call(truths(6), truths(6))] for n in ("and", "or", "xor")},
-    "aten.bitwise_not.default": [call(truths(6))],
+    "aten.bitwise_not.default": [call(truths(6)), call(whole(9, 6))],
     "aten.add.Tensor": [
         call(X, rand(5), alpha=2),
         call(X, 3),
@@ -107,7 +107,10 @@ CASES: dict[str, list[Call]] = {
         call(5 * X, positive(5), rounding_mode=mode) for mode in (None, "floor", "trunc")
     ],
     "aten.div.Scalar_mode": [call(5 * X, 0.3, rounding_mode="trunc")],
-    "aten.floor_divide.default": [call(5 * X, positive(5))],
+    "aten.floor_divide.default": [
+        call(5 * X, positive(5)),
+        call(torch.ones(3), torch.full((3,), 0.1)),
+    ],
     "aten.floor_divide.Scalar": [call(5 * X, 0.7)],
     "aten.remainder.Tensor": [call(5 * X, rand(5))],
     "aten.remainder.Scalar": [call(5 * X, 0.75)],
@@ -116,6 +119,7 @@ CASES: dict[str, list[Call]] = {
     "aten.pow.Tensor_Scalar": [
         *(call(X, n) for n in (1, 2, 3, 4.0, 7, -1, -2)),
         *(call(positive(4), n) for n in (0.5, -0.5, 1.7, -0.3)),
+        *(call(whole(9, 4) + 1, n) for n in (0, 1, 2, 3, 5, -1.0, 0.5)),
     ],
     "aten.pow.Tensor_Tensor": [call(X, Known(torch.tensor(3.0)))],
     "aten.pow.Scalar": [call(2, X), call(0.5, X)],
@@ -126,7 +130,7 @@ CASES: dict[str, list[Call]] = {
     "aten.addcmul.default": [call(X, rand(5), rand(3, 1), value=0.5)],
     "aten.addcdiv.default": [call(X, rand(5), positive(3, 1), value=2)],
     "aten.lerp.Scalar": [call(X, rand(3, 5), 0.25)],
-    "aten.lerp.Tensor": [call(X, rand(3, 5), positive(5))],
+    "aten.lerp.Tensor": [call(X, rand(3, 5), positive(5)), call(X, rand(3, 5), rand(5))],
     "aten.clamp.default": [
         call(X, -0.5, 0.5),
         call(X, None, 0),
@@ -163,7 +167,7 @@ CASES: dict[str, list[Call]] = {
     "aten.copy.default": [call(X, rand(5)), call(X, whole(4, 3, 1))],
     "aten.prelu.default": [call(rand(2, 4, 3), weight(4)), call(X, weight(1))],
     "aten._prelu_kernel.default": [call(X, weight(1, 1))],
-    "aten.threshold.default": [call(X, 0.25, -7)],
+    "aten.threshold.default": [call(X, 0.25, -7), call(whole(9, 4), 3, -7)],
     "aten.glu.default": [call(rand(3, 6)), call(rand(4, 3, 2), 0)],
 }
 MORE: dict[str, list[Call]] = {
@@ -173,8 +177,10 @@ MORE: dict[str, list[Call]] = {
     "aten.celu.default": [call(X, 0.5)],
     "aten.t.default": [call(rand(4))],
     "aten.nan_to_num.default": [
-        call(torch.tensor([1.0, torch.inf, -torch.inf, torch.nan]), 0.5, 9.0, -9.0)
+        call(torch.tensor([1.0, torch.inf, -torch.inf, torch.nan]), 0.5, 9.0, -9.0),
+        call(whole(9, 4)),
     ],
-    "aten.floor.default": [call(whole(9, 4))],
+    **{f"aten.{name}.default": [call(whole(9, 4) - 4)] for name in ("floor", "relu", "sign")},
+    **{f"aten.{n}.default": [call(whole(99, 4) - 4)] for n in ("relu6", "hardtanh", "square")},
     "aten.exp.default": [call(whole(4, 3))],
 }

@@ -280,7 +280,8 @@ def largest(grow: Growing) -> None:
         return
     gaps = np.diff(np.sort(grow.known[x], axis=-1), axis=-1)
     if np.all(gaps > GAP):
-        ops = [TopK(min(grow.one([1, 2, 5]), x.shape[-1])), ArgMax(), ArgMax(True)]
+        count = min(grow.one([1, 2, 5]), x.shape[-1])
+        ops = [TopK(count), TopK(count, least=True), ArgMax(), ArgMax(True)]
         grow.apply(grow.one(ops), x)
 
 

@@ -121,15 +121,18 @@ PRODUCTS = {
 }
 REDUCTIONS = {
     "aten.sum.dim_IntList": [*_over_axes(*SEVERAL), call(whole(9, 3, 4), [1]), call(X, None)],
-    "aten.sum.default": [call(rand(3, 4, 5)), call(truths(9)), call(rand())],
+    "aten.sum.default": [
+        *(call(rand(3, 4, 5)), call(truths(9)), call(rand()), call(whole(9, 40))),
+        *(call(whole(9, 3, 4), dtype=torch.float32), call(3 * X, dtype=torch.int64)),
+    ],
     "aten.mean.dim": [*_over_axes(*SEVERAL), call(X, None)],
     "aten.mean.default": [call(rand(3, 4, 5))],
     "aten.amax.default": [*_over_axes(*SEVERAL), call(whole(9, 3, 4), [0])],
-    "aten.amin.default": _over_axes(*SEVERAL),
-    "aten.max.default": [call(rand(3, 4, 5))],
-    "aten.min.default": [call(rand(3, 4, 5))],
-    "aten.max.dim": _over_axes(1),
-    "aten.min.dim": _over_axes(1),
+    "aten.amin.default": [*_over_axes(*SEVERAL), call(whole(9, 3, 20), [-1]), call(truths(5), [0])],
+    "aten.max.default": [call(rand(3, 4, 5)), call(whole(9, 3, 20))],
+    "aten.min.default": [call(rand(3, 4, 5)), call(whole(9, 3, 20))],
+    "aten.max.dim": [*_over_axes(1), call(whole(9, 3, 20), 1)],
+    "aten.min.dim": [*_over_axes(1), call(whole(9, 3, 20), 0, True)],
     **{
         f"aten.{name}.correction": [
             call(X, [1], correction=0),
@@ -152,15 +155,22 @@ REDUCTIONS = {
     **{f"aten.{name}.default": [call(truths(3, 4)), call(X)] for name in ("any", "all")},
     **{f"aten.{name}.dim": [call(truths(3, 2), 1), call(X, 0, True)] for name in ("any", "all")},
     **{f"aten.{name}.dims": [call(truths(3, 2, 2), [0, 1])] for name in ("any", "all")},
-    "aten.argmax.default": [*_over_axes(1), call(X), call(X, None, True)],
-    "aten.argmin.default": [*_over_axes(1), call(X)],
+    "aten.argmax.default": [
+        *(*_over_axes(1), call(X), call(X, None, True), call(whole(99, 3, 20), 1)),
+        *(call(whole(99, 3, 4)), call(whole(99, 3, 4), 0, True)),
+    ],
+    "aten.argmin.default": [*_over_axes(1), call(X), call(whole(99, 3, 20), 1)],
     "aten.cumsum.default": [
+        call(whole(9, 3, 4), 1),
         call(X, 1),
         call(rand(9, 2), 0),
         call(truths(5), 0),
         call(rand(1, 2), 0),
     ],
-    "aten.prod.dim_int": [call(X, 1), call(X, 0, True)],
+    "aten.prod.dim_int": [
+        *(call(X, 1), call(X, 0, True), call(whole(9, 3, 5), 1), call(truths(3, 5), 1)),
+        call(whole(9, 3, 5), 1, dtype=torch.float32),
+    ],
 }
 NORMALISATIONS = {
     "aten.batch_norm.default": [

@@ -285,3 +285,9 @@ def test_tensors_that_nothing_reads_are_refused() -> None:
     header, tensors = graph_to_data(model())
     with pytest.raises(DamagedFile, match="tensors that nothing reads: more"):
         graph_from_data(header, {**tensors, "more": np.zeros(2)})
+
+
+def test_a_field_newer_than_the_file_may_lack() -> None:
+    data = OPERATORS.encode(TopK(3))
+    del data["least"]
+    assert OPERATORS.decode(data) == TopK(3)

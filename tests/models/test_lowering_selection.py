@@ -141,7 +141,8 @@ def test_the_largest(
     x[generator.random(x.shape) < 0.1] = -0.0
     target = Target.named(isa)
     check_graph(graph_of(ArgMax(), x), [x], target, 0)
-    check_graph(graph_of(TopK(min(count, length)), x), [x], target, 0)
+    for least in (False, True):
+        check_graph(graph_of(TopK(min(count, length), least), x), [x], target, 0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -155,6 +156,10 @@ def test_nan_counts_as_largest_as_in_torch(isa: str) -> None:
     assert place == torch.from_numpy(x).argmax().item() == 17
     values, places = run_graph(graph_of(TopK(4), x), [x], target)
     assert list(places) == [17, 30, 4, 39]
+    np.testing.assert_array_equal(values, x[places])
+    x[20] = -np.inf
+    values, places = run_graph(graph_of(TopK(40, least=True), x), [x], target)
+    assert places[0] == 20 and list(places[-4:]) == [39, 4, 17, 30]
     np.testing.assert_array_equal(values, x[places])
 
 

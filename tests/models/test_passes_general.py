@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from sketch import Sketch, applied, kinds, node_of
 
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Expand, Permute
 from sparsejit.passes.common_subexpressions import merge_common_subexpressions
@@ -50,6 +52,16 @@ def test_masks_and_transposes_of_weights_are_folded_with_one_rounding() -> None:
     exact = [graph.constants[value].astype(np.float64) for value in (v, g, third)]
     folded = after.constants[node_of(after, Linear).inputs[1]]
     np.testing.assert_array_equal(folded, np.float32(exact[0] * exact[1] * exact[2]).T)
+
+
+def test_operands_of_steps_are_rounded_first() -> None:
+    """0.7 * 10 is 7 in float32, just below it in float64."""
+    s = Sketch()
+    seven = s("mul", s.constant([np.float32(0.7)]), s.constant([np.float32(10)]))
+    above = s("greater_equal", seven, s.constant([7.0]))
+    results = s("floor", seven), s(Cast(Element.INT64), seven), above
+    after = fold_constants(s.finish(*results))
+    assert [after.constants[value].item() for value in after.outputs] == [7.0, 7, True]
 
 
 def test_a_constant_is_not_expanded_to_much_more() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from operator_cases import Call, Known, X, call, rand, weight, whole
+from operator_cases import Call, Known, X, call, rand, truths, weight, whole
 
 CUBE, IMAGE, SEQUENCE = rand(3, 4, 5), rand(2, 4, 9, 8), rand(2, 4, 12)
 EVEN = Known(torch.tensor([0, 3, 6]))
@@ -137,8 +137,12 @@ SELECTIONS: dict[str, list[Call]] = {
         call(X, 2),
         call(X, 5, 1, False),
         call(CUBE, 2, 0),
+        *(call(torch.randperm(12).reshape(3, 4), 3, 1, largest) for largest in (True, False)),
     ],
-    "aten.sort.default": [call(X), call(X, 0, True)],
+    "aten.sort.default": [
+        *(call(X), call(X, 0, True), call(torch.randperm(15).reshape(3, 5)), call(truths(6))),
+        call(torch.randperm(15).reshape(3, 5), 0, True),
+    ],
     "aten.sort.stable": [call(X, stable=True, dim=1)],
     "aten.argsort.default": [call(X), call(X, 0, True)],
     "aten.one_hot.default": [call(whole(5, 2, 3), 5)],

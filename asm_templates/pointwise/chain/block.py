@@ -11,8 +11,10 @@ from sparsejit.asm_templates.pointwise.chain.lanes import bits, longs, move, nar
 from sparsejit.asm_templates.pointwise.chain.memory import Strip
 from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan
 from sparsejit.asm_templates.pointwise.chain.reductions import (
+    RowPart,
     across_lanes,
     combine,
+    parts_of,
     start_row,
     take_in,
 )
@@ -204,36 +206,44 @@ class BlockEmitter:
 
     def _reduce(self, action: Action) -> None:
         """All vectors of each row into one, every lane of which holds the result."""
-        kind, out = action.item.kind, self._registers(action.out)
+        kind, registers = action.item.kind, self._registers(action.out)
+        each = self._pairs(self.plan.values[action.item.value].element)
+        out = registers[::each]
         scratch = self._registers(action.scratch)
-        vectors, tail = self.block.vectors, self.block.tail
-        count = len(out) * vectors
+        of_row = self.block.vectors * each
+        count = len(out) * of_row
         columns = [self._argument(action, n) for n in range(len(action.inputs))]
         every = [[held[n * len(held) // count] for held in columns] for n in range(count)]
-        order = [vectors - 1, *range(vectors - 1)] if tail else range(vectors)
-        for turn, position in enumerate(order):
+        for turn, part in enumerate(self._parts(kind)):
             for row, register in enumerate(out):
-                source = every[row * vectors + position]
+                source = every[row * of_row + part.register]
                 if turn:
                     take_in(self.asm, kind, register, source, scratch[0])
                 else:
-                    start_row(self.asm, kind, register, source, tail, scratch[0])
+                    start_row(self.asm, kind, register, source, part, scratch[0])
         across_lanes(self.asm, kind, out, scratch)
+        if each > 1:
+            for lower, upper in zip(out, registers[1::each], strict=True):
+                move(self.asm, upper, lower)
+
+    def _parts(self, kind: str) -> list[RowPart]:
+        return parts_of(kind, self.block.vectors, self.block.tail, self.asm.target.lanes)
 
     def _accumulate(self, action: Action) -> None:
         reduction = action.item.array
         kind = self.plan.values[reduction].kind
+        each = self._pairs(self.plan.values[reduction].element)
         spare, partial = self._registers(action.scratch[:2])
         columns = [self._argument(action, n) for n in range(len(action.inputs))]
         accumulators = self._registers(self.block.accumulators[reduction])
-        for position in range(self.block.vectors):
-            source = [held[position if len(held) > 1 else 0] for held in columns]
-            count = self._count(position)
-            into = accumulators[position]
-            if count == self.asm.target.lanes:
+        for part in self._parts(kind):
+            # A value of a row, and a constant, have one vector for all.
+            source = [held[part.register % len(held)] for held in columns]
+            into = accumulators[part.register // each]
+            if not part.tail:
                 take_in(self.asm, kind, into, source, spare)
                 continue
-            start_row(self.asm, kind, partial, source, count, spare)
+            start_row(self.asm, kind, partial, source, part, spare)
             combine(self.asm, kind, into, into, partial, spare)
 
     def _slot(self, slot: int, number: int) -> Memory:

@@ -8,6 +8,7 @@ import numpy as np
 from sparsejit.asm_templates.pointwise.chain.lanes import (
     FIRST_MASK,
     SECOND_MASK,
+    extreme_of_longs,
     high_half,
     is_wide,
     join,
@@ -18,6 +19,7 @@ from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
+_LAST_BITS = (1 << 11) - 1  # of an int64, more than a double holds
 _TRUNCATE, _FLOOR = 11, 9  # of vroundpd, without exception flags
 
 Pair = list[Register]
@@ -85,14 +87,10 @@ def _compared(wide_predicate: int, narrow: str, swap: bool, invert: bool) -> Pai
     return PairFunction(emit, scratch=1)
 
 
-def _extreme(wide: str, swap: bool) -> PairFunction:
+def _extreme(mnemonic: str) -> PairFunction:
     def emit(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
         for register, a, b in zip(d, *args, strict=True):
-            if is_wide(asm):
-                asm.emit(wide, register, a, b)
-                continue
-            asm.emit("vpcmpgtq", register, *((b, a) if swap else (a, b)))
-            asm.emit("vblendvpd", register, b, a, register)
+            extreme_of_longs(asm, mnemonic, register, a, b, register)
 
     return PairFunction(emit)
 
@@ -136,7 +134,9 @@ def _to_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
         return
     # The lower and the upper 32 bits as the mantissas of doubles: 2^52 + low, 2^84 + 2^63 + high.
     for register, a in zip(halves, args[0], strict=True):
-        upper = scratch[1]
+        upper, odd = scratch[1:]
+        _rounded_to_odd(asm, odd, a, upper)
+        a = odd
         asm.emit("vpsrlq", upper, a, 32)
         asm.emit("vxorps", upper, upper, _longs(asm, 0x4530000080000000))
         asm.emit("vsubpd", upper, upper, _longs(asm, 0x4530000080100000))
@@ -145,6 +145,21 @@ def _to_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
         asm.emit("vaddpd", register, register, upper)
         asm.emit("vcvtpd2ps", low(register), register)
     join(asm, d[0], d[0], scratch[0])
+
+
+def _rounded_to_odd(asm: Assembler, d: Register, a: Register, spare: Register) -> None:
+    """d = a; beyond 2^53 without its last 11 bits, the lowest bit left telling whether one was set.
+
+    A double holds that, and what is rounded from it to float32 is rounded as if from a.
+    """
+    asm.emit("vandps", d, a, _longs(asm, _LAST_BITS))
+    asm.emit("vpaddq", d, d, _longs(asm, _LAST_BITS))
+    asm.emit("vorps", d, d, a)
+    asm.emit("vandps", d, d, _longs(asm, ~_LAST_BITS))
+    asm.emit("vpaddq", spare, a, _longs(asm, 1 << 53))
+    asm.emit("vpsrlq", spare, spare, 54)
+    asm.emit("vpcmpgtq", spare, spare, _longs(asm, 0))
+    asm.emit("vblendvpd", d, a, d, spare)
 
 
 def _longs(asm: Assembler, pattern: int) -> Literal:
@@ -198,8 +213,8 @@ INT_FUNCTIONS: dict[str, PairFunction] = {
     "neg": PairFunction(_negate, 1),
     "abs": PairFunction(_absolute, 1),
     "square": PairFunction(_square, 1),
-    "maximum": _extreme("vpmaxsq", swap=False),
-    "minimum": _extreme("vpminsq", swap=True),
+    "maximum": _extreme("vpmaxsq"),
+    "minimum": _extreme("vpminsq"),
     "equal": _compared(0, "vpcmpeqq", swap=False, invert=False),
     "not_equal": _compared(4, "vpcmpeqq", swap=False, invert=True),
     "less": _compared(1, "vpcmpgtq", swap=True, invert=False),
@@ -207,7 +222,7 @@ INT_FUNCTIONS: dict[str, PairFunction] = {
     "greater": _compared(6, "vpcmpgtq", swap=False, invert=False),
     "greater_equal": _compared(5, "vpcmpgtq", swap=True, invert=True),
     "where": PairFunction(_where),
-    "to_float32": PairFunction(_to_float, 2),
+    "to_float32": PairFunction(_to_float, 3),
 }
 FROM_BOOL = PairFunction(_from_bool, 1)
 FROM_FLOAT = PairFunction(_from_float, 2)

@@ -296,6 +296,8 @@ class _ChainEmitter:
         for other in others:
             combine(asm, kind, total, total, other, raise_spares[0])
         across_lanes(asm, kind, [total], raise_spares)
-        asm.emit("vmovups", Memory(rsp, self.stack + slot), total)
+        for number in range(self.plan.width(reduction, 1, 1)):
+            place = self.stack + slot + number * asm.target.vector_bytes
+            asm.emit("vmovups", Memory(rsp, place), total)
 
 

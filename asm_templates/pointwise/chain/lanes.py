@@ -43,6 +43,22 @@ def bits(asm: Assembler, pattern: int) -> Literal:
     return asm.constant(int(np.array(pattern, np.uint32).astype(np.int32)))
 
 
+def extreme_of_longs(
+    asm: Assembler,
+    mnemonic: str,
+    destination: Register,
+    first: Register,
+    second: Register,
+    spare: Register,
+) -> None:
+    """destination = vpmaxsq or vpminsq of two. AVX2 clobbers spare, which may be destination."""
+    if is_wide(asm):
+        asm.emit(mnemonic, destination, first, second)
+        return
+    asm.emit("vpcmpgtq", spare, *((first, second) if mnemonic == "vpmaxsq" else (second, first)))
+    asm.emit("vblendvpd", destination, second, first, spare)
+
+
 def longs(asm: Assembler, value: float) -> Literal:
     """A vector operand with this int64 in every 64-bit lane."""
     values = np.full(asm.target.lanes // 2, int(value), np.int64)

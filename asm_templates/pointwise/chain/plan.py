@@ -217,7 +217,7 @@ class ChainPlan:
             each = self.width(value, 1, 1) * self.target.vector_bytes
             self.scratch_bytes += each * self.vectors
         for reduction in row_pass.reductions:
-            self.slots[reduction] = self.new_slot(1)
+            self.slots[reduction] = self.new_slot(self.width(reduction, 1, 1))
         used = self._row_inputs(row_pass)
         attempts = [(vectors, used, False) for vectors in _VECTORS_IN_STEP]
         for vectors, pinned, may_spill in [*attempts, (1, used, True), (1, [], True)]:

@@ -2,54 +2,118 @@
 
     across lanes    v += v's halves swapped, v += quarters swapped, ... : the result in every lane
 
-The order in which elements are combined depends on the length of the row only.
+The order in which elements are combined depends on the length of the row only. Of int64
+(`OF_LONGS`) a row is walked by halves of vectors, a register each.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.chain.lanes import extreme, is_wide, move
-from sparsejit.asm_templates.pointwise.chain.memory import TAIL_MASK, lane_mask
+from sparsejit.asm_templates.pointwise.chain.lanes import (
+    extreme,
+    extreme_of_longs,
+    is_wide,
+    longs,
+    move,
+)
+from sparsejit.asm_templates.pointwise.chain.memory import (
+    HIGH_TAIL_MASK,
+    LOW_TAIL_MASK,
+    TAIL_MASK,
+    lane_mask,
+)
+from sparsejit.asm_templates.pointwise.chain.typed import OF_LONGS
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
 _EXTREMES = {"row_max": "vmaxps", "row_min": "vminps"}
 _OF_NUMBERS = {"row_max_of_numbers": "vmaxps", "row_min_of_numbers": "vminps"}
-_IDENTITIES = {"vmaxps": float("-inf"), "vminps": float("inf"), "vaddps": 0.0}
+_LONGS = {
+    OF_LONGS["row_sum"]: "vpaddq",
+    OF_LONGS["row_max"]: "vpmaxsq",
+    OF_LONGS["row_min"]: "vpminsq",
+}
+_IDENTITIES = {
+    "vmaxps": float("-inf"),
+    "vminps": float("inf"),
+    "vaddps": 0.0,
+    "vpmaxsq": -(2**63),
+    "vpminsq": 2**63 - 1,
+    "vpaddq": 0,
+}
+
+
+class RowPart(NamedTuple):
+    """What one register has of a row: `tail` elements, or with 0 as many as it has lanes.
+
+    `register` is its number among those of the row.
+    """
+
+    register: int
+    tail: int = 0
+    is_upper: bool = False
+
+
+def parts_of(kind: str, vectors: int, tail: int, lanes: int) -> list[RowPart]:
+    """The registers of so many vectors, the last of which has `tail` elements if that is not 0.
+
+    The one that is not whole comes first; those without elements are left out.
+    """
+    halves = 2 if kind in _LONGS else 1
+    each, found = lanes // halves, []
+    for vector in range(vectors):
+        left = tail if tail and vector == vectors - 1 else lanes
+        for half in range(halves):
+            count = min(each, left - half * each)
+            if count > 0:
+                found.append(RowPart(vector * halves + half, count % each, half == 1))
+    return sorted(found, key=lambda part: part.tail == 0)
 
 
 def _mnemonic(kind: str) -> str:
-    return _EXTREMES.get(kind) or _OF_NUMBERS.get(kind) or "vaddps"
+    named = _EXTREMES.get(kind) or _OF_NUMBERS.get(kind) or _LONGS.get(kind)
+    return named or "vaddps"
 
 
 def combine(
     asm: Assembler, kind: str, d: Register, first: Register, second: Register, spare: Register
 ) -> None:
     """d = first and second combined; of numbers alone where second is NaN. May clobber spare."""
+    mnemonic = _mnemonic(kind)
     if kind in _EXTREMES:
-        extreme(asm, _EXTREMES[kind], d, [first, second], spare)
+        extreme(asm, mnemonic, d, [first, second], spare)
+    elif mnemonic in ("vpmaxsq", "vpminsq"):
+        extreme_of_longs(asm, mnemonic, d, first, second, spare)
     else:  # The second source is the result where either is NaN.
-        asm.emit(_mnemonic(kind), d, second, first)
+        asm.emit(mnemonic, d, second, first)
 
 
 def set_identity(asm: Assembler, kind: str, register: Register) -> None:
     """register = what changes no result."""
-    move(asm, register, asm.constant(_IDENTITIES[_mnemonic(kind)]))
+    number = _IDENTITIES[_mnemonic(kind)]
+    move(asm, register, longs(asm, number) if kind in _LONGS else asm.constant(number))
 
 
-def without_tail(
-    asm: Assembler, kind: str, d: Register, source: Register, tail: int
-) -> None:
-    """d = the first `tail` lanes of source, and in the others what changes no result."""
+def without_tail(asm: Assembler, kind: str, d: Register, source: Register, part: RowPart) -> None:
+    """d = the part's lanes of source, and in the others what changes no result."""
+    is_long = kind in _LONGS
     if is_wide(asm):
         set_identity(asm, kind, d)
-        asm.emit("vmovaps", d.masked(TAIL_MASK), source)
+        if is_long:
+            mask = HIGH_TAIL_MASK if part.is_upper else LOW_TAIL_MASK
+            asm.emit("vmovdqa64", d.masked(mask), source)
+        else:
+            asm.emit("vmovaps", d.masked(TAIL_MASK), source)
         return
-    asm.emit("vandps", d, source, lane_mask(asm, tail))
-    if _IDENTITIES[_mnemonic(kind)]:
-        values = np.where(np.arange(8) < tail, 0.0, _IDENTITIES[_mnemonic(kind)])
-        asm.emit("vorps", d, d, Literal(asm.literal(values.astype(np.float32))))
+    asm.emit("vandps", d, source, lane_mask(asm, part.tail, 64 if is_long else 32))
+    identity = _IDENTITIES[_mnemonic(kind)]
+    if identity:
+        lanes, element = (4, np.int64) if is_long else (8, np.float32)
+        values = np.full(lanes, identity, element)
+        values[: part.tail] = 0
+        asm.emit("vorps", d, d, Literal(asm.literal(values)))
 
 
 def take_in(
@@ -63,15 +127,20 @@ def take_in(
 
 
 def start_row(
-    asm: Assembler, kind: str, d: Register, source: Sequence[Register], tail: int, spare: Register
+    asm: Assembler,
+    kind: str,
+    d: Register,
+    source: Sequence[Register],
+    part: RowPart,
+    spare: Register,
 ) -> None:
-    """d = the first vector, or the product of two, less what lies behind a tail, if not 0."""
+    """d = the first vector, or the product of two, less what lies behind the part."""
     whole = source[0]
     if kind == "row_dot":
-        whole = spare if tail else d
+        whole = spare if part.tail else d
         asm.emit("vmulps", whole, *source)
-    if tail:
-        without_tail(asm, kind, d, whole, tail)
+    if part.tail:
+        without_tail(asm, kind, d, whole, part)
     else:
         move(asm, d, whole)
 
@@ -86,7 +155,7 @@ def across_lanes(
     *swapped, spare = spares
     for start in range(0, len(registers), len(swapped)):
         group = registers[start : start + len(swapped)]
-        for mnemonic, control in _rounds(asm):
+        for mnemonic, control in _rounds(asm, kind):
             for register, other in zip(group, swapped, strict=False):
                 sources = [register] * (1 if mnemonic == "vpermilps" else 2)
                 asm.emit(mnemonic, other, *sources, control)
@@ -94,8 +163,10 @@ def across_lanes(
                 combine(asm, kind, register, register, other, spare)
 
 
-def _rounds(asm: Assembler) -> list[tuple[str, int]]:
+def _rounds(asm: Assembler, kind: str) -> list[tuple[str, int]]:
     within = [("vpermilps", 0x4E), ("vpermilps", 0xB1)]
+    if kind in _LONGS:
+        within = within[:1]
     if is_wide(asm):
         return [("vshuff32x4", 0x4E), ("vshuff32x4", 0xB1), *within]
     return [("vperm2f128", 0x01), *within]

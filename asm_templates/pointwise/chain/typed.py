@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sparsejit.asm_templates.pointwise.chain.functions import (
     BOOL_FUNCTIONS,
     COMMUTATIVE,
@@ -15,6 +17,7 @@ from sparsejit.asm_templates.pointwise.chain.functions import (
 from sparsejit.asm_templates.pointwise.chain.integers import INT_FUNCTIONS, PairFunction
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain, ChainStep
 
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
@@ -33,8 +36,13 @@ _TABLES: dict[Element, Mapping[str, VectorFunction | PairFunction]] = {
 }
 
 
+# What those of a chain are called where they reduce int64.
+OF_LONGS = {kind: f"{kind}_of_longs" for kind in ROW_REDUCTIONS}
 # Besides those of a chain the sum of products, and extremes that pass over NaN.
-REDUCTIONS = {*ROW_REDUCTIONS, "row_dot", "row_max_of_numbers", "row_min_of_numbers"}
+REDUCTIONS = {
+    *(*ROW_REDUCTIONS, *OF_LONGS.values()),
+    *("row_dot", "row_max_of_numbers", "row_min_of_numbers"),
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,8 @@ class _Typing:
         return self.add(ChainValue("load", (), operand.element, operand.element, per_row, array))
 
     def _constant(self, number: float, element: Element) -> int:
-        return self.add(ChainValue("constant", (), element, element, True, number=float(number)))
+        exact = int(number) if element is Element.INT64 else float(number)
+        return self.add(ChainValue("constant", (), element, element, True, number=exact))
 
     def convert(self, number: int, element: Element) -> int:
         """The value as another element, as torch's `to` gives it."""
@@ -103,8 +112,8 @@ class _Typing:
         if value.element is element:
             return number
         if value.kind == "constant":
-            truth = float(value.number != 0)
-            return self._constant(truth if element is Element.BOOL else value.number, element)
+            (known,) = Cast(element).reference(np.asarray(value.number, value.element.value))
+            return self._constant(known.item(), element)
         if element is Element.BOOL:
             zero = self._constant(0.0, value.element)
             return self._function("not_equal", (number, zero), Element.BOOL, value.element)
@@ -153,9 +162,8 @@ class _Typing:
     def _step(self, kind: str, arguments: list[int]) -> int:
         if kind in ROW_REDUCTIONS:
             if self.values[arguments[0]].element is Element.INT64:
-                raise CompileError(
-                    f"chain {self.chain.title!r}: no {kind} of int64; convert to float32 before"
-                )
+                longs = (arguments[0],)
+                return self._function(OF_LONGS[kind], longs, Element.INT64, Element.INT64)
             whole = self.convert(arguments[0], Element.FLOAT32)
             return self._function(kind, (whole,), Element.FLOAT32, Element.FLOAT32)
         if kind in _LOGICAL:

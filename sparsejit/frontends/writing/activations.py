@@ -9,7 +9,7 @@ from typing import Any
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.pointwise import clamp
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Element, Value
 
 
 def gelu(write: Writer, x: Operand, approximate: str = "none") -> Value:
@@ -99,8 +99,9 @@ def prelu(write: Writer, x: Operand, weight: Operand) -> Value:
 
 
 def hardtanh(write: Writer, x: Operand, low: float = -1, high: float = 1) -> Value:
-    """min(max(x, low), high), which products may apply as they write."""
-    return clamp(write, write.floats(x), float(low), float(high))
+    """min(max(x, low), high), which products may apply as they write; whole numbers stay whole."""
+    kind = float if write.element(x) is Element.FLOAT32 else int
+    return clamp(write, x, kind(low), kind(high))
 
 
 def relu6(write: Writer, x: Operand) -> Value:
@@ -128,7 +129,7 @@ def hardswish(write: Writer, x: Operand) -> Value:
 def hardshrink(write: Writer, x: Operand, width: float = 0.5) -> Value:
     """x where |x| > width, else 0."""
     f = write.formula("hardshrink")
-    return f.finish(f("where", f("greater", f("abs", x), width), x, 0.0))
+    return f.finish(f("where", f("less_equal", f("abs", x), width), 0.0, x))
 
 
 def softshrink(write: Writer, x: Operand, width: float = 0.5) -> Value:
@@ -138,9 +139,10 @@ def softshrink(write: Writer, x: Operand, width: float = 0.5) -> Value:
 
 
 def threshold(write: Writer, x: Operand, least: float, value: float) -> Value:
-    """x where it is above `least`, else value."""
-    f = write.formula("threshold")
-    return f.finish(f("where", f("greater", x, float(least)), x, float(value)))
+    """x where it is above `least`, else value; whole numbers stay whole."""
+    kind = float if write.element(x) is Element.FLOAT32 else int
+    below = write.pointwise("less_equal", x, kind(least))
+    return write.pointwise("where", below, kind(value), x)
 
 
 def tan(write: Writer, x: Operand) -> Value:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import expanded
+from sparsejit.frontends.writing.remainders import floor_quotient
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
@@ -53,10 +54,12 @@ def multiply(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None = None) -> Value:
-    """x / other in float32, then floored or truncated if asked."""
+    """x / other in float32, truncated if asked; floored as Python's //."""
     whole = not _is_float(write, x) and not _is_float(write, other)
     if rounding_mode is not None and whole:
         raise Unmapped("rounded quotients of whole numbers")
+    if rounding_mode == "floor":
+        return floor_quotient(write, x, other)
     quotient = write.pointwise("div", write.floats(x), write.floats(other))
     return quotient if rounding_mode is None else write.pointwise(rounding_mode, quotient)
 
@@ -68,12 +71,16 @@ def power(write: Writer, x: Operand, exponent: Operand) -> Value:
         raise Unmapped("the exponent is not one known number")
     power = float(known.reshape(()))
     if not _is_float(write, x):
-        raise Unmapped("of whole numbers")
+        x = write.floats(x) if known.dtype.kind == "f" else write.cast(x, Element.INT64)
+    if power == 0:
+        return expanded(write, write.number(1, write.element(x)), write.shape(x))
+    if not _is_float(write, x):
+        if power < 0:
+            raise Unmapped("whole numbers to a negative power")
+        return _whole_power(write, x, int(power))
     special = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 2.0: "square"}
     if power in special:
         return write.pointwise(special[power], x)
-    if power == 0:
-        return expanded(write, write.number(1.0, Element.FLOAT32), write.shape(x))
     if abs(power) <= 64 and power == int(power):
         return _whole_power(write, x, int(power))
     return _power_by_logarithm(write, x, power)

@@ -66,14 +66,15 @@ def _least(f: Formula, x: Any, length: int) -> FormulaStep:
 def sum_over(
     write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    """The sum; of whole numbers and bools counted in float32 and whole again."""
-    whole = write.element(x) is not Element.FLOAT32 and dtype is None
-    result = reduced(write, write.floats(x), dim, keepdim, "sum", _sum)
-    return write.cast(result, Element.INT64) if whole else _as(write, result, dtype)
+    """The sum; of whole numbers and bools a whole number."""
+    return reduced(write, _summands(write, x, dtype), dim, keepdim, "sum", _sum)
 
 
-def _as(write: Writer, x: Value, dtype: Any) -> Value:
-    return x if dtype is None else write.cast(x, element_of(dtype))
+def _summands(write: Writer, x: Operand, dtype: Any) -> Value:
+    """x as `dtype` says, else truths as whole numbers."""
+    if dtype is not None:
+        return write.cast(x, element_of(dtype))
+    return write.cast(x, Element.INT64) if write.element(x) is Element.BOOL else write.value(x)
 
 
 def mean_over(
@@ -88,10 +89,10 @@ def extreme(title: str, steps: Steps) -> Callable[..., Value]:
 
     def mapping(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
         value = write.value(x)
-        if value.type.element is Element.FLOAT32:
+        if value.type.element is not Element.BOOL:
             return reduced(write, value, dim, keepdim, title, steps)
         result = reduced(write, write.floats(value), dim, keepdim, title, steps)
-        return write.cast(result, value.type.element)
+        return write.cast(result, Element.BOOL)
 
     return mapping
 
@@ -141,27 +142,40 @@ def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> 
     return reduced(write, write.floats(x), dim, keepdim, "logsumexp", steps)
 
 
-def arg_max(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
-    """The first place of the largest element along an axis, or of all in order."""
-    value = write.floats(x)
-    if dim is None or not value.shape:
-        place = write.one(ArgMax(), reshaped(write, value, (-1,)))
-        return reshaped(write, place, (1,) * len(value.shape)) if keepdim else place
-    axis = axis_of(dim, len(value.shape))
-    place = write.one(ArgMax(keeps_axis=keepdim), moved(write, value, axis, -1))
+def _place(
+    write: Writer, x: Value, dim: int | None, keepdim: bool, found: Callable[[Value], Value]
+) -> Value:
+    """The first place of the largest of `found(rows)`, rows being x along an axis, or all of x."""
+    if dim is None or not x.shape:
+        place = write.one(ArgMax(), found(reshaped(write, x, (-1,))))
+        return reshaped(write, place, (1,) * len(x.shape)) if keepdim else place
+    axis = axis_of(dim, len(x.shape))
+    place = write.one(ArgMax(keeps_axis=keepdim), found(moved(write, x, axis, -1)))
     return moved(write, place, -1, axis) if keepdim else place
 
 
+def arg_max(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
+    """The first place of the largest element along an axis, or of all in order."""
+    if write.element(x) is Element.INT64:
+        return _place(write, write.value(x), dim, keepdim, lambda rows: _hits(largest, write, rows))
+    return _place(write, write.floats(x), dim, keepdim, lambda rows: rows)
+
+
 def arg_min(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
-    """As `arg_max` of -x."""
+    """The first place of the least element along an axis, or of all in order."""
+    if write.element(x) is Element.INT64:
+        return _place(write, write.value(x), dim, keepdim, lambda rows: _hits(least, write, rows))
     return arg_max(write, write.pointwise("neg", write.floats(x)), dim, keepdim)
+
+
+def _hits(extreme: Callable[..., Value], write: Writer, rows: Value) -> Value:
+    """1.0 where a row's extreme stands, else 0.0."""
+    return write.floats(write.pointwise("equal", rows, extreme(write, rows, -1, True)))
 
 
 def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Value:
     """Sums up to each place: shifted additions, twice as far each time."""
-    value = write.value(x) if dtype is None else write.cast(x, element_of(dtype))
-    if value.type.element is Element.BOOL:
-        value = write.cast(value, Element.INT64)
+    value = _summands(write, x, dtype)
     axis, shift = axis_of(dim, len(value.shape)), 1
     while shift < (value.shape[axis] if value.shape else 0):
         widths = [(shift, 0) if other == axis else (0, 0) for other in range(len(value.shape))]
@@ -171,9 +185,11 @@ def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Va
     return value
 
 
-def product_over(write: Writer, x: Operand, dim: int, keepdim: bool = False) -> Value:
+def product_over(
+    write: Writer, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None
+) -> Value:
     """The product along a short axis."""
-    value = write.value(x)
+    value = _summands(write, x, dtype)
     length = value.shape[dim]
     if not 0 < length <= 16:
         raise Unmapped(f"of {length} elements")

@@ -74,13 +74,42 @@ def top_k(
     write: Writer, x: Operand, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[Value, ...]:
     """The largest or least elements along an axis, in order, and their places."""
-    value = write.floats(x)
-    if not value.shape:
+    element = write.element(x)
+    if not write.shape(x):
         raise Unmapped("of a number")
-    rows = moved(write, value if largest else write.pointwise("neg", value), dim, -1)
-    found, places = write.many(ops.TopK(k), rows)
-    found = found if largest else write.pointwise("neg", found)
+    if element is Element.INT64:
+        found, places = _whole_top_k(write, moved(write, x, dim, -1), k, largest)
+    else:
+        rows = moved(write, write.floats(x), dim, -1)
+        found, places = write.many(ops.TopK(k, not largest), rows)
+    found = write.cast(found, element)
     return moved(write, found, -1, dim), moved(write, places, -1, dim)
+
+
+def _whole_top_k(write: Writer, rows: Value, k: int, largest: bool) -> tuple[Value, Value]:
+    """The place in order of a whole number is how many of its row come before it.
+
+    Those are the larger ones, or the smaller, and of equals those that stand before.
+    """
+    *lead, length = rows.shape
+    each = reshaped(write, rows, (*lead, length, 1))
+    others = reshaped(write, rows, (*lead, 1, length))
+    stands = write.constant(np.arange(length), "places")
+    one, zero = write.number(1, Element.INT64), write.number(0, Element.INT64)
+    f = write.formula("ranks")
+    earlier = f("less", stands, reshaped(write, stands, (length, 1)))
+    tied = f("logical_and", f("equal", others, each), earlier)
+    beyond = f("greater" if largest else "less", others, each)
+    before = f("where", f("logical_or", beyond, tied), one, zero)
+    rank = f.finish(f("row_sum", before), shape=(*lead, length, length))
+    rank = reshaped(write, rank, (*lead, 1, length))
+    wanted = write.constant(np.arange(k)[:, None], "ranks")
+    lowest = write.number(np.iinfo(np.int64).min, Element.INT64)
+    f = write.formula("in order")
+    is_there = f("equal", rank, wanted)
+    steps = [f("row_max", f("where", is_there, x, lowest)) for x in (others, stands)]
+    found, places = f.all(*steps, shape=(*lead, k, length))
+    return reshaped(write, found, (*lead, k)), reshaped(write, places, (*lead, k))
 
 
 def lower_triangle(write: Writer, x: Operand, diagonal: int = 0) -> Value:

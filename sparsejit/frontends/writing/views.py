@@ -108,7 +108,10 @@ def slice_axis(
 
 def constant_pad(write: Writer, x: Operand, pad: Sizes, value: float | None = None) -> Value:
     """`pad` = (before, after) of the last axis, then of the one before it ..."""
-    return padded(write, x, _widths(pad, len(write.shape(x))), float(value or 0.0))
+    around = float(value or 0.0)
+    if value is not None and around != value:
+        raise Unmapped(f"with {value}, which float64 does not hold")
+    return padded(write, x, _widths(pad, len(write.shape(x))), around)
 
 
 def _widths(pad: Sizes, rank: int) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class Writer:
         # By id of a tensor that is held as well: its key and name, and its value.
         self._names: dict[int, tuple[Any, str, str]] = {}
         self._tensors: dict[int, tuple[Any, Value]] = {}
-        self._numbers: dict[tuple[float, Element], Value] = {}
+        self._numbers: dict[tuple[bytes, Element], Value] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
 
     def name(self, tensor: Any, key: str, name: str) -> None:
@@ -58,9 +58,9 @@ class Writer:
 
     def number(self, x: float, element: Element) -> Value:
         """A constant without axes, one for all its uses."""
-        key = (float(x), element)
+        array = np.asarray(x, dtype=element.value)
+        key = (array.tobytes(), element)
         if key not in self._numbers:
-            array = np.asarray(x, dtype=element.value)
             self._numbers[key] = self.builder.constant(array, Origin(f"{x:g}"))
         return self._numbers[key]
 
@@ -157,11 +157,37 @@ class Writer:
             values = [self.cast(condition, Element.BOOL), *self.promoted(*rest)]
         else:
             values = self.promoted(*operands)
+        if kind in _OF_WHOLES and values[0].type.element is not Element.FLOAT32:
+            return _OF_WHOLES[kind](self, values[0])
         return self.one(Pointwise(kind), *values)
 
     def formula(self, title: str) -> Formula:
         """To write a chain in."""
         return Formula(self, title)
+
+
+def _relu_of_whole(write: Writer, x: Value) -> Value:
+    return write.pointwise("maximum", x, 0)
+
+
+def _sign_of_whole(write: Writer, x: Value) -> Value:
+    """1 above 0, -1 below; of truths themselves."""
+    if x.type.element is Element.BOOL:
+        return x
+    above, below = write.pointwise("greater", x, 0), write.pointwise("less", x, 0)
+    return write.pointwise("where", above, 1, write.pointwise("where", below, -1, 0))
+
+
+def _itself(write: Writer, x: Value) -> Value:
+    return x
+
+
+# Functions that graphs have for float32 alone, of whole numbers.
+_OF_WHOLES: dict[str, Callable[[Writer, Value], Value]] = {
+    "relu": _relu_of_whole,
+    "sign": _sign_of_whole,
+    **dict.fromkeys(("floor", "ceil", "round", "trunc"), _itself),
+}
 
 
 class Formula:

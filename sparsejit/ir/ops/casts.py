@@ -11,7 +11,8 @@ from sparsejit.ir.graph import Array, Element, TensorType
 class Cast:
     """Each element as `element`: numbers become integers towards zero, bools 0 or 1.
 
-    A number becomes a bool by whether it differs from zero.
+    A number becomes a bool by whether it differs from zero, an int64 the float32 next to it. What
+    int64 does not hold, NaN too, becomes its least number.
     """
 
     element: Element
@@ -24,5 +25,10 @@ class Cast:
         (x,) = operands
         if self.element is Element.BOOL:
             return (np.not_equal(x, 0),)
-        kind = np.float64 if self.element is Element.FLOAT32 else np.int64
-        return (np.asarray(x).astype(kind),)
+        x = np.asarray(x)
+        if self.element is Element.FLOAT32:
+            # As compiled code has it; what is of floats already stays in float64.
+            rounded = x if x.dtype.kind == "f" else x.astype(np.float32)
+            return (rounded.astype(np.float64),)
+        with np.errstate(invalid="ignore"):
+            return (x.astype(np.int64),)

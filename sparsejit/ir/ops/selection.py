@@ -1,6 +1,6 @@
 """Rows of tables by index, and indices of large elements."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -94,10 +94,12 @@ class ArgMax:
 class TopK:
     """The `count` largest elements of the last axis in descending order, and their places.
 
-    Of equals the one that comes first.
+    With `least` the least ones in ascending order. Of equals the one that comes first; NaN is
+    larger than all others.
     """
 
     count: int
+    least: bool = field(default=False, metadata={"newer": "than files of 0.1"})
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         (x,) = operands
@@ -108,5 +110,8 @@ class TopK:
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands
-        places = np.argsort(-x, axis=-1, kind="stable")[..., : self.count]
+        is_nan = np.isnan(x)
+        order = np.where(is_nan, 0, x if self.least else -x)
+        last = is_nan if self.least else ~is_nan  # lexsort's last key is the first
+        places = np.lexsort((order, last), axis=-1)[..., : self.count]
         return np.take_along_axis(x, places, axis=-1), places

@@ -53,13 +53,10 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "celu": celu,
     "leaky_relu": leaky_relu,
     "prelu": prelu,
-    "hardtanh": hardtanh,
-    "relu6": relu6,
     "hardsigmoid": hardsigmoid,
     "hardswish": hardswish,
     "hardshrink": hardshrink,
     "softshrink": softshrink,
-    "threshold": threshold,
     "tan": tan,
     "sinh": sinh,
     "cosh": cosh,
@@ -71,4 +68,8 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "_prelu_kernel": prelu,
 }
 
-OPERATORS = {f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()}
+_OF_ANY = {"hardtanh": hardtanh, "relu6": relu6, "threshold": threshold}
+OPERATORS = {
+    **{f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()},
+    **{f"aten.{name}.default": mapping for name, mapping in _OF_ANY.items()},
+}

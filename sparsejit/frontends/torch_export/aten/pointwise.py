@@ -7,6 +7,7 @@ from typing import Any
 from sparsejit.frontends.writing.arranging import expanded
 from sparsejit.frontends.writing.pointwise import (
     Mapping,
+    _all_bool,
     _is_float,
     add,
     binary,
@@ -33,15 +34,6 @@ def unary(kind: str) -> Mapping:
     return mapping
 
 
-def rounded(kind: str) -> Mapping:
-    """A function that leaves whole numbers as they are."""
-
-    def mapping(write: Writer, x: Operand) -> Value:
-        return write.pointwise(kind, x) if _is_float(write, x) else write.value(x)
-
-    return mapping
-
-
 def of_floats(kind: str) -> Mapping:
     """A function whose result is float32 for whole numbers as well."""
 
@@ -55,7 +47,9 @@ def bitwise(kind: str) -> Mapping:
     """A function of the bits of bools, which are their truths."""
 
     def mapping(write: Writer, *operands: Operand) -> Value:
-        if any(write.element(x) is not Element.BOOL for x in operands):
+        if not _all_bool(write, *operands):
+            if kind == "logical_not":
+                return write.pointwise("sub", -1, *operands)
             raise Unmapped("of whole numbers")
         return write.pointwise(kind, *operands)
 
@@ -92,10 +86,14 @@ def add_scaled_quotient(
 
 
 def interpolate(write: Writer, x: Operand, end: Operand, weight: Operand) -> Value:
-    """x + weight (end - x)."""
+    """x + weight (end - x), as torch has it: from the end for weights of 0.5 and more."""
     f = write.formula("lerp")
     x, end, weight = map(write.floats, (x, end, weight))
-    return f.finish(f("fma", weight, f("sub", end, x), x))
+    way = f("sub", end, x)
+    behind = f("fma", f("sub", weight, 1.0), way, end)
+    ahead = f("fma", weight, way, x)
+    near = f("less", f("abs", weight), 0.5)
+    return f.finish(f("where", near, ahead, behind))
 
 
 def clamp_max(write: Writer, x: Operand, high: Operand) -> Value:
@@ -154,6 +152,8 @@ def nan_to_num(
     neginf: float | None = None,
 ) -> Value:
     """Finite numbers, by default 0 and the largest, in the place of those that are not."""
+    if not _is_float(write, x):
+        return write.value(x)
     largest = 3.4028234663852886e38
     f = write.formula("nan_to_num")
     high = f("equal", x, float("inf"))
@@ -170,10 +170,12 @@ _KEEPING = {
     "sign": "sign",
     "sgn": "sign",
     "square": "square",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+    "trunc": "trunc",
+    "fix": "trunc",
 }
-
-_ROUNDING = {"floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "fix": "trunc"}
-
 _FLOAT = {
     "sqrt": "sqrt",
     "rsqrt": "rsqrt",
@@ -212,7 +214,6 @@ def _both(name: str, mapping: Mapping) -> dict[str, Mapping]:
 
 OPERATORS: dict[str, Mapping] = {
     **{f"aten.{name}.default": unary(kind) for name, kind in _KEEPING.items()},
-    **{f"aten.{name}.default": rounded(kind) for name, kind in _ROUNDING.items()},
     **{f"aten.{name}.default": of_floats(kind) for name, kind in _FLOAT.items()},
     **{
         key: row

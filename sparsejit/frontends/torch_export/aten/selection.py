@@ -49,8 +49,8 @@ def embedding_bag(
     if padding_idx is not None and padding_idx >= 0:
         if kind is not ops.BagKind.SUM:
             raise Unmapped(f"the {kind.value} of rows other than padding_idx")
-        kept = write.cast(write.pointwise("not_equal", index, padding_idx), Element.FLOAT32)
-        factors = kept if factors is None else write.pointwise("mul", kept, factors)
+        kept = write.pointwise("not_equal", index, padding_idx)
+        factors = write.pointwise("where", kept, 1.0 if factors is None else factors, 0.0)
     rest, weighted = ([] if factors is None else [factors]), factors is not None
     shape = _bags(write, index, offsets, include_last_offset)
     if shape is not None:

@@ -1,0 +1,182 @@
+"""Every row of the operator table as machine code, against torch, with numbers at the edges.
+
+Whole numbers beyond 2^24 and at the ends of int64; infinities and NaN; numbers below the normal
+ones of float32, and zeros of both signs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from native import ISAS, run_lowered
+from operator_cases import Call
+from test_operators import CALLS, as_module, overload
+
+from sparsejit.errors import UnsupportedOperator
+from sparsejit.frontends.torch_export import graph_of
+from sparsejit.frontends.torch_export.interpreting import leaves
+from sparsejit.ir.graph import Array
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.machine.target import Target
+from sparsejit.passes.default import run_passes
+
+LARGE = [2**24 + 1, 2**24, -(2**24) - 3, 2**31, 2**53 + 1, 2**53, -(2**53) - 1, 7, -7, 0]
+LARGE += [2**62 + 1, -(2**62) - 1, 2**63 - 1, -(2**63)]
+FLOATS = {
+    "infinite": [math.inf, -math.inf, 1.5, -2.5, 0.0, -0.0, 3e4, -0.75],
+    "nan": [math.nan, 1.5, -2.5, math.inf, 0.0, -0.75, 3.0, -math.inf],
+    "denormal": [1e-40, -1e-40, 1.5e-45, -1.5e-45, 0.0, -0.0, 1.1754944e-38, -1.1e-38],
+    "large": [16777216.0, 16777218.0, -16777216.0, 33554436.0, 1.0, -3.0, 8388609.0, 0.5],
+}
+# Whose whole numbers say a place.
+PLACES = ("embedding", "index", "one_hot")
+# Where we differ from torch: the row, the numbers, and why. Those under "" differ with all.
+DIFFERENT: dict[tuple[str, str], str] = {
+    ("sin.default", "large"): "bounded only beyond 1e7, as docs/models.md says",
+    ("cos.default", "large"): "bounded only beyond 1e7, as docs/models.md says",
+    ("tan.default", "large"): "the quotient of sin and cos",
+    ("gelu.default", "infinite"): "torch's gelu of infinity is NaN in float32, not in float64",
+    ("gelu.default", "nan"): "torch's gelu of infinity is NaN in float32, not in float64",
+    ("var_mean.correction", "infinite"): "torch's mean is NaN there, its own mean() infinite",
+    **{
+        (f"std.{overload}", "denormal"): "the squares are below all of float32; torch has float64"
+        for overload in ("default", "dim", "correction")
+    },
+    **{
+        (name, kind): "products take zeros in as well, or leave weights of zero out"
+        for kind in ("infinite", "nan")
+        for name in (
+            *("conv_transpose1d.default", "upsample_linear1d.vec", "upsample_bilinear2d.vec"),
+            *("upsample_bicubic2d.vec", "scaled_dot_product_attention.default"),
+        )
+    },
+    ("topk.default", ""): "torch takes any of equals, we the first",
+}
+
+
+def edged(each: Call, row: str, kind: str) -> Call:
+    """The call with its inputs, whole numbers too, replaced in all places by such numbers."""
+    random = np.random.default_rng(5)
+
+    def changed(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [changed(item) for item in x]
+        if not isinstance(x, torch.Tensor) or x.dtype is torch.bool:
+            return x
+        if x.is_floating_point():
+            numbers = np.array(FLOATS[kind], np.float32)
+        elif any(name in row for name in PLACES):
+            return x
+        else:
+            numbers = np.array(LARGE)
+        count = x.numel()
+        every = np.concatenate([random.permutation(numbers) for _ in range(count)] or [numbers])
+        return torch.from_numpy(every[:count].reshape(x.shape).copy())
+
+    return replace(
+        each,
+        args=tuple(changed(x) for x in each.args),
+        kwargs={name: changed(x) for name, x in each.kwargs.items()},
+    )
+
+
+def by_torch(row: str, each: Call) -> list[Array]:
+    """What torch computes of the same numbers in float32."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [plain(item) for item in x]
+        return getattr(x, "tensor", x)
+
+    kwargs = {name: plain(x) for name, x in each.kwargs.items()}
+    return [np.asarray(x) for x in leaves(overload(row)(*map(plain, each.args), **kwargs))]
+
+
+def compared(found: Array, wanted: Array, scale: float) -> str:
+    """What is wrong, or nothing. Whole numbers and truths are equal; floats to rounding."""
+    if found.dtype.kind != "f":
+        return "" if np.array_equal(found, wanted) else f"{found} instead of {wanted}"
+    wide, like = found.astype(np.float64), wanted.astype(np.float64)
+    regular = np.isfinite(like)
+    same = np.where(regular, np.isfinite(wide), (wide == like) | (np.isnan(wide) & np.isnan(like)))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(wide - like) <= 1e-5 * np.abs(like) + 4e-6 * scale
+    wrong = ~(same & (near | ~regular))
+    if not wrong.any():
+        return ""
+    return f"{wide[wrong][:4]} instead of {like[wrong][:4]}"
+
+
+def largest_of(arrays: list[Array]) -> float:
+    """The largest finite number, to which rounding is held."""
+    sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in arrays if a.dtype.kind == "f"]
+    return float(max(sizes, default=1.0))
+
+
+def differences(row: str, each: Call, kind: str, target: Target) -> list[str]:
+    """What each output has wrong on these numbers."""
+    case = edged(each, row, kind)
+    module, constants, inputs = as_module(row, case)
+    graph = graph_of(module, constants)
+    arrays = [x.numpy() for x in inputs]
+    lowered = lower_model(run_passes(graph), ModelOptions(target))
+    ran = run_lowered(lowered, [array[None] for array in arrays])
+    wanted = by_torch(row, case)
+    pairs = zip(ran.outputs, wanted, strict=False)
+    texts = [compared(got[0], like, largest_of([like])) for got, like in pairs]
+    return [text for text in texts if text]
+
+
+def reason(row: str, kind: str) -> str:
+    name = row.removeprefix("aten.")
+    return DIFFERENT.get((name, kind)) or DIFFERENT.get((name, ""), "")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("row", dict.fromkeys(row for row, _ in CALLS))
+def test_machine_code_does_with_numbers_at_the_edges_as_torch(row: str, isa: str) -> None:
+    wrong = []
+    for number, (name, each) in enumerate(CALLS):
+        if name != row:
+            continue
+        for kind in FLOATS:
+            if reason(row, kind):
+                continue
+            try:
+                texts = differences(row, each, kind, Target.named(isa))
+            except UnsupportedOperator as refused:
+                texts = [] if "whole numbers" in str(refused) else [str(refused)]
+            wrong += [f"call {number}, {kind}: {text}" for text in texts]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_difference_is_still_one() -> None:
+    """On one of the instruction sets that run here."""
+    target = Target.detect()
+    for name, kind in DIFFERENT:
+        row = f"aten.{name}"
+        kinds = [kind] if kind else list(FLOATS)
+        calls = [each for other, each in CALLS if other == row]
+        assert any(differences(row, each, of, target) for each in calls for of in kinds), row
+
+
+def test_whole_numbers_between_int64_and_float32_round_once() -> None:
+    """Halves of what float32 holds, with a bit more or less far below."""
+    numbers = [sign * ((1 << 62) + (1 << 38) + more) for sign in (1, -1) for more in (-1, 0, 1)]
+    numbers += [sign * ((1 << 61) + (3 << 37) + more) for sign in (1, -1) for more in (-1, 0, 1)]
+    x = torch.tensor(numbers)
+    module, constants, _ = as_module("aten.to.dtype", Call((x, torch.float32), {}))
+    graph = graph_of(module, constants)
+    (known,) = graph.evaluate([x.numpy()])
+    np.testing.assert_array_equal(known, x.float().numpy())
+    for name in ("avx2", "avx512"):
+        target = Target.named(name)
+        if target.runs_on(Target.detect()):
+            ran = run_lowered(lower_model(graph, ModelOptions(target)), [x.numpy()[None]])
+            np.testing.assert_array_equal(ran.outputs[0][0], x.float().numpy())
