@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.graph import Array
 from sparsejit.machine.target import Target
-from sparsejit.perf.voice_networks import FRAMES, SpecNetwork
+from sparsejit.perf.voice_networks import FRAMES, SampleNetwork
 from sparsejit.runtime import native_timing
 
 SOURCE = Path(__file__).with_name("deck_loop.c")
@@ -41,7 +41,7 @@ class _NetworkPointers(ctypes.Structure):
 class DeckLoop:
     """The C loop of one dtype, float32 or bfloat16, over the network's frames."""
 
-    def __init__(self, network: SpecNetwork, dtype: str) -> None:
+    def __init__(self, network: SampleNetwork, dtype: str) -> None:
         """Raises MissingDependency without a C compiler, or a processor with AVX-512."""
         self.dtype, self.samples = dtype, FRAMES * network.spec.hop_length
         self._function = compiled(dtype, network.spec.hop_length)
@@ -71,7 +71,7 @@ class DeckLoop:
         network = ctypes.byref(self._network)
         self._function(network, seed, count, *addresses, self.classes.ctypes.data)
 
-    def _packed(self, network: SpecNetwork, dtype: str) -> _NetworkPointers:
+    def _packed(self, network: SampleNetwork, dtype: str) -> _NetworkPointers:
         wide = {name: array.astype(np.float64) for name, array in network.tensors.items()}
         gates, dense = _folded(wide, network.conditioning)
         vectors = (

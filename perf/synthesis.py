@@ -9,13 +9,13 @@ import torch
 
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
-from sparsejit.perf.voice_steps import VoiceStep
+from sparsejit.perf.voice_networks import FRAMES, trained_network
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.loop_arrays import FrameInputs
+from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.trained import TrainedNetwork
 from sparsejit.voice.wavernn import WaveRNN
-from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]
 _TORCH_SAMPLES = 500
@@ -52,42 +52,42 @@ def time_synthesis(
     """Time the whole utterance in each form of one voice, `repeats` times in turn, on one pinned
     core, then torch eager there.
     """
-    conditioning = voices[0].weights.conditioning(mel)
+    network = voices[0].source
+    conditioning = network.conditioning(mel)
     with pinned(), single_threaded():
         rounds = [
             [sample_us(Sampler(voice.loop, seed), conditioning) for voice in voices]
             for seed in range(repeats + 1)
         ]
-        us_torch = torch_us(voices[0].weights)
+        us_torch = torch_us(network, mel)
     rate = voices[0].sample_rate
     measured = zip(*rounds[1:], strict=True)  # the first round warms up
     return [SynthesisTime(rate, min(us), float(np.median(us)), us_torch) for us in measured]
 
 
-def sample_us(sampler: Sampler, conditioning: FrameInputs) -> float:
+def sample_us(sampler: Sampler, conditioning: LoopArrays) -> float:
     """Microseconds a sample of the frames that come next."""
     started = native_timing.clock()
     samples = sampler.generate(conditioning)
     return (native_timing.clock() - started) / 1e3 / len(samples)
 
 
-def layer_matrices(weights: VoiceWeights) -> list[GivenMatrix]:
-    """The matrices of the per-sample network, as problems for `perf.kernels.run`."""
-    return [
-        GivenMatrix("recurrent", weights.recurrent),
-        GivenMatrix("dense", weights.dense),
-        GivenMatrix("output", weights.output),
-    ]
+def layer_matrices(network: TrainedNetwork) -> list[GivenMatrix]:
+    """The matrices of the bundled voice's network, as problems for `perf.kernels.run`."""
+    names = {"recurrent": "weight_hh", "dense": "weight", "output": "weight"}
+    return [GivenMatrix(name, network.tensors[f"{name}.{part}"]) for name, part in names.items()]
 
 
-def torch_us(weights: VoiceWeights) -> float:
+def torch_us(network: TrainedNetwork, mel: FloatArray) -> float:
     """Median microseconds of one eager step of the dense network."""
-    step = VoiceStep(weights)
-    index, uniform, state = step.examples
+    step = trained_network("torch", network, mel[:, :FRAMES]).step()
+    inputs = list(step.examples)
     times = []
     with torch.inference_mode():
         for _ in range(_WARM_UP_SAMPLES + _TORCH_SAMPLES):
             started = native_timing.clock()
-            index, state, _ = step(index, uniform, state)
+            results = step(*inputs)
             times.append((native_timing.clock() - started) / 1e3)
+            for given, taken in step.feedback:
+                inputs[taken] = results[given]
     return float(np.median(times[_WARM_UP_SAMPLES:]))

@@ -4,7 +4,7 @@ Those without a trained voice have random weights: neither times nor what they a
 depend on them, but on shapes, densities and patterns.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,11 @@ from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
 from sparsejit.voice.bundled import VOICE, bundled_utterance
-from sparsejit.voice.checkpoints import ForeignVoice
-from sparsejit.voice.checkpoints_files import read_checkpoint
-from sparsejit.voice.checkpoints_formats import foreign_voice
-from sparsejit.voice.loop_arrays import FrameInputs
+from sparsejit.voice.checkpoints_formats import known_network, read_checkpoint
+from sparsejit.voice.graph_turns import GraphTurns
+from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.networks import FrameTerms
-from sparsejit.voice.sample_graph import SampleGraph, sample_graph
+from sparsejit.voice.sample_graph import SampleGraph
 from sparsejit.voice.spec import (
     BinaryTree,
     Categorical,
@@ -39,6 +38,7 @@ from sparsejit.voice.spec import (
     VoiceSpec,
 )
 from sparsejit.voice.spec_graph import SpecGraph, drawing_graph, forced_graph
+from sparsejit.voice.trained import TrainedNetwork
 from sparsejit.voice.weights import VoiceWeights
 
 if TYPE_CHECKING:
@@ -51,33 +51,7 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wavernn-
 
 
 @dataclass(frozen=True, eq=False)
-class BundledNetwork:
-    """A voice that `train` wrote, speaking the bundled utterance."""
-
-    name: str
-    weights: VoiceWeights
-
-    @property
-    def sample_rate(self) -> int:
-        return self.weights.sample_rate
-
-    @cached_property
-    def graph(self) -> SampleGraph:
-        return sample_graph(self.weights)
-
-    @cached_property
-    def inputs(self) -> FrameInputs:
-        return self.weights.conditioning(bundled_utterance().mel[:, :FRAMES])
-
-    def step(self) -> "StepModule":
-        """A sample in torch."""
-        from sparsejit.perf.voice_steps import VoiceStep
-
-        return VoiceStep(self.weights).eval()
-
-
-@dataclass(frozen=True, eq=False)
-class SpecNetwork:
+class SampleNetwork:
     """A `VoiceSpec` with its tensors, and the conditioning of `FRAMES` frames by its name."""
 
     name: str
@@ -103,8 +77,22 @@ class SpecNetwork:
         return forced_graph(self.spec, self.tensors)
 
     @cached_property
-    def inputs(self) -> FrameInputs:
+    def inputs(self) -> LoopArrays:
         return FrameTerms(self._drawing)(self.conditioning, FRAMES)
+
+    def forced_inputs(self, given: Sequence[int] | npt.NDArray[np.int64]) -> LoopArrays:
+        """Of `forced`: the first samples' classes, behind which comes number 0."""
+        arrays = FrameTerms(self.forced)(self.conditioning, FRAMES)
+        classes = np.zeros(FRAMES * self.spec.hop_length, np.int64)
+        classes[: len(given)] = given
+        return LoopArrays(FRAMES, arrays.of_frames, (*arrays.of_samples, classes))
+
+    def exact_logits(
+        self, given: Sequence[int] | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """What `forced` gives for the first samples' classes, by its operators in float64."""
+        turns = GraphTurns(self.forced.sample, self.forced_inputs(given), 0)
+        return np.array([turns.next()[0][0] for _ in given])
 
     def step(self) -> "StepModule":
         """A sample in torch."""
@@ -113,15 +101,13 @@ class SpecNetwork:
         return SpecStep(self.spec, self.tensors, self.conditioning).eval()
 
 
-SampleNetwork = BundledNetwork | SpecNetwork
-
-
 def voice_network(path: Path) -> SampleNetwork:
-    """A file that `train` wrote."""
-    return BundledNetwork(path.stem, VoiceWeights.load(path))
+    """A voice that `train` wrote, speaking the bundled utterance."""
+    mel = bundled_utterance().mel[:, :FRAMES]
+    return trained_network(path.stem, VoiceWeights.load(path).network, mel)
 
 
-def deck_network() -> SpecNetwork:
+def deck_network() -> SampleNetwork:
     """One GRU of 1024 units, dense layers of 1024 and 256, 4 % of all in 16x1 blocks.
 
     Source: the WaveRNN of A. Tulloch's and B. Maher's work on TVM at Facebook, 2019; its sparse
@@ -144,10 +130,10 @@ def deck_network() -> SpecNetwork:
         kept = random.random((len(weights) // 16, 1024)) < 0.04
         # Variances stay as they would be with all weights.
         columns *= np.repeat(kept, 16, axis=0) / np.float32(np.sqrt(0.04))
-    return SpecNetwork("deck", spec, tensors, _random_conditioning(spec, random))
+    return SampleNetwork("deck", spec, tensors, _random_conditioning(spec, random))
 
 
-def lpcnet_network() -> SpecNetwork:
+def lpcnet_network() -> SampleNetwork:
     """GRUs of 384 (10 % in 8x4 blocks) and 16 units, a dual dense layer, a tree of 8 bits.
 
     Source: J.-M. Valin's LPCNet, 2021.
@@ -182,10 +168,10 @@ def lpcnet_network() -> SpecNetwork:
         "residual scale": np.full(FRAMES, 0.1),
         "level scale": np.ones(FRAMES),
     }
-    return SpecNetwork("lpcnet", spec, tensors, given)
+    return SampleNetwork("lpcnet", spec, tensors, given)
 
 
-def wavernn_network(folder: Path = CHECKPOINT) -> SpecNetwork:
+def wavernn_network(folder: Path = CHECKPOINT) -> SampleNetwork:
     """The one-GRU network of geneing/WaveRNN-Pytorch, trained, with its sample mel.
 
     Raises MissingDependency where its files are not in `folder`.
@@ -194,9 +180,14 @@ def wavernn_network(folder: Path = CHECKPOINT) -> SpecNetwork:
     for path in (mel, model):
         if not path.exists():
             raise MissingDependency(f"{path} is not there; give its folder by --checkpoint")
-    voice: ForeignVoice = foreign_voice(read_checkpoint(model))
-    features, _ = voice.frame_features(np.load(mel)[:FRAMES].T)
-    return SpecNetwork("wavernn-16k", voice.spec, voice.tensors, features)
+    known = known_network(read_checkpoint(model))
+    return trained_network("wavernn-16k", known, np.load(mel)[:FRAMES].T)
+
+
+def trained_network(name: str, network: TrainedNetwork, mel: FloatArray) -> SampleNetwork:
+    """A network that speaks a mel (bands, FRAMES)."""
+    features, _ = network.frame_features(mel)
+    return SampleNetwork(name, network.spec, network.tensors, features)
 
 
 def _random_tensors(spec: VoiceSpec, random: np.random.Generator) -> dict[str, FloatArray]:

@@ -15,7 +15,7 @@ from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.perf.synthesis import sample_us
 from sparsejit.planner.calibration import calibrated
-from sparsejit.voice.loop_arrays import FrameInputs
+from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.sample_graph import SampleGraph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
@@ -97,7 +97,7 @@ def _table_bytes(graph: SampleGraph, row_bytes: int) -> int:
 
 
 def timed_parts(
-    graph: SampleGraph, inputs: FrameInputs, dtype: str, rounds: int = ROUNDS
+    graph: SampleGraph, inputs: LoopArrays, dtype: str, rounds: int = ROUNDS
 ) -> tuple[SamplePart, ...]:
     """Each step in the round in which it took least."""
     loop = compile_sample_loop(graph, calibrated(Target.detect()), dtype, StampProbe)
@@ -106,7 +106,7 @@ def timed_parts(
     return sample_parts(loop.steps, [max(ns - stamp, 0.0) for ns in least])
 
 
-def _stamped_ns(sampler: Sampler, loop: SampleLoop, inputs: FrameInputs) -> list[float]:
+def _stamped_ns(sampler: Sampler, loop: SampleLoop, inputs: LoopArrays) -> list[float]:
     """Nanoseconds a sample of a stamp behind a stamp, and of every step and its stamp, in order."""
     slots = slice(loop.probe_offset, loop.probe_offset + SLOT_BYTES * (len(loop.steps) + 2))
     ticks: Array = sampler.workspace[slots].view(np.int64)

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
-from sparsejit.voice.prediction import CLASSES
 from sparsejit.voice.spec import (
     BinaryTree,
     Categorical,
@@ -24,7 +23,6 @@ from sparsejit.voice.spec import (
     LastSample,
     VoiceSpec,
 )
-from sparsejit.voice.weights import VoiceWeights
 
 _UNIFORM = 0.37
 
@@ -55,9 +53,12 @@ class GruCell(nn.Module):
             for parameter, array in zip(parameters, tensors, strict=True):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))
 
-    def forward(self, x: Tensor, state: Tensor, *added: Tensor) -> Tensor:
-        """`added`: to the product with x, (3n,)."""
+    def forward(self, x: Tensor | None, state: Tensor, *added: Tensor) -> Tensor:
+        """`added`: to the product with x, (3n,); None is an x without features."""
         cell = self.cell
+        if x is None:
+            gates = sum(added, cell.bias_ih)
+            return gru_state(gates, functional.linear(state, cell.weight_hh, cell.bias_hh), state)
         if not (added or torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()):
             known: Tensor = cell(x, state)
             return known
@@ -74,43 +75,12 @@ def gru_state(gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
     return candidate + update * (state - candidate)
 
 
-class VoiceStep(StepModule):
-    """The bundled voice's: rows of folded tables, a GRU, dense layers, a draw.
-
-    Class () and uniform number (), state (hidden,) to the class drawn, the state, and the logits.
-    """
-
-    feedback = (0, 0), (1, 2)
-
-    def __init__(self, weights: VoiceWeights) -> None:
-        super().__init__()
-        hidden = weights.hidden_size
-        bias = np.zeros(3 * hidden, np.float32)
-        bias[2 * hidden :] = weights.recurrent_new_bias
-        self.tables = _parameter(weights.input_tables)
-        self.recurrent = _parameter(weights.recurrent)
-        self.recurrent_bias = _parameter(bias)
-        self.dense = _parameter(weights.dense)
-        self.dense_bias = _parameter(weights.tensors["fc1.bias"])
-        self.output, self.output_bias = map(_parameter, (weights.output, weights.output_bias))
-        self.temperature = weights.temperature
-        start = torch.tensor(CLASSES // 2), torch.tensor(_UNIFORM), torch.zeros(hidden)
-        self.examples = start
-
-    def forward(self, index: Tensor, uniform: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        gates = self.tables[0, index] + self.tables[1, index] + self.tables[2, index]
-        products = functional.linear(state, self.recurrent, self.recurrent_bias)
-        state = gru_state(gates, products, state)
-        dense = functional.relu(functional.linear(state, self.dense, self.dense_bias))
-        logits = functional.linear(dense, self.output, self.output_bias)
-        return drawn_class(logits / self.temperature, uniform), state, logits
-
-
 class SpecStep(StepModule):
     """A `VoiceSpec`'s of classes, its layers as its formulas have them.
 
     Takes the last class () or sample (1,), uniform numbers (n,), states and then conditioning;
-    gives the next class or sample, states, and the last layer's results.
+    gives the next class or sample, states, and the last layer's results. Rows of tables are
+    multiplied by the first GRU's matrix before all samples.
     """
 
     def __init__(
@@ -121,11 +91,9 @@ class SpecStep(StepModule):
         assert isinstance(spec.output, Categorical | BinaryTree)
         self.spec, self.output = spec, spec.output
         self.is_scalar = isinstance(spec.inputs[0], LastSample)
-        self.tables = nn.ParameterList(
-            _parameter(tensors[f"{each.name}.table"])
-            for each in spec.inputs
-            if not isinstance(each, LastSample)
-        )
+        if not self.is_scalar:
+            tables, tensors = _folded(spec, tensors)
+            self.tables = nn.ParameterList(map(_parameter, tables))
         self.layers = nn.ModuleDict(
             {layer.name: _module(layer, tensors) for layer in spec.layers}
         )
@@ -154,22 +122,29 @@ class SpecStep(StepModule):
     def forward(self, last: Tensor, uniform: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         states = dict(zip(self.names, rest, strict=False))
         features = dict(zip(self.features, rest[len(self.names) :], strict=True))
-        x = last if self.is_scalar else torch.cat([table[last] for table in self.tables])
-        for layer in self.spec.layers:
+        first, *layers = self.spec.layers
+        if self.is_scalar:
+            x = self._layer(first, last, features, states)
+        else:
+            rows = sum(table[last] for table in self.tables)
+            x = self._layer(first, None, features, states, rows)
+        for layer in layers:
             x = self._layer(layer, x, features, states)
         return self._fed_back(x, uniform), *states.values(), x
 
     def _layer(
         self,
         layer: DenseSpec | DualDenseSpec | GruSpec,
-        x: Tensor,
+        x: Tensor | None,
         features: Mapping[str, Tensor],
         states: dict[str, Tensor],
+        *rows: Tensor,
     ) -> Tensor:
         module = self.layers[layer.name]
-        joined = torch.cat([x, *(features[name] for name in layer.concatenated)])
+        parts = [*([] if x is None else [x]), *(features[name] for name in layer.concatenated)]
+        joined = torch.cat(parts) if parts else None
         if isinstance(layer, GruSpec):
-            added = (features[name] for name in layer.added)
+            added = (*rows, *(features[name] for name in layer.added))
             states[layer.name] = state = module(joined, states[layer.name], *added)
             return x + state if layer.residual else state
         y = sum((features[name] for name in layer.added), module(joined))
@@ -192,6 +167,21 @@ class SpecStep(StepModule):
         for bit in range(len(uniform)):
             node = 2 * node + (uniform[bit] < odds[node]).long()
         return node - self.output.classes
+
+
+def _folded(
+    spec: VoiceSpec, tensors: Mapping[str, Array]
+) -> tuple[list[Array], dict[str, Array]]:
+    """Tables times their columns of the first GRU's matrix, and tensors without those columns."""
+    first = spec.layers[0]
+    assert isinstance(first, GruSpec) and not first.residual
+    name = f"{first.name}.weight_ih"
+    *columns, rest = np.split(tensors[name], np.cumsum([each.size for each in spec.inputs]), axis=1)
+    tables = [
+        tensors[f"{each.name}.table"] @ own.T
+        for each, own in zip(spec.inputs, columns, strict=True)
+    ]
+    return tables, {**tensors, name: rest}
 
 
 class DualLinear(nn.Module):

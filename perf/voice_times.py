@@ -23,13 +23,7 @@ from sparsejit.perf.models import Contestant
 from sparsejit.perf.peers import single_threaded
 from sparsejit.perf.synthesis import sample_us
 from sparsejit.perf.timing import RoundsInTurn
-from sparsejit.perf.voice_networks import (
-    FRAMES,
-    BundledNetwork,
-    SampleNetwork,
-    SpecNetwork,
-    network_named,
-)
+from sparsejit.perf.voice_networks import SampleNetwork, network_named
 from sparsejit.perf.voice_parts import (
     PRODUCTS,
     SamplePart,
@@ -38,13 +32,8 @@ from sparsejit.perf.voice_parts import (
     touched_bytes,
 )
 from sparsejit.perf.voice_peers import STEP_PEERS, StepTask, one_round, ready_peers
-from sparsejit.perf.voice_reference import ForcedTurns
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.bundled import bundled_utterance
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.networks import FrameTerms
-from sparsejit.voice.reference_sampler import sample
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 
@@ -53,7 +42,6 @@ ROUNDS = 9
 # Of float32 and the shorter types, the largest error of a logit over the largest logit.
 LARGEST_ERROR = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005, "int8": 0.3}
 _CHECKED_SAMPLES = 60
-_ROUNDING_TIE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,7 @@ class VoiceTime:
     """Microseconds a sample on one core, over rounds interleaved with all others.
 
     `touched` are the bytes of memory that each sample reads. `error` is the largest of a logit,
-    over the largest logit in float64; of a bundled voice, whose draws are compared, it is None.
+    over the largest logit in float64.
     """
 
     network: str
@@ -79,7 +67,7 @@ class VoiceTime:
     us_median: float
     sample_rate: int
     touched: TouchedBytes
-    error: float | None
+    error: float
     parts: tuple[SamplePart, ...]
     peers: tuple[StepPeerTime, ...]
     skipped: dict[str, str] = field(default_factory=dict)
@@ -145,11 +133,11 @@ class NetworkContest:
         self.network = network_named(name, path)
         target = calibrated(Target.detect())
         self.loops: dict[str, SampleLoop] = {}
-        self.errors: dict[str, float | None] = {}
+        self.errors: dict[str, float] = {}
         for dtype in dtypes:
             progress(f"{name}: compiling in {dtype}")
             self.loops[dtype] = compile_sample_loop(self.network.graph, target, dtype)
-            self.errors[dtype] = checked_loop(self.network, self.loops[dtype], dtype)
+            self.errors[dtype] = checked_network(self.network, dtype)
         self.skipped: dict[str, str] = {}
         self.ready: list[Contestant] = []
         peers = list(peers)
@@ -168,7 +156,6 @@ class NetworkContest:
         )
 
     def _add_deck_loops(self) -> None:
-        assert isinstance(self.network, SpecNetwork)
         for dtype in C_DTYPES:
             try:
                 loop = DeckLoop(self.network, dtype)
@@ -176,7 +163,7 @@ class NetworkContest:
                 self.skipped[f"C {dtype}"] = str(problem)
                 continue
             given = _given_classes(self.network)
-            _checked(f"C {dtype}", loop.logits(given), _exact_logits(self.network), dtype)
+            _checked(f"C {dtype}", loop.logits(given), self.network.exact_logits(given), dtype)
             self.deck[f"C {dtype}"] = loop
 
     def _loop_us(self, loop: SampleLoop, seed: int) -> float:
@@ -247,48 +234,17 @@ def time_network(
     ]
 
 
-def checked_loop(network: SampleNetwork, loop: SampleLoop, dtype: str) -> float | None:
-    """The largest error of a logit; raises CompileError where outputs are not as in float64.
-
-    A `VoiceSpec` is given classes. A bundled voice draws; in float32 each draw must be float64's,
-    or near a tie.
-    """
-    if isinstance(network, BundledNetwork):
-        if dtype == "float32":
-            _check_draws(network, loop)
-        return None
-    graph = network.forced
-    forced = compile_sample_loop(graph.sample, Target.detect(), dtype)
-    arrays = FrameTerms(graph)(network.conditioning, FRAMES)
-    given = np.zeros(FRAMES * network.spec.hop_length, np.int64)
-    given[:_CHECKED_SAMPLES] = _given_classes(network)
-    inputs = LoopArrays(FRAMES, arrays.of_frames, (*arrays.of_samples, given))
-    (found,) = Sampler(forced, 0).run(inputs)
-    return _checked(network.name, found[:_CHECKED_SAMPLES], _exact_logits(network), dtype)
+def checked_network(network: SampleNetwork, dtype: str) -> float:
+    """The largest error of a logit for classes that are given; CompileError for too large a one."""
+    loop = compile_sample_loop(network.forced.sample, Target.detect(), dtype)
+    given = _given_classes(network)
+    (found,) = Sampler(loop, 0).run(network.forced_inputs(given))
+    return _checked(network.name, found[: len(given)], network.exact_logits(given), dtype)
 
 
-def _check_draws(network: BundledNetwork, loop: SampleLoop) -> None:
-    inputs = network.weights.conditioning(bundled_utterance().mel[:, :1])
-    sampler = Sampler(loop, 0)
-    sampler.generate(inputs)
-    drawn = sampler.classes.tolist()
-    exact = sample(network.weights, inputs, 0, follow=drawn)
-    for own, one in zip(drawn, exact, strict=False):
-        if own != one.drawn and one.margin > _ROUNDING_TIE:
-            raise CompileError(f"{network.name} draws {own}, float64 {one.drawn}; report it")
-
-
-def _given_classes(network: SpecNetwork) -> npt.NDArray[np.int64]:
+def _given_classes(network: SampleNetwork) -> npt.NDArray[np.int64]:
     classes = network.spec.output.parameters
     return np.random.default_rng(0).integers(0, classes, _CHECKED_SAMPLES)
-
-
-def _exact_logits(network: SpecNetwork) -> npt.NDArray[np.float64]:
-    """Of the first samples for given classes, by the graph in float64."""
-    graph = network.forced
-    arrays = FrameTerms(graph)(network.conditioning, FRAMES)
-    turns = ForcedTurns(graph.sample, arrays)
-    return np.array([turns.next(int(each)) for each in _given_classes(network)])
 
 
 def _checked(

@@ -11,6 +11,7 @@ from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
 
 FRAMES = 4
+NETWORK = VoiceWeights.random(hidden=8).network
 
 
 def recordings(folder: Path) -> Path:
@@ -33,7 +34,7 @@ def manner_of_a_small_voice(folder: Path) -> Manner:
 
 def assert_spoken(manner: Manner, task: SpeakingTask) -> None:
     """The output has the samples of its stored mel alone."""
-    voice = WaveRNN.from_pretrained(manner.voice, manner.temperature)
+    voice = WaveRNN.from_pretrained(manner.voice, temperature=manner.temperature)
     expected = np.clip(voice.generate(np.load(task.source), manner.seed), -1, 1)
     written, _ = soundfile.read(task.out, dtype="float32")
     np.testing.assert_allclose(written, expected, atol=2.0**-15)

@@ -36,8 +36,8 @@ ONLY_IN = {
     "ctypes": {"runtime", "perf"},
     "torch": {"frontends", "prune", "voice", "perf"},
 }
-# Speaking needs no torch; only training does, and reading the checkpoints that torch wrote.
-VOICE_WITH_TORCH = {"module", "gru", "train", "likelihood", "rounding", "checkpoints_files"}
+# Speaking needs no torch; only training does.
+VOICE_WITH_TORCH = {"module", "gru", "train", "likelihood", "rounding"}
 # Instructions are learned in one place, and its ELF writer is used in one.
 WITH_PEACHPY = {"encoder", "object_file"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
@@ -164,7 +164,7 @@ def test_only_the_machine_room_asks_about_the_processor(path: Path) -> None:
 def test_the_core_imports_without_the_extras() -> None:
     rooms = set(ROOMS) - NEEDS_EXTRAS
     modules = [name for path in SOURCES if room_of(name := module_name(path)) in rooms]
-    modules += [f"sparsejit.voice.{name}" for name in ("wavernn", "reference_sampler", "bundled")]
+    modules += [f"sparsejit.voice.{name}" for name in ("wavernn", "bundled")]
     script = f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS}))\n"
     script += "".join(f"import {name}\n" for name in modules)
     done = subprocess.run(

@@ -129,7 +129,7 @@ def _measure(
 
     with console.status("measuring") as status:
         layers = []
-        for matrix in layer_matrices(voices[0].weights):
+        for matrix in layer_matrices(voices[0].source):
             family = voices[0].loop.plans[matrix.name].chosen.template.family
             layers += run([matrix], [family], status.update, [DType.FLOAT32])
         status.update("synthesis")
@@ -144,7 +144,7 @@ def _takes(
 
     rate = voice.sample_rate
     spoken = (
-        f"Spoken from the recording's mel spectrogram alone: {voice.weights.hidden_size} units, "
+        f"Spoken from the recording's mel spectrogram alone: {voice.source.hidden_size} units, "
         f"{_density(voice):.0%} of the weights left, in one compiled function."
     )
     return [

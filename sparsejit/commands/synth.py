@@ -16,7 +16,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.voice.bulk import Manner
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.speaking import SpokenFile, count_frames, form_of, speak_file
+from sparsejit.voice.speaking import SpokenFile, count_frames, speak_file
 from sparsejit.voice.wav_file import check_wav
 from sparsejit.voice.wavernn import WaveRNN
 
@@ -127,7 +127,7 @@ def _speak(
 ) -> SpokenFile:
     with SpeakingBar() as bar:
         bar.begin(f"reading {source.name}", None)
-        bar.begin("speaking", count_frames(source, bar.step, form_of(speaker)))
+        bar.begin("speaking", count_frames(source, speaker.source, bar.step))
 
         def heard(samples: FloatArray) -> None:
             bar.step(len(samples) // speaker.hop_length)

@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
 from sparsejit.voice.bulk import Crew, FolderReport, Manner, SpeakingTask, speak_tasks, tasks_of
 from sparsejit.voice.crews import available_cores, ray_cluster, worker_processes
-from sparsejit.voice.speaking import SpokenForm, form_of
+from sparsejit.voice.trained import TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def synth_folder(
     # measured, that is done once and without others beside it.
     speaker = manner.compile()
     started = native_timing.clock()
-    report = _speak(tasks, manner, options, form_of(speaker))
+    report = _speak(tasks, manner, options, speaker.source)
     wall_seconds = (native_timing.clock() - started) / 1e9
     if as_json:
         settings = {
@@ -62,12 +62,12 @@ def synth_folder(
 
 
 def _speak(
-    tasks: list[SpeakingTask], manner: Manner, options: FolderOptions, form: SpokenForm
+    tasks: list[SpeakingTask], manner: Manner, options: FolderOptions, network: TrainedNetwork
 ) -> FolderReport:
     try:
         with options.crew(manner) as crew, SpeakingBar() as bar:
             bar.begin("speaking", len(tasks))
-            return speak_tasks(tasks, crew, options.overwrite, bar.step, form)
+            return speak_tasks(tasks, network, crew, options.overwrite, bar.step)
     except KeyboardInterrupt:
         error_console.print("stopped; the same command goes on with what is not spoken yet")
         raise typer.Exit(130) from None

@@ -13,14 +13,12 @@ from sparsejit.files import check_writable
 from sparsejit.voice.dataset import AUDIO_SUFFIXES
 from sparsejit.voice.speaking import (
     MEL_SUFFIX,
-    OWN_FORM,
     SpokenFile,
-    SpokenForm,
     count_frames,
     expected_samples,
-    form_of,
     speak_file,
 )
+from sparsejit.voice.trained import TrainedNetwork
 from sparsejit.voice.wav_file import is_whole_wav
 from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import is_voice_file
@@ -63,22 +61,16 @@ class Manner:
 
         InvalidInput too for a sample rate or companding of a voice of our own.
         """
+        how = {name: getattr(self, name) for name in ("dtype", "temperature", "post_filter")}
         if not is_voice_file(self.voice):
-            return WaveRNN.from_checkpoint(
-                self.voice,
-                self.sample_rate,
-                self.companding,
-                dtype=self.dtype,
-                temperature=self.temperature,
-            )
+            rate, curve = self.sample_rate, self.companding
+            return WaveRNN.from_checkpoint(self.voice, sample_rate=rate, companding=curve, **how)
         if self.sample_rate is not None or self.companding is not None:
             raise InvalidInput(
                 f"{self.voice} says its sample rate and companding; leave those out, they are for "
                 "another project's checkpoint"
             )
-        return WaveRNN.from_pretrained(
-            self.voice, self.temperature, self.dtype, self.post_filter
-        )
+        return WaveRNN.from_pretrained(self.voice, **how)
 
     def speak(self, task: SpeakingTask, look_up: Callable[[], None]) -> SpokenFile | str:
         """Speak one file, and say in one line why it failed, if it did.
@@ -87,7 +79,7 @@ class Manner:
         """
         try:
             voice = _compiled(self)
-            count_frames(task.source, lambda _: look_up(), form_of(voice))
+            count_frames(task.source, voice.source, lambda _: look_up())
             return speak_file(voice, task.source, task.out, self.seed, lambda _: look_up())
         except SparseJitError as error:
             return str(error)
@@ -138,20 +130,20 @@ def tasks_of(folder: Path, out: Path) -> list[SpeakingTask]:
 
 def speak_tasks(
     tasks: Iterable[SpeakingTask],
+    network: TrainedNetwork,
     crew: Crew,
     overwrite: bool,
     finished: Callable[[], None],
-    form: SpokenForm = OWN_FORM,
 ) -> FolderReport:
     """Speak what is not there yet, or all to `overwrite` it; then what failed, once more.
 
     `finished` is called for each file that was there already, was spoken, or has failed twice;
-    `form` is that of the voice.
+    `network` is the voice's.
     """
     report = FolderReport()
     waiting = []
     for task in tasks:
-        if not overwrite and _is_there(task, form):
+        if not overwrite and _is_there(task, network):
             report.kept.append(task)
             finished()
         else:
@@ -172,13 +164,13 @@ def speak_tasks(
     return report
 
 
-def _is_there(task: SpeakingTask, form: SpokenForm) -> bool:
+def _is_there(task: SpeakingTask, network: TrainedNetwork) -> bool:
     """Whether the output is there whole. One of another length may be of another recording."""
     try:
-        samples = expected_samples(task.source, form)
+        samples = expected_samples(task.source, network)
     except InvalidInput:
         return False  # and fails when it is to be spoken
-    return is_whole_wav(task.out, samples, form.sample_rate)
+    return is_whole_wav(task.out, samples, network.sample_rate)
 
 
 @lru_cache(maxsize=1)

@@ -2,17 +2,19 @@
 geneing/WaveRNN-Pytorch as the project's `wavernn-16k` renames it.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import to_array
+from sparsejit.frontends.files import read_tensors
 from sparsejit.ir.spec import Activation
-from sparsejit.voice.checkpoints import MEL, ForeignVoice
-from sparsejit.voice.conditioning import taps_in_a_row
+from sparsejit.voice.conditioning import DoubleArray, RowwiseLinear, taps_in_a_row
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.networks import RowwiseLinear
 from sparsejit.voice.networks_residual import (
     BatchNorm,
     ResidualBlock,
@@ -30,9 +32,15 @@ from sparsejit.voice.spec import (
     MixtureOfLogistics,
     VoiceSpec,
 )
+from sparsejit.voice.spec_graph import Tensors
 from sparsejit.voice.spec_layers import SampleLayer
+from sparsejit.voice.trained import TrainedNetwork
 
-Tensors = Mapping[str, FloatArray]
+MEL = "mel"
+# Such networks read mels scaled to about one: [0, 1], or [-4, 4]. Decibels are far beyond.
+LARGEST_MEL = 10.0
+# Counters that training keeps in a state dict.
+_COUNTERS = ("num_batches_tracked", "step")
 # Of a mixture of logistics in fatchord's: ten of them.
 _MIXTURE = 30
 _GRU_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -84,14 +92,59 @@ class StackNames:
     norm: str
 
 
+@dataclass(frozen=True, eq=False)
+class StackReader:
+    """The mel itself, under its name, and features [first, end) of the stack's, by theirs."""
+
+    bands: int
+    stack: ResidualStack
+    features: Mapping[str, tuple[int, int]]
+    is_log_mel = False
+
+    @property
+    def around(self) -> int:
+        return self.stack.width // 2
+
+    def beyond(self, frame: FloatArray) -> FloatArray:
+        """Zeros, as in the training."""
+        return np.zeros((len(frame), self.around), np.float32)
+
+    def check_scale(self, mel: FloatArray) -> None:
+        largest = float(np.abs(mel).max())
+        if largest > LARGEST_MEL:
+            raise InvalidInput(
+                f"the mel has values of size {largest:.4g}; scale it as in the network's training, "
+                "to [0, 1] or [-4, 4]"
+            )
+
+    def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:
+        found = self.stack(mel)
+        parts = {name: found[:, first:end] for name, (first, end) in self.features.items()}
+        return {MEL: mel, **parts}
+
+
 _FATCHORD = StackNames("upsample.resnet", "layers", "batch_norm")
 _ONE_GRU = StackNames("cond", "res", "bn")
 
 
-def foreign_voice(
+def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, FloatArray]:
+    """Tensors by name, float32, of a state dict or of a file of one: safetensors, or torch's.
+
+    They are copies, since training may go on; counters of steps and batches are left out. Raises
+    as `read_tensors` does.
+    """
+    state = source if isinstance(source, Mapping) else read_tensors(source)
+    return {
+        name: np.array(to_array(value, name, takes_bools=name.endswith("_mask")), np.float32)
+        for name, value in state.items()
+        if name.rpartition(".")[2] not in _COUNTERS
+    }
+
+
+def known_network(
     tensors: Tensors, sample_rate: int | None = None, companding: str | None = None
-) -> ForeignVoice:
-    """The voice of a state dict. What it does not say has the format's usual value:
+) -> TrainedNetwork:
+    """The network of a state dict. What it does not say has the format's usual value:
 
     sample_rate: in Hz; 22,050 of fatchord's, 16,000 of the one-GRU network.
     companding: how classes lie, "linear" or "mu_law"; mu_law of fatchord's, else linear.
@@ -101,9 +154,9 @@ def foreign_voice(
     reader = TensorReader(tensors)
     curve = None if companding is None else Companding.parse(companding)
     if reader.has(f"{_FATCHORD.stack}.conv_in.weight"):
-        voice = _fatchord(reader, sample_rate or 22_050, curve or Companding.MU_LAW)
+        network = _fatchord(reader, sample_rate or 22_050, curve or Companding.MU_LAW)
     elif reader.has(f"{_ONE_GRU.stack}.conv_in.weight"):
-        voice = _one_gru(reader, sample_rate or 16_000, curve or Companding.LINEAR)
+        network = _one_gru(reader, sample_rate or 16_000, curve or Companding.LINEAR)
     else:
         first = next(iter(tensors), None)
         raise InvalidInput(
@@ -112,10 +165,10 @@ def foreign_voice(
             "describe other networks by a VoiceSpec"
         )
     reader.finish()
-    return voice
+    return network
 
 
-def _fatchord(reader: TensorReader, sample_rate: int, companding: Companding) -> ForeignVoice:
+def _fatchord(reader: TensorReader, sample_rate: int, companding: Companding) -> TrainedNetwork:
     names: list[str] = []
     while reader.has(f"upsample.up_layers.{2 * len(names) + 1}.weight"):
         names.append(f"upsample.up_layers.{2 * len(names) + 1}.weight")
@@ -143,10 +196,11 @@ def _fatchord(reader: TensorReader, sample_rate: int, companding: Companding) ->
         layers,
         output or _categorical("fc3.weight", outputs, companding),
     )
-    return ForeignVoice(spec, _tensors(reader, spec, kernels, "_l0"), stack, aux)
+    reads = StackReader(bands, stack, aux)
+    return TrainedNetwork(spec, _tensors(reader, spec, kernels, "_l0"), reads)
 
 
-def _one_gru(reader: TensorReader, sample_rate: int, companding: Companding) -> ForeignVoice:
+def _one_gru(reader: TensorReader, sample_rate: int, companding: Companding) -> TrainedNetwork:
     names: list[str] = []
     while reader.has(f"upsample.{len(names)}.kernel"):
         names.append(f"upsample.{len(names)}.kernel")
@@ -171,7 +225,8 @@ def _one_gru(reader: TensorReader, sample_rate: int, companding: Companding) -> 
         layers,
         _categorical("fc2.weight", outputs, companding),
     )
-    return ForeignVoice(spec, _tensors(reader, spec, kernels, ""), stack, aux)
+    reads = StackReader(bands, stack, aux)
+    return TrainedNetwork(spec, _tensors(reader, spec, kernels, ""), reads)
 
 
 def _held(aux: Mapping[str, tuple[int, int]]) -> tuple[HeldConditioning, ...]:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ..errors import DamagedFile, InvalidInput
 from ..files import atomic_path
 from . import prediction
-from .conditioning import CONTEXT_FRAMES
 from .features import HOP_LENGTH, FloatArray, load_audio, log_mel
+from .own_network import CONTEXT_FRAMES
 from .prediction import ZERO_CLASS, IndexArray
 
 AUDIO_SUFFIXES = (".flac", ".ogg", ".wav")

@@ -13,12 +13,12 @@ from ..errors import InvalidInput
 from ..ir.reference import stored_weights
 from ..ir.sparse_matrix import SparseMatrix
 from ..ir.spec import DType
-from .conditioning import CONTEXT_FRAMES
 from .dataset import Batch, Clip, audio_files, load_clips
 from .features import HOP_LENGTH, FloatArray
 from .module import WaveRNNModule
+from .own_network import CONTEXT_FRAMES
 from .prediction import CLASSES, IndexArray
-from .weights import DENSE_LAYERS, RECURRENT, VoiceWeights
+from .weights import PRUNED, VoiceWeights
 
 # What a target is where a clip has ended before the longest one.
 _NO_TARGET = -100
@@ -71,7 +71,7 @@ def in_dtype(weights: VoiceWeights, dtype: DType) -> WaveRNNModule:
     """The network with its pruned matrices as `dtype` holds them; int8 as forward's `int8` does."""
     model = WaveRNNModule.from_weights(weights)
     if dtype is not DType.INT8:
-        for name in (RECURRENT, *DENSE_LAYERS):
+        for name in PRUNED:
             stored = stored_weights(SparseMatrix(weights.tensors[name]), dtype)
             with torch.no_grad():
                 model.get_parameter(name).copy_(torch.from_numpy(stored))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sparsejit.ir.graph import Array
 
@@ -14,12 +13,3 @@ class LoopArrays:
     frames: int
     of_frames: Sequence[Array]
     of_samples: Sequence[Array] = ()
-
-    def loop_arrays(self) -> "LoopArrays":
-        return self
-
-
-class FrameInputs(Protocol):
-    """Anything that says what a loop reads of frames."""
-
-    def loop_arrays(self) -> LoopArrays: ...

@@ -3,30 +3,12 @@
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsejit.ir.graph import Array
 from sparsejit.runtime.call_arrays import aligned_copy
-from sparsejit.voice.conditioning import DoubleArray, ExactLinear
+from sparsejit.voice.conditioning import DoubleArray, RowwiseLinear
 from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.spec_graph import FrameTerm, SpecGraph
-
-
-class RowwiseLinear:
-    """W x + b of rows x in float64: the same bits for a row, however many there are.
-
-    `ExactLinear` with every row scaled by its own power of two, so that no bound on x is needed.
-    """
-
-    def __init__(self, weight: npt.ArrayLike, bias: npt.ArrayLike | None = None) -> None:
-        self._exact = ExactLinear(weight, 0.0)
-        self._bias = np.float64(0) if bias is None else np.asarray(bias, np.float64)
-
-    def __call__(self, x: DoubleArray) -> DoubleArray:
-        """x (rows, in); returns (rows, out)."""
-        _, exponents = np.frexp(np.abs(x).max(axis=1, initial=0, keepdims=True))
-        scaled = self._exact(x * np.ldexp(1.0, -exponents))
-        return scaled * np.ldexp(1.0, exponents) + self._bias
 
 
 class FrameTerms:
@@ -40,6 +22,7 @@ class FrameTerms:
             for term in graph.terms
             if isinstance(term, FrameTerm)
             for name, weights in term.weights.items()
+            if not _is_identity(weights)
         }
 
     def __call__(self, conditioning: Mapping[str, DoubleArray], frames: int) -> LoopArrays:
@@ -64,6 +47,13 @@ class FrameTerms:
         """An array (frames, n) for each tap."""
         total = np.tile(term.constant, (frames + term.taps - 1, 1))
         for name in term.weights:
-            total = total + self._products[term.name, name](conditioning[name])
+            product, rows = self._products.get((term.name, name)), conditioning[name]
+            total = total + (rows if product is None else product(rows))
         narrow = np.ascontiguousarray(total, np.float32)
         return [narrow[tap : tap + frames] for tap in range(term.taps)]
+
+
+def _is_identity(weights: DoubleArray) -> bool:
+    """Whether conditioning is added as it is."""
+    rows, columns = weights.shape
+    return rows == columns and np.array_equal(weights, np.eye(rows))

@@ -7,7 +7,8 @@ from sparsejit.prune import CubicSchedule, Pruner
 
 from ..errors import InvalidInput
 from .features import HOP_LENGTH
-from .weights import DENSE_LAYERS, RECURRENT, check_temperature
+from .spec import check_temperature
+from .weights import DENSE_LAYERS, PRUNED, RECURRENT
 
 # The pruner keeps blocks of eight units of one gate.
 UNITS_A_BLOCK = 8
@@ -106,7 +107,7 @@ class TrainingPlan:
         return Pruner(
             {RECURRENT: self.amount, **dict.fromkeys(DENSE_LAYERS, dense)},
             self.pattern,
-            targets=(RECURRENT, *DENSE_LAYERS),
+            targets=PRUNED,
             schedule=CubicSchedule(start=start, end=max(end, start + 1), every=100),
             per_gate=self.per_gate,
         )

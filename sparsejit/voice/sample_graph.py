@@ -1,13 +1,4 @@
-"""The network of a voice that runs once a sample, as a graph and the loop around it.
-
-    p          = prediction from the last samples
-    input      = rows of three tables for s[t-1], class[t-1] and p, + the frame's gate terms
-    h          = GRU(input, W_h h)
-    dense      = relu(W_1 h + the frame's bias)
-    class      ~ softmax((W_2 dense + b) / temperature)
-    s          = clamp(p + DECODED[class] * the frame's residual scale)
-    y          = s + 0.9 y[t-1]
-"""
+"""A graph that runs once a sample, the loop around it, and what builds them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,34 +8,14 @@ import numpy as np
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Pointwise, write_activation
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.sampling import (
-    INDEX,
-    PREDICTION_WINDOW,
-    Draw,
-    GruStep,
-    Predict,
-    Quantise,
-    Reconstruct,
-    SumOfRows,
-    Uniform,
-)
-from sparsejit.ir.ops.types import float_type
+from sparsejit.ir.ops.sampling import Quantise
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.loop import GraphLoop, Role
-from sparsejit.voice.features import HOP_LENGTH
-from sparsejit.voice.prediction import (
-    DECODED,
-    PRE_EMPHASIS,
-    SIGNAL_LIMIT,
-    THRESHOLDS,
-    ZERO_CLASS,
-)
-from sparsejit.voice.weights import VoiceWeights
+from sparsejit.voice.prediction import THRESHOLDS
 
 # A GRU's state lies within [-1, 1]: as int8 it has steps of this size.
 STATE_STEP = 1 / 127
-
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,51 +120,3 @@ class SampleGraphBuilder:
         roles = tuple(role for role, _ in self._outputs)
         loop = GraphLoop(self._hop, tuple(self._inputs), roles)
         return SampleGraph(graph, loop, tuple(self._initial))
-
-
-def sample_graph(weights: VoiceWeights) -> SampleGraph:
-    """The graph of a voice.
-
-    Of a call: seed. Of a frame: gate terms (3H,), dense biases, predictor (32,), residual scale,
-    input scale. Of a sample, as results: the sample float32, its class int64.
-    """
-    make, hidden = SampleGraphBuilder(HOP_LENGTH), weights.hidden_size
-    seed = make.input(Role.CALL, "seed", INDEX)
-    gate_terms = make.input(Role.FRAME, "gate terms", float_type((3 * hidden,)))
-    dense_bias = make.input(Role.FRAME, "dense bias", float_type(weights.dense.shape[:1]))
-    predictor = make.input(Role.FRAME, "predictor", float_type((PREDICTION_WINDOW,)))
-    residual_scale = make.input(Role.FRAME, "residual scale", float_type(()))
-    input_scale = make.input(Role.FRAME, "input scale", float_type(()))
-    state = make.state("state", np.zeros(hidden, np.float32))
-    history = make.state("history", np.zeros(PREDICTION_WINDOW, np.float32))
-    last_class = make.state("last class", np.array(ZERO_CLASS, np.int64))
-    last_output = make.state("last output", np.array(0, np.float32))
-    counter = make.state("counter", np.array(0, np.int64))
-
-    prediction = make.apply(Predict(), history, predictor, name="prediction")
-    signals = make.newest(history), prediction
-    first, third = (make.level(signal, input_scale) for signal in signals)
-    tables = [make.constant("table", table) for table in weights.input_tables]
-    rows = (first, last_class, third, *tables)
-    bias = make.constant("recurrent.bias", _recurrent_bias(weights))
-    recurrent = make.linear("recurrent", state, weights.recurrent, bias, input_scale=STATE_STEP)
-    gates = make.apply(SumOfRows(), *rows, gate_terms, name="input")
-    state = make.apply(GruStep(), gates, recurrent, state, name="gates")
-    dense = make.linear("dense", state, weights.dense, dense_bias, Activation.RELU, STATE_STEP)
-    bias = make.constant("output.bias", weights.output_bias)
-    logits = make.linear("output", dense, weights.output, bias)
-    uniform = make.apply(Uniform(), seed, counter, name="uniform")
-    drawn = make.apply(Draw(1 / weights.temperature), logits, uniform, name="draw")
-    levels = drawn, make.constant("decoded", DECODED), residual_scale, prediction, last_output
-    signal, output = make.apply_all(Reconstruct(SIGNAL_LIMIT, PRE_EMPHASIS), *levels, name="signal")
-    make.give(output, drawn)
-    make.keep(state, make.shifted(history, signal), drawn, output, make.next(counter))
-    return make.finish()
-
-
-def _recurrent_bias(weights: VoiceWeights) -> Array:
-    """That of the new gate alone: the others lie in the gate terms."""
-    hidden = weights.hidden_size
-    bias = np.zeros(3 * hidden, np.float32)
-    bias[2 * hidden :] = weights.recurrent_new_bias
-    return bias

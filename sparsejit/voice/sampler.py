@@ -11,7 +11,7 @@ from sparsejit.lowering.loop import Role
 from sparsejit.runtime.call_arrays import new_workspace
 from sparsejit.runtime.copying import NotCopied
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.loop_arrays import FrameInputs, LoopArrays
+from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.sample_loop import SampleLoop
 
 
@@ -42,13 +42,13 @@ class Sampler(NotCopied):
         self._write(loop.header.inputs, self._inputs.table)
         self._write(loop.header.outputs, self._outputs.table)
 
-    def generate(self, conditioning: FrameInputs) -> FloatArray:
+    def generate(self, conditioning: LoopArrays) -> FloatArray:
         """The samples of the frames that come next, float32."""
         samples, *classes = self.run(conditioning)
         self.classes = classes[0] if classes else np.empty(0, np.int64)
         return samples
 
-    def run(self, inputs: FrameInputs) -> list[Array]:
+    def run(self, inputs: LoopArrays) -> list[Array]:
         """The loop's results for the frames that come next, a row a sample."""
         (results,) = run_in_lockstep([self], [inputs])
         return results
@@ -77,20 +77,19 @@ def check_seed(seed: int) -> None:
 
 
 def run_in_lockstep(
-    samplers: Sequence[Sampler], inputs: Sequence[FrameInputs]
+    samplers: Sequence[Sampler], inputs: Sequence[LoopArrays]
 ) -> list[list[Array]]:
     """The results of each for the frames that come next, as `run` alone has them.
 
     Samplers of one loop, each with as many frames. They take turns sample by sample, so that
     weights are read once for all.
     """
-    arrays = [each.loop_arrays() for each in inputs]
-    assert len({each.frames for each in arrays}) == 1, "all streams speak as many frames"
-    results = [sampler.take(each) for sampler, each in zip(samplers, arrays, strict=True)]
+    assert len({each.frames for each in inputs}) == 1, "all streams speak as many frames"
+    results = [sampler.take(each) for sampler, each in zip(samplers, inputs, strict=True)]
     for sampler, following in zip(samplers, [*samplers[1:], samplers[0]], strict=True):
         sampler.go_before(following)
     first = samplers[0]
-    first.native(first.workspace.ctypes.data, arrays[0].frames * first.loop.hop)
+    first.native(first.workspace.ctypes.data, inputs[0].frames * first.loop.hop)
     return results
 
 

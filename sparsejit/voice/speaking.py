@@ -13,47 +13,19 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
-from sparsejit.voice.conditioning import CONTEXT_FRAMES, checked_mel
 from sparsejit.voice.features import (
     HOP_LENGTH,
-    N_MELS,
     SAMPLE_RATE,
     FloatArray,
     MelStream,
     audio_pieces,
 )
+from sparsejit.voice.trained import TrainedNetwork
 from sparsejit.voice.wav_file import wav_writer
 from sparsejit.voice.wavernn import WaveRNN
-from sparsejit.voice.weights import VoiceWeights
 
 MEL_SUFFIX = ".npy"
 _FRAMES_AT_ONCE = 1024  # of a stored mel
-
-
-@dataclass(frozen=True)
-class SpokenForm:
-    """What a voice reads and makes: our own voices' mels and rates, unless it says otherwise.
-
-    `reads_audio`: whether its mels are those that `MelStream` computes; `check` gives mels as
-    float32 (bands, frames) and raises InvalidInput for those that cannot be spoken.
-    """
-
-    bands: int = N_MELS
-    hop_length: int = HOP_LENGTH
-    sample_rate: int = SAMPLE_RATE
-    reads_audio: bool = True
-    check: Callable[[npt.ArrayLike], FloatArray] = checked_mel
-
-
-OWN_FORM = SpokenForm()
-
-
-def form_of(voice: WaveRNN) -> SpokenForm:
-    """What a voice reads and makes."""
-    if isinstance(voice.source, VoiceWeights):
-        return OWN_FORM
-    check = voice.source.checked_mel
-    return SpokenForm(voice.n_mels, voice.hop_length, voice.sample_rate, False, check)
 
 
 @dataclass(frozen=True)
@@ -61,14 +33,14 @@ class SpokenFile:
     """What was spoken, and how long it took.
 
     computing_seconds: reading, features and samples, without writing and playing.
-    first_audio_ms: from when the first mel frame and its two frames of look-ahead were there to
-        its samples.
+    first_audio_ms: from when the first mel frame and its frames of look-ahead were there to its
+        samples.
     """
 
     samples: int
     computing_seconds: float
     first_audio_ms: float
-    sample_rate: int = SAMPLE_RATE
+    sample_rate: int
 
     @property
     def seconds(self) -> float:
@@ -80,54 +52,52 @@ class SpokenFile:
         return self.seconds / self.computing_seconds
 
 
-def mel_pieces(source: Path, form: SpokenForm = OWN_FORM) -> Iterator[FloatArray]:
-    """Log-mel (80, some frames) of a recording, or of a .npy file that holds (80, frames).
+def mel_pieces(source: Path, network: TrainedNetwork) -> Iterator[FloatArray]:
+    """Mels (bands, some frames) of a recording, or of a .npy file that holds (bands, frames).
 
     The pieces joined are `log_mel` of the whole recording, to the bit. Raises InvalidInput, naming
     the file, where it cannot be read, or is no recording or mel that can be spoken.
     """
-    stored = _is_mel(source, form)
-    pieces = _stored_mel(source, form.bands) if stored else _mel_of_audio(source)
+    stored = _is_mel(source, network)
+    pieces = _stored_mel(source, network.n_mels) if stored else _mel_of_audio(source)
     try:
-        yield from map(form.check, pieces)
+        yield from map(network.checked_mel, pieces)
     except InvalidInput as error:
         named = str(error) if str(source) in str(error) else f"{source}: {error}"
         raise InvalidInput(named) from error
 
 
-def _is_mel(source: Path, form: SpokenForm) -> bool:
+def _is_mel(source: Path, network: TrainedNetwork) -> bool:
     """Whether a source is a stored mel. Raises InvalidInput for audio that has no mel here."""
     if source.suffix == MEL_SUFFIX:
         return True
-    if not form.reads_audio:
+    if not network.reads.is_log_mel:
         raise InvalidInput(
             f"{source} is audio, and this voice was trained on another project's mels; compute "
-            f"them as that does and give a .npy that holds ({form.bands}, frames)"
+            f"them as that does and give a .npy that holds ({network.n_mels}, frames)"
         )
     return False
 
 
-def count_frames(
-    source: Path, heard: Callable[[int], None], form: SpokenForm = OWN_FORM
-) -> int:
+def count_frames(source: Path, network: TrainedNetwork, heard: Callable[[int], None]) -> int:
     """Read a source to its end, so that what is wrong with it is known before any work is lost.
 
     `heard` is given the number of frames of each piece. Raises InvalidInput as `mel_pieces` does.
     """
     frames = 0
-    for mel in mel_pieces(source, form):
+    for mel in mel_pieces(source, network):
         frames += mel.shape[1]
         heard(mel.shape[1])
     return frames
 
 
-def expected_samples(source: Path, form: SpokenForm = OWN_FORM) -> int:
+def expected_samples(source: Path, network: TrainedNetwork) -> int:
     """How many samples will be spoken, from what the file's header says.
 
     Raises InvalidInput where there is no header that can be read.
     """
-    if _is_mel(source, form):
-        return int(_mapped_mel(source, form.bands).shape[1]) * form.hop_length
+    if _is_mel(source, network):
+        return int(_mapped_mel(source, network.n_mels).shape[1]) * network.hop_length
     import soundfile
 
     try:
@@ -146,21 +116,21 @@ def speak_file(
     them; what it raises ends the work, and leaves no file. Raises InvalidInput as `mel_pieces`
     does, and where the file cannot be written.
     """
-    watch, form = _StreamWatch(), form_of(voice)
-    samples = 0
-    with wav_writer(out, form.sample_rate) as write:
-        for piece in watch.timed(voice.stream(watch.noted(mel_pieces(source, form)), seed)):
+    watch, samples = _StreamWatch(voice.source.context_frames), 0
+    with wav_writer(out, voice.sample_rate) as write:
+        for piece in watch.timed(voice.stream(watch.noted(mel_pieces(source, voice.source)), seed)):
             write(piece)
             heard(piece)
             samples += len(piece)
     spent, first = watch.spent_ns / 1e9, watch.first_audio_ns / 1e6
-    return SpokenFile(samples, spent, first, form.sample_rate)
+    return SpokenFile(samples, spent, first, voice.sample_rate)
 
 
 class _StreamWatch:
     """Times a stream: all the waiting for its pieces, and that for the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_ahead: int) -> None:
+        self._look_ahead = look_ahead
         self.spent_ns = 0
         self.first_audio_ns = 0
         self._ready_at: int | None = None
@@ -170,7 +140,7 @@ class _StreamWatch:
         frames = 0
         for mel in mels:
             frames += mel.shape[1]
-            if frames > CONTEXT_FRAMES and self._ready_at is None:
+            if frames > self._look_ahead and self._ready_at is None:
                 self._ready_at = native_timing.clock()
             yield mel
         if self._ready_at is None:

@@ -12,6 +12,7 @@ the inputs one after the other, the last layer's y the parameters of the output'
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeAlias
 
 from sparsejit.errors import InvalidInput
@@ -54,6 +55,8 @@ LAST_SAMPLE = "last sample"
 PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE = "predictor", "residual scale", "level scale"
 # Of a signal, in tables.
 LEVELS = 256
+# Beyond these, softmax(logits / temperature) is the greatest logit, or no choice at all.
+TEMPERATURES = (0.01, 100.0)
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,8 @@ class VoiceSpec:
     """A network that makes `hop_length` samples of each frame of conditioning.
 
     Raises InvalidInput for two parts of one name, conditioning that is not declared, layers whose
-    sizes do not fit, a last class or a prediction where the output has no such classes, and rows
-    of a signal without a prediction.
+    sizes do not fit, a last class or a prediction where the output has no such classes, rows of a
+    signal without a prediction, and a temperature outside TEMPERATURES.
     """
 
     sample_rate: int
@@ -168,6 +171,7 @@ class VoiceSpec:
     prediction: LinearPrediction | None = None
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         layers = (layer for layer, _ in self.layer_inputs())
         names = [part.name for part in (*self.inputs, *self.conditioning, *layers)]
         for name in names:
@@ -280,3 +284,12 @@ class VoiceSpec:
             joined = sum(sizes[name] for name in layer.concatenated)
             shapes |= layer.shapes(features + joined + (layer is self.halved))
         return shapes
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise InvalidInput for a temperature outside TEMPERATURES."""
+    low, high = TEMPERATURES
+    if not isinstance(temperature, Real) or not low <= temperature <= high:  # NaN is not
+        raise InvalidInput(
+            f"the temperature is {temperature!r}; give {low:g} to {high:g}, such as 0.9"
+        )

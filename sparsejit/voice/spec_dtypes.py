@@ -8,10 +8,10 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
-from sparsejit.voice.checkpoints import ForeignVoice
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.spec_score import ForcedNetwork
+from sparsejit.voice.trained import TrainedNetwork
 
 SHORT_DTYPES = ("int8", "bfloat16")
 # Of a layer's time: less is within the error of a prediction.
@@ -19,7 +19,7 @@ _LEAST_GAIN = 0.05
 
 
 def choose_dtypes(
-    voice: ForeignVoice,
+    voice: TrainedNetwork,
     mel: npt.ArrayLike,
     most_nats: float = 0.02,
     target: str | Target = "native",
@@ -49,7 +49,7 @@ class _Trial:
     """Audio that the float32 network drew, and what it thinks of it."""
 
     def __init__(
-        self, voice: ForeignVoice, target: Target, mel: npt.ArrayLike, seed: int
+        self, voice: TrainedNetwork, target: Target, mel: npt.ArrayLike, seed: int
     ) -> None:
         self._voice, self._target, self._mel = voice, target, mel
         sampler = Sampler(compile_sample_loop(voice.graph.sample, target), seed)
@@ -66,7 +66,7 @@ class _Trial:
         return float(np.mean(network.nats(self._mel, self._classes)))
 
 
-def _by_gain(voice: ForeignVoice, target: Target) -> list[tuple[str, str]]:
+def _by_gain(voice: TrainedNetwork, target: Target) -> list[tuple[str, str]]:
     """Layers and dtypes that are predicted to be faster, those that save most first."""
     times = {
         dtype: {

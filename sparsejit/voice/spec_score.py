@@ -7,13 +7,13 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.voice.checkpoints import ForeignVoice
 from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.networks import FrameTerms
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.spec import Categorical, DualSoftmax
 from sparsejit.voice.spec_graph import forced_graph
+from sparsejit.voice.trained import TrainedNetwork
 
 
 class ForcedNetwork:
@@ -23,7 +23,7 @@ class ForcedNetwork:
     """
 
     def __init__(
-        self, voice: ForeignVoice, target: Target, dtypes: str | Mapping[str, str] = "float32"
+        self, voice: TrainedNetwork, target: Target, dtypes: str | Mapping[str, str] = "float32"
     ) -> None:
         if not isinstance(voice.spec.output, Categorical | DualSoftmax):
             kind = type(voice.spec.output).__name__
@@ -36,7 +36,7 @@ class ForcedNetwork:
     def nats(self, mel: npt.ArrayLike, classes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """-log p(class), (samples,), of mel (bands, F) and hop_length * F classes, from silence.
 
-        Raises InvalidInput for another number of classes, and as `ForeignVoice.checked_mel`.
+        Raises InvalidInput for another number of classes, and as `TrainedNetwork.checked_mel`.
         """
         features, frames = self._voice.frame_features(mel)
         given = np.asarray(classes, np.int64)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.loop_arrays import FrameInputs, LoopArrays
+from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.sample_loop import SampleLoop
 from sparsejit.voice.sampler import Sampler, run_in_lockstep
 
@@ -56,10 +56,10 @@ class StreamScheduler:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def join(self, inputs: FrameInputs, seed: int) -> UtteranceInProgress:
+    def join(self, inputs: LoopArrays, seed: int) -> UtteranceInProgress:
         """A stream begins with the next chunk. Raises InvalidInput for a seed that is none."""
         sampler = Sampler(self._loop, seed)
-        stream = UtteranceInProgress(sampler, inputs.loop_arrays(), self._loop.loop.hop)
+        stream = UtteranceInProgress(sampler, inputs, self._loop.loop.hop)
         self._streams.append(stream)
         return stream
 
@@ -84,7 +84,7 @@ class StreamScheduler:
 
 
 def speak_side_by_side(
-    loop: SampleLoop, utterances: Iterable[tuple[FrameInputs, int]], most: int = MOST_STREAMS
+    loop: SampleLoop, utterances: Iterable[tuple[LoopArrays, int]], most: int = MOST_STREAMS
 ) -> Iterator[tuple[int, FloatArray]]:
     """Speak inputs with their seeds, at most so many at once; number and samples as they end.
 

@@ -1,7 +1,6 @@
 """The voice as users see it: mel in, speech out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,16 @@ from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.copying import SharedCode
 from sparsejit.voice import features
 from sparsejit.voice.bundled import VOICE
-from sparsejit.voice.checkpoints import ForeignVoice
-from sparsejit.voice.checkpoints_files import read_checkpoint
-from sparsejit.voice.checkpoints_formats import foreign_voice
+from sparsejit.voice.checkpoints_formats import known_network, read_checkpoint
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.post_filter import FRAMES_AHEAD, post_filtered
-from sparsejit.voice.sample_graph import sample_graph
 from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.sampler import Sampler, check_seed
+from sparsejit.voice.spec import VoiceSpec
 from sparsejit.voice.streams import speak_side_by_side
 from sparsejit.voice.summary import LayerSummary, VoiceSummary
-from sparsejit.voice.weights import VoiceWeights, check_temperature
+from sparsejit.voice.trained import GivenConditioning, TrainedNetwork
+from sparsejit.voice.weights import VoiceWeights
 
 # Of a stream: more gain no speed, and nothing interrupts what is being spoken.
 _MOST_FRAMES_AT_ONCE = 64
@@ -37,9 +35,14 @@ class WaveRNN(SharedCode):
 
     A copy is the voice itself; pickling keeps its source, and compiles it anew where it is loaded.
 
+    What all ways to make one take:
+
+    target: "native", a level such as "avx2", or a `Target`.
     dtype: how the matrices of the network are stored, float32, bfloat16, float16 or int8; or a dict
         from names of `layers` to that. With int8 inputs of products are quantised too, the state in
         steps of 1/127, and sums are exact.
+    temperature: in place of the network's own; classes are drawn from
+        softmax(logits / temperature).
     post_filter: whether `voice.post_filter` follows, which brings what is spoken nearer to the mel
         and takes 800 samples (36 ms) more of look-ahead. It knows the mels of our own voices only:
         those of another project are never filtered.
@@ -50,25 +53,29 @@ class WaveRNN(SharedCode):
 
     def __init__(
         self,
-        source: VoiceWeights | ForeignVoice,
+        source: VoiceWeights | TrainedNetwork,
         target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
         post_filter: bool = True,
+        temperature: float | None = None,
     ) -> None:
-        self.source = source
         self._compiled_with = target, dtype, post_filter
-        self.post_filter = post_filter and isinstance(source, VoiceWeights)
-        self.sample_rate, self.hop_length = source.sample_rate, source.hop_length
-        self.n_mels = source.n_mels
-        graph = sample_graph(source) if isinstance(source, VoiceWeights) else source.graph.sample
+        if temperature is not None:
+            source = source.at_temperature(temperature)
+        self._weights = source if isinstance(source, VoiceWeights) else None
+        network = source.network if isinstance(source, VoiceWeights) else source
+        self.source: TrainedNetwork = network
+        self.post_filter = post_filter and network.reads.is_log_mel
+        self.sample_rate, self.hop_length = network.sample_rate, network.hop_length
+        self.n_mels = network.n_mels
         self.loop: SampleLoop = compile_sample_loop(
-            graph, calibrated(Target.resolve(target)), dtype
+            network.graph.sample, calibrated(Target.resolve(target)), dtype
         )
         # What is made or faulted in at first use, here, or a first stream would wait for it.
         self.generate(np.full((self.n_mels, 1), np.log10(features.POWER_FLOOR)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, *self._compiled_with)
+        return type(self), (self._weights or self.source, *self._compiled_with)
 
     def __repr__(self) -> str:
         return f"<{self._summary().title}>"
@@ -84,10 +91,10 @@ class WaveRNN(SharedCode):
 
     @property
     def weights(self) -> VoiceWeights:
-        """Those of a voice of our own. Raises InvalidInput for another project's."""
-        if isinstance(self.source, ForeignVoice):
+        """Those of a voice that `train` made. Raises InvalidInput for any other network."""
+        if self._weights is None:
             raise InvalidInput("this voice is another project's; voice.source has its tensors")
-        return self.source
+        return self._weights
 
     @property
     def layers(self) -> tuple[LayerSummary, ...]:
@@ -118,71 +125,81 @@ class WaveRNN(SharedCode):
     def from_pretrained(
         cls,
         path: str | Path = VOICE,
-        temperature: float | None = None,
+        *,
+        target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
         post_filter: bool = True,
     ) -> "WaveRNN":
         """The bundled voice, or the one in a file that `sparsejit train` wrote.
 
-        temperature: in place of the voice's own; classes are drawn from
-            softmax(logits / temperature).
-
         Raises InvalidInput where there is no such file or temperature, DamagedFile where it is not
         a voice.
         """
-        weights = VoiceWeights.load(path)
-        if temperature is not None:
-            weights = replace(weights, temperature=temperature)
-        return cls(weights, dtype=dtype, post_filter=post_filter)
+        return cls(VoiceWeights.load(path), target, dtype, post_filter, temperature)
 
     @classmethod
     def from_checkpoint(
         cls,
         source: str | Path | Mapping[str, Any],
+        spec: VoiceSpec | None = None,
+        *,
         sample_rate: int | None = None,
         companding: str | None = None,
         target: str | Target = "native",
         dtype: str | Mapping[str, str] = "float32",
         temperature: float | None = None,
+        post_filter: bool = True,
     ) -> "WaveRNN":
-        """Compile a WaveRNN that another project trained, pruned or not.
+        """Compile a network that another project trained, pruned or not.
 
-        source: a state dict, or a file of one, safetensors or torch's (only tensors are read), of
-            fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same words.
-        sample_rate, companding: what a state dict does not say; `foreign_voice` has the defaults.
-        temperature: of the draws, 1 if left out.
+        source: a state dict, or a file of one, safetensors or torch's (only tensors are read).
+        spec: what the network is; its tensors are those of `spec.tensor_shapes()`, and the "mel" of
+            `generate` is its conditioning, (rows, frames): see `GivenConditioning`. Without one the
+            state dict is of fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same
+            words.
+        sample_rate, companding: what such a state dict does not say, and a spec does;
+            `known_network` has the defaults.
 
         Raises InvalidInput that names the first tensor that does not fit, for a temperature that
         cannot be one, and as `read_checkpoint` does.
         """
-        voice = foreign_voice(read_checkpoint(source), sample_rate, companding)
-        if temperature is not None:
-            check_temperature(temperature)
-            voice = replace(voice, spec=replace(voice.spec, temperature=temperature))
-        return cls(voice, target, dtype)
+        tensors = read_checkpoint(source)
+        if spec is None:
+            network = known_network(tensors, sample_rate, companding)
+        elif sample_rate is not None or companding is not None:
+            raise InvalidInput("the spec says the sample rate and companding; leave those out")
+        else:
+            network = TrainedNetwork(spec, tensors, GivenConditioning(spec))
+        return cls(network, target, dtype, post_filter, temperature)
 
     @classmethod
     def from_torch(
-        cls, module: Any, temperature: float = 1.0, dtype: str | Mapping[str, str] = "float32"
+        cls,
+        module: Any,
+        *,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
+        post_filter: bool = True,
     ) -> "WaveRNN":
         """Compile a `sparsejit.voice.module.WaveRNNModule`, pruned or not.
 
-        Classes are drawn from softmax(logits / temperature). Raises InvalidInput for another
-        module.
+        Raises InvalidInput for another module.
         """
         if type(module).__name__ != "WaveRNNModule":
             raise InvalidInput(
                 f"{type(module).__name__} is not a voice; "
                 "give a sparsejit.voice.module.WaveRNNModule"
             )
-        return cls(module.weights(temperature), dtype=dtype)
+        return cls(module.weights(), target, dtype, post_filter, temperature)
 
     def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
         """Log-mel (80, frames) of mono audio at any sample rate, for `generate`.
 
         Raises InvalidInput for a voice of another project, which has features of its own.
         """
-        if isinstance(self.source, ForeignVoice):
+        if not self.source.reads.is_log_mel:
             raise InvalidInput(
                 "this voice was trained on another project's mels; compute them as that does"
             )
@@ -201,7 +218,7 @@ class WaveRNN(SharedCode):
         """What was drawn for a whole mel as it is heard."""
         if not self.post_filter:
             return samples
-        return np.concatenate(list(post_filtered([(self.weights.checked_mel(mel), samples)])))
+        return np.concatenate(list(post_filtered([(self.source.checked_mel(mel), samples)])))
 
     def generate_batch(
         self, mels: Sequence[npt.ArrayLike], seeds: Sequence[int]

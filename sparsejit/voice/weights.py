@@ -1,4 +1,4 @@
-"""The weights of a voice, and what the sampler needs of them each sample and each frame.
+"""The weights of a voice that `train` made.
 
 Nothing here imports torch. The file is safetensors with the torch module's parameter names.
 """
@@ -7,9 +7,8 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ from safetensors import SafetensorError, safe_open
 from ..artefact.sealed import read_sealed, write_sealed
 from ..errors import DamagedFile, InvalidInput
 from ..files import check_writable
-from .conditioning import CONTEXT_FRAMES, Conditioning, FrameNetwork, checked_mel
 from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
+from .own_network import own_network
 from .packing import BITS, VALUES, pack, unpack
 from .prediction import CLASSES
+from .spec import check_temperature
+from .trained import TrainedNetwork
 
 # What a file says of itself, and must say to be read.
 IDENTITY = {
@@ -39,8 +40,6 @@ _FORMAT_1 = b'"sparsejit-voice-1"'
 _REMEDY = (
     "copy it again, or repeat the `sparsejit train` that made it: its checkpoint has the voice"
 )
-# Beyond these, softmax(logits / temperature) is the greatest logit, or no choice at all.
-TEMPERATURES = (0.01, 100.0)
 DENSE_SIZE = 256
 CONDITION_SIZE = 128
 EMBEDDING_SIZE = 64
@@ -48,6 +47,7 @@ INPUTS = 3
 # The matrices that are pruned: one that is multiplied by the state, and the two dense layers.
 RECURRENT = "rnn.weight_hh_l0"
 DENSE_LAYERS = ("fc1.weight", "fc2.weight")
+PRUNED = (RECURRENT, *DENSE_LAYERS)
 
 
 def tensor_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
@@ -75,13 +75,13 @@ def tensor_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class VoiceWeights:
-    """A trained voice: its tensors in float32, and their folded run-time form.
+    """A voice that `train` made: its tensors in float32.
 
     Classes are drawn from softmax(logits / temperature). `held_out` names the recordings that the
     training did not see.
 
     Raises InvalidInput for tensors of other names or shapes than `tensor_shapes` has, values that
-    are not finite, and a temperature outside TEMPERATURES.
+    are not finite, and a temperature that cannot be.
     """
 
     tensors: Mapping[str, FloatArray]
@@ -92,63 +92,21 @@ class VoiceWeights:
         check_temperature(self.temperature)
         _check_tensors(self.tensors)
 
-    sample_rate = SAMPLE_RATE
-    hop_length = HOP_LENGTH
-    n_mels = N_MELS
-    context_frames = CONTEXT_FRAMES
-
     @property
     def hidden_size(self) -> int:
-        return self.recurrent.shape[1]
-
-    @property
-    def recurrent(self) -> FloatArray:
-        """W_h, (3H, H), gate order r, z, n."""
-        return self.tensors["rnn.weight_hh_l0"]
-
-    @property
-    def recurrent_new_bias(self) -> FloatArray:
-        """b_hn, (H,): n = tanh(x_n + r * (W_hn h + b_hn))."""
-        return self.tensors["rnn.bias_hh_l0"][2 * self.hidden_size :]
-
-    @property
-    def dense(self) -> FloatArray:
-        """First dense layer, (256, H); its bias is in the conditioning."""
-        return self.tensors["fc1.weight"]
-
-    @property
-    def output(self) -> FloatArray:
-        """Second dense layer, (256, 256), giving logits."""
-        return self.tensors["fc2.weight"]
-
-    @property
-    def output_bias(self) -> FloatArray:
-        return self.tensors["fc2.bias"]
+        return self.tensors[RECURRENT].shape[1]
 
     @cached_property
-    def input_tables(self) -> FloatArray:
-        """Embedding and input matrix in one, (3, 256, 3H): rows of s[t-1], class[t-1], p."""
-        embedding, matrix = (
-            self.tensors[name].astype(float) for name in ("embedding.weight", "rnn.weight_ih_l0")
-        )
-        tables = embedding @ matrix.T
-        return tables.reshape(INPUTS, CLASSES, -1).astype(np.float32)
+    def network(self) -> TrainedNetwork:
+        """What is compiled."""
+        return own_network(self.tensors, self.temperature)
 
-    @cached_property
-    def _frame_network(self) -> FrameNetwork:
-        return FrameNetwork(self.tensors)
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is computed."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def checked_mel(self, mel: npt.ArrayLike) -> FloatArray:
-        """See `conditioning.checked_mel`."""
-        return checked_mel(mel)
-
-    def beyond(self, frame: FloatArray) -> FloatArray:
-        """What lies beyond the first or last frame (80, 1): it again, twice."""
-        return np.repeat(frame, self.context_frames, axis=1)
-
-    def conditioning(self, mel: npt.ArrayLike, context: bool = False) -> Conditioning:
-        """Return the per-frame arrays for log10 mel (80, F); see `FrameNetwork.__call__`."""
-        return self._frame_network(mel, context)
+    def at_temperature(self, temperature: float) -> "VoiceWeights":
+        return replace(self, temperature=temperature)
 
     def save(self, path: str | os.PathLike[str], dtype: npt.DTypeLike = np.float16) -> None:
         """Write the tensors as `dtype`, under a digest of the whole file that `load` verifies.
@@ -171,7 +129,7 @@ class VoiceWeights:
             "temperature": repr(float(self.temperature)),
             "held_out": json.dumps(list(self.held_out)),
         }
-        for name in (RECURRENT, *DENSE_LAYERS):
+        for name in PRUNED:
             stored |= pack(name, stored.pop(name))
         write_sealed(Path(path), stored, metadata)
 
@@ -215,7 +173,7 @@ class VoiceWeights:
             spread = 1 / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.1
             tensors[name] = (spread * generator.standard_normal(shape)).astype(np.float32)
         tensors["mel_scale"] = np.abs(tensors["mel_scale"]) + 1
-        for name in ("rnn.weight_hh_l0", "fc1.weight", "fc2.weight"):
+        for name in PRUNED:
             rows, columns = tensors[name].shape
             kept = generator.random((rows // 8, columns)) < density
             tensors[name] *= np.repeat(kept, 8, axis=0) / np.sqrt(density)
@@ -236,20 +194,11 @@ def _unpacked(stored: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[A
     """The tensors of a file with their pruned matrices whole."""
     tensors = dict(stored)
     shapes = tensor_shapes(len(stored["rnn.bias_hh_l0"]) // 3)
-    for name in (RECURRENT, *DENSE_LAYERS):
+    for name in PRUNED:
         if name + BITS in stored:
             bits, values = tensors.pop(name + BITS), tensors.pop(name + VALUES)
             tensors[name] = unpack(name, bits, values, shapes[name])
     return tensors
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise InvalidInput for a temperature outside TEMPERATURES."""
-    low, high = TEMPERATURES
-    if not isinstance(temperature, Real) or not low <= temperature <= high:  # NaN is not
-        raise InvalidInput(
-            f"the temperature is {temperature!r}; give {low:g} to {high:g}, such as 0.9"
-        )
 
 
 def _check_tensors(tensors: Mapping[str, FloatArray]) -> None:

@@ -13,17 +13,13 @@ from sparsejit.perf import deck_loop
 from sparsejit.perf.deck_loop import DeckLoop, packed_blocks
 from sparsejit.perf.voice_networks import (
     CHECKPOINT,
-    FRAMES,
-    SpecNetwork,
+    SampleNetwork,
     deck_network,
     lpcnet_network,
     network_named,
     wavernn_network,
 )
-from sparsejit.perf.voice_reference import ForcedTurns
-from sparsejit.perf.voice_steps import SpecStep, VoiceStep, exact_step
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.networks import FrameTerms
+from sparsejit.perf.voice_steps import exact_step
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights
@@ -34,19 +30,13 @@ needs_c = pytest.mark.skipif(
 )
 
 
-def exact_logits(network: SpecNetwork, given: list[int]) -> np.ndarray:
-    graph = network.forced
-    turns = ForcedTurns(graph.sample, FrameTerms(graph)(network.conditioning, FRAMES))
-    return np.array([turns.next(each) for each in given])
-
-
 @needs_c
 def test_the_loop_in_c_computes_the_deck() -> None:
     network = deck_network()
     spec = replace(network.spec, hop_length=8)
-    short = SpecNetwork("deck", spec, network.tensors, network.conditioning)
+    short = SampleNetwork("deck", spec, network.tensors, network.conditioning)
     given = np.random.default_rng(0).integers(0, 256, 20).tolist()  # into the third frame
-    exact = exact_logits(short, given)
+    exact = short.exact_logits(given)
     for dtype, bound in (("float32", 2e-6), ("bfloat16", 0.02)):
         found = DeckLoop(short, dtype).logits(np.array(given))
         assert np.abs(found - exact).max() < bound * np.abs(exact).max()
@@ -87,17 +77,15 @@ def test_the_deck_s_blocks() -> None:
         assert groups.mean() == pytest.approx(0.04, rel=0.1)
 
 
-def networks() -> list[SpecNetwork]:
-    return [deck_network(), lpcnet_network()]
+def networks() -> list[SampleNetwork]:
+    return [deck_network(), lpcnet_network(), network_named("voice")]
 
 
 @pytest.mark.parametrize("network", networks(), ids=lambda network: network.name)
-def test_torch_has_the_graph_s_formulas(network: SpecNetwork) -> None:
+def test_torch_has_the_graph_s_formulas(network: SampleNetwork) -> None:
     """A sample from silence, whose last class is the spec's first one, or 0."""
-    step = network.step()
-    assert isinstance(step, SpecStep)
-    (exact,) = exact_logits(network, [0])
-    found = exact_step(step, 1)[-1]
+    (exact,) = network.exact_logits([0])
+    found = exact_step(network.step(), 1)[-1]
     np.testing.assert_allclose(found, exact, atol=1e-6 * np.abs(exact).max())
 
 
@@ -105,27 +93,25 @@ def test_trained_wavernn_in_torch_has_the_graph_s_formulas() -> None:
     if not CHECKPOINT.exists():
         pytest.skip("the checkpoint is not here")
     network = wavernn_network()
-    (exact,) = exact_logits(network, [0])
+    (exact,) = network.exact_logits([0])
     np.testing.assert_allclose(exact_step(network.step(), 1)[-1], exact, rtol=2e-6)
 
 
-def test_steps_go_on_from_what_they_leave() -> None:
-    step = VoiceStep(VoiceWeights.random(hidden=16))
+@pytest.mark.parametrize("hidden", [16, 24])
+def test_steps_go_on_from_what_they_leave(hidden: int, tmp_path: Path) -> None:
+    """A voice of our own, too, in torch: rows of tables multiplied before all samples."""
+    VoiceWeights.random(hidden).save(tmp_path / "own.safetensors")
+    network = network_named("voice", tmp_path / "own.safetensors")
+    step = network.step()
     first, second = exact_step(step, 1), exact_step(step, 2)
     assert np.abs(first[1]).max() > 0 and not np.array_equal(first[1], second[1])
 
 
-def test_forced_turns_are_the_compiled_loop() -> None:
-    network = deck_network()
-    given = [3, 200, 17]
-    graph = network.forced
-    arrays = FrameTerms(graph)(network.conditioning, FRAMES)
-    classes = np.zeros(FRAMES * 240, np.int64)
-    classes[:3] = given
-    loop = compile_sample_loop(graph.sample, Target.detect())
-    inputs = LoopArrays(FRAMES, arrays.of_frames, (*arrays.of_samples, classes))
-    (found,) = Sampler(loop, 0).run(inputs)
-    np.testing.assert_allclose(found[:3], exact_logits(network, given), atol=1e-5)
+def test_the_reference_is_the_compiled_loop() -> None:
+    network, given = deck_network(), [3, 200, 17]
+    loop = compile_sample_loop(network.forced.sample, Target.detect())
+    (found,) = Sampler(loop, 0).run(network.forced_inputs(given))
+    np.testing.assert_allclose(found[:3], network.exact_logits(given), atol=1e-5)
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -1,20 +1,18 @@
 """Small networks of a `VoiceSpec` with random weights, and what they mean, written plainly."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Graph, Node
-from sparsejit.ir.ops.sampling import Draw
-from sparsejit.ir.ops.tree_draw import TreeDraw
+from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
-from sparsejit.lowering.loop import Role
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.sample_graph import SampleGraph
+from sparsejit.voice.prediction import quantise
 from sparsejit.voice.spec import (
+    LEVEL_SCALE,
+    PREDICTOR,
+    RESIDUAL_SCALE,
     BinaryTree,
     Categorical,
     Companding,
@@ -28,7 +26,9 @@ from sparsejit.voice.spec import (
     LastClass,
     LastHalves,
     LastSample,
+    LastSampleRow,
     MixtureOfLogistics,
+    PredictionRow,
     SampleOutput,
     VoiceSpec,
 )
@@ -131,7 +131,7 @@ def plain_parameters(
     spec: VoiceSpec,
     tensors: Mapping[str, Array],
     conditioning: Mapping[str, Array],
-    last: Sequence[Sequence[float]],
+    last: Iterable[Sequence[float]],
 ) -> Iterator[Array]:
     """What the last layer gives for each sample, by `spec`'s formulas.
 
@@ -154,7 +154,7 @@ def plain_parameters(
         given = iter(values)
         inputs = [
             wide[f"{each.name}.table"][int(next(given))]
-            if isinstance(each, LastClass)
+            if not isinstance(each, LastSample | LastHalves)
             else [next(given) for _ in range(each.size)]
             for each in spec.inputs
         ]
@@ -171,6 +171,35 @@ def plain_parameters(
                     halves[number] = _layer(dense, halves[number], features, wide, states)
             x = np.concatenate(halves)
         yield x
+
+
+def plain_signal(
+    spec: VoiceSpec, classes: Iterable[int], frames: Mapping[str, Array]
+) -> Iterator[tuple[list[int], np.float32]]:
+    """What `spec.inputs` read of tables before each sample of linear prediction, and the sample.
+
+    In float32 and the order of operations of `asm_templates/pointwise/signal.py`.
+    """
+    assert spec.prediction is not None
+    levels = 2 * np.arange(256) / 255 - 1
+    amplitudes = (np.sign(levels) * (256 ** np.abs(levels) - 1) / 255).astype(np.float32)
+    wide = {name: np.asarray(array, np.float32) for name, array in frames.items()}
+    limit, emphasis = np.float32(spec.prediction.limit), np.float32(spec.prediction.emphasis)
+    history, output = np.zeros(32, np.float32), np.float32(0)
+    (last,) = (each.first for each in spec.inputs if isinstance(each, LastClass))
+    for sample, chosen in enumerate(classes):
+        frame = sample // spec.hop_length
+        # A balanced tree over 32 products: i and i + 16 first, then + 8, + 4, + 2, + 1.
+        sums = wide[PREDICTOR][frame] * history
+        while len(sums) > 1:
+            sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+        signals = np.array([history[-1], sums[0]]) * wide[LEVEL_SCALE][frame]
+        rows = {LastSampleRow: quantise(signals[0]), PredictionRow: quantise(signals[1])}
+        inputs = [int(rows.get(type(each), last)) for each in spec.inputs]
+        signal = amplitudes[chosen] * wide[RESIDUAL_SCALE][frame] + sums[0]
+        signal = np.clip(signal, -limit, limit)
+        history, last, output = np.append(history[1:], signal), chosen, signal + emphasis * output
+        yield inputs, output
 
 
 def _layer(
@@ -197,58 +226,3 @@ def _layer(
     new = np.tanh(n_x + reset * n_h)
     states[layer.name] = h = (1 - update) * new + update * states[layer.name]
     return x + h if layer.residual else h
-
-
-class GraphTurns:
-    """A sample graph by `Graph.evaluate`, sample after sample, told what the loop gave."""
-
-    def __init__(self, sample: SampleGraph, arrays: LoopArrays, seed: int) -> None:
-        self._loop, self._arrays, self._seed = sample.loop, arrays, seed
-        self._states = [np.array(state) for state in sample.initial]
-        names = [value.origin.name for value in sample.graph.inputs]
-        self._state_names = [
-            n for n, role in zip(names, sample.loop.inputs, strict=True) if role is Role.STATE
-        ]
-        deciding = [value for node in _decisions(sample.graph) for value in node.inputs]
-        self._results = len(sample.graph.outputs)
-        self._graph = replace(sample.graph, outputs=(*sample.graph.outputs, *deciding))
-        self._sample = 0
-
-    def next(self) -> tuple[list[Array], float]:
-        """Results of a sample, and how near a decision was: 0 where rounding may change it."""
-        frame = self._sample // self._loop.hop
-        given = {
-            Role.CALL: iter([np.array(self._seed, np.uint64).view(np.int64)]),
-            Role.FRAME: iter([array[frame] for array in self._arrays.of_frames]),
-            Role.SAMPLE: iter([array[self._sample] for array in self._arrays.of_samples]),
-            Role.STATE: iter(self._states),
-        }
-        values = self._graph.evaluate([next(given[role]) for role in self._loop.inputs])
-        outputs, deciding = values[: self._results], values[self._results :]
-        roles = list(zip(self._loop.outputs, outputs, strict=True))
-        self._states = [value for role, value in roles if role is Role.STATE]
-        self._sample += 1
-        nodes = _decisions(self._graph)
-        pairs = zip(nodes, deciding[::2], deciding[1::2], strict=True)
-        margin = min((_margin(*pair) for pair in pairs), default=1.0)
-        return [value for role, value in roles if role is Role.SAMPLE], margin
-
-    def follow(self, name: str, value: float) -> None:
-        """Go on from another value of a state."""
-        if name in self._state_names:
-            state = self._state_names.index(name)
-            self._states[state] = np.asarray(value, self._states[state].dtype)
-
-
-def _decisions(graph: Graph) -> list[Node]:
-    """Draws of any kind."""
-    return [node for node in graph.nodes if isinstance(node.op, Draw | TreeDraw)]
-
-
-def _margin(node: Node, first: Array, second: Array) -> float:
-    if isinstance(node.op, TreeDraw):
-        read = node.op.path(first, second)[:-1]
-        return float(np.abs(first[read] - second).min())
-    assert isinstance(node.op, Draw)
-    spec = node.op.spec(len(first))
-    return float(reference.categorical_margin(spec, first, float(second)))

@@ -12,7 +12,7 @@ from sparsejit.voice.bulk import Crew, Manner, Outcome, SpeakingTask, speak_task
 from sparsejit.voice.speaking import SpokenFile
 
 soundfile = pytest.importorskip("soundfile")
-from spoken_folder import assert_spoken, manner_of_a_small_voice, recordings  # noqa: E402
+from spoken_folder import NETWORK, assert_spoken, manner_of_a_small_voice, recordings  # noqa: E402
 
 
 @pytest.fixture
@@ -76,22 +76,22 @@ def test_an_output_that_cannot_be_written_is_refused(folder: Path, tmp_path: Pat
 
 def test_what_is_there_whole_is_kept(folder: Path, tmp_path: Path, manner: Manner) -> None:
     tasks = tasks_of(folder, tmp_path / "out")
-    speak_tasks(tasks[:2], crew_of(manner), False, nothing)
+    speak_tasks(tasks[:2], NETWORK, crew_of(manner), False, nothing)
     # Of another length: cut off, or of another recording.
     soundfile.write(tasks[1].out, np.zeros(100), 22_050)
     finished: list[int] = []
-    report = speak_tasks(tasks, crew_of(manner), False, lambda: finished.append(1))
+    report = speak_tasks(tasks, NETWORK, crew_of(manner), False, lambda: finished.append(1))
     assert report.kept == tasks[:1]
     assert list(report.spoken) == tasks[1:]
     assert len(finished) == len(tasks)
     assert_spoken(manner, tasks[1])
-    again = speak_tasks(tasks, crew_of(manner), True, nothing)
+    again = speak_tasks(tasks, NETWORK, crew_of(manner), True, nothing)
     assert (again.kept, list(again.spoken)) == ([], tasks)
 
 
 def test_what_failed_is_spoken_once_more_after_all_others(folder: Path, tmp_path: Path) -> None:
     tasks = tasks_of(folder, tmp_path / "out")
-    spoken = SpokenFile(220, 0.1, 1.0)
+    spoken = SpokenFile(220, 0.1, 1.0, 22_050)
     asked: list[str] = []
 
     def crew(given: Iterable[SpeakingTask]) -> Iterator[Outcome]:
@@ -101,7 +101,7 @@ def test_what_failed_is_spoken_once_more_after_all_others(folder: Path, tmp_path
             well = name == "c" or (name == "a" and asked.count("a") == 2)
             yield task, spoken if well else f"{name} failed {asked.count(name)} times"
 
-    report = speak_tasks(tasks, crew, False, nothing)
+    report = speak_tasks(tasks, NETWORK, crew, False, nothing)
     assert asked == [*"abcd", *"abd"]
     assert report.spoken == {tasks[0]: spoken, tasks[2]: spoken}
     assert report.failed == {tasks[1]: "b failed 2 times", tasks[3]: "d failed 2 times"}
@@ -113,7 +113,7 @@ def test_a_file_that_fails_says_why_and_leaves_nothing(
     np.save(folder / "b.npy", np.zeros((3, 80)))
     (folder / "d.FLAC").write_bytes(b"no audio")
     tasks = tasks_of(folder, tmp_path / "out")
-    report = speak_tasks(tasks, crew_of(manner), False, nothing)
+    report = speak_tasks(tasks, NETWORK, crew_of(manner), False, nothing)
     assert re.search(r"b\.npy has shape \(3, 80\)", report.failed[tasks[1]])
     assert re.search(r"cannot read audio from .*d\.FLAC", report.failed[tasks[3]])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.wav", "c.wav"]

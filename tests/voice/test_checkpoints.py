@@ -8,20 +8,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spec_networks import GraphTurns  # noqa: E402
 from torch_wavernn import FatchordModule, OneGruModule  # noqa: E402
 
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
 from sparsejit.ir import reference  # noqa: E402
 from sparsejit.machine.target import Target  # noqa: E402
-from sparsejit.voice.checkpoints import ForeignVoice  # noqa: E402
-from sparsejit.voice.checkpoints_files import read_checkpoint  # noqa: E402
-from sparsejit.voice.checkpoints_formats import foreign_voice  # noqa: E402
+from sparsejit.voice.checkpoints_formats import known_network, read_checkpoint  # noqa: E402
+from sparsejit.voice.graph_turns import GraphTurns  # noqa: E402
 from sparsejit.voice.sample_loop import compile_sample_loop  # noqa: E402
 from sparsejit.voice.sampler import Sampler  # noqa: E402
 from sparsejit.voice.spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
 from sparsejit.voice.spec_dtypes import choose_dtypes  # noqa: E402
 from sparsejit.voice.spec_score import ForcedNetwork  # noqa: E402
+from sparsejit.voice.trained import TrainedNetwork  # noqa: E402
 from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
 
 ONE_GRU = Path("/work/shared/data/wavernn-16k")
@@ -65,7 +64,7 @@ def hop_of(module: torch.nn.Module) -> int:
 
 def test_raw_scores_as_torch_does() -> None:
     module = fatchord()
-    voice = foreign_voice(read_checkpoint(module.state_dict()))
+    voice = known_network(read_checkpoint(module.state_dict()))
     assert voice.hop_length == 24 and voice.sample_rate == 22_050 and voice.n_mels == BANDS
     assert voice.spec.output == Categorical(512, Companding.MU_LAW)
     mel = random_mel(12)
@@ -201,13 +200,13 @@ def test_a_voice_of_another_project_shows_itself_and_has_no_weights_of_ours() ->
 
 
 @pytest.fixture(scope="module")
-def one_gru() -> ForeignVoice:
+def one_gru() -> TrainedNetwork:
     if not ONE_GRU.is_dir():
         pytest.skip(f"there is no {ONE_GRU}")
-    return foreign_voice(read_checkpoint(ONE_GRU / "model.safetensors"))
+    return known_network(read_checkpoint(ONE_GRU / "model.safetensors"))
 
 
-def test_the_one_gru_network_scores_its_own_audio_as_torch_does(one_gru: ForeignVoice) -> None:
+def test_the_one_gru_network_scores_its_own_audio_as_torch_does(one_gru: TrainedNetwork) -> None:
     mel = np.load(ONE_GRU / "mel.npy").T[:, 100:140]
     sampler = Sampler(WaveRNN(one_gru).loop, 1)
     sampler.generate(one_gru.conditioning(mel))
@@ -216,7 +215,7 @@ def test_the_one_gru_network_scores_its_own_audio_as_torch_does(one_gru: Foreign
     assert abs(found.mean() - torch_nats(module, mel, sampler.classes).mean()) < 0.0005
 
 
-def test_the_one_gru_network_draws_as_its_graph_does(one_gru: ForeignVoice) -> None:
+def test_the_one_gru_network_draws_as_its_graph_does(one_gru: TrainedNetwork) -> None:
     arrays = one_gru.conditioning(np.load(ONE_GRU / "mel.npy").T[:, 100:101])
     sampler = Sampler(WaveRNN(one_gru).loop, 1)
     audio = sampler.generate(arrays)
@@ -237,7 +236,7 @@ NATS = {"int8": 0.01, "bfloat16": 0.001}
 class PricedNetwork:
     """Takes dtypes for as bad as `NATS` says."""
 
-    def __init__(self, voice: ForeignVoice, target: Target, dtypes: Mapping[str, str]) -> None:
+    def __init__(self, voice: TrainedNetwork, target: Target, dtypes: Mapping[str, str]) -> None:
         self.extra = sum(NATS[dtype] for dtype in dtypes.values())
 
     def nats(self, mel: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -245,7 +244,7 @@ class PricedNetwork:
         return np.full(len(classes), 3 + self.extra)
 
 
-def predicted_gains(voice: ForeignVoice) -> dict[tuple[str, str], float]:
+def predicted_gains(voice: TrainedNetwork) -> dict[tuple[str, str], float]:
     """Nanoseconds that a layer saves in a dtype, where it is a twentieth of its time or more."""
     plans = {
         dtype: compile_sample_loop(voice.graph.sample, Target.detect(), dtype).plans
@@ -261,7 +260,7 @@ def predicted_gains(voice: ForeignVoice) -> dict[tuple[str, str], float]:
 
 def test_dtypes_are_chosen_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsejit.voice.spec_dtypes.ForcedNetwork", PricedNetwork)
-    voice, mel = foreign_voice(read_checkpoint(fatchord(64).state_dict())), random_mel(3)
+    voice, mel = known_network(read_checkpoint(fatchord(64).state_dict())), random_mel(3)
     gains = predicted_gains(voice)
     rising = sorted(gains, key=gains.__getitem__)
     assert choose_dtypes(voice, mel, most_nats=0) == {}

@@ -55,7 +55,8 @@ def test_a_mel_is_spoken_at_the_rate_that_is_told(
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert (report["sample_rate"], report["temperature"]) == (16_000, 0.7)
-    voice = WaveRNN.from_checkpoint(checkpoint, 16_000, temperature=0.7, dtype="bfloat16")
+    voice = WaveRNN.from_checkpoint(
+        checkpoint, sample_rate=16_000, temperature=0.7, dtype="bfloat16")
     assert report["seconds"] == FRAMES * voice.hop_length / 16_000
     written, rate = soundfile.read(out, dtype="float32")
     assert rate == 16_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.bundled import bundled_utterance
-from sparsejit.voice.conditioning import ExactLinear, checked_mel
+from sparsejit.voice.conditioning import ExactLinear, RowwiseLinear
 from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
 
@@ -46,14 +46,15 @@ def test_the_bundled_utterance_is_the_same_in_chunks_of(
 def test_a_frame_does_not_depend_on_how_many_are_computed_at_once(
     seed: int, hidden: int, cut: int
 ) -> None:
-    weights = VoiceWeights.random(8 * hidden, seed=seed)
+    network = VoiceWeights.random(8 * hidden, seed=seed).network
     mel = np.random.default_rng(seed).uniform(-9, 0, (80, 30)).astype(np.float32)
-    whole = weights.conditioning(mel)
+    whole = network.conditioning(mel).of_frames
     padded = np.pad(mel, ((0, 0), (2, 2)), mode="edge")
     for start, end in [(0, cut), (cut, cut + 1), (cut, 30)]:
-        part = weights.conditioning(padded[:, start : end + 4], context=True)
-        for name in vars(whole):
-            np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[start:end])
+        part = network.conditioning(padded[:, start : end + 4], context=True)
+        for found, wanted in zip(part.of_frames, whole, strict=True):
+            assert found.dtype == np.float32 and found.flags.c_contiguous
+            np.testing.assert_array_equal(found, wanted[start:end])
 
 
 @settings(max_examples=50)
@@ -90,9 +91,23 @@ def test_an_exact_product_is_as_precise_as_float32() -> None:
     assert (error < 2.0**-24 * np.abs(weight).sum(axis=1)).all()
 
 
+def test_a_row_s_product_does_not_depend_on_others() -> None:
+    generator = np.random.default_rng(0)
+    weight, x = generator.standard_normal((30, 50)), generator.standard_normal((40, 50))
+    x *= 10.0 ** generator.integers(-6, 6, (40, 1))
+    product = RowwiseLinear(weight, np.ones(30))
+    whole = product(x)
+    np.testing.assert_allclose(whole, x @ weight.T + 1, rtol=1e-5, atol=1e-5 * np.abs(x).max())
+    for count in (1, 3):
+        np.testing.assert_array_equal(product(x[7 : 7 + count]), whole[7 : 7 + count])
+    np.testing.assert_array_equal(product(np.zeros((2, 50))), np.ones((2, 30)))
+
+
 @pytest.mark.parametrize(
     ("mel", "message"),
     [
+        ([["a"]], "the mel"),
+        (np.full((80, 4), -3 + 1j), "the mel"),
         (np.zeros((79, 5)), r"shape \(79, 5\)"),
         (np.zeros((80, 0)), r"shape \(80, 0\)"),
         (np.zeros(80), r"shape \(80,\)"),
@@ -101,7 +116,7 @@ def test_an_exact_product_is_as_precise_as_float32() -> None:
 )
 def test_conditioning_refuses(mel: npt.NDArray[np.float64], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        VoiceWeights.random(16).conditioning(mel)
+        VoiceWeights.random(16).network.conditioning(mel)
 
 
 SCALES = {
@@ -133,4 +148,4 @@ def test_every_mel_of_audio_in_range_is_taken(bundled: WaveRNN) -> None:
     tones = np.sin(2 * np.pi * centres[:, None] * np.arange(3000) / rate)
     noise = np.sign(np.random.default_rng(0).standard_normal(3000))
     for audio in (np.zeros(3000), noise, *tones):
-        checked_mel(bundled.features(audio, rate))
+        bundled.source.checked_mel(bundled.features(audio, rate))

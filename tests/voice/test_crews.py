@@ -14,9 +14,9 @@ from sparsejit.voice.crews import worker_processes
 from sparsejit.voice.speaking import SpokenFile
 
 pytest.importorskip("soundfile")
-from spoken_folder import assert_spoken, manner_of_a_small_voice, recordings
+from spoken_folder import NETWORK, assert_spoken, manner_of_a_small_voice, recordings
 
-DONE = SpokenFile(220, 0.1, 1.0)
+DONE = SpokenFile(220, 0.1, 1.0, 22_050)
 
 
 def nothing() -> None:
@@ -33,7 +33,7 @@ def test_worker_processes_give_the_samples_of_a_file_alone(
 ) -> None:
     manner = manner_of_a_small_voice(tmp_path)
     with worker_processes(manner, 2) as crew:
-        report = speak_tasks(tasks, crew, False, nothing)
+        report = speak_tasks(tasks, NETWORK, crew, False, nothing)
     assert set(report.spoken) == set(tasks)
     for task in tasks[:3]:
         assert_spoken(manner, task)
@@ -53,7 +53,7 @@ class Deadly(Manner):
 
 def test_a_worker_that_dies_takes_no_other_file_with_it(tasks: list[SpeakingTask]) -> None:
     with worker_processes(Deadly(Path("voice")), 2) as crew:
-        report = speak_tasks(tasks, crew, True, nothing)
+        report = speak_tasks(tasks, NETWORK, crew, True, nothing)
     assert set(report.failed) == {tasks[1]}
     assert "died" in report.failed[tasks[1]]
     assert set(report.spoken) == {tasks[0], tasks[2], tasks[3]}
@@ -85,7 +85,7 @@ def test_workers_stop_where_the_block_ends(
         pytest.raises(KeyboardInterrupt),
         worker_processes(Endless(Path("voice")), 2) as crew,
     ):
-        speak_tasks(tasks[:2], crew, True, interrupt)
+        speak_tasks(tasks[:2], NETWORK, crew, True, interrupt)
     assert tasks[1].out.with_suffix(".ended").exists()
 
 
@@ -93,13 +93,14 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = {paths}
+from spoken_folder import NETWORK
 from test_crews import Endless, nothing
 from sparsejit.voice.bulk import speak_tasks, tasks_of
 from sparsejit.voice.crews import worker_processes
 if __name__ == "__main__":
     tasks = tasks_of(Path({folder!r}), Path({out!r}))
     with worker_processes(Endless(Path("voice")), 1) as crew:
-        speak_tasks(tasks[1:2], crew, True, nothing)
+        speak_tasks(tasks[1:2], NETWORK, crew, True, nothing)
 """
 
 

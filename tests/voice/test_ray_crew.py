@@ -15,7 +15,7 @@ from sparsejit.voice.bulk import Manner, SpeakingTask, speak_tasks, tasks_of
 from sparsejit.voice.crews import ray_cluster
 
 pytest.importorskip("soundfile")
-from spoken_folder import assert_spoken, manner_of_a_small_voice, recordings
+from spoken_folder import NETWORK, assert_spoken, manner_of_a_small_voice, recordings
 
 
 def nothing() -> None:
@@ -45,8 +45,8 @@ def test_a_cluster_of_two_nodes_speaks_each_file_once(
         cluster.add_node(num_cpus=1)
         tasks[3].source.write_bytes(b"no audio")
         with ray_cluster(manner, cluster.address) as crew:
-            report = speak_tasks(tasks, crew, False, nothing)
-            again = speak_tasks(tasks[:3], crew, False, nothing)
+            report = speak_tasks(tasks, NETWORK, crew, False, nothing)
+            again = speak_tasks(tasks[:3], NETWORK, crew, False, nothing)
     finally:
         cluster.shutdown()
     assert set(report.spoken) == set(tasks[:3])
@@ -117,7 +117,7 @@ def test_a_task_that_is_lost_is_asked_for_once_more(
     monkeypatch.chdir(tasks[0].source.parents[1])
     relative = [SpeakingTask(Path("in", task.source.name), Path("out/a.wav")) for task in tasks]
     with ray_cluster(manner, "auto") as crew:
-        report = speak_tasks(relative, crew, True, nothing)
+        report = speak_tasks(relative, NETWORK, crew, True, nothing)
     assert [task.source.stem for task in ray.asked] == [*"abcd", *"ab"]
     assert all(task.source.is_absolute() and task.out.is_absolute() for task in ray.asked)
     assert report.failed == {relative[1]: "RayError: the node died"}
@@ -134,7 +134,7 @@ def test_what_runs_where_the_block_ends_is_cancelled(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), ray_cluster(manner, "auto") as crew:
-        speak_tasks([tasks[1], tasks[0], tasks[3]], crew, True, interrupt)
+        speak_tasks([tasks[1], tasks[0], tasks[3]], NETWORK, crew, True, interrupt)
     assert ray.log[1:] == [("cancel", "b"), ("cancel", "d"), "shutdown"]
 
 

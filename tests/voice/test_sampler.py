@@ -8,11 +8,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spec_networks import plain_parameters, plain_signal
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir import reference
+from sparsejit.ir.spec import CategoricalDraw
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.voice import reference_sampler
-from sparsejit.voice import weights as voice_weights
+from sparsejit.voice import trained
 from sparsejit.voice.bundled import VOICE, bundled_utterance
 from sparsejit.voice.sampler import Sampler
 from sparsejit.voice.wavernn import WaveRNN
@@ -41,19 +43,22 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 def assert_agrees(voice: WaveRNN, mel: FloatArray, samples: int, seed: int) -> None:
     """Every draw equals the reference's, or is a rounding tie; every sample equals to the bit."""
-    conditioning = voice.weights.conditioning(mel)
-    sampler = Sampler(voice.loop, seed)
-    audio = sampler.generate(conditioning)
-    classes = sampler.classes[:samples].tolist()
-    flips = 0
-    draws = reference_sampler.sample(voice.weights, conditioning, seed, follow=classes)
-    for index, chosen in enumerate(classes):
-        draw = next(draws)
-        assert draw.sample == audio[index], f"sample {index}"
-        if draw.drawn != chosen:
+    network, sampler = voice.source, Sampler(voice.loop, seed)
+    audio = sampler.generate(network.conditioning(mel))
+    classes, flips = sampler.classes[:samples].tolist(), 0
+    features, _ = network.frame_features(mel)
+    inputs, outputs = zip(*plain_signal(network.spec, classes, features), strict=True)
+    np.testing.assert_array_equal(audio[:samples], outputs)
+    spec = CategoricalDraw(256, 1 / network.temperature)
+    parameters = plain_parameters(network.spec, network.tensors, features, inputs)
+    for index, (logits, chosen) in enumerate(zip(parameters, classes, strict=True)):
+        uniform = float(reference.random_uniform(seed, index))
+        drawn = reference.categorical_draw(spec, logits, uniform)
+        if drawn != chosen:
             flips += 1
-            assert abs(draw.drawn - chosen) == 1, f"sample {index}: not a neighbouring class"
-            assert draw.margin < ROUNDING_TIE, f"sample {index}: margin {draw.margin:.2g}"
+            assert abs(drawn - chosen) == 1, f"sample {index}: not a neighbouring class"
+            margin = reference.categorical_margin(spec, logits, uniform)
+            assert margin < ROUNDING_TIE, f"sample {index}: margin {margin:.2g}"
     assert flips <= MOST_FLIPS * samples
 
 
@@ -115,7 +120,8 @@ def test_nothing_is_left_to_make_when_a_stream_begins(monkeypatch: pytest.Monkey
     def forbid(*arguments: object) -> None:
         raise AssertionError("made when the stream began")
 
-    monkeypatch.setattr(voice_weights, "FrameNetwork", forbid)
+    monkeypatch.setattr(trained, "drawing_graph", forbid)
+    monkeypatch.setattr(trained, "FrameTerms", forbid)
     assert len(next(voice.stream([speech_like_mel(3)])))
 
 

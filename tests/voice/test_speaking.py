@@ -15,12 +15,12 @@ from sparsejit.errors import InvalidInput
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE, load_audio, log_mel
 from sparsejit.voice.speaking import (
     SpokenFile,
-    SpokenForm,
     count_frames,
     expected_samples,
     mel_pieces,
     speak_file,
 )
+from sparsejit.voice.trained import TrainedNetwork
 from sparsejit.voice.wav_file import is_whole_wav
 from sparsejit.voice.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
@@ -28,6 +28,7 @@ from sparsejit.voice.weights import VoiceWeights
 soundfile = pytest.importorskip("soundfile")
 
 FloatArray = npt.NDArray[np.float32]
+NETWORK = VoiceWeights.random(hidden=8).network
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_a_file_gets_the_samples_of_the_whole_mel(
 ) -> None:
     source, out = noise(tmp_path / "noise.flac", 9, rate), tmp_path / "new" / "spoken.wav"
     mel = log_mel(load_audio(source))
-    np.testing.assert_array_equal(np.concatenate(list(mel_pieces(source)), axis=1), mel)
+    np.testing.assert_array_equal(np.concatenate(list(mel_pieces(source, NETWORK)), axis=1), mel)
     pieces: list[FloatArray] = []
     spoken = speak_file(voice, source, out, 5, pieces.append)
     expected = voice.generate(mel, 5)
@@ -63,7 +64,7 @@ def test_a_file_gets_the_samples_of_the_whole_mel(
     written, out_rate = soundfile.read(out, dtype="float32")
     np.testing.assert_allclose(written, np.clip(expected, -1, 1), atol=2.0**-15)
     assert (spoken.samples, out_rate) == (len(expected), SAMPLE_RATE)
-    assert expected_samples(source) == len(expected)
+    assert expected_samples(source, NETWORK) == len(expected)
     assert is_whole_wav(out, len(expected), SAMPLE_RATE)
     assert not is_whole_wav(out, len(expected) - HOP_LENGTH, SAMPLE_RATE)
 
@@ -76,10 +77,10 @@ def test_a_stored_mel_is_spoken(
     mel = log_mel(np.random.default_rng(0).normal(0, 0.05, 1500 * HOP_LENGTH))
     source = tmp_path / "mel.npy"
     np.save(source, np.asarray(mel, dtype, order=order))
-    np.testing.assert_array_equal(np.concatenate(list(mel_pieces(source)), axis=1), mel)
-    assert count_frames(source, ignore) == 1500
+    np.testing.assert_array_equal(np.concatenate(list(mel_pieces(source, NETWORK)), axis=1), mel)
+    assert count_frames(source, NETWORK, ignore) == 1500
     assert speak_file(voice, source, tmp_path / "a.wav", 0, ignore).samples == 1500 * HOP_LENGTH
-    assert expected_samples(source) == 1500 * HOP_LENGTH
+    assert expected_samples(source, NETWORK) == 1500 * HOP_LENGTH
 
 
 def mel_with(value: float, frames: int = 3000) -> FloatArray:
@@ -107,7 +108,7 @@ def test_a_wrong_mel_is_found_before_the_work(
     source = tmp_path / "wrong.npy"
     np.save(source, stored, allow_pickle=True)
     with pytest.raises(InvalidInput, match=message) as refused:
-        count_frames(source, ignore)
+        count_frames(source, NETWORK, ignore)
     assert str(source) in str(refused.value)
 
 
@@ -116,9 +117,9 @@ def test_a_wrong_mel_is_found_before_the_work(
 def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     source = tmp_path / name
     source.write_bytes(content)
-    for look in (expected_samples, lambda source: count_frames(source, ignore)):
+    for look in (expected_samples, lambda *given: count_frames(*given, ignore)):
         with pytest.raises(InvalidInput, match=re.escape(str(source))):
-            look(source)
+            look(source, NETWORK)
 
 
 def test_nan_at_the_end_of_a_recording_is_found_before_the_work(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_nan_at_the_end_of_a_recording_is_found_before_the_work(tmp_path: Path) 
     source = tmp_path / "nan.wav"
     soundfile.write(source, audio, SAMPLE_RATE, subtype="FLOAT")
     with pytest.raises(InvalidInput, match=r"nan\.wav.*NaN"):
-        count_frames(source, ignore)
+        count_frames(source, NETWORK, ignore)
 
 
 def test_what_a_listener_raises_leaves_no_file(voice: WaveRNN, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ class FakeVoice:
     """As quick as nothing, where the samples do not matter; `takes` is called for each piece."""
 
     sample_rate = SAMPLE_RATE
-    source = VoiceWeights.random(hidden=8)
+    source = NETWORK
 
     def __init__(self, takes: Callable[[], None] = lambda: None) -> None:
         self.takes = takes
@@ -168,7 +169,7 @@ def test_memory_does_not_grow_with_a_recording(
     for seconds in (30, 120):
         source = noise(tmp_path / f"{seconds}.wav", seconds, rate)
         tracemalloc.start()
-        frames = count_frames(source, ignore)
+        frames = count_frames(source, NETWORK, ignore)
         assert speak_at_once(source, tmp_path / "out.wav").samples == frames * HOP_LENGTH
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -181,7 +182,7 @@ def test_first_audio_is_timed_from_when_its_frames_are_there(
     """Two frames of look-ahead are waited for; reading beyond them is not a part of it."""
     mel = mel_with(-4, frames=6)
 
-    def arriving(source: Path, form: SpokenForm) -> Iterator[FloatArray]:
+    def arriving(source: Path, network: TrainedNetwork) -> Iterator[FloatArray]:
         for frame in mel.T:
             fake_clock.pass_time(10**9)
             yield frame[:, None]

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from spec_networks import GraphTurns
 
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import float_type
 from sparsejit.lowering.loop import Role
+from sparsejit.voice.graph_turns import GraphTurns
 from sparsejit.voice.loop_arrays import LoopArrays
 from sparsejit.voice.sample_graph import SampleGraph, SampleGraphBuilder
 from sparsejit.voice.spec import (

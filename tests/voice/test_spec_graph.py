@@ -10,7 +10,6 @@ from spec_networks import (
     HOP,
     MEL,
     SPECS,
-    GraphTurns,
     plain_parameters,
     random_conditioning,
     random_tensors,
@@ -21,8 +20,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.products import Linear
 from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.voice.graph_turns import GraphTurns
 from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.networks import FrameTerms, RowwiseLinear
+from sparsejit.voice.networks import FrameTerms
 from sparsejit.voice.prediction import expanded
 from sparsejit.voice.sample_loop import compile_sample_loop
 from sparsejit.voice.sampler import Sampler
@@ -156,18 +156,6 @@ def test_what_a_frame_changes_is_not_multiplied_once_a_sample() -> None:
     }
     recurrent = {"rnn1": (72, 24), "rnn2": (72, 24)}
     assert shapes == {**recurrent, "rnn2.input": (72, 24), "fc1": (20, 24), "fc2": (16, 20)}
-
-
-def test_a_row_s_product_does_not_depend_on_others() -> None:
-    generator = np.random.default_rng(0)
-    weight, x = generator.standard_normal((30, 50)), generator.standard_normal((40, 50))
-    x *= 10.0 ** generator.integers(-6, 6, (40, 1))
-    product = RowwiseLinear(weight, np.ones(30))
-    whole = product(x)
-    np.testing.assert_allclose(whole, x @ weight.T + 1, rtol=1e-5, atol=1e-5 * np.abs(x).max())
-    for count in (1, 3):
-        np.testing.assert_array_equal(product(x[7 : 7 + count]), whole[7 : 7 + count])
-    np.testing.assert_array_equal(product(np.zeros((2, 50))), np.ones((2, 30)))
 
 
 def test_mu_law_levels_expand_to_g711_s_curve() -> None:

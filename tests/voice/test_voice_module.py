@@ -3,6 +3,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from spec_networks import plain_parameters  # noqa: E402
+
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.ir import reference  # noqa: E402
 from sparsejit.ir.sparse_matrix import SparseMatrix  # noqa: E402
@@ -135,7 +137,7 @@ def test_a_network_cannot_start_from_a_wider_one():
 
 
 def test_forward_is_the_sampler_s_network():
-    """The folded tables and per-frame arrays, run in float64, give the module's logits."""
+    """Its spec's formulas in float64 give the module's logits."""
     torch.manual_seed(0)
     module = WaveRNNModule(16)
     generator = np.random.default_rng(0)
@@ -145,27 +147,10 @@ def test_forward_is_the_sampler_s_network():
     padded = torch.from_numpy(np.pad(mel, ((0, 0), (2, 2)), mode="edge"))[None]
     with torch.no_grad():
         logits, _ = module(torch.from_numpy(classes)[:, None], padded, torch.zeros(1, 16))
-    np.testing.assert_allclose(logits[:, 0], network(module.weights(), mel, classes), atol=1e-4)
-
-
-def network(weights, mel, classes):
-    def sigmoid(x):
-        return 1 / (1 + np.exp(-x))
-
-    conditioning, size = weights.conditioning(mel), weights.hidden_size
-    state, logits = np.zeros(size), []
-    for t, row in enumerate(classes):
-        frame = t // HOP_LENGTH
-        x = conditioning.gate_terms[frame].astype(np.float64)
-        x += sum(weights.input_tables[i, index] for i, index in enumerate(row))
-        product = weights.recurrent @ state
-        product[2 * size :] += weights.recurrent_new_bias
-        r, z = np.split(sigmoid(x[: 2 * size] + product[: 2 * size]), 2)
-        n = np.tanh(x[2 * size :] + r * product[2 * size :])
-        state = n + z * (state - n)
-        dense = np.maximum(weights.dense @ state + conditioning.dense_biases[frame], 0)
-        logits.append(weights.output @ dense + weights.output_bias)
-    return np.array(logits)
+    network = module.weights().network
+    features, _ = network.frame_features(mel)
+    wanted = list(plain_parameters(network.spec, network.tensors, features, classes))
+    np.testing.assert_allclose(logits[:, 0], wanted, atol=1e-4)
 
 
 def test_state_carries_over_between_calls():

@@ -21,7 +21,7 @@ from sparsejit.voice.likelihood import (  # noqa: E402
 from sparsejit.voice.module import WaveRNNModule  # noqa: E402
 from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
 from sparsejit.voice.train import TrainingPlan, train  # noqa: E402
-from sparsejit.voice.weights import VoiceWeights  # noqa: E402
+from sparsejit.voice.weights import PRUNED, VoiceWeights  # noqa: E402
 
 PLAN = TrainingPlan(
     hidden_size=16, samples=20 * 2 * 440, streams=2, amount=15 / 16, dense_amount=14 / 16
@@ -53,7 +53,8 @@ def test_training_writes_a_pruned_voice_and_a_log(trained):
     assert row["samples"] == PLAN.samples
     assert 0 < row["held_out_nats"] < 7
     assert row["int8"]
-    matrices = [*np.split(weights.recurrent, 3), weights.dense, weights.output]
+    recurrent, *dense = (weights.tensors[name] for name in PRUNED)
+    matrices = [*np.split(recurrent, 3), *dense]
     # One of the 16 weights of a row's window is left, and in the dense layers two.
     kept = [np.count_nonzero(matrix) / matrix.size for matrix in matrices]
     assert kept == pytest.approx([1 / 16] * 3 + [2 / 16] * 2)
@@ -63,7 +64,7 @@ def test_training_writes_a_pruned_voice_and_a_log(trained):
 def test_a_plan_that_prunes_nothing_leaves_every_weight(folder, tmp_path):
     plan = replace(PLAN, amount=0.0, dense_amount=None, samples=4 * PLAN.samples_a_step)
     weights = VoiceWeights.load(train(folder, tmp_path, plan, device="cpu"))
-    for matrix in (weights.recurrent, weights.dense, weights.output):
+    for matrix in (weights.tensors[name] for name in PRUNED):
         assert np.count_nonzero(matrix) > 0.99 * matrix.size
 
 
@@ -71,7 +72,7 @@ def test_training_goes_on_from_a_voice(folder, trained, tmp_path):
     start = replace(VoiceWeights.load(trained), held_out=("clip0",))
     plan = replace(PLAN, hidden_size=24, samples=PLAN.samples_a_step, warm_up_steps=10**9)
     weights = VoiceWeights.load(train(folder, tmp_path, plan, "cpu", start=start))
-    gates = (np.split(matrix, 3) for matrix in (weights.recurrent, start.recurrent))
+    gates = (np.split(each.tensors[PRUNED[0]], 3) for each in (weights, start))
     for gate, given in zip(*gates, strict=True):
         np.testing.assert_allclose(gate[:16, :16][given != 0], given[given != 0], atol=1e-3)
     assert weights.held_out == ("clip0",)
