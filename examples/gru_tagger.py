@@ -30,7 +30,7 @@ def main() -> None:
     # torch.export unrolls the steps for a free batch in twice the time of a fixed one.
     fast = sparsejit.compile(model, (x,), free_batch=False)
     compare(model, fast, x)
-    print(fast.explain())
+    print(fast.explain(measure=True))
 
 
 if __name__ == "__main__":

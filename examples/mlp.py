@@ -21,7 +21,7 @@ def main() -> None:
         # Any batch would do; it is fastest for the example's.
         fast = sparsejit.compile(model, (x,))
         compare(model, fast, x)
-    print(fast.explain())
+    print(fast.explain(measure=True))
 
 
 if __name__ == "__main__":

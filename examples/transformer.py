@@ -19,7 +19,7 @@ def main() -> None:
     fast = sparsejit.compile(model, (x,))
     compare(model, fast, x)
     print(fast)
-    print(fast.explain())
+    print(fast.explain(measure=True))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import soundfile
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from sparsejit.api.model_page import page_style
+from sparsejit.api.report_page import page_style
 from sparsejit.perf.kernels import Row
 from sparsejit.perf.layer_columns import LAYER_COLUMNS
 from sparsejit.perf.spectrogram_image import (

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from sparsejit.api.shown import Shown
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
-from sparsejit.prune.display import Shown
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.latency import LatencyTable, check_tradable, time_in_turn
 from sparsejit.prune.measured import is_time, measurement_file, recall, remember

@@ -11,13 +11,13 @@ from rich.console import Group
 from rich.table import Table
 from torch import nn
 
+from sparsejit.api.shown import Shown
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.prune import in_model
 from sparsejit.prune.amounts import check_amount
 from sparsejit.prune.calibration import call
 from sparsejit.prune.convolutions import CompiledConvolution, convolutions_in_model
-from sparsejit.prune.display import Shown
 from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
-from sparsejit.prune.display import Shown
+from sparsejit.api.shown import Shown
 from sparsejit.prune.patterns import Pattern
 
 

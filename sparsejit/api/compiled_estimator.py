@@ -11,8 +11,9 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
-from sparsejit.api.model_report import ModelReport, measured_times, report_of
+from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
@@ -94,7 +95,12 @@ class CompiledEstimator(SharedCode):
         return self
 
     def __repr__(self) -> str:
-        return f"<sparsejit {self._name}: {', '.join(self.methods)}>"
+        return f"<{self.title}>"
+
+    @property
+    def title(self) -> str:
+        """What it was, and its methods, in a line."""
+        return f"sparsejit {self._name}: {', '.join(self.methods)}"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.methods]
@@ -113,13 +119,13 @@ class CompiledEstimator(SharedCode):
         """The names of the estimator's methods."""
         return tuple(self._graphs)
 
-    def explain(self, method: str = "", measure: bool = True) -> ModelReport:
+    def explain(self, method: str = "", measure: bool = False) -> Report:
         """What every layer of a method costs and why, as `CompiledModel.explain` says it.
 
         Without a name it is the first of `methods`.
         """
         variant = self.variant(method or self.methods[0])
-        return report_of(variant, statistics_of(variant), measure)
+        return report_of(variant, self.title, statistics_of(variant), measure)
 
     def advise(self, method: str = "") -> Advice:
         """What would make a method faster without fitting anew, as `CompiledModel.advise` does."""

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.checked_call import CheckedCall
+from sparsejit.api.compiled import Compiled, PathLike
 from sparsejit.api.kernel_export import exported_kernel
 from sparsejit.api.kernel_file import write_kernel
+from sparsejit.api.kernel_report import kernel_report
 from sparsejit.api.options import KernelSource
-from sparsejit.api.report import as_html, as_line, as_table, as_text, describe, weight_change
-from sparsejit.artefact.export import export
-from sparsejit.artefact.exported import c_name
+from sparsejit.api.report import Report
+from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layer
+from sparsejit.ir.spec import Layer, MatMul
+from sparsejit.lowering.products import planned_facts
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.prices import FAMILY_STEPS
 from sparsejit.planner.split import Split
-from sparsejit.runtime.copying import SharedCode
+from sparsejit.runtime.native_timing import aligned, time_native
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.trampoline import bind, call_trampoline
-from sparsejit.x86.assembler import Image
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 FloatArray = npt.NDArray[np.float32]
 
 
-class Kernel(SharedCode):
+class Kernel(Compiled):
     """y = activation(W x + bias) as machine code with the weights inside. Thread-safe.
 
     `pointer` is the address of a System V function `void kernel(const float *x, float *y)`,
     valid while this object lives. x is float32 (in_features,) and y float32 (out_features,), or
-    those of a batch (see `MatMul`). A copy is the kernel itself, for it never changes;
-    pickling keeps its weights and options, and compiles them anew where it is loaded.
+    those of a batch (see `MatMul`).
     """
 
     def __init__(
@@ -61,7 +57,8 @@ class Kernel(SharedCode):
         self.split = division
         self.target = target
         self.compile_ms = compile_ms
-        self._program = program
+        self._code = program
+        self._facts = planned_facts(spec, matrix, choice)
         self._source = source
         self._compile_again = compile_again
         self._statistics = {**matrix.statistics(), **_steps(matrix, choice, division, program)}
@@ -70,29 +67,25 @@ class Kernel(SharedCode):
     def __reduce__(self) -> tuple[Callable[[KernelSource], Kernel], tuple[KernelSource]]:
         return self._compile_again, (self._source,)
 
-    def __repr__(self) -> str:
-        return f"<{as_line(self.report())}>"
-
-    def __rich__(self) -> Table:
-        return as_table(self.report())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.report(), self.split.lines())
+    @property
+    def title(self) -> str:
+        """Sizes, dtype, zeros and the kernel chosen, in a line."""
+        spec, threads = self.spec, len(self.split.parts)
+        batch = f", batch {spec.batch} {spec.layout.value}" if isinstance(spec, MatMul) else ""
+        return (
+            f"Kernel {spec.out_features} x {spec.in_features}, {spec.dtype.value}, "
+            f"{1 - self._statistics['density']:.1%} zero{batch}: {self.plan.chosen.template.name}"
+            + (f", {threads} threads" if threads > 1 else "")
+        )
 
     @property
-    def pointer(self) -> int:
-        """The address of the native function."""
-        return self._program.pointer
+    def _program(self) -> Program:
+        return self._code
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
         return self.spec.out_features, self.spec.in_features
-
-    @property
-    def image(self) -> Image:
-        """The code and its literals, position-independent, starting with the function."""
-        return self._program.image
 
     @property
     def strategy(self) -> str:
@@ -144,25 +137,23 @@ class Kernel(SharedCode):
         self._checked_call.addresses(x, out)
         return bind(self._program.memory, x, out)
 
-    def report(self) -> dict[str, Any]:
-        """`stats`, and what `explain` says, as plain data that JSON can hold.
+    def explain(self, measure: bool = False) -> Report:
+        """What was built and why, and every candidate with its predicted cost.
 
-        `candidates` are in order of predicted time, with `predicted_ns` and, where `tune` timed
-        them, `measured_ns`. `weights_change_by` is the most by which the kernel changes a weight,
-        as a share of itself. `rates` says whose speeds the predictions assume.
+        `weights_change_by` of its `facts` is the most by which the kernel changes a weight, as a
+        share of itself, `rates` whose speeds the predictions assume. `measure` runs the kernel on
+        random x for up to half a second.
         """
-        asked = describe(self.spec, self.plan, self.split, self.target, self._weight_change)
-        return {**self.stats, **asked}
+        ns = self._measured_ns() if measure else None
+        facts = self._facts, self.split, self.target
+        return kernel_report(self.spec, *facts, self.title, self.stats, ns)
 
-    @cached_property
-    def _weight_change(self) -> float:
-        return weight_change(self.split, self.target)
+    def _measured_ns(self) -> float:
+        x = aligned(np.random.default_rng(0).standard_normal(self.spec.x_shape, np.float32))
+        y = aligned(np.zeros(self.spec.y_shape, np.float32))
+        return time_native(self.pointer, (x.ctypes.data, y.ctypes.data)).median_ns
 
-    def explain(self) -> str:
-        """Why this kernel: what was built, then every candidate with its predicted cost."""
-        return as_text(self.report(), self.split.lines())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write weights, bias and options, for `sparsejit.load` to compile anew where it runs.
 
         A target of "native" is that of the machine that loads. Raises InvalidInput where the file
@@ -170,25 +161,8 @@ class Kernel(SharedCode):
         """
         write_kernel(path, self._source)
 
-    def export(
-        self, path: str | os.PathLike[str], header: str | os.PathLike[str] | None = None
-    ) -> None:
-        """Write `int NAME_run(const float *x, float *y)` for C; NAME is the file's, without .o.
-
-        path: an object file (.o) to link, or a shared object (.so), which needs a linker on PATH.
-        header: a C header (.h) with sizes, error codes and the prototype.
-        The function gives the same bits as a call, from any number of threads at once, and returns
-        0, or -1 having done nothing where the processor lacks an instruction set that it uses.
-
-        Raises InvalidInput for other names, files that cannot be written, and a kernel on several
-        threads, whose workers are this process's; MissingDependency where no linker is there.
-        """
-        function = exported_kernel(c_name(path), self.spec, self.split, self.image, self.target)
-        export(function, path, header)
-
-    def disassemble(self) -> str:
-        """The instructions as emitted, with the literals they read."""
-        return "\n".join(self._program.image.listing())
+    def _exported(self, name: str) -> ExportedFunction:
+        return exported_kernel(name, self.spec, self.split, self.image, self.target)
 
 
 def _steps(

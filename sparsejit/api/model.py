@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,19 +12,20 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
+from sparsejit.api.compiled import Compiled, PathLike
+from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data, read_model
-from sparsejit.api.model_report import ModelReport, measured_times, report_of
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
-from sparsejit.artefact.export import export
-from sparsejit.artefact.exported import c_name
+from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
 from sparsejit.ir.graph import Array, Graph
-from sparsejit.runtime.copying import SharedCode
+from sparsejit.runtime.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
 _INT32 = np.dtype(np.int32)
@@ -33,12 +33,12 @@ _INT32 = np.dtype(np.int32)
 _REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
 
 
-class CompiledModel(SharedCode):
+class CompiledModel(Compiled):
     """A model as machine code with its weights inside. Thread-safe.
 
     Call it as the model was called: torch tensors or numpy arrays in, the same out, nested as the
-    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length. A copy is
-    the model itself; pickling keeps what `save` keeps, and compiles it anew where it is loaded.
+    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length. `pointer` is
+    the address of `int run(inputs, outputs, workspace, tiles)`.
     """
 
     def __init__(
@@ -62,13 +62,19 @@ class CompiledModel(SharedCode):
     def __reduce__(self) -> tuple[Callable[..., CompiledModel], tuple[Any, ...]]:
         return _from_data, model_to_data(self._source())
 
-    def __repr__(self) -> str:
+    @property
+    def title(self) -> str:
+        """How much it holds, in a line."""
         stats = self.stats
         batch = "any batch" if self.batch_is_free else "a fixed batch"
         return (
-            f"<sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
-            f"{stats['weights']} weights, {stats['kernels']} kernels, {batch}>"
+            f"sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
+            f"{stats['weights']} weights, {stats['kernels']} kernels, {batch}"
         )
+
+    @property
+    def _program(self) -> Program:
+        return self._first.program
 
     @property
     def graph(self) -> Graph:
@@ -84,11 +90,6 @@ class CompiledModel(SharedCode):
     def tile(self) -> int | None:
         """How many samples run at a time where the batch is free."""
         return self._first.tile
-
-    @property
-    def pointer(self) -> int:
-        """The address of `int run(inputs, outputs, workspace, tiles)`, valid while this lives."""
-        return self._first.program.pointer
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -114,12 +115,12 @@ class CompiledModel(SharedCode):
         arrays = _as_arrays(inputs)
         return self._variant_for(arrays).call.run(*arrays)
 
-    def explain(self, measure: bool = True) -> ModelReport:
+    def explain(self, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs the model for about a second.
 
         Print it; or take `as_dict()`, or `html()`, one self-contained page.
         """
-        return report_of(self._first, self.stats, measure)
+        return report_of(self._first, self.title, self.stats, measure)
 
     def advise(self) -> Advice:
         """What would make the model faster on this processor, and by how much.
@@ -138,7 +139,7 @@ class CompiledModel(SharedCode):
         arrays, results = _bound_arrays(inputs), _bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write graphs, weights and options, for `sparsejit.load` to compile anew where it runs.
 
         Shapes that `free_shapes` has met by then are kept, and no others can be added after
@@ -148,23 +149,8 @@ class CompiledModel(SharedCode):
         header, tensors = model_to_data(self._source())
         sealed.write(path, KIND, header, tensors)
 
-    def export(
-        self, path: str | os.PathLike[str], header: str | os.PathLike[str] | None = None
-    ) -> None:
-        """Write `int NAME_run(inputs, outputs, workspace)` for C; NAME is the file's, without .o.
-
-        path: an object file (.o) to link, or a shared object (.so), which needs a linker on PATH.
-        header: a C header (.h) with shapes, sizes, error codes and the prototype.
-        Where the batch is free, a last parameter `long tiles` counts tiles of `tile` samples. The
-        function gives the same bits as a call, from any number of threads at once, each with a
-        workspace of its own. It returns 0; -1 having done nothing where the processor lacks an
-        instruction set that it uses; a positive number where an index was out of range. It is for
-        the shapes of the example inputs.
-
-        Raises InvalidInput for other names, files that cannot be written, and a model on several
-        threads, whose workers are this process's; MissingDependency where no linker is there.
-        """
-        export(exported_model(c_name(path), self._first), path, header)
+    def _exported(self, name: str) -> ExportedFunction:
+        return exported_model(name, self._first)
 
     def _source(self) -> ModelSource:
         """What it is made from."""

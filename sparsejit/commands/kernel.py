@@ -29,6 +29,7 @@ def explain(
     strategy: StrategyOption = "auto",
     dtype: DTypeOption = "float32",
     exact: ExactOption = False,
+    measure: Annotated[bool, typer.Option(help="Time the kernel, too.")] = False,
     as_json: JsonOption = False,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the report here, JSON.")
@@ -36,9 +37,9 @@ def explain(
 ) -> None:
     """Say which kernel a matrix of shape (out, in) gets, what it costs and why."""
     check_outputs(out)
-    kernel = _compile(weights, tensor, strategy, dtype, exact)
-    if not hand_over(kernel.report(), as_json, out):
-        typer.echo(kernel.explain())
+    report = _compile(weights, tensor, strategy, dtype, exact).explain(measure)
+    if not hand_over(report.as_dict(), as_json, out):
+        typer.echo(str(report))
 
 
 def disasm(

@@ -57,7 +57,7 @@ def compile_command(
     exact: Annotated[bool, typer.Option(help="Only kernels that change no weight.")] = False,
     export: ExportOption = None,
     header: Annotated[Path | None, typer.Option(dir_okay=False, help="Its C header, .h.")] = None,
-    measure: Annotated[bool, typer.Option(help="Measure each layer for the report.")] = True,
+    measure: Annotated[bool, typer.Option(help="Measure each layer for the report.")] = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -190,7 +190,13 @@ def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Pla
 
 
 def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:
-    """What is known of a product before it runs."""
+    """What is known of a product of a model before it runs."""
+    zeros = np.packbits(matrix.dense == 0).tobytes()
+    return replace(planned_facts(layer, matrix, choice), zeros=zeros, parameter=parameter)
+
+
+def planned_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
+    """What its plan and the number of its weights say of a product."""
     columns = layer.batch if isinstance(layer, MatMul) else 1
     chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
     return Facts(
@@ -204,6 +210,4 @@ def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: s
         bound=chosen.cost.bound,
         plan=choice.record(),
         layer=layer,
-        zeros=np.packbits(matrix.dense == 0).tobytes(),
-        parameter=parameter,
     )

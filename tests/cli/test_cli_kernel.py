@@ -29,7 +29,7 @@ def npy(tmp_path: Path, weights: np.ndarray) -> Path:
 
 def test_explain_json_counts_the_weights(npy: Path, weights: np.ndarray) -> None:
     result = CliRunner().invoke(app, ["explain", str(npy), "--json"])
-    report = json.loads(result.stdout)
+    report = json.loads(result.stdout)["facts"]
     assert report["nnz"] == np.count_nonzero(weights)
     assert report["reason"].startswith(report["strategy"])
 
@@ -37,12 +37,12 @@ def test_explain_json_counts_the_weights(npy: Path, weights: np.ndarray) -> None
 def test_explain_json_lists_the_candidates_with_predicted_times(npy: Path) -> None:
     result = CliRunner().invoke(app, ["explain", str(npy), "--json"])
     report = json.loads(result.stdout)
-    candidates = report["candidates"]
+    candidates = report["layers"][0]["candidates"]
     times = [candidate["predicted_ns"] for candidate in candidates]
     assert times == sorted(times) and len(times) > 3
-    assert candidates[0]["kernel"] == report["kernel"]
+    assert candidates[0]["kernel"] == report["facts"]["kernel"]
     assert {"steps", "code_bytes", "data_bytes", "bound", "family"} < candidates[0].keys()
-    assert Target.detect().core.data_of in report["rates"]
+    assert Target.detect().core.data_of in report["facts"]["rates"]
 
 
 def test_explain_writes_the_report_beside_what_it_prints(npy: Path, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_explain_writes_the_report_beside_what_it_prints(npy: Path, tmp_path: Pa
     result = CliRunner().invoke(app, ["explain", str(npy), *options])
     assert result.exit_code == 0 and "predicted ns" in result.stdout
     report = json.loads(out.read_text())
-    assert report["dtype"] == "bfloat16" and report["candidates"]
+    assert report["facts"]["dtype"] == "bfloat16" and report["layers"][0]["candidates"]
 
 
 def test_explain_refuses_a_path_it_cannot_write_before_it_compiles(
@@ -65,7 +65,8 @@ def test_explain_refuses_a_path_it_cannot_write_before_it_compiles(
 
 def test_exact_is_passed_on(npy: Path) -> None:
     result = CliRunner().invoke(app, ["explain", str(npy), "--exact", "--json"])
-    names = {candidate["kernel"] for candidate in json.loads(result.stdout)["candidates"]}
+    (layer,) = json.loads(result.stdout)["layers"]
+    names = {candidate["kernel"] for candidate in layer["candidates"]}
     assert names and not names & {"f32-lane16-avx512", "f32-permute-avx2"}
 
 
@@ -74,7 +75,7 @@ def test_a_tensor_of_a_torch_file_is_explained(tmp_path: Path, weights: np.ndarr
     file = tmp_path / "layer.pt"
     torch.save({"fc.weight": torch.tensor(weights).bfloat16(), "fc.bias": torch.zeros(40)}, file)
     result = CliRunner().invoke(app, ["explain", str(file), "--json"])
-    assert json.loads(result.stdout)["nnz"] == np.count_nonzero(weights)
+    assert json.loads(result.stdout)["facts"]["nnz"] == np.count_nonzero(weights)
 
 
 def test_disasm_lists_instructions_to_the_return(npy: Path) -> None:

@@ -46,8 +46,8 @@ def test_a_pitch_is_the_length_of_rows(strategy: str, tmp_path: Any) -> None:
     y = kernel(x)
     assert y.shape == (20, 16)
     np.testing.assert_allclose(y[:, :7], W.astype(np.float64) @ X.T, atol=ATOL)
-    assert "batch=7 feature-major pitch=16" in kernel.explain()
-    assert kernel.report()["pitch"] == 16
+    assert "batch=7 feature-major pitch=16" in str(kernel.explain())
+    assert kernel.explain().facts["pitch"] == 16
     kernel.save(tmp_path / "kernel")
     loaded = sparsejit.load(tmp_path / "kernel")
     np.testing.assert_array_equal(loaded(x)[:, :7], y[:, :7])
@@ -100,7 +100,7 @@ def test_short_weights_are_taken_too() -> None:
 
 
 def test_explain_names_the_batch_and_every_candidate(kernel: sparsejit.Kernel) -> None:
-    text = kernel.explain()
+    text = str(kernel.explain())
     assert "batch=7 batch-major" in text
     assert "panels-" in text and "rows-permute" in text
 

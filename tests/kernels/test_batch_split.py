@@ -145,12 +145,12 @@ def test_prices_choose_between_columns_and_rows(monkeypatch: pytest.MonkeyPatch)
     priced(monkeypatch, lambda spec: spec.batch)
     by_columns = shared(64)
     assert columns_of(by_columns) == [32, 32]
-    assert "columns 32 to 63: " in by_columns.explain()
+    assert "columns 32 to 63: " in str(by_columns.explain())
     priced(monkeypatch, lambda spec: spec.out_features)
     by_rows = shared(64)
     assert columns_of(by_rows) == [64, 64]
-    assert "rows 64 to 127: " in by_rows.explain()
-    assert [part["first_row"] for part in by_rows.report()["parts"]] == [0, 64]
+    assert "rows 64 to 127: " in str(by_rows.explain())
+    assert [part["first_row"] for part in by_rows.explain().facts["parts"]] == [0, 64]
 
 
 def test_fewer_threads_are_used_where_more_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_fewer_threads_are_used_where_more_gain_nothing(monkeypatch: pytest.Monk
     assert columns_of(shared(64, threads=4)) == [32, 32]
     priced(monkeypatch, lambda spec: 1.0)
     kernel = shared(64, threads=4)
-    assert columns_of(kernel) == [64] and "too little to share" in kernel.explain()
+    assert columns_of(kernel) == [64] and "too little to share" in str(kernel.explain())
 
 
 def test_a_barrier_that_costs_more_than_it_saves_is_not_paid(

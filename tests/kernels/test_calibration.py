@@ -231,7 +231,7 @@ def test_the_first_compile_measures_once_and_says_so(
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "SPARSEJIT_CALIBRATE=0 turns that off" in said
     assert "about a second" in said
-    assert "measured on 2026-01-31" in kernel.explain()
+    assert "measured on 2026-01-31" in str(kernel.explain())
     calibration.forget_calibration()
     for target in ("native", "avx2", Target.named("avx2")):
         sparsejit.compile_matrix(WEIGHTS, target=target)
@@ -265,7 +265,7 @@ def test_the_first_compile_needs_nobody_to_listen(
 ) -> None:
     stderr = stream()
     monkeypatch.setattr(sys, "stderr", stderr)
-    assert "measured on 2026-01-31" in sparsejit.compile_matrix(WEIGHTS).explain()
+    assert "measured on 2026-01-31" in str(sparsejit.compile_matrix(WEIGHTS).explain())
     assert capsys.readouterr().out == ""
     with suppress(OSError):  # what could not be written is tried again
         if stderr is not None:

@@ -46,7 +46,7 @@ def test_a_pickled_kernel_is_compiled_from_the_same_weights_and_options(options:
     kernel = sparsejit.compile_matrix(W, **OPTIONS[options])
     other = pickle.loads(pickle.dumps(kernel))
     assert other.pointer != kernel.pointer
-    assert other.image.data == kernel.image.data and other.explain() != ""
+    assert other.image.data == kernel.image.data and str(other.explain()) != ""
     assert (other.spec.case, other.strategy) == (kernel.spec.case, kernel.strategy)
     np.testing.assert_array_equal(product(other), product(kernel))
 
@@ -87,43 +87,46 @@ def test_shape_and_representation() -> None:
 
 def test_the_report_is_plain_data() -> None:
     kernel = sparsejit.compile_matrix(W, BIAS, activation="relu", batch=7)
-    report = json.loads(json.dumps(kernel.report()))
-    assert kernel.stats.items() <= kernel.report().items()
+    report, (layer,) = kernel.explain().facts, kernel.explain().layers
+    assert json.loads(json.dumps(kernel.explain().as_dict()))["facts"] == report
+    assert kernel.stats.items() <= report.items()
     assert (report["bias"], report["activation"], report["batch"]) == (True, "relu", 7)
     assert report["layout"] == "batch-major" and report["target"] == Target.detect().model
-    names = [candidate["kernel"] for candidate in report["candidates"]]
+    names = [candidate.kernel for candidate in layer.candidates]
     assert names == [c.template.name for c in kernel.plan.candidates]
     assert [part["end_row"] for part in report["parts"]] == [20]
-    assert all(candidate["measured_ns"] is None for candidate in report["candidates"])
+    assert all(candidate.measured_ns is None for candidate in layer.candidates)
+    assert (layer.nnz, layer.weights) == (kernel.stats["nnz"], W.size)
+    assert layer.real_gflops == 2 * 7 * layer.nnz / layer.predicted_ns
     scaled = sparsejit.compile_matrix(W, dtype="int8", input_scale=np.float32(0.5))
-    assert json.loads(json.dumps(scaled.report()))["input_scale"] == 0.5
+    assert json.loads(json.dumps(scaled.explain().facts))["input_scale"] == 0.5
 
 
 def test_explain_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kernel = sparsejit.compile_matrix(W, tune=True)
-    measured = kernel.report()["candidates"][0]["measured_ns"]
-    row = next(line for line in kernel.explain().splitlines() if line.startswith("f32-"))
-    assert f"{measured:.0f}" in row.split()
+    measured = kernel.explain().layers[0].candidates[0].measured_ns
+    row = next(line for line in str(kernel.explain()).splitlines() if line.startswith("f32-"))
+    assert {f"{measured:.1f}", f"{measured:,.0f}"}.intersection(row.split())
 
 
 def test_explain_names_the_rates_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = sparsejit.compile_matrix(W)
     target = Target.detect()
     origin = target.core.origin
-    assert f"rates: {origin}" in kernel.explain()
+    assert f"rates: {origin}" in str(kernel.explain())
     assert target.core.data_of in origin
     measured = replace(target, core=replace(target.core, measured="measured on a day"))
     kernel = sparsejit.compile_matrix(W, target=measured)
-    assert "rates: measured on a day" in kernel.explain()
+    assert "rates: measured on a day" in str(kernel.explain())
 
 
 def test_explain_says_what_auto_means_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (split, sys.modules["sparsejit.api.compile"]):
         monkeypatch.setattr(module, "available_cores", lambda: 1)
     kernel = sparsejit.compile_matrix(W, threads="auto")
-    assert "threads: 1: 'auto' is one a core; this process may use one core" in kernel.explain()
-    assert "one thread was asked for" in sparsejit.compile_matrix(W, threads=1).explain()
+    assert "threads: 1: 'auto' is one a core; this process may use one core" in str(kernel.explain())
+    assert "one thread was asked for" in str(sparsejit.compile_matrix(W, threads=1).explain())
 
 
 def test_rich_and_notebooks_get_a_table_of_candidates() -> None:
@@ -135,7 +138,7 @@ def test_rich_and_notebooks_get_a_table_of_candidates() -> None:
     for shown in (text, html):
         assert "Kernel 20 x 30, float32" in shown and all(name in shown for name in names)
     assert "strategy='dense'" not in html and "strategy=&#x27;dense&#x27;" in html
-    assert html.count("<tr>") == 1 + len(names)
+    assert kernel.explain().html().count("<tr>") == 3 + len(names)
 
 
 def test_the_docs_name_every_family() -> None:

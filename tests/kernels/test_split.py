@@ -80,7 +80,7 @@ def test_auto_is_one_thread_a_core() -> None:
 def test_explain_tells_the_rows_and_the_lack_of_cores() -> None:
     threads = split.available_cores() + 1
     kernel = sparsejit.compile_matrix(np.ones((16 * threads, 8)), threads=threads)
-    text = kernel.explain()
+    text = str(kernel.explain())
     assert f"threads: {threads}" in text
     assert "rows 0 to 15: " in text and f"to {16 * threads - 1}: " in text
     assert f"{threads - 1} cores only" in text
@@ -102,7 +102,7 @@ def test_a_layer_too_small_to_gain_stays_on_one_thread(monkeypatch: pytest.Monke
     monkeypatch.setattr(split, "barrier_ns", lambda target: 200.0)
     small = sparsejit.compile_matrix(block_weights((64, 64), 0.1, 1), threads=2)
     assert len(small.split.parts) == 1
-    assert "too little to share" in small.explain()
+    assert "too little to share" in str(small.explain())
     large = sparsejit.compile_matrix(block_weights((512, 512), 0.3, 1), threads=2)
     assert len(large.split.parts) == 2
 

@@ -49,7 +49,7 @@ def test_the_measured_fastest_is_taken_and_recorded(monkeypatch: pytest.MonkeyPa
     assert kernel.strategy == fast
     assert timed == [slow, fast, other]
     assert list(kernel.plan.measured_ns.values()) == [10.0, 20.0, 30.0]
-    assert "measured: f32-" in kernel.explain() and " 30 " in kernel.explain()
+    assert "measured: f32-" in str(kernel.explain()) and " 30 " in str(kernel.explain())
     np.testing.assert_allclose(kernel(X), WEIGHTS.astype(np.float64) @ X, atol=1e-4)
 
 

@@ -228,7 +228,7 @@ def test_weights_stored_otherwise() -> None:
 def test_it_explains_and_advises_by_method() -> None:
     estimator, _ = classified(perceptron(neural_network.MLPClassifier))
     compiled = sparsejit.compile(estimator)
-    report = compiled.explain("predict_proba")
+    report = compiled.explain("predict_proba", measure=True)
     assert [layer.layer for layer in report.layers][:3] == ["layer0", "layer1", "scores"]
     assert compiled.explain(measure=False).facts["kernels"] == 4
     assert isinstance(compiled.advise(), Advice)

@@ -14,8 +14,9 @@ from rich.console import Console
 from small_models import compiled, pruned, small_graph
 from whole_page import WholePage
 
-from sparsejit.api import model_report
-from sparsejit.api.model_report import example_arrays, groups_of, report_of
+from sparsejit.api import layers_report
+from sparsejit.api.layers_report import example_arrays, groups_of, report_of
+from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -161,8 +162,8 @@ def test_steps_that_stamps_do_not_see_take_some_time() -> None:
 def test_measured_layers_add_up(
     prefixes: bool, steady_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_report, "wants_prefixes", lambda whole_ns, steps: prefixes)
-    report = compiled(small_graph())[0].explain()
+    monkeypatch.setattr(layers_report, "wants_prefixes", lambda whole_ns, steps: prefixes)
+    report = compiled(small_graph())[0].explain(measure=True)
     names = ["fc", "add", "head", *(["(call)"] if prefixes else [])]
     assert [layer.layer for layer in report.layers] == names
     assert report.whole_ns == TICK_NS
@@ -178,7 +179,7 @@ def test_kernels_of_one_operator_are_one_layer() -> None:
     twin = replace(first, kernel="copy")
     assert groups_of([first, twin, first, *others]) == [[0, 1, 2], [3], [4]]
     several = replace(variant, steps=(first, twin, first, *others))
-    layer, *_ = report_of(several, {}, measure=False).layers
+    layer, *_ = report_of(several, "", statistics_of(several), measure=False).layers
     assert layer.kernel == f"2 x {first.kernel}, copy"
     assert layer.nnz == first.facts.nnz
     assert layer.predicted_ns == pytest.approx(3 * first.facts.predicted_ns)
@@ -197,7 +198,7 @@ def test_equal_families_are_told_apart_by_name() -> None:
 
 @pytest.mark.usefixtures("steady_clock")
 def test_a_page_is_whole_and_needs_nothing_else() -> None:
-    report = compiled(small_graph(name=HOSTILE))[0].explain()
+    report = compiled(small_graph(name=HOSTILE))[0].explain(measure=True)
     html = report.html()
     page = WholePage(html)
     assert "script" not in page.tags
@@ -213,10 +214,10 @@ def test_a_page_is_whole_and_needs_nothing_else() -> None:
 
 @pytest.mark.usefixtures("steady_clock")
 def test_a_report_as_data_text_and_table() -> None:
-    report = compiled(small_graph(name="net[bold]"))[0].explain()
+    report = compiled(small_graph(name="net[bold]"))[0].explain(measure=True)
     data = json.loads(json.dumps(report.as_dict()))
     assert data["samples"] == 1
-    assert data["model"]["kernels"] == 3
+    assert data["facts"]["kernels"] == 3
     assert [layer["layer"] for layer in data["layers"]] == ["net[bold]", "add", "head"]
     text = str(report)
     assert "the layers add up to" in text

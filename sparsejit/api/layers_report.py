@@ -1,106 +1,61 @@
-"""Where a model's time goes, layer by layer, and why: as data, text, a table, a web page."""
+"""Reports of layers, from the facts of their kernels and the times that they were measured at."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from sparsejit.api.report import LayerReport, Report, candidates_of
 from sparsejit.api.schedule_text import schedule_lines
 from sparsejit.api.variant import Variant
 from sparsejit.ir.graph import Array, Element, Graph, Origin, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
-from sparsejit.lowering.step import Step
+from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.limits import least_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-
-@dataclass(frozen=True)
-class LayerReport:
-    """Kernels of one operator of a model, mostly one.
-
-    Times are in nanoseconds for one run of the native function. `share` is that of all measured
-    times, `share_of_limit` the least time the processor could take over what is taken; both None
-    where nothing was measured or nothing is computed. GFLOPS are of the measured time, else of the
-    predicted; `effective_gflops` count pruned weights too.
-    """
-
-    layer: str
-    kernel: str = ""
-    source: str = ""
-    code: str = ""
-    nnz: int = 0
-    weights: int = 0
-    weight_bytes: int = 0
-    predicted_ns: float | None = None
-    measured_ns: float | None = None
-    share: float | None = None
-    effective_gflops: float | None = None
-    real_gflops: float | None = None
-    share_of_limit: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class ModelReport:
-    """All kernels in order, and the whole as it was measured without time stamps in it.
-
-    `schedule` draws which thread runs what, a line each; empty for one thread.
-    """
-
-    layers: tuple[LayerReport, ...]
-    whole_ns: float | None
-    samples: int
-    facts: dict[str, Any]
-    schedule: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; `model` holds `CompiledModel.stats`."""
-        return {
-            "layers": [asdict(layer) for layer in self.layers],
-            "whole_ns": self.whole_ns,
-            "samples": self.samples,
-            "schedule": list(self.schedule),
-            "model": self.facts,
-        }
-
-    def __str__(self) -> str:
-        from sparsejit.api.model_page import as_text
-
-        return as_text(self)
-
-    def __rich__(self) -> Table:
-        from sparsejit.api.model_page import as_table
-
-        return as_table(self)
-
-    def html(self) -> str:
-        """One self-contained page."""
-        from sparsejit.api.model_page import as_page
-
-        return as_page(self)
-
-
-def report_of(variant: Variant, facts: dict[str, Any], measure: bool) -> ModelReport:
+def report_of(variant: Variant, title: str, facts: dict[str, Any], measure: bool) -> Report:
     """The report of one native function; `measure` runs it, on random inputs, for a second."""
     times = measured_times(variant) if measure else None
     target = variant.options.target
-    layers = _layers(variant, times)
+    layers = layers_of(variant.steps, target, times)
     if times is not None and times.call is not None:
         layers.append(_call(times.call, sum(times.steps) + times.call))
     facts = {**facts, "rates": target.core.origin, "processor": target.model}
-    whole = None if times is None else times.whole
+    whole, samples = None if times is None else times.whole, variant.tile or 1
+    lines = [*_lines(facts), *_measured_lines(whole, samples, layers)]
     schedule = tuple(schedule_lines(variant))
-    return ModelReport(tuple(layers), whole, variant.tile or 1, facts, schedule)
+    return Report(title, tuple(lines), tuple(layers), facts, whole, samples, schedule)
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    density = facts["nnz"] / max(facts["weights"], 1)
+    return [
+        f"{facts['layers']} layers, {facts['nnz']:,} of {facts['weights']:,} weights "
+        f"({density:.1%}), {facts['kernels']} kernels, {facts['isa']}",
+        f"{facts['code_bytes']:,} bytes of code, {facts['pool_bytes']:,} of literals; workspace "
+        f"{facts['workspace_bytes']:,} bytes (buffers apart would take {facts['buffer_bytes']:,})",
+        f"compiled in {facts['compile_ms']:.0f} ms for {facts['processor']}; "
+        f"rates: {facts['rates']}",
+    ]
+
+
+def _measured_lines(ns: float | None, samples: int, layers: Sequence[LayerReport]) -> list[str]:
+    if ns is None:
+        return []
+    parts = sum(layer.measured_ns or 0 for layer in layers)
+    return [
+        f"measured: {ns:,.0f} ns for {samples} sample{'s' if samples > 1 else ''} at a time; "
+        f"the layers add up to {parts:,.0f}"
+    ]
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:
@@ -127,33 +82,44 @@ def _has_weights_of(step: Step, others: Sequence[Step]) -> bool:
     return not step.facts.weights or not weights or step.facts.zeros in weights
 
 
-def _layers(variant: Variant, times: StepTimes | None) -> list[LayerReport]:
-    steps = variant.steps
+def layers_of(
+    steps: Sequence[Step], target: Target, times: StepTimes | None = None
+) -> list[LayerReport]:
+    """What each operator costs that these steps, in their order, compute."""
     all_bytes = sum(step.facts.weight_bytes for step in steps)
     total = 0.0 if times is None else sum(times.steps) + (times.call or 0.0)
     layers = []
     for group in groups_of(steps):
         members = [steps[number] for number in group]
         ns = None if times is None else sum(times.steps[number] for number in group)
-        layers.append(_layer(members, ns, total, all_bytes, variant.options.target))
+        names, facts = [step.kernel for step in members], [step.facts for step in members]
+        others = all_bytes - sum(each.weight_bytes for each in facts)
+        origin = members[0].origin
+        layers.append(layer_report(origin, names, facts, target, others, ns, total))
     return layers
 
 
-def _layer(
-    steps: list[Step], ns: float | None, total: float, all_bytes: int, target: Target
+def layer_report(
+    origin: Origin,
+    kernels: Sequence[str],
+    facts: Sequence[Facts],
+    target: Target,
+    other_bytes: int = 0,
+    ns: float | None = None,
+    total: float = 0.0,
 ) -> LayerReport:
-    origin, facts = steps[0].origin, [step.facts for step in steps]
+    """One operator's kernels, measured at `ns` of a `total`, in a model with `other_bytes` more."""
     main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
-    kernels = Counter(step.kernel for step in steps)
     predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
     predicted_ns = sum(predicted) if len(predicted) == len(facts) else None
     flops = sum(each.flops for each in facts)
     effective_flops = sum(each.effective_flops for each in facts)
+    own_bytes = sum(each.weight_bytes for each in facts)
     limit = sum(
         least_ns(
             each.flops,
             each.weight_bytes + each.moved_bytes,
-            all_bytes - each.weight_bytes,
+            other_bytes + own_bytes - each.weight_bytes,
             target,
         )
         for each in facts
@@ -161,7 +127,7 @@ def _layer(
     time = ns if ns is not None else predicted_ns
     return LayerReport(
         layer=origin.layer,
-        kernel=", ".join(f"{n} x {kernel}" if n > 1 else kernel for kernel, n in kernels.items()),
+        kernel=", ".join(f"{n} x {each}" if n > 1 else each for each, n in Counter(kernels).items()),
         source=origin.source,
         code=origin.code,
         nnz=main.nnz,
@@ -174,6 +140,7 @@ def _layer(
         real_gflops=flops / time if time and flops else None,
         share_of_limit=limit / ns if ns and flops else None,
         reason=main.reason,
+        candidates=() if main.plan is None else candidates_of(main.plan),
     )
 
 

@@ -1,0 +1,86 @@
+"""What all compiled things share: how they show themselves, explain, and leave for C."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from sparsejit.api.report import Report
+from sparsejit.artefact.export import export
+from sparsejit.artefact.exported import ExportedFunction, c_name
+from sparsejit.runtime.copying import SharedCode
+from sparsejit.runtime.program import Program
+from sparsejit.x86.assembler import Image
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PathLike = str | os.PathLike[str]
+
+
+class Compiled(SharedCode):
+    """Something with weights as machine code. Thread-safe.
+
+    It never changes: a copy is the thing itself. Pickling keeps what `save` keeps, and compiles it
+    anew where it is loaded.
+    """
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What it is, in a line."""
+
+    @abstractmethod
+    def explain(self, measure: bool = False) -> Report:
+        """What every layer costs and why; `measure` runs it for about a second."""
+
+    @property
+    @abstractmethod
+    def _program(self) -> Program:
+        """The native function that `pointer` is the address of."""
+
+    @abstractmethod
+    def _exported(self, name: str) -> ExportedFunction:
+        """The function as C calls it. Raises InvalidInput for one on several threads."""
+
+    @property
+    def pointer(self) -> int:
+        """The address of the native function, valid while this object lives."""
+        return self._program.pointer
+
+    @property
+    def image(self) -> Image:
+        """The code and its literals, position-independent, starting with the function."""
+        return self._program.image
+
+    def disassemble(self) -> str:
+        """The instructions as emitted, with the literals they read."""
+        return "\n".join(self.image.listing())
+
+    def export(self, path: PathLike, header: PathLike | None = None) -> None:
+        """Write `int NAME_run(...)` for C; NAME is the file's, without .o.
+
+        path: an object file (.o) to link, or a shared object (.so), which needs a linker on PATH.
+        header: a C header (.h) with sizes, error codes and the prototype.
+        The function gives the same bits as a call, from any number of threads at once. It returns
+        0; -1 having done nothing where the processor lacks an instruction set that it uses; a
+        positive number where an index was out of range.
+
+        A kernel's is `NAME_run(const float *x, float *y)`. A model's is `NAME_run(inputs, outputs,
+        workspace)` for the shapes of the example inputs, with a workspace for each thread; where
+        the batch is free, a last parameter `long tiles` counts tiles of `tile` samples.
+
+        Raises InvalidInput for other names, files that cannot be written, and code on several
+        threads, whose workers are this process's; MissingDependency where no linker is there.
+        """
+        export(self._exported(c_name(path)), path, header)
+
+    def __repr__(self) -> str:
+        return f"<{self.title}>"
+
+    def __rich__(self) -> RenderableType:
+        return self.explain().__rich__()
+
+    def _repr_html_(self) -> str:
+        return self.explain()._repr_html_()

@@ -1,0 +1,145 @@
+"""A report as tables for terminals, and as a self-contained web page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from sparsejit.api.report import LayerReport, Report
+
+
+class Column(NamedTuple):
+    """A heading, what it shows of a row, and whether that is text, set flush left."""
+
+    heading: str
+    cell: Callable[[Any], str]
+    is_text: bool = False
+
+
+_LAYERS = (
+    Column("layer", lambda layer: layer.layer, True),
+    Column("kernel", lambda layer: layer.kernel, True),
+    Column("nnz", lambda layer: f"{layer.nnz:,}" if layer.weights else ""),
+    Column("density", lambda layer: _percent(layer.density)),
+    Column("KiB", lambda layer: f"{layer.weight_bytes / 1024:.0f}" if layer.weights else ""),
+    Column("predicted ns", lambda layer: _number(layer.predicted_ns)),
+    Column("measured ns", lambda layer: _number(layer.measured_ns)),
+    Column("share", lambda layer: _percent(layer.share)),
+    Column("effective GFLOPS", lambda layer: _number(layer.effective_gflops)),
+    Column("real GFLOPS", lambda layer: _number(layer.real_gflops)),
+    Column("of limit", lambda layer: _percent(layer.share_of_limit)),
+    Column("why", lambda layer: layer.reason, True),
+)
+_CANDIDATES = (
+    Column("candidate", lambda candidate: candidate.kernel, True),
+    Column("steps", lambda candidate: str(candidate.steps)),
+    Column("code", lambda candidate: str(candidate.code_bytes)),
+    Column("data", lambda candidate: str(candidate.data_bytes)),
+    Column("predicted ns", lambda candidate: _number(candidate.predicted_ns)),
+    Column("measured", lambda candidate: _number(candidate.measured_ns) or "-"),
+    Column("bound by", lambda candidate: candidate.bound, True),
+)
+
+_BARS = """
+td:nth-child(-n+2), th:nth-child(-n+2), td:last-child, th:last-child { text-align: left }
+.bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
+  overflow: hidden }
+.bar div { overflow: hidden; white-space: nowrap; font-size: 11px; padding: .3em 0 0 .2em;
+  border-right: 1px solid var(--page); color: #1c2127; box-sizing: border-box }
+"""
+
+
+@cache
+def page_style() -> str:
+    """The style sheet that every page written here begins with: colours, light and dark; tables."""
+    return Path(__file__).with_name("page.css").read_text()
+
+
+def as_tables(report: Report) -> RenderableType:
+    """The facts, the layers, of a single one its candidates, and who runs what."""
+    from rich.console import Group
+    from rich.text import Text
+
+    tables = [_rich_table(columns, rows) for columns, rows in _tables(report)]
+    texts = [Text(line) for line in (report.title, *report.lines)]
+    return Group(*texts, *tables, *map(Text, report.schedule))
+
+
+def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:
+    """The columns and rows of each."""
+    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(_LAYERS, report.layers)]
+    if len(report.layers) == 1 and report.layers[0].candidates:
+        tables.append((_CANDIDATES, report.layers[0].candidates))
+    return tables
+
+
+def _rich_table(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column.heading, justify="left" if column.is_text else "right")
+    for row in rows:
+        table.add_row(*(Text(column.cell(row)) for column in columns))
+    return table
+
+
+def _html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
+    heads = "".join(f"<th>{escape(column.heading)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(column.cell(row))}</td>" for column in columns) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def as_page(report: Report) -> str:
+    """HTML that needs nothing else: a bar of where the time goes, and the table."""
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in (report.title, *report.lines))
+    tables = "".join(_html_table(columns, rows) for columns, rows in _tables(report))
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sparsejit model</title>'
+        f"<style>{page_style()}{_BARS}</style></head>"
+        f"<body><h1>Where the time goes</h1><ul>{facts}</ul>"
+        f'<div class="bar">{"".join(map(_segment, enumerate(report.layers)))}</div>'
+        f"{tables}"
+        f"{_schedule(report)}</body></html>\n"
+    )
+
+
+def _schedule(report: Report) -> str:
+    """Which thread runs what, where there are several."""
+    lines = escape("\n".join(report.schedule))
+    return f"<h2>Who runs what</h2><pre>{lines}</pre>" if lines else ""
+
+
+def _segment(numbered: tuple[int, LayerReport]) -> str:
+    """A layer's part of the bar, as wide as its share, in a colour of its layer."""
+    number, layer = numbered
+    if not layer.share:
+        return ""
+    hue = number * 137 % 360  # by the golden angle neighbours differ
+    source = f"{layer.source} {layer.code}".strip()
+    title = f"{layer.layer}: {layer.kernel}, {_number(layer.measured_ns)} ns, {source}"
+    return (
+        f'<div style="flex:{layer.share:.5f} 0 0;background:hsl({hue} 60% 75%)" '
+        f'title="{escape(title)}">{escape(layer.layer)}<br>{_percent(layer.share)}</div>'
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
