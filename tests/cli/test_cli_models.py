@@ -54,7 +54,7 @@ def invoke(*arguments: object) -> Result:
 
 
 def compile_quickly(model: str, out: Path, *more: object) -> Result:
-    result = invoke("compile", model, "--out", out, "--no-measure", *more)
+    result = invoke("compile", model, "--out", out, *more)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
