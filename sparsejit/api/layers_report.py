@@ -110,6 +110,7 @@ def layer_report(
 ) -> LayerReport:
     """One operator's kernels, measured at `ns` of a `total`, in a model with `other_bytes` more."""
     main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
+    numbers = Counter(kernels)
     predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
     predicted_ns = sum(predicted) if len(predicted) == len(facts) else None
     flops = sum(each.flops for each in facts)
@@ -127,7 +128,7 @@ def layer_report(
     time = ns if ns is not None else predicted_ns
     return LayerReport(
         layer=origin.layer,
-        kernel=", ".join(f"{n} x {each}" if n > 1 else each for each, n in Counter(kernels).items()),
+        kernel=", ".join(f"{n} x {name}" if n > 1 else name for name, n in numbers.items()),
         source=origin.source,
         code=origin.code,
         nnz=main.nnz,

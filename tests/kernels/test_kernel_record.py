@@ -125,7 +125,8 @@ def test_explain_says_what_auto_means_on_one_core(monkeypatch: pytest.MonkeyPatc
     for module in (split, sys.modules["sparsejit.api.compile"]):
         monkeypatch.setattr(module, "available_cores", lambda: 1)
     kernel = sparsejit.compile_matrix(W, threads="auto")
-    assert "threads: 1: 'auto' is one a core; this process may use one core" in str(kernel.explain())
+    line = "threads: 1: 'auto' is one a core; this process may use one core"
+    assert line in str(kernel.explain())
     assert "one thread was asked for" in str(sparsejit.compile_matrix(W, threads=1).explain())
 
 
