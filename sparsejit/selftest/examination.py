@@ -15,7 +15,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
-from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, USUAL_MXCSR, Checker, Report
+from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, USUAL_MXCSR, Checker, StateLeft
 from sparsejit.selftest.cases import Case
 
 FloatArray = npt.NDArray[np.float32]
@@ -32,7 +32,7 @@ ACTIVATION_ERROR = {Activation.TANH: 1e-6, Activation.SIGMOID: 1e-6}
 SMALLEST_NORMAL = 2.0**-126
 
 
-class Compiled(NamedTuple):
+class NativeCase(NamedTuple):
     """A native function `void kernel(const float *x, float *y)`; `owner` keeps it alive."""
 
     pointer: int
@@ -41,7 +41,7 @@ class Compiled(NamedTuple):
     owner: object
 
 
-Compile = Callable[[Case], Compiled]
+Compile = Callable[[Case], NativeCase]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verdict:
     problem: str | None = None
 
 
-def compile_case(case: Case) -> Compiled:
+def compile_case(case: Case) -> NativeCase:
     """The kernel as a user gets it."""
     each = case.each
     kernel = compile_matrix(
@@ -71,7 +71,7 @@ def compile_case(case: Case) -> Compiled:
         layout=case.layout,
         input_scale=each.input_scale,
     )
-    return Compiled(kernel.pointer, kernel.strategy, kernel.stats["threads"], kernel)
+    return NativeCase(kernel.pointer, kernel.strategy, kernel.stats["threads"], kernel)
 
 
 def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
@@ -88,7 +88,7 @@ def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
     return replace(verdict, problem=_first_problem(case, compiled))
 
 
-def _first_problem(case: Case, compiled: Compiled) -> str | None:
+def _first_problem(case: Case, compiled: NativeCase) -> str | None:
     if is_writable(compiled.pointer):
         return "its code is writable"
     low, high = bounds(case)
@@ -116,7 +116,7 @@ class _Outcome:
     problem: str | None
 
 
-def _call(case: Case, compiled: Compiled, edge: Edge, mxcsr: int) -> _Outcome:
+def _call(case: Case, compiled: NativeCase, edge: Edge, mxcsr: int) -> _Outcome:
     """Run the kernel between inaccessible pages."""
     x = GuardedArray(case.x.ravel(), edge)
     y = GuardedArray(np.full(case.spec.y_shape, np.nan, np.float32).ravel(), edge)
@@ -126,7 +126,7 @@ def _call(case: Case, compiled: Compiled, edge: Edge, mxcsr: int) -> _Outcome:
 
 
 def _side_effect(
-    case: Case, x: GuardedArray, y: GuardedArray, report: Report, mxcsr: int
+    case: Case, x: GuardedArray, y: GuardedArray, report: StateLeft, mxcsr: int
 ) -> str | None:
     if not y.surroundings_intact():
         return "wrote beside y"

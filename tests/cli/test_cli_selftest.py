@@ -11,13 +11,13 @@ from sparsejit.commands import cli, selftest
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.selftest.cases import Case
-from sparsejit.selftest.examination import Compiled, Verdict
+from sparsejit.selftest.examination import NativeCase, Verdict
 from sparsejit.selftest.processes import SelfTest
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 
 
-def refuse(case: Case) -> Compiled:
+def refuse(case: Case) -> NativeCase:
     raise InvalidInput("no such kernel")
 
 

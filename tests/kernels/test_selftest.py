@@ -21,7 +21,7 @@ from sparsejit.selftest import processes
 from sparsejit.selftest.cases import AWKWARD_SIZES, Case, derive, levels
 from sparsejit.selftest.examination import (
     Compile,
-    Compiled,
+    NativeCase,
     Verdict,
     compile_case,
     examine,
@@ -46,13 +46,13 @@ def _suits(case: Case) -> bool:
 NUMBER = next(number for number in itertools.count() if _suits(derive(SEED, number)))
 
 
-def around(case: Case, emit: Callable[[Assembler, int], None]) -> Compiled:
+def around(case: Case, emit: Callable[[Assembler, int], None]) -> NativeCase:
     """The case's kernel, called from code that is given its address."""
     real = compile_case(case)
     asm = Assembler(Target.detect())
     emit(asm, real.pointer)
     memory = ExecutableMemory(asm.finish().data)
-    return Compiled(memory.address, real.family, real.threads, (memory, real))
+    return NativeCase(memory.address, real.family, real.threads, (memory, real))
 
 
 def call(asm: Assembler, kernel: int) -> None:
@@ -67,7 +67,7 @@ def call(asm: Assembler, kernel: int) -> None:
     asm.emit("pop", rdi)
 
 
-def wrong_weight(case: Case) -> Compiled:
+def wrong_weight(case: Case) -> NativeCase:
     row, column = np.argwhere(case.weights)[-1]
     case.weights[row, column] *= np.float32(1.01)
     compiled = compile_case(case)
@@ -75,7 +75,7 @@ def wrong_weight(case: Case) -> Compiled:
     return compiled
 
 
-def _storing(case: Case, place: Memory) -> Compiled:
+def _storing(case: Case, place: Memory) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("mov", place, dword(rax))
@@ -84,19 +84,19 @@ def _storing(case: Case, place: Memory) -> Compiled:
     return around(case, emit)
 
 
-def store_after_y(case: Case) -> Compiled:
+def store_after_y(case: Case) -> NativeCase:
     return _storing(case, Memory(rsi, 4 * case.spec.out_features))
 
 
-def store_before_y(case: Case) -> Compiled:
+def store_before_y(case: Case) -> NativeCase:
     return _storing(case, Memory(rsi, -4))
 
 
-def store_to_x(case: Case) -> Compiled:
+def store_to_x(case: Case) -> NativeCase:
     return _storing(case, Memory(rdi))
 
 
-def load_after_x(case: Case) -> Compiled:
+def load_after_x(case: Case) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         asm.emit("mov", dword(rax), Memory(rdi, 4 * case.spec.in_features))
         call(asm, kernel)
@@ -105,7 +105,7 @@ def load_after_x(case: Case) -> Compiled:
     return around(case, emit)
 
 
-def clobber_rbx(case: Case) -> Compiled:
+def clobber_rbx(case: Case) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("mov", rbx, 7)
@@ -114,7 +114,7 @@ def clobber_rbx(case: Case) -> Compiled:
     return around(case, emit)
 
 
-def change_mxcsr(case: Case) -> Compiled:
+def change_mxcsr(case: Case) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("mov", dword(rax), 0x9F80)
@@ -126,7 +126,7 @@ def change_mxcsr(case: Case) -> Compiled:
     return around(case, emit)
 
 
-def leave_uppers_dirty(case: Case) -> Compiled:
+def leave_uppers_dirty(case: Case) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("vpcmpeqd", ymm(5), ymm(5), ymm(5))
@@ -135,7 +135,7 @@ def leave_uppers_dirty(case: Case) -> Compiled:
     return around(case, emit)
 
 
-def change_the_last_bit(case: Case) -> Compiled:
+def change_the_last_bit(case: Case) -> NativeCase:
     """Calls come in pairs, the second under an unusual MXCSR: the third gives another bit."""
     calls = np.zeros(1, np.uint64)
 
@@ -155,29 +155,29 @@ def change_the_last_bit(case: Case) -> Compiled:
     return compiled._replace(owner=(compiled.owner, calls))
 
 
-def writable_code(case: Case) -> Compiled:
+def writable_code(case: Case) -> NativeCase:
     memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     address = np.frombuffer(memory, np.uint8).ctypes.data
-    return Compiled(address, "planted", 1, memory)
+    return NativeCase(address, "planted", 1, memory)
 
 
-def refuse(case: Case) -> Compiled:
+def refuse(case: Case) -> NativeCase:
     raise InvalidInput("no such kernel")
 
 
-def end_the_process(case: Case) -> Compiled:
+def end_the_process(case: Case) -> NativeCase:
     os._exit(3)
 
 
-def tell_blas_threads(case: Case) -> Compiled:
+def tell_blas_threads(case: Case) -> NativeCase:
     raise InvalidInput(os.environ["OMP_NUM_THREADS"])
 
 
-def crash_once(case: Case) -> Compiled:
+def crash_once(case: Case) -> NativeCase:
     return store_before_y(case) if case.number == NUMBER else compile_case(case)
 
 
-def hang(entered: Path, case: Case) -> Compiled:
+def hang(entered: Path, case: Case) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         again = asm.label("again")
         asm.bind(again)

@@ -16,7 +16,7 @@ from sparsejit.selftest.calling_convention import (
     STATUS_FLAGS,
     UNUSUAL_MXCSR,
     Checker,
-    Report,
+    StateLeft,
 )
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rbp, rdi, rsp
@@ -25,7 +25,7 @@ RUNNABLE = [row for row in MATVEC_TEMPLATES if target_of(row).runs_on(Target.det
 RUNNABLE_BATCH = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
 
 
-def call_and_report(code: bytes, isa: str, x: np.ndarray, y: np.ndarray) -> Report:
+def call_and_report(code: bytes, isa: str, x: np.ndarray, y: np.ndarray) -> StateLeft:
     """Call code with the callee-saved state full of patterns and look at it afterwards."""
     memory = ExecutableMemory(code)
     return Checker(Target.named(isa)).call(memory.address, x.ctypes.data, y.ctypes.data)
