@@ -13,6 +13,7 @@ from torch_wavernn import FatchordModule, OneGruModule  # noqa: E402
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
 from sparsejit.ir import reference  # noqa: E402
 from sparsejit.machine.target import Target  # noqa: E402
+from sparsejit.planner.calibration import calibrated  # noqa: E402
 from sparsejit.voice.checkpoints_formats import known_network, read_checkpoint  # noqa: E402
 from sparsejit.voice.graph_turns import GraphTurns  # noqa: E402
 from sparsejit.voice.sample_loop import compile_sample_loop  # noqa: E402
@@ -246,8 +247,9 @@ class PricedNetwork:
 
 def predicted_gains(voice: TrainedNetwork) -> dict[tuple[str, str], float]:
     """Nanoseconds that a layer saves in a dtype, where it is a twentieth of its time or more."""
+    machine = calibrated(Target.detect())
     plans = {
-        dtype: compile_sample_loop(voice.graph.sample, Target.detect(), dtype).plans
+        dtype: compile_sample_loop(voice.graph.sample, machine, dtype).plans
         for dtype in ("float32", *NATS)
     }
     return {
