@@ -17,7 +17,7 @@ from sparsejit.perf.synthesis import time_synthesis
 from sparsejit.planner.core_loops import least_ns
 from sparsejit.prune import Pruner, in_model
 from sparsejit.voice.bundled import bundled_utterance
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import rcx
 

@@ -12,10 +12,10 @@ from sparsejit.perf.problems import GivenMatrix
 from sparsejit.perf.voice_networks import FRAMES, trained_network
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.trained import TrainedNetwork
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.trained import TrainedNetwork
 
 FloatArray = npt.NDArray[np.float32]
 _TORCH_SAMPLES = 500

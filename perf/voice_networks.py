@@ -17,12 +17,14 @@ from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
 from sparsejit.voice.bundled import VOICE, bundled_utterance
-from sparsejit.voice.checkpoints_formats import known_network, read_checkpoint
-from sparsejit.voice.graph_turns import GraphTurns
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.networks import FrameTerms
-from sparsejit.voice.sample_graph import SampleGraph
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec.frame_terms import FrameTerms
+from sparsejit.voice.spec.graph_turns import GraphTurns
+from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.network_graph import SpecGraph, drawing_graph, forced_graph
+from sparsejit.voice.spec.sample_graph import SampleGraph
+from sparsejit.voice.spec.trained import TrainedNetwork
+from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,
     DenseSpec,
@@ -37,8 +39,6 @@ from sparsejit.voice.spec import (
     PredictionRow,
     VoiceSpec,
 )
-from sparsejit.voice.spec_graph import SpecGraph, drawing_graph, forced_graph
-from sparsejit.voice.trained import TrainedNetwork
 from sparsejit.voice.weights import VoiceWeights
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.perf.synthesis import sample_us
 from sparsejit.planner.calibration import calibrated
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.sample_graph import SampleGraph
-from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
-from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.sample_graph import SampleGraph
+from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler
 
 ROUNDS = 9
 PRODUCTS, GATES, DRAW, ROWS, SIGNAL = "products", "gates", "draw", "input rows", "signal"

@@ -22,10 +22,10 @@ from sparsejit.files import atomic_path
 from sparsejit.perf.history import RESULTS, append_rows, circumstances, read_rows
 from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown
 from sparsejit.prune import CubicSchedule, Pruner
-from sparsejit.voice.dataset import Clip, held_out_names, load_clips
-from sparsejit.voice.likelihood import evaluate, matrix_product_precision
-from sparsejit.voice.plan import TrainingPlan
-from sparsejit.voice.train import Trainer, read_checkpoint
+from sparsejit.voice.train.dataset import Clip, held_out_names, load_clips
+from sparsejit.voice.train.likelihood import evaluate, matrix_product_precision
+from sparsejit.voice.train.trainer import Trainer, read_checkpoint
+from sparsejit.voice.train.training_plan import TrainingPlan
 
 TARGET = "rnn.weight_hh_l0"
 PATTERNS = ("unstructured", "lane16", "1x8", "1x16")

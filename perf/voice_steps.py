@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,
     DenseSpec,

@@ -34,8 +34,8 @@ from sparsejit.perf.voice_parts import (
 from sparsejit.perf.voice_peers import STEP_PEERS, StepTask, one_round, ready_peers
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.sample_loop import SampleLoop, compile_sample_loop
-from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler
 
 DTYPES = ("float32", "bfloat16", "int8")
 ROUNDS = 9

@@ -16,7 +16,7 @@ from sparsejit.errors import (
     UnsupportedTarget,
 )
 from sparsejit.machine.target import Target
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
 
 __all__ = [
     "CompileError",

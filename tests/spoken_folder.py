@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from sparsejit.voice.bulk import Manner, SpeakingTask
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.bulk import Manner, SpeakingTask
+from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
 
 FRAMES = 4

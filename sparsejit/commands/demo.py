@@ -17,8 +17,8 @@ from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.core_loops import cycles_per_ns
 from sparsejit.voice.bundled import DENSE, Utterance, bundled_recording, bundled_utterance
-from sparsejit.voice.wav_file import check_wav, write_wav
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wav_file import check_wav, write_wav
+from sparsejit.voice.speak.wavernn import WaveRNN
 
 if TYPE_CHECKING:
     from sparsejit.perf.kernels import Comparison

@@ -13,12 +13,12 @@ from sparsejit.commands.synth_play import player
 from sparsejit.commands.synth_progress import SpeakingBar
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
-from sparsejit.voice.bulk import Manner
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.speaking import SpokenFile, count_frames, speak_file
-from sparsejit.voice.wav_file import check_wav
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.bulk import Manner
+from sparsejit.voice.speak.speak_file import SpokenFile, count_frames, speak_file
+from sparsejit.voice.speak.wav_file import check_wav
+from sparsejit.voice.speak.wavernn import WaveRNN
 
 _Voice = Annotated[
     Path, typer.Option(help="A voice file, or a WaveRNN checkpoint of another project.")

@@ -11,9 +11,16 @@ from sparsejit.commands.console import error_console, print_json, say
 from sparsejit.commands.synth_progress import SpeakingBar
 from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
-from sparsejit.voice.bulk import Crew, FolderReport, Manner, SpeakingTask, speak_tasks, tasks_of
-from sparsejit.voice.crews import available_cores, ray_cluster, worker_processes
-from sparsejit.voice.trained import TrainedNetwork
+from sparsejit.voice.speak.bulk import (
+    Crew,
+    FolderReport,
+    Manner,
+    SpeakingTask,
+    speak_tasks,
+    tasks_of,
+)
+from sparsejit.voice.speak.crews import available_cores, ray_cluster, worker_processes
+from sparsejit.voice.spec.trained import TrainedNetwork
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sparsejit.commands.console import error_console, require, say
 
 if TYPE_CHECKING:
-    from sparsejit.voice.train import TrainingPlan, TrainingProgress
+    from sparsejit.voice.train.trainer import TrainingPlan, TrainingProgress
 
 # How often a line goes to a log, where there is no terminal to draw a bar on.
 _SECONDS_A_LINE = 10.0
@@ -50,7 +50,7 @@ def train(
 ) -> None:
     """Train a voice from a folder of audio, pruning it gradually; resumes where it stopped."""
     require("torch", "soundfile")
-    from sparsejit.voice.train import TrainingPlan
+    from sparsejit.voice.train.trainer import TrainingPlan
 
     chosen: dict[str, Any] = {
         "samples": samples,
@@ -71,7 +71,7 @@ def _carry_out(
     folder: Path, out: Path, plan: "TrainingPlan", device: str | None, start: Path | None
 ) -> Path:
     """Train; Ctrl-C exits with status 130 where there is a checkpoint to go on from."""
-    from sparsejit.voice.train import train as train_voice
+    from sparsejit.voice.train.trainer import train as train_voice
     from sparsejit.voice.weights import VoiceWeights
 
     begin = None if start is None else VoiceWeights.load(start)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artefact.sealed import read_sealed
-from .features import FloatArray, load_audio
+from sparsejit.artefact.sealed import read_sealed
+from sparsejit.voice.features import FloatArray, load_audio
 
 DATA = Path(__file__).parent / "data"
 VOICE = DATA / "voice.safetensors"

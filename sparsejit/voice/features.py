@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidInput, MissingDependency
-from .resampling import Resampler
+from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.voice.resampling import Resampler
 
 SAMPLE_RATE = 22_050
 HOP_LENGTH = 220
@@ -24,6 +24,9 @@ POWER_FLOOR = 1e-9
 MEL_RANGE = (-9.5, 2.5)
 _READ_AT_ONCE = 1 << 16  # samples of a recording
 _FRAMES_AT_ONCE = 256
+
+# Of recordings in a folder.
+AUDIO_SUFFIXES = (".flac", ".ogg", ".wav")
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]

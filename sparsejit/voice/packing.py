@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidInput
+from sparsejit.errors import InvalidInput
 
 Array = npt.NDArray[Any]
 

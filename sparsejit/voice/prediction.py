@@ -16,8 +16,13 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from . import features
-from .features import HOP_LENGTH, FloatArray
+from sparsejit.voice.features import (
+    FFT_LENGTH,
+    HOP_LENGTH,
+    SAMPLE_RATE,
+    FloatArray,
+    over_bins,
+)
 
 ORDER = 20
 PRE_EMPHASIS = 0.9
@@ -62,9 +67,9 @@ def predictor_from_mel(mel: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     lag window and the white-noise correction keep Levinson's recursion well conditioned.
     """
     bands = np.asarray(mel, dtype=np.float64).T
-    power = 10.0 ** features.over_bins(bands) * _pre_emphasis_power()
+    power = 10.0 ** over_bins(bands) * _pre_emphasis_power()
     autocorrelation = np.fft.irfft(power, axis=1)[:, : ORDER + 1]
-    lags = np.arange(ORDER + 1) / features.SAMPLE_RATE
+    lags = np.arange(ORDER + 1) / SAMPLE_RATE
     autocorrelation *= np.exp(-0.5 * (2 * np.pi * LAG_WINDOW_HZ * lags) ** 2)
     autocorrelation[:, 0] *= 1 + WHITE_NOISE_CORRECTION
     coefficients, error = levinson(autocorrelation)
@@ -93,7 +98,7 @@ def levinson(
 
 @cache
 def _pre_emphasis_power() -> npt.NDArray[np.float64]:
-    angle = np.linspace(0, np.pi, features.FFT_LENGTH // 2 + 1)
+    angle = np.linspace(0, np.pi, FFT_LENGTH // 2 + 1)
     return 1 + PRE_EMPHASIS**2 - 2 * PRE_EMPHASIS * np.cos(angle)
 
 

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from ..artefact.sealed import read_sealed, write_sealed
-from ..errors import DamagedFile, InvalidInput
-from ..files import check_writable
-from .features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
-from .own_network import own_network
-from .packing import BITS, VALUES, pack, unpack
-from .prediction import CLASSES
-from .spec import check_temperature
-from .trained import TrainedNetwork
+from sparsejit.artefact.sealed import read_sealed, write_sealed
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.files import check_writable
+from sparsejit.voice.features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
+from sparsejit.voice.packing import BITS, VALUES, pack, unpack
+from sparsejit.voice.prediction import CLASSES
+from sparsejit.voice.spec.own_network import own_network
+from sparsejit.voice.spec.trained import TrainedNetwork
+from sparsejit.voice.spec.voice_spec import check_temperature
 
 # What a file says of itself, and must say to be read.
 IDENTITY = {

@@ -16,7 +16,7 @@ soundfile = pytest.importorskip("soundfile")
 
 from sparsejit.commands.cli import app  # noqa: E402
 from sparsejit.errors import InvalidInput, MissingDependency  # noqa: E402
-from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
+from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
 
 FRAMES = 150

@@ -19,7 +19,7 @@ from spoken_folder import assert_spoken, manner_of_a_small_voice, recordings  # 
 from sparsejit.commands import synth_folder as command  # noqa: E402
 from sparsejit.commands.cli import app  # noqa: E402
 from sparsejit.errors import InvalidInput  # noqa: E402
-from sparsejit.voice.bulk import Crew, Manner, Outcome, SpeakingTask  # noqa: E402
+from sparsejit.voice.speak.bulk import Crew, Manner, Outcome, SpeakingTask  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ soundfile = pytest.importorskip("soundfile")
 from sparsejit.commands import train as command  # noqa: E402
 from sparsejit.commands.cli import app  # noqa: E402
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
-from sparsejit.voice.train import TrainingProgress  # noqa: E402
+from sparsejit.voice.train.trainer import TrainingProgress  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ OPTIONS = ("--hidden-size", "8", "--samples", str(STEPS * 16 * 2 * 220), "--devi
 WAITING = """
 import sys
 from sparsejit.commands import cli
-from sparsejit.voice.train import Trainer
+from sparsejit.voice.train.trainer import Trainer
 
 run_step = Trainer.run_step
 

@@ -18,7 +18,7 @@ from sparsejit.commands.cli import app  # noqa: E402
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.files import check_writable  # noqa: E402
 from sparsejit.voice.features import load_audio, log_mel  # noqa: E402
-from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
+from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

@@ -28,7 +28,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.weights import PRUNED
 
 FloatArray = npt.NDArray[np.float32]

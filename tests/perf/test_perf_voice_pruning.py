@@ -14,8 +14,8 @@ from sparsejit.perf.voice_pruning_report import (  # noqa: E402
     add_kernel_times,
     markdown,
 )
-from sparsejit.voice.dataset import encode_clips  # noqa: E402
 from sparsejit.voice.features import SAMPLE_RATE  # noqa: E402
+from sparsejit.voice.train.dataset import encode_clips  # noqa: E402
 
 SIZES = Sizes(hidden_size=32, dense_samples=4 * 880, streams=2)
 DENSE, EVEN, ACROSS, BLOCKS, OTHER_ORDER = ARMS = [

@@ -20,8 +20,8 @@ from sparsejit.perf.voice_networks import (
     wavernn_network,
 )
 from sparsejit.perf.voice_steps import exact_step
-from sparsejit.voice.sample_loop import compile_sample_loop
-from sparsejit.voice.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights
 
 needs_c = pytest.mark.skipif(

@@ -19,8 +19,8 @@ from sparsejit.perf.voice_contests import NetworkSubject
 from sparsejit.perf.voice_networks import SampleNetwork, network_named
 from sparsejit.perf.voice_parts import GATES, PRODUCTS, sample_parts, touched_bytes
 from sparsejit.perf.voice_times import NetworkContest, checked_network, time_network
-from sparsejit.voice.sample_loop import compile_sample_loop
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.spec.sample_loop import compile_sample_loop
 from sparsejit.voice.weights import VoiceWeights
 
 PARTS = {"recurrent", "dense", "output", "gates", "draw", "signal"}

@@ -9,7 +9,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
 from sparsejit.voice.prediction import quantise
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,
     PREDICTOR,
     RESIDUAL_SCALE,

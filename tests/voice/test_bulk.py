@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparsejit.errors import InvalidInput
-from sparsejit.voice.bulk import Crew, Manner, Outcome, SpeakingTask, speak_tasks, tasks_of
-from sparsejit.voice.speaking import SpokenFile
+from sparsejit.voice.speak.bulk import Crew, Manner, Outcome, SpeakingTask, speak_tasks, tasks_of
+from sparsejit.voice.speak.speak_file import SpokenFile
 
 soundfile = pytest.importorskip("soundfile")
 from spoken_folder import NETWORK, assert_spoken, manner_of_a_small_voice, recordings  # noqa: E402

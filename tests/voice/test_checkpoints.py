@@ -14,15 +14,15 @@ from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
 from sparsejit.ir import reference  # noqa: E402
 from sparsejit.machine.target import Target  # noqa: E402
 from sparsejit.planner.calibration import calibrated  # noqa: E402
-from sparsejit.voice.checkpoints_formats import known_network, read_checkpoint  # noqa: E402
-from sparsejit.voice.graph_turns import GraphTurns  # noqa: E402
-from sparsejit.voice.sample_loop import compile_sample_loop  # noqa: E402
-from sparsejit.voice.sampler import Sampler  # noqa: E402
-from sparsejit.voice.spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
-from sparsejit.voice.spec_dtypes import choose_dtypes  # noqa: E402
-from sparsejit.voice.spec_score import ForcedNetwork  # noqa: E402
-from sparsejit.voice.trained import TrainedNetwork  # noqa: E402
-from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
+from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
+from sparsejit.voice.spec.forced_network import ForcedNetwork  # noqa: E402
+from sparsejit.voice.spec.graph_turns import GraphTurns  # noqa: E402
+from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint  # noqa: E402
+from sparsejit.voice.spec.sample_loop import compile_sample_loop  # noqa: E402
+from sparsejit.voice.spec.sampler import Sampler  # noqa: E402
+from sparsejit.voice.spec.short_dtypes import choose_dtypes  # noqa: E402
+from sparsejit.voice.spec.trained import TrainedNetwork  # noqa: E402
+from sparsejit.voice.spec.voice_spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
 
 ONE_GRU = Path("/work/shared/data/wavernn-16k")
 BANDS, ROUNDING_TIE = 20, 2e-5
@@ -261,16 +261,16 @@ def predicted_gains(voice: TrainedNetwork) -> dict[tuple[str, str], float]:
 
 
 def test_dtypes_are_chosen_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsejit.voice.spec_dtypes.ForcedNetwork", PricedNetwork)
+    monkeypatch.setattr("sparsejit.voice.spec.short_dtypes.ForcedNetwork", PricedNetwork)
     voice, mel = known_network(read_checkpoint(fatchord(64).state_dict())), random_mel(3)
     gains = predicted_gains(voice)
-    rising = sorted(gains, key=gains.__getitem__)
+    falling = sorted(gains, key=gains.__getitem__, reverse=True)
     assert choose_dtypes(voice, mel, most_nats=0) == {}
-    assert choose_dtypes(voice, mel, most_nats=1) == dict(rising)
+    assert choose_dtypes(voice, mel, most_nats=1) == dict(reversed(falling))
     chosen = choose_dtypes(voice, mel, most_nats=0.0205)
     left = 0.0205 - sum(NATS[dtype] for dtype in chosen.values())
     assert left >= 0
-    assert set(rising[-1:]) <= chosen.items()
+    assert set(falling[:1]) <= chosen.items()
     assert all(NATS[dtype] > left for layer, dtype in gains if layer not in chosen)
     with pytest.raises(InvalidInput, match="most_nats=-1; give how much may be lost"):
         choose_dtypes(voice, mel, most_nats=-1)

@@ -14,8 +14,8 @@ from torch_wavernn import FatchordModule  # noqa: E402
 
 from sparsejit.commands.cli import app  # noqa: E402
 from sparsejit.errors import InvalidInput  # noqa: E402
-from sparsejit.voice.bulk import Manner  # noqa: E402
-from sparsejit.voice.wavernn import WaveRNN  # noqa: E402
+from sparsejit.voice.speak.bulk import Manner  # noqa: E402
+from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights, is_voice_file  # noqa: E402
 
 BANDS, FRAMES = 20, 30

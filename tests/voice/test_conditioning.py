@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.bundled import bundled_utterance
-from sparsejit.voice.conditioning import ExactLinear, RowwiseLinear
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.spec.exact_linear import ExactLinear, RowwiseLinear
 from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]

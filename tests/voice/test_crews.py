@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsejit.voice.bulk import Manner, SpeakingTask, speak_tasks, tasks_of
-from sparsejit.voice.crews import worker_processes
-from sparsejit.voice.speaking import SpokenFile
+from sparsejit.voice.speak.bulk import Manner, SpeakingTask, speak_tasks, tasks_of
+from sparsejit.voice.speak.crews import worker_processes
+from sparsejit.voice.speak.speak_file import SpokenFile
 
 pytest.importorskip("soundfile")
 from spoken_folder import NETWORK, assert_spoken, manner_of_a_small_voice, recordings
@@ -95,8 +95,8 @@ from pathlib import Path
 sys.path[:0] = {paths}
 from spoken_folder import NETWORK
 from test_crews import Endless, nothing
-from sparsejit.voice.bulk import speak_tasks, tasks_of
-from sparsejit.voice.crews import worker_processes
+from sparsejit.voice.speak.bulk import speak_tasks, tasks_of
+from sparsejit.voice.speak.crews import worker_processes
 if __name__ == "__main__":
     tasks = tasks_of(Path({folder!r}), Path({out!r}))
     with worker_processes(Endless(Path("voice")), 1) as crew:

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsejit.voice.features import HOP_LENGTH, FloatArray, log_mel
-from sparsejit.voice.post_filter import FRAMES_AHEAD, MOST_GAIN, PostFilter, post_filtered
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.post_filter import FRAMES_AHEAD, MOST_GAIN, PostFilter, post_filtered
+from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.weights import VoiceWeights
 
 

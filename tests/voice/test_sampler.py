@@ -14,10 +14,10 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.spec import CategoricalDraw
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.voice import trained
 from sparsejit.voice.bundled import VOICE, bundled_utterance
-from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.spec import trained
+from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]
@@ -141,7 +141,7 @@ def test_threads_do_not_disturb_each_other(voice: WaveRNN) -> None:
 
 def test_from_torch_gives_the_samples_of_the_same_weights() -> None:
     torch = pytest.importorskip("torch")
-    from sparsejit.voice.module import WaveRNNModule
+    from sparsejit.voice.train.module import WaveRNNModule
 
     weights = VoiceWeights.random(hidden=48)
     module = WaveRNNModule(48)

@@ -13,16 +13,16 @@ from fake_clock import FakeClock
 
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE, load_audio, log_mel
-from sparsejit.voice.speaking import (
+from sparsejit.voice.speak.speak_file import (
     SpokenFile,
     count_frames,
     expected_samples,
     mel_pieces,
     speak_file,
 )
-from sparsejit.voice.trained import TrainedNetwork
-from sparsejit.voice.wav_file import is_whole_wav
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wav_file import is_whole_wav
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.weights import VoiceWeights
 
 soundfile = pytest.importorskip("soundfile")
@@ -194,7 +194,7 @@ def test_first_audio_is_timed_from_when_its_frames_are_there(
                     fake_clock.pass_time(3 * 10**6)
                     yield np.zeros(HOP_LENGTH, np.float32)
 
-    monkeypatch.setattr("sparsejit.voice.speaking.mel_pieces", arriving)
+    monkeypatch.setattr("sparsejit.voice.speak.speak_file.mel_pieces", arriving)
     play = lambda samples: fake_clock.pass_time(10**12)  # noqa: E731
     out = tmp_path / "out.wav"
     spoken = speak_file(cast(WaveRNN, SlowVoice()), Path("mel.npy"), out, 0, play)

@@ -7,17 +7,17 @@ from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import float_type
 from sparsejit.lowering.loop import Role
-from sparsejit.voice.graph_turns import GraphTurns
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.sample_graph import SampleGraph, SampleGraphBuilder
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec.graph_turns import GraphTurns
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.sample_draws import SampleDraw, UniformNumbers
+from sparsejit.voice.spec.sample_graph import SampleGraph, SampleGraphBuilder
+from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,
     Gaussian,
     MixtureOfLogistics,
     SampleOutput,
 )
-from sparsejit.voice.spec_draws import SampleDraw, UniformNumbers
 
 SEED, TEMPERATURE, SAMPLES = 11, 0.7, 400
 

@@ -20,13 +20,14 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.products import Linear
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.voice.graph_turns import GraphTurns
-from sparsejit.voice.loop_arrays import LoopArrays
-from sparsejit.voice.networks import FrameTerms
 from sparsejit.voice.prediction import expanded
-from sparsejit.voice.sample_loop import compile_sample_loop
-from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec.frame_terms import FrameTerms
+from sparsejit.voice.spec.graph_turns import GraphTurns
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.network_graph import drawing_graph, forced_graph, spec_graph
+from sparsejit.voice.spec.sample_loop import compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.voice_spec import (
     Categorical,
     DenseSpec,
     DualSoftmax,
@@ -37,7 +38,6 @@ from sparsejit.voice.spec import (
     LastSample,
     VoiceSpec,
 )
-from sparsejit.voice.spec_graph import drawing_graph, forced_graph, spec_graph
 
 FRAMES = 24
 # A draw may differ from the float64 reference where its number is this close to a decision.

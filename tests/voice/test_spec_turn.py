@@ -7,10 +7,11 @@ from spec_networks import random_conditioning, random_tensors, two_grus
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE
-from sparsejit.voice.networks import FrameTerms
-from sparsejit.voice.sample_loop import compile_sample_loop
-from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.spec import (
+from sparsejit.voice.spec.frame_terms import FrameTerms
+from sparsejit.voice.spec.network_graph import drawing_graph
+from sparsejit.voice.spec.sample_loop import compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.voice_spec import (
     Categorical,
     Companding,
     DenseSpec,
@@ -19,7 +20,6 @@ from sparsejit.voice.spec import (
     PredictionRow,
     VoiceSpec,
 )
-from sparsejit.voice.spec_graph import drawing_graph
 
 
 @pytest.mark.parametrize("companding", Companding)

@@ -9,9 +9,9 @@ import pytest
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.voice.sampler import Sampler
-from sparsejit.voice.streams import StreamScheduler, speak_side_by_side
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.streams import StreamScheduler, speak_side_by_side
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]

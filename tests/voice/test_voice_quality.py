@@ -9,9 +9,9 @@ pytest.importorskip("pystoi")
 pytest.importorskip("torch")
 
 from sparsejit.voice.bundled import VOICE
-from sparsejit.voice.likelihood import held_out_nats
-from sparsejit.voice.score import mean_pitch_agreement, score_held_out
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
+from sparsejit.voice.train.likelihood import held_out_nats
+from sparsejit.voice.train.speech_score import mean_pitch_agreement, score_held_out
 from sparsejit.voice.weights import VoiceWeights
 
 RECORDINGS = Path(__file__).parents[3] / "shared" / "data" / "speech"

@@ -6,8 +6,8 @@ pytest.importorskip("pystoi")
 
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
-from sparsejit.voice.pitch import PERIODIC, PitchAgreement, pitch, pitch_agreement  # noqa: E402
-from sparsejit.voice.score import (  # noqa: E402
+from sparsejit.voice.train.pitch import PERIODIC, PitchAgreement, pitch, pitch_agreement  # noqa: E402
+from sparsejit.voice.train.speech_score import (  # noqa: E402
     SpeechScore,
     mean_pitch_agreement,
     score_held_out,

@@ -9,18 +9,18 @@ torch = pytest.importorskip("torch")
 soundfile = pytest.importorskip("soundfile")
 
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
-from sparsejit.voice import dataset  # noqa: E402
-from sparsejit.voice import train as training  # noqa: E402
-from sparsejit.voice.dataset import Streams, held_out_names, load_clips  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
-from sparsejit.voice.likelihood import (  # noqa: E402
+from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
+from sparsejit.voice.train import dataset  # noqa: E402
+from sparsejit.voice.train import trainer as training  # noqa: E402
+from sparsejit.voice.train.dataset import Streams, held_out_names, load_clips  # noqa: E402
+from sparsejit.voice.train.likelihood import (  # noqa: E402
     evaluate,
     held_out_nats,
     negative_log_likelihood,
 )
-from sparsejit.voice.module import WaveRNNModule  # noqa: E402
-from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
-from sparsejit.voice.train import TrainingPlan, train  # noqa: E402
+from sparsejit.voice.train.module import WaveRNNModule  # noqa: E402
+from sparsejit.voice.train.trainer import TrainingPlan, train  # noqa: E402
 from sparsejit.voice.weights import PRUNED, VoiceWeights  # noqa: E402
 
 PLAN = TrainingPlan(

@@ -5,7 +5,7 @@ import re
 import pytest
 from rich.console import Console
 
-from sparsejit.voice.wavernn import WaveRNN
+from sparsejit.voice.speak.wavernn import WaveRNN
 
 TITLE = "WaveRNN, 384 units, 5.8% of weights left, temperature 0.9, 22,050 Hz"
 SIZES = {"recurrent": "1152 x 384", "dense": "256 x 384", "output": "256 x 256"}

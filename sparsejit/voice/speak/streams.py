@@ -1,0 +1,104 @@
+"""Utterances spoken side by side on one core: they join and leave between chunks of frames."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparsejit.voice.features import FloatArray
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.sample_loop import SampleLoop
+from sparsejit.voice.spec.sampler import Sampler, run_in_lockstep
+
+# More at once gain little more, and what each has for itself fills the caches.
+MOST_STREAMS = 16
+
+
+@dataclass(eq=False)
+class UtteranceInProgress:
+    """One stream: the frames it will speak, how many are spoken, and their samples."""
+
+    sampler: Sampler
+    arrays: LoopArrays
+    hop: int
+    spoken: int = 0
+    pieces: list[FloatArray] = field(default_factory=list)
+
+    @property
+    def frames_left(self) -> int:
+        return self.arrays.frames - self.spoken
+
+    def next_frames(self, count: int) -> LoopArrays:
+        """The inputs of the frames that come next."""
+        end = self.spoken + count
+        return LoopArrays(
+            count,
+            [each[self.spoken : end] for each in self.arrays.of_frames],
+            [each[self.hop * self.spoken : self.hop * end] for each in self.arrays.of_samples],
+        )
+
+    def samples(self) -> FloatArray:
+        """All that was spoken, float32."""
+        return np.concatenate([np.empty(0, np.float32), *self.pieces])
+
+
+class StreamScheduler:
+    """Streams of one compiled voice in lockstep, sample by sample.
+
+    Each has the samples that a `Sampler` alone gives, whoever speaks beside it. Not for two threads
+    at once; make one for each.
+    """
+
+    def __init__(self, loop: SampleLoop) -> None:
+        self._loop = loop
+        self._streams: list[UtteranceInProgress] = []
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def join(self, inputs: LoopArrays, seed: int) -> UtteranceInProgress:
+        """A stream begins with the next chunk. Raises InvalidInput for a seed that is none."""
+        sampler = Sampler(self._loop, seed)
+        stream = UtteranceInProgress(sampler, inputs, self._loop.loop.hop)
+        self._streams.append(stream)
+        return stream
+
+    def leave(self, stream: UtteranceInProgress) -> None:
+        """A stream ends here, whatever it has left."""
+        self._streams.remove(stream)
+
+    def speak(self) -> list[UtteranceInProgress]:
+        """A chunk, up to the end of the shortest; returns those that ended, which have left."""
+        if self._streams:
+            frames = min(stream.frames_left for stream in self._streams)
+            inputs = [stream.next_frames(frames) for stream in self._streams]
+            samplers = [stream.sampler for stream in self._streams]
+            results = run_in_lockstep(samplers, inputs)
+            for stream, (samples, *_) in zip(self._streams, results, strict=True):
+                stream.pieces.append(samples)
+                stream.spoken += frames
+        ended = [stream for stream in self._streams if not stream.frames_left]
+        for stream in ended:
+            self.leave(stream)
+        return ended
+
+
+def speak_side_by_side(
+    loop: SampleLoop, utterances: Iterable[tuple[LoopArrays, int]], most: int = MOST_STREAMS
+) -> Iterator[tuple[int, FloatArray]]:
+    """Speak inputs with their seeds, at most so many at once; number and samples as they end.
+
+    Those that wait join, in order, when others leave. Raises InvalidInput for a seed that is none.
+    """
+    scheduler, waiting = StreamScheduler(loop), enumerate(utterances)
+    numbers: dict[UtteranceInProgress, int] = {}
+    is_over = False
+    while not is_over or len(scheduler):
+        while not is_over and len(scheduler) < most:
+            number, utterance = next(waiting, (-1, None))
+            if utterance is None:
+                is_over = True
+            else:
+                numbers[scheduler.join(*utterance)] = number
+        for ended in scheduler.speak():
+            yield numbers.pop(ended), ended.samples()

@@ -1,0 +1,294 @@
+"""The voice as users see it: mel in, speech out."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import to_array
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
+from sparsejit.runtime.copying import SharedCode
+from sparsejit.voice.bundled import VOICE
+from sparsejit.voice.features import POWER_FLOOR, FloatArray, log_mel
+from sparsejit.voice.speak.post_filter import FRAMES_AHEAD, post_filtered
+from sparsejit.voice.speak.streams import speak_side_by_side
+from sparsejit.voice.speak.summary import LayerSummary, VoiceSummary
+from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint
+from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler, check_seed
+from sparsejit.voice.spec.trained import GivenConditioning, TrainedNetwork
+from sparsejit.voice.spec.voice_spec import VoiceSpec
+from sparsejit.voice.weights import VoiceWeights
+
+# Of a stream: more gain no speed, and nothing interrupts what is being spoken.
+_MOST_FRAMES_AT_ONCE = 64
+
+
+class WaveRNN(SharedCode):
+    """A pruned voice compiled into one native function. Thread-safe.
+
+    A copy is the voice itself; pickling keeps its source, and compiles it anew where it is loaded.
+
+    What all ways to make one take:
+
+    target: "native", a level such as "avx2", or a `Target`.
+    dtype: how the matrices of the network are stored, float32, bfloat16, float16 or int8; or a dict
+        from names of `layers` to that. With int8 inputs of products are quantised too, the state in
+        steps of 1/127, and sums are exact.
+    temperature: in place of the network's own; classes are drawn from
+        softmax(logits / temperature).
+    post_filter: whether `voice.post_filter` follows, which brings what is spoken nearer to the mel
+        and takes 800 samples (36 ms) more of look-ahead. It knows the mels of our own voices only:
+        those of another project are never filtered.
+
+    >>> voice = WaveRNN.from_pretrained()
+    >>> audio = voice.generate(voice.features(recording, rate), seed=0)
+    """
+
+    def __init__(
+        self,
+        source: VoiceWeights | TrainedNetwork,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+        post_filter: bool = True,
+        temperature: float | None = None,
+    ) -> None:
+        self._compiled_with = target, dtype, post_filter
+        if temperature is not None:
+            source = source.at_temperature(temperature)
+        self._weights = source if isinstance(source, VoiceWeights) else None
+        network = source.network if isinstance(source, VoiceWeights) else source
+        self.source: TrainedNetwork = network
+        self.post_filter = post_filter and network.reads.is_log_mel
+        self.sample_rate, self.hop_length = network.sample_rate, network.hop_length
+        self.n_mels = network.n_mels
+        self.loop: SampleLoop = compile_sample_loop(
+            network.graph.sample, calibrated(Target.resolve(target)), dtype
+        )
+        # What is made or faulted in at first use, here, or a first stream would wait for it.
+        self.generate(np.full((self.n_mels, 1), np.log10(POWER_FLOOR)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._weights or self.source, *self._compiled_with)
+
+    def __repr__(self) -> str:
+        return f"<{self._summary().title}>"
+
+    def __str__(self) -> str:
+        return str(self._summary())
+
+    def __rich__(self) -> Table:
+        return self._summary().table()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    @property
+    def weights(self) -> VoiceWeights:
+        """Those of a voice that `train` made. Raises InvalidInput for any other network."""
+        if self._weights is None:
+            raise InvalidInput("this voice is another project's; voice.source has its tensors")
+        return self._weights
+
+    @property
+    def layers(self) -> tuple[LayerSummary, ...]:
+        """The matrices of the network that runs once a sample, with the kernels chosen for them."""
+        return tuple(
+            LayerSummary(
+                step.origin.name,
+                step.facts.layer.out_features,
+                step.facts.layer.in_features,
+                step.facts.nnz,
+                step.facts.plan.chosen.template.name,
+                step.facts.plan.chosen.cost.ns,
+            )
+            for step in self.loop.steps
+            if step.facts.plan is not None and step.facts.layer is not None
+        )
+
+    def _summary(self) -> VoiceSummary:
+        layers = self.layers
+        density = sum(layer.nnz for layer in layers) / sum(la.rows * la.columns for la in layers)
+        title = (
+            f"WaveRNN, {self.source.hidden_size} units, {density:.1%} of weights left, "
+            f"temperature {self.source.temperature:g}, {self.sample_rate:,} Hz"
+        )
+        return VoiceSummary(title, layers)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path = VOICE,
+        *,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
+        post_filter: bool = True,
+    ) -> "WaveRNN":
+        """The bundled voice, or the one in a file that `sparsejit train` wrote.
+
+        Raises InvalidInput where there is no such file or temperature, DamagedFile where it is not
+        a voice.
+        """
+        return cls(VoiceWeights.load(path), target, dtype, post_filter, temperature)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        source: str | Path | Mapping[str, Any],
+        spec: VoiceSpec | None = None,
+        *,
+        sample_rate: int | None = None,
+        companding: str | None = None,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
+        post_filter: bool = True,
+    ) -> "WaveRNN":
+        """Compile a network that another project trained, pruned or not.
+
+        source: a state dict, or a file of one, safetensors or torch's (only tensors are read).
+        spec: what the network is; its tensors are those of `spec.tensor_shapes()`, and the "mel" of
+            `generate` is its conditioning, (rows, frames): see `GivenConditioning`. Without one the
+            state dict is of fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same
+            words.
+        sample_rate, companding: what such a state dict does not say, and a spec does;
+            `known_network` has the defaults.
+
+        Raises InvalidInput that names the first tensor that does not fit, for a temperature that
+        cannot be one, and as `read_checkpoint` does.
+        """
+        tensors = read_checkpoint(source)
+        if spec is None:
+            network = known_network(tensors, sample_rate, companding)
+        elif sample_rate is not None or companding is not None:
+            raise InvalidInput("the spec says the sample rate and companding; leave those out")
+        else:
+            network = TrainedNetwork(spec, tensors, GivenConditioning(spec))
+        return cls(network, target, dtype, post_filter, temperature)
+
+    @classmethod
+    def from_torch(
+        cls,
+        module: Any,
+        *,
+        target: str | Target = "native",
+        dtype: str | Mapping[str, str] = "float32",
+        temperature: float | None = None,
+        post_filter: bool = True,
+    ) -> "WaveRNN":
+        """Compile a `sparsejit.voice.train.module.WaveRNNModule`, pruned or not.
+
+        Raises InvalidInput for another module.
+        """
+        if type(module).__name__ != "WaveRNNModule":
+            raise InvalidInput(
+                f"{type(module).__name__} is not a voice; "
+                "give a sparsejit.voice.train.module.WaveRNNModule"
+            )
+        return cls(module.weights(), target, dtype, post_filter, temperature)
+
+    def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
+        """Log-mel (80, frames) of mono audio at any sample rate, for `generate`.
+
+        Raises InvalidInput for a voice of another project, which has features of its own.
+        """
+        if not self.source.reads.is_log_mel:
+            raise InvalidInput(
+                "this voice was trained on another project's mels; compute them as that does"
+            )
+        return log_mel(np.asarray(audio, np.float32), rate)
+
+    def generate(self, mel: npt.ArrayLike, seed: int = 0) -> FloatArray:
+        """Speak log-mel (80, frames): 220 * frames float32 samples at 22,050 Hz.
+
+        A voice of another project has its own `n_mels`, `hop_length` and `sample_rate`. The same
+        seed gives the same samples. Raises InvalidInput for a mel of another shape, with NaN or
+        infinity in it, or on another scale than log10 power, or the other project's.
+        """
+        return self._finished(mel, Sampler(self.loop, seed).generate(self.source.conditioning(mel)))
+
+    def _finished(self, mel: npt.ArrayLike, samples: FloatArray) -> FloatArray:
+        """What was drawn for a whole mel as it is heard."""
+        if not self.post_filter:
+            return samples
+        return np.concatenate(list(post_filtered([(self.source.checked_mel(mel), samples)])))
+
+    def generate_batch(
+        self, mels: Sequence[npt.ArrayLike], seeds: Sequence[int]
+    ) -> list[FloatArray]:
+        """Speak several log-mels (80, frames), of any lengths, side by side on one core.
+
+        Each has the samples that `generate` gives for it and its seed, to the bit. Raises
+        InvalidInput before anything is spoken: for another number of seeds than of mels, for one
+        that is none, and for a mel as `generate` does, by its number.
+        """
+        if len(mels) != len(seeds):
+            raise InvalidInput(f"{len(mels)} mels and {len(seeds)} seeds; give a seed for each mel")
+        for seed in seeds:
+            check_seed(seed)
+        checked = [self._checked_of_batch(number, mel) for number, mel in enumerate(mels)]
+        inputs = ((self.source.conditioning(m), s) for m, s in zip(checked, seeds, strict=True))
+        spoken = dict(speak_side_by_side(self.loop, inputs))
+        return [self._finished(mel, spoken[number]) for number, mel in enumerate(checked)]
+
+    def _checked_of_batch(self, number: int, mel: npt.ArrayLike) -> FloatArray:
+        try:
+            checked = self.source.checked_mel(mel)
+        except InvalidInput as error:
+            raise InvalidInput(f"mels[{number}]: {error}") from error
+        if not checked.shape[1]:
+            raise InvalidInput(f"mels[{number}] has no frame; leave it out")
+        return checked
+
+    def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
+        """Speak chunks of log-mel (80, any number of frames) as they arrive.
+
+        Two frames of look-ahead are held back until they can be spoken, and 800 samples where a
+        post-filter follows. The pieces joined are the samples `generate` gives for the joined mel.
+        A piece is at most 64 frames, however long the chunk was; the first is as short as can be,
+        so that it is there at once. Raises InvalidInput as `generate` does, for the first chunk
+        that is wrong.
+        """
+        drawn = self._drawn(mel_frames, seed)
+        return post_filtered(drawn) if self.post_filter else (samples for _, samples in drawn)
+
+    def _drawn(
+        self, mel_frames: Iterable[npt.ArrayLike], seed: int
+    ) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Frames (80, F) and their samples (220 F,), in pieces, as the chunks arrive."""
+        sampler = Sampler(self.loop, seed)
+        around = self.source.context_frames
+        waiting: FloatArray | None = None
+        longest = FRAMES_AHEAD if self.post_filter else 1
+
+        def speak(piece: FloatArray) -> tuple[FloatArray, FloatArray]:
+            spoken = piece[:, around : piece.shape[1] - around]
+            return spoken, sampler.generate(self.source.conditioning(piece, context=True))
+
+        for chunk in mel_frames:
+            frames = self._checked_frames(chunk)
+            if not frames.shape[1]:
+                continue
+            if waiting is None:
+                waiting = self.source.beyond(frames[:, :1])
+            waiting = np.concatenate([waiting, frames], axis=1)
+            while waiting.shape[1] > 2 * around:
+                piece = waiting[:, : longest + 2 * around]
+                yield speak(piece)
+                waiting = waiting[:, piece.shape[1] - 2 * around :]
+                # Whoever plays them has a piece to play while one twice as long is made.
+                longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
+        if waiting is not None:
+            last = self.source.beyond(waiting[:, -1:])
+            yield speak(np.concatenate([waiting, last], axis=1))
+
+    def _checked_frames(self, chunk: npt.ArrayLike) -> FloatArray:
+        """A chunk of a stream as (80, frames); one frame may come as (80,)."""
+        frames = np.asarray(to_array(chunk, "the mel"), np.float32)
+        return self.source.checked_mel(frames[:, None] if frames.ndim == 1 else frames)

@@ -1,0 +1,299 @@
+"""State dicts that are known by their names: fatchord/WaveRNN's, and the one-GRU network of
+geneing/WaveRNN-Pytorch as the project's `wavernn-16k` renames it.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import to_array
+from sparsejit.frontends.files import read_tensors
+from sparsejit.ir.spec import Activation
+from sparsejit.voice.features import FloatArray
+from sparsejit.voice.spec.exact_linear import DoubleArray, RowwiseLinear, taps_in_a_row
+from sparsejit.voice.spec.layers import SampleLayer
+from sparsejit.voice.spec.network_graph import Tensors
+from sparsejit.voice.spec.residual_stack import (
+    BatchNorm,
+    ResidualBlock,
+    ResidualStack,
+    interpolation_kernel,
+)
+from sparsejit.voice.spec.trained import TrainedNetwork
+from sparsejit.voice.spec.voice_spec import (
+    Categorical,
+    Companding,
+    DenseSpec,
+    GruSpec,
+    HeldConditioning,
+    InterpolatedConditioning,
+    LastSample,
+    MixtureOfLogistics,
+    VoiceSpec,
+)
+
+MEL = "mel"
+# Such networks read mels scaled to about one: [0, 1], or [-4, 4]. Decibels are far beyond.
+LARGEST_MEL = 10.0
+# Counters that training keeps in a state dict.
+_COUNTERS = ("num_batches_tracked", "step")
+# Of a mixture of logistics in fatchord's: ten of them.
+_MIXTURE = 30
+_GRU_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+_ANY = 0
+
+
+class TensorReader:
+    """Takes tensors of a state dict by name, each of the shape that it must have."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors, self._left = tensors, dict(tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> FloatArray:
+        """The tensor; a length of 0 may be any. Raises InvalidInput for another, or none."""
+        wanted = ", ".join(str(n) if n else "any" for n in shape)
+        if name not in self._tensors:
+            raise InvalidInput(
+                f"the checkpoint has no tensor {name!r}, ({wanted}); give the whole state dict"
+            )
+        found = self._tensors[name]
+        same = len(found.shape) == len(shape) and all(
+            n in (_ANY, m) for n, m in zip(shape, found.shape, strict=True)
+        )
+        if not same:
+            raise InvalidInput(f"tensor {name!r} has shape {found.shape}, not ({wanted})")
+        if not np.isfinite(found).all():
+            raise InvalidInput(f"tensor {name!r} has NaN or infinity in it; train it again")
+        self._left.pop(name, None)
+        return found
+
+    def finish(self) -> None:
+        """Raise InvalidInput where a tensor was not taken."""
+        for name, array in self._left.items():
+            raise InvalidInput(
+                f"tensor {name!r} of shape {array.shape} is in no WaveRNN of this kind; "
+                "give the state dict of the network alone, or describe it by a VoiceSpec"
+            )
+
+
+@dataclass(frozen=True)
+class StackNames:
+    """How a format names the residual stack, its blocks, and batch norms 1 and 2 in them."""
+
+    stack: str
+    blocks: str
+    norm: str
+
+
+@dataclass(frozen=True, eq=False)
+class StackReader:
+    """The mel itself, under its name, and features [first, end) of the stack's, by theirs."""
+
+    bands: int
+    stack: ResidualStack
+    features: Mapping[str, tuple[int, int]]
+    is_log_mel = False
+
+    @property
+    def around(self) -> int:
+        return self.stack.width // 2
+
+    def beyond(self, frame: FloatArray) -> FloatArray:
+        """Zeros, as in the training."""
+        return np.zeros((len(frame), self.around), np.float32)
+
+    def check_scale(self, mel: FloatArray) -> None:
+        largest = float(np.abs(mel).max())
+        if largest > LARGEST_MEL:
+            raise InvalidInput(
+                f"the mel has values of size {largest:.4g}; scale it as in the network's training, "
+                "to [0, 1] or [-4, 4]"
+            )
+
+    def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:
+        found = self.stack(mel)
+        parts = {name: found[:, first:end] for name, (first, end) in self.features.items()}
+        return {MEL: mel, **parts}
+
+
+_FATCHORD = StackNames("upsample.resnet", "layers", "batch_norm")
+_ONE_GRU = StackNames("cond", "res", "bn")
+
+
+def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, FloatArray]:
+    """Tensors by name, float32, of a state dict or of a file of one: safetensors, or torch's.
+
+    They are copies, since training may go on; counters of steps and batches are left out. Raises
+    as `read_tensors` does.
+    """
+    state = source if isinstance(source, Mapping) else read_tensors(source)
+    return {
+        name: np.array(to_array(value, name, takes_bools=name.endswith("_mask")), np.float32)
+        for name, value in state.items()
+        if name.rpartition(".")[2] not in _COUNTERS
+    }
+
+
+def known_network(
+    tensors: Tensors, sample_rate: int | None = None, companding: str | None = None
+) -> TrainedNetwork:
+    """The network of a state dict. What it does not say has the format's usual value:
+
+    sample_rate: in Hz; 22,050 of fatchord's, 16,000 of the one-GRU network.
+    companding: how classes lie, "linear" or "mu_law"; mu_law of fatchord's, else linear.
+
+    Raises InvalidInput that names the first tensor that does not fit.
+    """
+    reader = TensorReader(tensors)
+    curve = None if companding is None else Companding.parse(companding)
+    if reader.has(f"{_FATCHORD.stack}.conv_in.weight"):
+        network = _fatchord(reader, sample_rate or 22_050, curve or Companding.MU_LAW)
+    elif reader.has(f"{_ONE_GRU.stack}.conv_in.weight"):
+        network = _one_gru(reader, sample_rate or 16_000, curve or Companding.LINEAR)
+    else:
+        first = next(iter(tensors), None)
+        raise InvalidInput(
+            f"the checkpoint begins with tensor {first!r} and has no "
+            f"{_FATCHORD.stack}.conv_in.weight, which fatchord's WaveRNN has; "
+            "describe other networks by a VoiceSpec"
+        )
+    reader.finish()
+    return network
+
+
+def _fatchord(reader: TensorReader, sample_rate: int, companding: Companding) -> TrainedNetwork:
+    names: list[str] = []
+    while reader.has(f"upsample.up_layers.{2 * len(names) + 1}.weight"):
+        names.append(f"upsample.up_layers.{2 * len(names) + 1}.weight")
+    kernels = [reader.take(name, 1, 1, 1, _ANY).reshape(-1) for name in names]
+    conv_in = reader.take(f"{_FATCHORD.stack}.conv_in.weight", _ANY, _ANY, _ANY)
+    _, bands, width = conv_in.shape
+    stack, features = _stack(reader, _FATCHORD)
+    part, hidden = features // 4, len(reader.take("I.weight", _ANY, _ANY))
+    fc, outputs = (len(reader.take(name, _ANY, _ANY)) for name in ("fc1.weight", "fc3.weight"))
+    aux = {f"aux{n + 1}": (n * part, (n + 1) * part) for n in range(4)}
+    relu = Activation.RELU
+    layers: tuple[SampleLayer, ...] = (
+        DenseSpec("I", hidden, concatenated=(MEL, "aux1")),
+        GruSpec("rnn1", hidden, residual=True),
+        GruSpec("rnn2", hidden, residual=True, concatenated=("aux2",)),
+        DenseSpec("fc1", fc, relu, concatenated=("aux3",)),
+        DenseSpec("fc2", fc, relu, concatenated=("aux4",)),
+        DenseSpec("fc3", outputs),
+    )
+    output = MixtureOfLogistics(_MIXTURE // 3) if outputs == _MIXTURE else None
+    spec = _spec(
+        sample_rate,
+        kernels,
+        (InterpolatedConditioning(MEL, bands, width), *_held(aux)),
+        layers,
+        output or _categorical("fc3.weight", outputs, companding),
+    )
+    reads = StackReader(bands, stack, aux)
+    return TrainedNetwork(spec, _tensors(reader, spec, kernels, "_l0"), reads)
+
+
+def _one_gru(reader: TensorReader, sample_rate: int, companding: Companding) -> TrainedNetwork:
+    names: list[str] = []
+    while reader.has(f"upsample.{len(names)}.kernel"):
+        names.append(f"upsample.{len(names)}.kernel")
+    kernels = [reader.take(name, _ANY) for name in names]
+    conv_in = reader.take(f"{_ONE_GRU.stack}.conv_in.weight", _ANY, _ANY, _ANY)
+    _, bands, width = conv_in.shape
+    stack, features = _stack(reader, _ONE_GRU)
+    half, hidden = features // 2, len(reader.take("I.weight", _ANY, _ANY))
+    fc, outputs = (len(reader.take(name, _ANY, _ANY)) for name in ("fc1.weight", "fc2.weight"))
+    # Its last feature of the first half is not read.
+    aux = {"aux1": (0, half - 1), "aux2": (half, 2 * half)}
+    layers: tuple[SampleLayer, ...] = (
+        DenseSpec("I", hidden, concatenated=(MEL, "aux1")),
+        GruSpec("rnn", hidden, residual=True),
+        DenseSpec("fc1", fc, Activation.RELU, concatenated=("aux2",)),
+        DenseSpec("fc2", outputs),
+    )
+    spec = _spec(
+        sample_rate,
+        kernels,
+        (InterpolatedConditioning(MEL, bands, width), *_held(aux)),
+        layers,
+        _categorical("fc2.weight", outputs, companding),
+    )
+    reads = StackReader(bands, stack, aux)
+    return TrainedNetwork(spec, _tensors(reader, spec, kernels, ""), reads)
+
+
+def _held(aux: Mapping[str, tuple[int, int]]) -> tuple[HeldConditioning, ...]:
+    return tuple(HeldConditioning(name, end - first) for name, (first, end) in aux.items())
+
+
+def _spec(
+    sample_rate: int,
+    kernels: list[FloatArray],
+    conditioning: tuple[InterpolatedConditioning | HeldConditioning, ...],
+    layers: tuple[SampleLayer, ...],
+    output: Categorical | MixtureOfLogistics,
+) -> VoiceSpec:
+    hop = 1
+    for kernel in kernels:
+        hop *= (len(kernel) - 1) // 2
+    return VoiceSpec(sample_rate, hop, (LastSample(),), conditioning, layers, output)
+
+
+def _categorical(name: str, outputs: int, companding: Companding) -> Categorical:
+    """Raises InvalidInput where so many outputs are no power of two."""
+    if outputs < 2 or outputs & (outputs - 1):
+        raise InvalidInput(
+            f"tensor {name!r} has {outputs} outputs, neither classes of some bits nor a mixture of "
+            "ten logistics (30); describe the network by a VoiceSpec"
+        )
+    return Categorical(outputs, companding)
+
+
+def _tensors(
+    reader: TensorReader, spec: VoiceSpec, kernels: list[FloatArray], gru_suffix: str
+) -> Tensors:
+    """Those that the spec names; a GRU's have a suffix in the state dict."""
+    (mel,) = (c for c in spec.conditioning if isinstance(c, InterpolatedConditioning))
+    tensors = {f"{MEL}.kernel": interpolation_kernel(kernels, mel.taps)}
+    for name, shape in spec.tensor_shapes().items():
+        if name in tensors:
+            continue
+        is_gru = name.rpartition(".")[2] in _GRU_PARTS
+        tensors[name] = reader.take(f"{name}{gru_suffix}" if is_gru else name, *shape)
+    return tensors
+
+
+def _stack(reader: TensorReader, names: StackNames) -> tuple[ResidualStack, int]:
+    """The residual stack, and how many features it gives."""
+    prefix = names.stack
+    conv_in = reader.take(f"{prefix}.conv_in.weight", _ANY, _ANY, _ANY)
+    size, _, width = conv_in.shape
+    bias: FloatArray | float = 0.0
+    if reader.has(f"{prefix}.conv_in.bias"):
+        bias = reader.take(f"{prefix}.conv_in.bias", size)
+    entry = _batch_norm(reader, f"{prefix}.batch_norm", size).folded(taps_in_a_row(conv_in), bias)
+    blocks: list[ResidualBlock] = []
+    while reader.has(f"{prefix}.{names.blocks}.{len(blocks)}.conv1.weight"):
+        block = f"{prefix}.{names.blocks}.{len(blocks)}"
+        first, second = (
+            _batch_norm(reader, f"{block}.{names.norm}{n}", size).folded(
+                reader.take(f"{block}.conv{n}.weight", size, size, 1)[..., 0]
+            )
+            for n in (1, 2)
+        )
+        blocks.append(ResidualBlock(first, second))
+    conv_out = reader.take(f"{prefix}.conv_out.weight", _ANY, size, 1)[..., 0]
+    exit_bias = reader.take(f"{prefix}.conv_out.bias", len(conv_out))
+    return ResidualStack(width, entry, blocks, RowwiseLinear(conv_out, exit_bias)), len(conv_out)
+
+
+def _batch_norm(reader: TensorReader, name: str, size: int) -> BatchNorm:
+    parts = ("weight", "bias", "running_mean", "running_var")
+    return BatchNorm(*(reader.take(f"{name}.{part}", size) for part in parts))

@@ -1,0 +1,108 @@
+"""Runs a compiled voice: frames in, samples out, state kept between calls."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array
+from sparsejit.lowering.loop import Role
+from sparsejit.runtime.call_arrays import new_workspace
+from sparsejit.runtime.copying import NotCopied
+from sparsejit.voice.features import FloatArray
+from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.sample_loop import SampleLoop
+
+
+class Sampler(NotCopied):
+    """One utterance in progress: its own state, the shared native code.
+
+    Chunks of any number of frames give the samples that one call with all frames would give.
+    `classes` of the last call, int64, none where samples have no class, and the bytes of
+    `workspace` are kept for inspection. Not for two threads at once; make one Sampler per thread.
+    """
+
+    instead_of_copying = "pickle the voice, and speak anew from the same seed"
+
+    def __init__(self, loop: SampleLoop, seed: int) -> None:
+        check_seed(seed)
+        self.classes: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.loop, self._results = loop.loop, loop.results
+        self.native = loop.program.memory.function(2)
+        self.workspace = new_workspace(loop.workspace_bytes)
+        self._seed = np.array(seed, np.uint64)
+        self._inputs = _OperandTable(self.loop.inputs)
+        self._outputs = _OperandTable(self.loop.outputs)
+        self._states = loop.new_states()
+        self._inputs.set(Role.CALL, [self._seed] * self.loop.inputs.count(Role.CALL))
+        for addresses, states in zip((self._inputs, self._outputs), self._states, strict=True):
+            addresses.set(Role.STATE, states)
+        self._header = loop.header
+        self._write(loop.header.inputs, self._inputs.table)
+        self._write(loop.header.outputs, self._outputs.table)
+
+    def generate(self, conditioning: LoopArrays) -> FloatArray:
+        """The samples of the frames that come next, float32."""
+        samples, *classes = self.run(conditioning)
+        self.classes = classes[0] if classes else np.empty(0, np.int64)
+        return samples
+
+    def run(self, inputs: LoopArrays) -> list[Array]:
+        """The loop's results for the frames that come next, a row a sample."""
+        (results,) = run_in_lockstep([self], [inputs])
+        return results
+
+    def take(self, arrays: LoopArrays) -> list[Array]:
+        """Let the next run read these frames; returns where it puts its results."""
+        count = arrays.frames * self.loop.hop
+        results = [np.empty((count, *kind.shape), kind.element.value) for kind in self._results]
+        self._inputs.set(Role.FRAME, arrays.of_frames)
+        self._inputs.set(Role.SAMPLE, arrays.of_samples)
+        self._outputs.set(Role.SAMPLE, results)
+        return results
+
+    def go_before(self, other: "Sampler") -> None:
+        """In the next run the other one comes after this; the last comes before the first."""
+        self._write(self._header.next, other.workspace.ctypes.data)
+
+    def _write(self, offset: int, address: int) -> None:
+        self.workspace[offset : offset + 8].view(np.uint64)[0] = address
+
+
+def check_seed(seed: int) -> None:
+    """Raises InvalidInput for a number that is not one of 64 bits."""
+    if not 0 <= seed < 2**64:
+        raise InvalidInput(f"seed {seed} is not a 64-bit number; give 0 to 2**64 - 1")
+
+
+def run_in_lockstep(
+    samplers: Sequence[Sampler], inputs: Sequence[LoopArrays]
+) -> list[list[Array]]:
+    """The results of each for the frames that come next, as `run` alone has them.
+
+    Samplers of one loop, each with as many frames. They take turns sample by sample, so that
+    weights are read once for all.
+    """
+    assert len({each.frames for each in inputs}) == 1, "all streams speak as many frames"
+    results = [sampler.take(each) for sampler, each in zip(samplers, inputs, strict=True)]
+    for sampler, following in zip(samplers, [*samplers[1:], samplers[0]], strict=True):
+        sampler.go_before(following)
+    first = samplers[0]
+    first.native(first.workspace.ctypes.data, inputs[0].frames * first.loop.hop)
+    return results
+
+
+class _OperandTable:
+    """The table of addresses of operands with these roles; the loop changes those of states."""
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self._roles = roles
+        self._values = np.zeros(len(roles), np.uint64)
+        self.table = self._values.ctypes.data
+
+    def set(self, role: Role, arrays: Sequence[Array]) -> None:
+        """All operands of a role, in order."""
+        places = [number for number, each in enumerate(self._roles) if each is role]
+        for place, array in zip(places, arrays, strict=True):
+            self._values[place] = array.ctypes.data

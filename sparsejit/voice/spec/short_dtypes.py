@@ -1,0 +1,84 @@
+"""How short the layers of another project's network may be stored: by what it thinks of audio."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
+from sparsejit.voice.spec.forced_network import ForcedNetwork
+from sparsejit.voice.spec.sample_loop import compile_sample_loop
+from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.trained import TrainedNetwork
+
+SHORT_DTYPES = ("int8", "bfloat16")
+# Of a layer's time: less is within the error of a prediction.
+_LEAST_GAIN = 0.05
+
+
+def choose_dtypes(
+    voice: TrainedNetwork,
+    mel: npt.ArrayLike,
+    most_nats: float = 0.02,
+    target: str | Target = "native",
+    seed: int = 0,
+) -> dict[str, str]:
+    """Dtypes by layer that raise the nats a sample by `most_nats` in all, or less.
+
+    In float32 the network speaks mel (bands, F); then it is fed with that, its layers shortened one
+    after the other, from that on which most time is saved as predicted, each to what is fastest and
+    costs no more than is left. Layers that are not named stay float32. A second of speech takes
+    seconds.
+
+    Raises InvalidInput for a negative `most_nats`, and as `ForcedNetwork` and its `nats` do.
+    """
+    if not most_nats >= 0:
+        raise InvalidInput(f"most_nats={most_nats!r}; give how much may be lost, such as 0.02")
+    machine = calibrated(Target.resolve(target))
+    trial = _Trial(voice, machine, mel, seed)
+    chosen: dict[str, str] = {}
+    for layer, dtype in _by_gain(voice, machine):
+        if layer not in chosen and trial.cost({**chosen, layer: dtype}) <= most_nats:
+            chosen[layer] = dtype
+    return chosen
+
+
+class _Trial:
+    """Audio that the float32 network drew, and what it thinks of it."""
+
+    def __init__(
+        self, voice: TrainedNetwork, target: Target, mel: npt.ArrayLike, seed: int
+    ) -> None:
+        self._voice, self._target, self._mel = voice, target, mel
+        sampler = Sampler(compile_sample_loop(voice.graph.sample, target), seed)
+        sampler.generate(voice.conditioning(mel))
+        self._classes = sampler.classes
+        self._float32 = self._nats({})
+
+    def cost(self, dtypes: Mapping[str, str]) -> float:
+        """Nats a sample above those of float32."""
+        return self._nats(dtypes) - self._float32
+
+    def _nats(self, dtypes: Mapping[str, str]) -> float:
+        network = ForcedNetwork(self._voice, self._target, dtypes)
+        return float(np.mean(network.nats(self._mel, self._classes)))
+
+
+def _by_gain(voice: TrainedNetwork, target: Target) -> list[tuple[str, str]]:
+    """Layers and dtypes that are predicted to be faster, those that save most first."""
+    times = {
+        dtype: {
+            name: plan.chosen.cost.ns
+            for name, plan in compile_sample_loop(voice.graph.sample, target, dtype).plans.items()
+        }
+        for dtype in ("float32", *SHORT_DTYPES)
+    }
+    gains = {
+        (name, dtype): ns - times[dtype][name]
+        for name, ns in times["float32"].items()
+        for dtype in SHORT_DTYPES
+        if times[dtype][name] < (1 - _LEAST_GAIN) * ns
+    }
+    return sorted(gains, key=lambda pair: gains[pair], reverse=True)
