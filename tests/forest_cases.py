@@ -1,6 +1,6 @@
 """Random forests as operands: any shape, shared nodes, infinite and equal thresholds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -87,6 +87,22 @@ def random_rows(trees: Trees, rows: int, seed: int) -> Array:
     pool = np.append(_SPECIAL, np.full(3, np.nan, np.float32))
     x[odd] = generator.choice(pool, odd.sum())
     return x
+
+
+def in_float64(trees: Trees, x: Array, seed: int) -> tuple[Trees, Array]:
+    """Thresholds between float32 numbers, and x on them, one ulp beside, missing and infinite."""
+    generator = np.random.default_rng(seed)
+    finite = np.isfinite(trees.thresholds)
+    moved = trees.thresholds.astype(np.float64)
+    moved[finite] += generator.choice([0, 1e-9, 2e-9, -1e-9], finite.sum())
+    parts = {each.name: getattr(trees, each.name) for each in fields(Trees) if each.init}
+    found = x.astype(np.float64)
+    for (feature, *_), threshold in zip(trees.nodes, moved, strict=True):
+        row = generator.integers(len(x))
+        beside = np.nextafter(threshold, generator.choice([-np.inf, np.inf, threshold]))
+        found[row, feature] = beside
+    odd = generator.random(x.shape) < 0.5
+    return Trees(**{**parts, "thresholds": moved}), np.where(odd, x, found)
 
 
 def expected(trees: Trees, x: Array) -> Array:

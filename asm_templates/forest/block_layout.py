@@ -81,7 +81,7 @@ def _ranks(trees: Trees, slots: Slots) -> tuple[Array, list[Array]]:
     for first, end in pairwise(ends):
         nodes = by_slot[first:end]
         unique, ranks[nodes] = np.unique(trees.thresholds[nodes], return_inverse=True)
-        thresholds.append(unique.astype(np.float32))
+        thresholds.append(unique)
     return ranks, thresholds
 
 

@@ -13,8 +13,12 @@ from sparsejit.ir.ops.forest import Trees
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-_GATHERS = 3  # a level
-_BLOCK_BYTES, _RECORD_BYTES = 192, 12
+# A level, for a vector of trees or rows. A gather of doubles takes 0.6 of one of floats for half
+# as many; two of each for thresholds and x.
+_GATHERS = {4: 3.0, 8: 1 + 4 * 0.6}
+# What a search of sixteen thresholds takes: nine instructions for doubles, seven for floats.
+_RANK_STEPS = {4: 1.0, 8: 9 / 7}
+_BLOCK_BYTES = 192
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class ForestCounts:
     rows: int
     data_bytes: int
     near_bytes: int
-    gathers: int = 0
-    ranks: int = 0
+    gathers: float = 0
+    ranks: float = 0
     first_pairs: int = 0
     pairs: int = 0
     groups: int = 0
@@ -66,7 +70,7 @@ def _lower_blocks(trees: Trees, rows: int, target: Target) -> LoweredForest:
         rows,
         data,
         data,
-        ranks=rows * searches,
+        ranks=rows * searches * _RANK_STEPS[trees.x_bytes],
         first_pairs=rows * len(walk.layout.order) // 2,
         pairs=rows * (groups - walk.groups) * GROUP // 2,
         groups=rows * groups,
@@ -93,8 +97,8 @@ def _lower_trees(trees: Trees, rows: int, target: Target) -> LoweredForest:
     layout, block = walk_layout(trees), GROUPS * target.lanes
     highest = [int(layout.heights[i : i + block].max()) for i in range(0, len(layout.order), block)]
     slots = layout.slots.pitch(target.lanes) // target.lanes
-    gathers = slots + GROUPS * sum(_GATHERS * levels + 1 for levels in highest)
-    data = len(layout.meta) * _RECORD_BYTES
+    gathers = slots + GROUPS * sum(_GATHERS[trees.x_bytes] * levels + 1 for levels in highest)
+    data = layout.data_bytes
     leaves = rows * _leaf_vectors(trees, target)
     counts = ForestCounts(rows, data, data, gathers=rows * gathers, leaves=leaves)
     scratch = TreeWalk(layout, rows)
@@ -107,9 +111,9 @@ def _lower_rows(trees: Trees, rows: int, target: Target) -> LoweredForest:
     layout: WalkLayout = walk_layout(trees)
     walk = RowWalk(layout, rows)
     vectors, found = walk.vectors(target.lanes), 1 if trees.width == 1 else 1 + trees.outputs
-    levels = _GATHERS * int(layout.heights.sum()) + found * len(layout.order)
+    levels = _GATHERS[trees.x_bytes] * int(layout.heights.sum()) + found * len(layout.order)
     slots = rows * layout.slots.pitch(target.lanes) // target.lanes
-    data = len(layout.meta) * _RECORD_BYTES
+    data = layout.data_bytes
     near = data // max(len(layout.order), 1) + walk.slot_bytes(target.lanes)
     counts = ForestCounts(rows, data, near, gathers=vectors * levels + slots)
     return LoweredForest(

@@ -45,7 +45,7 @@ from sparsejit.x86.operands import (
     zmm,
 )
 
-_FLOAT, _DOUBLE, _RECORD = 4, 8, 8
+_FLOAT, _DOUBLE = 4, 8
 _TREE_BYTES = 16
 
 
@@ -60,7 +60,7 @@ class RowWalk:
         return -(-self.rows // lanes)
 
     def slot_bytes(self, lanes: int) -> int:
-        return self.rows * self.layout.slots.pitch(lanes) * _FLOAT
+        return self.rows * self.layout.slots.row_bytes(lanes)
 
     def scratch_bytes(self, lanes: int) -> int:
         """Slots, then sums by output, then an output as floats."""
@@ -97,13 +97,13 @@ class _RowWriter:
 
     def fill_slots(self) -> None:
         """The slots of every row; keeps rdx and rsi."""
-        asm, pitch = self.asm, self.layout.slots.pitch(self.lanes) * _FLOAT
+        asm, trees = self.asm, self.layout.trees
         asm.emit("lea", r11, Memory(rdx))
 
         def row() -> None:
             emit_slots(asm, self.layout.slots, rdi, r11)
-            asm.emit("add", rdi, self.layout.trees.features * _FLOAT)
-            asm.emit("add", r11, pitch)
+            asm.emit("add", rdi, trees.features * trees.x_bytes)
+            asm.emit("add", r11, self.layout.slots.row_bytes(self.lanes))
 
         repeat(asm, self.walk_of.rows, r10, row)
 
@@ -132,7 +132,8 @@ class _RowWriter:
         def tree() -> None:
             asm.emit("mov", dword(rax), Memory(r10))
             asm.emit("lea", rcx, Literal(self.records))
-            asm.emit("lea", rcx, Memory(rcx, 0, rax, _RECORD))
+            for _ in range(layout.record_bytes // _DOUBLE):
+                asm.emit("lea", rcx, Memory(rcx, 0, rax, _DOUBLE))
             asm.emit("lea", r8, Literal(self.found))
             asm.emit("lea", r8, Memory(r8, 0, rax, _FLOAT))
             asm.emit("mov", dword(r9), Memory(r10, 2 * _FLOAT))

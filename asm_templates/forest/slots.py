@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.rows import half_vector, vector
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.x86.assembler import Assembler
@@ -25,24 +25,28 @@ from sparsejit.x86.operands import (
     rax,
 )
 
-_FLOAT = 4
+_FLOAT, _DOUBLE = 4, 8
 _UNORDERED = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """`features` and `goes_left` of each slot; `of_node` is the slot that each node compares."""
+    """`features` and `goes_left` of each slot; `of_node` is the slot that each node compares.
+
+    A slot, like x, is a float32 or float64 of `x_bytes`.
+    """
 
     features: Array
     goes_left: Array
     of_node: Array
+    x_bytes: int
 
     @classmethod
     def of(cls, trees: Trees) -> "Slots":
         """The slots of all nodes, in the order of features."""
         pairs = 2 * trees.nodes[:, 0] + (trees.nodes[:, 3] != 0)
         kinds, of_node = np.unique(pairs, return_inverse=True)
-        return cls(kinds // 2, kinds % 2 == 1, of_node.reshape(-1))
+        return cls(kinds // 2, kinds % 2 == 1, of_node.reshape(-1), trees.x_bytes)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -51,18 +55,27 @@ class Slots:
         """Slots of a row with those that pad it, the one of zero among them."""
         return -(-(len(self) + 1) // lanes) * lanes
 
+    def row_bytes(self, lanes: int) -> int:
+        """Of the slots of a row, with those that pad it."""
+        return self.pitch(lanes) * self.x_bytes
+
 
 def emit_slots(asm: Assembler, slots: Slots, x: Register, into: Register) -> None:
     """Append what fills the slots of one row.
 
-    x: the row; into: float32 (pitch,). Clobbers rax, r8, r9, vectors 0 to 3 and k1.
+    x: the row; into: as many numbers as a row's pitch. Clobbers rax, r8, r9, vectors 0 to 3 and k1.
     """
-    lanes = asm.target.lanes
-    count = slots.pitch(lanes)
-    index, stand_in = np.zeros(count, np.int32), np.full(count, np.nan, np.float32)
+    size, is_double = slots.x_bytes, slots.x_bytes == _DOUBLE
+    lanes = asm.target.vector_bytes // size
+    count = slots.pitch(asm.target.lanes)
+    index = np.zeros(count, np.int32)
+    stand_in = np.full(count, np.nan, np.float64 if is_double else np.float32)
     index[: len(slots)] = slots.features
     stand_in[: len(slots)][slots.goes_left] = -np.inf
-    table = np.stack([index.view(np.float32).reshape(-1, lanes), stand_in.reshape(-1, lanes)], 1)
+    parts = [part.reshape(-1, lanes).view(np.uint8) for part in (index, stand_in)]
+    table = np.concatenate(parts, axis=1)
+    indices = half_vector(asm, 1) if is_double else vector(asm, 1)
+    compare, blend = ("vcmppd", "vblendvpd") if is_double else ("vcmpps", "vblendvps")
     asm.emit("lea", r9, Literal(asm.literal(table)))
     if count > lanes:
         asm.emit("mov", r8, into)
@@ -70,23 +83,27 @@ def emit_slots(asm: Assembler, slots: Slots, x: Register, into: Register) -> Non
 
     def fill() -> None:
         value = vector(asm, 0)
-        asm.emit("vmovups", vector(asm, 1), Memory(r9))
-        gather(asm, value, Memory(x, 0, vector(asm, 1), _FLOAT), vector(asm, 2))
+        asm.emit("vmovups", indices, Memory(r9))
+        (gather_doubles if is_double else gather)(
+            asm, value, Memory(x, 0, indices, size), vector(asm, 2)
+        )
+        stand_ins = Memory(r9, lanes * _FLOAT)
         if asm.target.isa == "avx512":
-            asm.emit("vcmpps", k(1), value, value, _UNORDERED)
-            asm.emit("vmovups", value.masked(k(1)), Memory(r9, lanes * _FLOAT))
+            asm.emit(compare, k(1), value, value, _UNORDERED)
+            asm.emit("vmovupd" if is_double else "vmovups", value.masked(k(1)), stand_ins)
         else:
-            asm.emit("vcmpps", vector(asm, 2), value, value, _UNORDERED)
-            asm.emit("vmovups", vector(asm, 3), Memory(r9, lanes * _FLOAT))
-            asm.emit("vblendvps", value, value, vector(asm, 3), vector(asm, 2))
+            asm.emit(compare, vector(asm, 2), value, value, _UNORDERED)
+            asm.emit("vmovups", vector(asm, 3), stand_ins)
+            asm.emit(blend, value, value, vector(asm, 3), vector(asm, 2))
         asm.emit("vmovups", Memory(place), value)
         if count > lanes:
-            asm.emit("add", r9, 2 * lanes * _FLOAT)
-            asm.emit("add", place, lanes * _FLOAT)
+            asm.emit("add", r9, lanes * (_FLOAT + size))
+            asm.emit("add", place, lanes * size)
 
     repeat(asm, count // lanes, rax, fill)
     asm.emit("xor", dword(rax), dword(rax))
-    asm.emit("mov", Memory(into, _FLOAT * len(slots)), dword(rax))
+    nothing = rax if is_double else dword(rax)
+    asm.emit("mov", Memory(into, size * len(slots)), nothing)
 
 
 def gather(asm: Assembler, into: Register, place: Memory, mask: Register) -> None:
@@ -97,3 +114,13 @@ def gather(asm: Assembler, into: Register, place: Memory, mask: Register) -> Non
     else:
         asm.emit("vpcmpeqd", mask, mask, mask)
         asm.emit("vpgatherdd", into, place, mask)
+
+
+def gather_doubles(asm: Assembler, into: Register, place: Memory, mask: Register) -> None:
+    """into = 64 bits for each lane of the index of `place`, which is half a vector."""
+    if asm.target.isa == "avx512":
+        asm.emit("kxnorw", k(1), k(1), k(1))
+        asm.emit("vgatherdpd", into.masked(k(1)), place)
+    else:
+        asm.emit("vpcmpeqd", mask, mask, mask)
+        asm.emit("vgatherdpd", into, place, mask)

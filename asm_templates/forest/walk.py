@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
-from sparsejit.asm_templates.forest.slots import emit_slots, gather
+from sparsejit.asm_templates.forest.slots import emit_slots, gather, gather_doubles
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout
-from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.rows import half_vector, vector
 from sparsejit.ir.graph import Array
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -37,8 +37,9 @@ from sparsejit.x86.operands import (
 )
 
 GROUPS = 4  # vectors in turn
-_FLOAT, _RECORD = 4, 8
+_FLOAT, _DOUBLE = 4, 8
 _NOT_LESS_EQUAL = 6
+_EVEN_WORDS, _MIDDLE_SWAPPED = 0x88, 0xD8
 _STATES = 4  # vectors 4 to 7
 
 
@@ -54,7 +55,7 @@ class TreeWalk:
         return _FLOAT * (-(-len(self.layout.order) // block) * block)
 
     def scratch_bytes(self, lanes: int) -> int:
-        return _FLOAT * self.layout.slots.pitch(lanes) + self.found_bytes(lanes)
+        return self.layout.slots.row_bytes(lanes) + self.found_bytes(lanes)
 
 
 def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
@@ -67,11 +68,11 @@ def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
     asm.emit("push", r10)
     asm.bind(again)
     emit_slots(asm, layout.slots, rdi, rdx)
-    asm.emit("lea", r9, Memory(rdx, _FLOAT * layout.slots.pitch(lanes)))
+    asm.emit("lea", r9, Memory(rdx, layout.slots.row_bytes(lanes)))
     tables.walk(asm)
-    asm.emit("lea", r10, Memory(rdx, _FLOAT * layout.slots.pitch(lanes)))
+    asm.emit("lea", r10, Memory(rdx, layout.slots.row_bytes(lanes)))
     emit_leaf_sums(asm, sums, r10, rsi)
-    asm.emit("add", rdi, _FLOAT * layout.trees.features)
+    asm.emit("add", rdi, layout.trees.x_bytes * layout.trees.features)
     asm.emit("add", rsi, _FLOAT * layout.trees.outputs)
     asm.emit("pop", r10)
     asm.emit("sub", r10, 1)
@@ -81,8 +82,12 @@ def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
 
 
 def records_of(layout: WalkLayout) -> Array:
-    """Thresholds and meta side by side."""
-    return np.stack([layout.thresholds.view(np.uint32), layout.meta], axis=1)
+    """Thresholds and meta side by side, as words."""
+    words = layout.trees.x_bytes // _FLOAT
+    records = np.zeros((len(layout.meta), 2 * words), np.uint32)
+    records[:, :words] = layout.thresholds.view(np.uint32).reshape(-1, words)
+    records[:, words] = layout.meta
+    return records
 
 
 class _Tables:
@@ -173,19 +178,49 @@ def _emit_level(
     row: Literal | None,
 ) -> None:
     threshold, slot, value, mask = (vector(asm, number) for number in range(4))
-    avx512 = asm.target.isa == "avx512"
-    gather(asm, threshold, Memory(rcx, 0, place, _RECORD), mask)
-    gather(asm, slot, Memory(rcx, _FLOAT, place, _RECORD), mask)
+    avx512, is_double = asm.target.isa == "avx512", layout.trees.x_bytes == _DOUBLE
+    doubled = vector(asm, 10 if avx512 else 9)
+    if is_double:
+        asm.emit("vpaddd", doubled, place, place)  # a record is twice what an address may scale by
+        gather(asm, slot, Memory(rcx, _DOUBLE, doubled, _DOUBLE), mask)
+    else:
+        gather(asm, threshold, Memory(rcx, 0, place, _DOUBLE), mask)
+        gather(asm, slot, Memory(rcx, _FLOAT, place, _DOUBLE), mask)
     asm.emit("vpsrld", place, slot, layout.slot_bits)
     asm.emit("vpandd" if avx512 else "vpand", slot, slot, vector(asm, 8))
     if row is not None:
         asm.emit("vpaddd", slot, slot, row)
-    gather(asm, value, Memory(rdx, 0, slot, _FLOAT), mask)
+    if is_double:
+        _compare_doubles(asm, doubled, slot)
+    else:
+        gather(asm, value, Memory(rdx, 0, slot, _FLOAT), mask)
+        asm.emit("vcmpps", k(1) if avx512 else mask, value, threshold, _NOT_LESS_EQUAL)
     if first is not None:
         asm.emit("vpaddd", place, place, first)
     if avx512:
-        asm.emit("vcmpps", k(1), value, threshold, _NOT_LESS_EQUAL)
         asm.emit("vpaddd", place.masked(k(1)), place, vector(asm, 9))
     else:
-        asm.emit("vcmpps", mask, value, threshold, _NOT_LESS_EQUAL)
         asm.emit("vpsubd", place, place, mask)
+
+
+def _compare_doubles(asm: Assembler, records: Register, slots: Register) -> None:
+    """k1, or with AVX2 vector 3, = whether what a slot holds exceeds the threshold of a record.
+
+    Each half of the lanes at a time. Clobbers vectors 0, 2 and 3, 14 and 15, `records`, k2 and k3.
+    """
+    avx512 = asm.target.isa == "avx512"
+    threshold, value, mask = vector(asm, 0), vector(asm, 2), vector(asm, 3)
+    upper = [half_vector(asm, 14), half_vector(asm, 15)]
+    lower = [half_vector(asm, records.number), half_vector(asm, slots.number)]
+    for half, both in zip(upper, (records, slots), strict=True):
+        asm.emit("vextracti64x4" if avx512 else "vextracti128", half, both, 1)
+    found = [k(2), k(3)] if avx512 else [records, vector(asm, 14)]
+    for (record, slot), answer in zip((lower, upper), found, strict=True):
+        gather_doubles(asm, threshold, Memory(rcx, 0, record, _DOUBLE), mask)
+        gather_doubles(asm, value, Memory(rdx, 0, slot, _DOUBLE), mask)
+        asm.emit("vcmppd", answer, value, threshold, _NOT_LESS_EQUAL)
+    if avx512:
+        asm.emit("kunpckbw", k(1), k(3), k(2))
+    else:
+        asm.emit("vshufps", mask, *found, _EVEN_WORDS)
+        asm.emit("vpermq", mask, mask, _MIDDLE_SWAPPED)

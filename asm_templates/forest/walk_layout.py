@@ -1,9 +1,9 @@
 """Trees as records that a walk from root to leaf gathers, level by level.
 
-A record is 8 bytes: a threshold, and the slot that it is compared with, beside the place of a pair
-of records, counted from the tree's first. The left child is the first of the pair, the right child
-the second; a node with several parents is a record with each. A leaf leads to itself: it compares
-the slot of zero with infinity.
+A record is a threshold, and the slot that it is compared with, beside the place of a pair of
+records, counted from the tree's first: 8 bytes, or 16 where x is float64. The left child is the
+first of the pair, the right child the second; a node with several parents is a record with each. A
+leaf leads to itself: it compares the slot of zero with infinity.
 
     records of a tree:  root, unused | left, right | left, right | ...
 """
@@ -17,14 +17,14 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
 
-_MOST_RECORDS = 1 << 27  # 12 bytes of each must lie in reach of an address
+_MOST_RECORDS = 1 << 26  # 20 bytes of each must lie in reach of an address
 
 
 @dataclass(frozen=True, eq=False)
 class WalkLayout:
     """The records of all trees, which stand in the order of `order`.
 
-    thresholds float32, meta uint32 and leaf int64 (-1 where a record is none) are by record;
+    thresholds, like x, meta uint32 and leaf int64 (-1 where a record is none) are by record;
     `first` and `heights` by tree. The first two records are a leaf without a number.
     """
 
@@ -36,6 +36,16 @@ class WalkLayout:
     thresholds: Array
     meta: Array
     leaf: Array
+
+    @property
+    def record_bytes(self) -> int:
+        """A threshold and meta, as wide as it."""
+        return 2 * self.trees.x_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        """Of all records, each with what is found there."""
+        return len(self.meta) * (self.record_bytes + 4)
 
     @property
     def slot_bits(self) -> int:
@@ -55,7 +65,7 @@ def walk_layout(trees: Trees) -> WalkLayout:
     pair_of = np.zeros(len(trees.nodes), np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])[:-1]
     pair_of[nodes] = 2 * (np.arange(len(nodes)) - begins[owner] + 1)
-    thresholds = np.full(records, np.inf, np.float32)
+    thresholds = np.full(records, np.inf, trees.thresholds.dtype)
     starts = np.append(0, first)
     own = np.arange(records) - np.repeat(starts[:-1], np.diff(starts))
     meta = len(slots) | own << bits

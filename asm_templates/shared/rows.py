@@ -35,6 +35,11 @@ def vector(asm: Assembler, number: Number) -> Register:
     return zmm(number) if asm.target.isa == "avx512" else ymm(number)
 
 
+def half_vector(asm: Assembler, number: Number) -> Register:
+    """The lower half of a vector register."""
+    return ymm(number) if asm.target.isa == "avx512" else xmm(number)
+
+
 def load(
     asm: Assembler, register: Register, base: Register, first: int, length: int, scratch: Register
 ) -> None:

@@ -17,8 +17,8 @@ from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.forests import LIBRARIES
-from sparsejit.frontends.sklearn import graph_of_estimator
+from sparsejit.frontends.forests import LIBRARIES, labels_of
+from sparsejit.frontends.sklearn import read_estimator
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import batch_tiles
@@ -27,6 +27,8 @@ from sparsejit.runtime.copying import SharedCode
 
 def _silent(stage: str, share: float) -> None:
     """Told of progress, says nothing."""
+
+_FLOAT32 = np.dtype(np.float32)
 
 
 class Estimator(Protocol):
@@ -47,11 +49,12 @@ class CompiledEstimator(SharedCode):
 
     `predict`, `predict_proba`, `predict_log_proba`, `decision_function` or `transform`, as far as
     the estimator has them; each is compiled at its first use. X is (samples, n_features_in_), an
-    array of numbers or what numpy makes one of, such as a DataFrame; it is converted to float32.
-    Results are those of the estimator to float32's precision, as float32, labels as they are.
-    NaN in X spreads to the results, but in trees it goes where their library sends what is missing.
-    Categories are whole numbers, in frames too. Thread-safe. A copy, scikit-learn's clone too, is
-    the estimator itself; pickling keeps its graphs, compiled anew at their first use.
+    array of numbers or what numpy makes one of, such as a DataFrame. It is compared, and scaled, in
+    float64 where the library does so. Results are those of the estimator to float32's precision, as
+    float32, labels as they are. What is missing or infinite goes where the library sends it, or is
+    refused as there. Categories are whole numbers, in frames too. Thread-safe. A copy,
+    scikit-learn's clone too, is the estimator itself; pickling keeps its graphs, compiled anew at
+    their first use.
     """
 
     def __init__(
@@ -63,19 +66,20 @@ class CompiledEstimator(SharedCode):
         progress: Progress = _silent,
     ) -> None:
         self._name = type(estimator).__name__
-        # XGBoost and LightGBM know the categories of a frame by their codes.
-        self._takes_codes = type(estimator).__module__.split(".")[0] != "sklearn"
-        single = graph_of_estimator(estimator, 1)
-        self.n_features_in_ = next(iter(single.values())).inputs[0].shape[1]
+        read = read_estimator(estimator)
+        self._input = read.input
+        self.n_features_in_ = read.input.features
         self.classes_: Array | None = getattr(estimator, "classes_", None)
         self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
-        batch = 1 if example is None else len(self._checked(example))
+        self._labels, self._flags = labels_of(estimator)
+        batch = 1 if example is None else len(read.input.read(example))
         options = settings.resolved()
-        self.tile, shared = batch_tiles(
-            next(iter(single.values())), max(batch, 1), options.threads
-        )
-        graphs = single if self.tile == 1 else graph_of_estimator(estimator, self.tile)
-        self._graphs: Mapping[str, Graph] = graphs
+        single = next(iter(read.graphs(1, Element.FLOAT32).values()))
+        self.tile, shared = batch_tiles(single, batch, options.threads)
+        # By the dtype of X.
+        self._graphs: Mapping[np.dtype[Any], Mapping[str, Graph]] = {
+            np.dtype(element.value): read.graphs(self.tile, element) for element in read.writes
+        }
         self._settings, self._shares_tiles = settings, shared
         self._dtypes, self._progress = dtypes, progress
         self._prepare(options)
@@ -83,7 +87,7 @@ class CompiledEstimator(SharedCode):
     def _prepare(self, options: ModelOptions) -> None:
         """Compile for this machine, what it comes to."""
         self._options = replace(options, shares_tiles=self._shares_tiles)
-        self._variants: dict[str, Variant] = {}
+        self._variants: dict[tuple[str, np.dtype[Any]], Variant] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], CompiledEstimator], tuple[Any]]:
@@ -107,17 +111,17 @@ class CompiledEstimator(SharedCode):
 
     def __getattr__(self, name: str) -> Callable[[Any], Array]:
         """The method of that name. Raises AttributeError where the estimator has none."""
-        if name not in self.__dict__.get("_graphs", ()):
+        known = self.methods if "_graphs" in self.__dict__ else ()
+        if name not in known:
             raise AttributeError(
-                f"{type(self).__name__} has no {name!r}; "
-                f"it has {', '.join(self.__dict__.get('_graphs', ()))}"
+                f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
             )
         return _EstimatorMethod(self, name)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The names of the estimator's methods."""
-        return tuple(self._graphs)
+        return tuple(self._graphs[_FLOAT32])
 
     def explain(self, method: str = "", measure: bool = False) -> Report:
         """What every layer of a method costs and why, as `CompiledModel.explain` says it.
@@ -132,57 +136,34 @@ class CompiledEstimator(SharedCode):
         variant = self.variant(method or self.methods[0])
         return advice_for(variant, measured_times(variant), trainable=False)
 
-    def variant(self, method: str) -> Variant:
-        """A method as it was compiled. Raises InvalidInput for one that is not in `methods`."""
-        if method not in self._graphs:
+    def variant(self, method: str, dtype: np.dtype[Any] = _FLOAT32) -> Variant:
+        """A method as it was compiled for X of a dtype.
+
+        Raises InvalidInput for one that is not in `methods`.
+        """
+        if method not in self.methods:
             raise InvalidInput(
                 f"{self._name} has no method {method!r}; use one of {', '.join(self.methods)}"
             )
         with self._lock:
-            if method not in self._variants:
-                graph, name = self._graphs[method], f"{self._name}.{method}"
-                self._variants[method] = make_variant(
+            if (method, dtype) not in self._variants:
+                graph, name = self._graphs[dtype][method], f"{self._name}.{method}"
+                self._variants[method, dtype] = make_variant(
                     graph, self._options, self._dtypes, self.tile, name, self._progress
                 )
-            return self._variants[method]
+            return self._variants[method, dtype]
 
     def run(self, method: str, X: Any) -> Array:
-        """What a method returns for X."""
-        variant = self._variants.get(method) or self.variant(method)
-        (result,) = variant.call.run(self._checked(X))
+        """What a method returns for X. Raises InvalidInput for what the estimator refuses."""
+        x = self._input.read(X)
+        variant = self._variants.get((method, x.dtype)) or self.variant(method, x.dtype)
+        (result,) = variant.call.run(x)
         element = variant.graph.outputs[0].type.element
-        if element is Element.BOOL:  # for several labels scikit-learn has 0 and 1
-            return result.astype(np.int64)
-        if element is Element.INT64 and self.classes_ is not None:
-            return self.classes_[result]
+        if element is Element.BOOL:
+            return result.astype(self._flags)
+        if element is Element.INT64 and self._labels is not None:
+            return self._labels[result]
         return result
-
-    def _checked(self, X: Any) -> Array:
-        """X as float32 (samples, n_features_in_)."""
-        names = getattr(X, "columns", None)
-        if names is not None and self.feature_names_in_ is not None:
-            given, fitted = list(names), list(self.feature_names_in_)
-            if given != fitted:
-                raise InvalidInput(f"X has the columns {given}; give {fitted}, in this order")
-        kinds = map(str, getattr(X, "dtypes", ()))
-        if self._takes_codes and "category" in kinds:
-            raise InvalidInput(
-                "X has columns of categories; give their codes, X[column].cat.codes, as "
-                "floats, NaN for those that are missing"
-            )
-        array = np.asarray(X.toarray() if hasattr(X, "toarray") else X)
-        if array.ndim != 2 or array.shape[1] != self.n_features_in_:
-            raise InvalidInput(
-                f"X has shape {array.shape}; give (samples, {self.n_features_in_}): "
-                "X.reshape(1, -1) for one sample"
-            )
-        if array.dtype == np.float32:
-            return array
-        try:
-            with np.errstate(over="ignore"):
-                return array.astype(np.float32)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
 
 
 @dataclass(frozen=True)

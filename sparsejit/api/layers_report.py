@@ -191,8 +191,8 @@ def example_arrays(graph: Graph) -> tuple[list[Array], list[Array]]:
 
 
 def _random(value: Value, graph: Graph, rng: np.random.Generator) -> Array:
-    if value.type.element is Element.FLOAT32:
-        return rng.standard_normal(value.shape, np.float32)
+    if value.type.element in (Element.FLOAT32, Element.FLOAT64):
+        return rng.standard_normal(value.shape).astype(value.type.element.value)
     if value.type.element is Element.BOOL:
         return rng.random(value.shape) < 0.5
     if _is_offsets(value, graph):

@@ -49,7 +49,7 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
 
 
 def kept_categories(encoder: Any) -> list[Array]:
-    """Of each column of a OneHotEncoder the categories that have a column of their own, float32.
+    """Of each column of a OneHotEncoder the categories that have a column of their own, float64.
 
     Raises InvalidInput where they are no numbers, and where rare ones share a column.
     """
@@ -68,7 +68,7 @@ def kept_categories(encoder: Any) -> list[Array]:
             )
         left_out = None if dropped is None else dropped[number]
         kept = seen if left_out is None else np.delete(seen, int(left_out))
-        found.append(kept.astype(np.float32))
+        found.append(kept.astype(np.float64))
     return found
 
 

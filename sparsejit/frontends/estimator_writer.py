@@ -17,10 +17,10 @@ from sparsejit.ir.spec import Activation
 class EstimatorWriter:
     """Writes a graph from X on; `value` is what there is so far."""
 
-    def __init__(self, batch: int, features: int) -> None:
+    def __init__(self, x: TensorType) -> None:
         self.builder = GraphBuilder()
-        self.batch = batch
-        self.value = self.builder.input(TensorType((batch, features)), Origin("X"))
+        self.batch = x.shape[0]
+        self.value = self.builder.input(x, Origin("X"))
 
     def pointwise(self, kind: str, *operands: Array | float, name: str) -> None:
         """kind(value, constants...)."""

@@ -1,23 +1,23 @@
 """Forests behind transformers that keep features apart: their thresholds, seen from X.
 
 A transformer that never decreases, rounding included, leaves `transform(x) <= t` true up to some x
-and false from there on. That x, found by bisection over float32 with the transformer itself, takes
-the place of t: so the pipeline is the forest alone, and exact. An imputer sends NaN where its
-number goes; a selector renames features.
+and false from there on. That x, found by bisection with the transformer itself over all numbers of
+x's element, takes the place of t: so the pipeline is the forest alone, and exact. An imputer sends
+NaN where its number goes; a selector renames features.
 """
 
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_steps import each_step, kept_categories, parts_of
-from sparsejit.frontends.forest_reading import ReadForest
-from sparsejit.ir.graph import Array
+from sparsejit.frontends.forest_reading import ReadForest, rounded_down
+from sparsejit.ir.graph import Array, Element, TensorType
 
 SELECTORS = frozenset(
     """
@@ -32,15 +32,26 @@ MONOTONE = frozenset(
     """.split()
 )
 BEFORE_FORESTS = SELECTORS | MONOTONE
-_LARGEST = int(np.array(np.finfo(np.float32).max).view(np.int32))
 
 
-def behind(steps: Sequence[Any], features: int, forest: ReadForest) -> ReadForest:
-    """The forest of X (samples, features) itself, without the steps before it."""
-    if not steps:
-        return forest
+def behind(steps: Sequence[Any], x: TensorType, forest: ReadForest) -> ReadForest:
+    """The forest of X itself, without the steps before it; its thresholds are of X's element."""
+    found = _without_steps(steps, x, forest) if steps else forest
+    if x.element is Element.FLOAT64:
+        return found
+    thresholds, nodes, leaves, trees, base = found.operands
+    return replace(found, operands=(rounded_down(thresholds), nodes, leaves, trees, base))
+
+
+def _without_steps(steps: Sequence[Any], x: TensorType, forest: ReadForest) -> ReadForest:
+    features, numbers = x.shape[1], _Numbers(np.dtype(x.element.value), forest.rounds_x)
+    if not np.isnan(forest.missing):
+        raise InvalidInput(
+            f"the XGBoost model takes {forest.missing} for missing behind other steps; fit it on "
+            "NaN for what is missing"
+        )
     steps = _forgiving(steps)
-    source, category = _places(steps, np.arange(features), np.full(features, np.nan, np.float32))
+    source, category = _places(steps, np.arange(features), np.full(features, np.nan))
     thresholds, nodes, leaves, trees, base = forest.operands
     if len(source) != forest.features:
         raise InvalidInput(
@@ -49,18 +60,21 @@ def behind(steps: Sequence[Any], features: int, forest: ReadForest) -> ReadFores
         )
     nodes = nodes.copy()
     feature = nodes[:, 0].copy()
-    missing = _transformed(steps, np.full((1, features), np.nan, np.float32))[0, feature]
+    missing = numbers.compared(steps, np.full((1, features), np.nan))[0, feature]
     imputed = ~np.isnan(missing)
     nodes[imputed, 3] = missing[imputed] <= thresholds[imputed]
-    seen = np.empty(len(feature), np.float32)
+    seen = np.empty(len(feature))
     compared = np.isnan(category)[feature]
     for repeat in range(_repeats(source).max(initial=-1) + 1):
         own = _repeats(source) == repeat  # of outputs with the same source one at a time
         which = compared & own[feature]
-        seen[which] = _from_x(steps, features, source, own, feature[which], thresholds[which])
+        wanted = feature[which], thresholds[which]
+        seen[which] = numbers.from_x(steps, features, (source, own), wanted)
     nodes[:, 0] = source[feature]
     encoded = np.flatnonzero(~compared)
-    levels = _levels_of(steps, features, source, category) if len(encoded) else np.zeros((2, 0))
+    levels = np.zeros((2, 0))
+    if len(encoded):
+        levels = numbers.levels(steps, features, source, category)
     more_thresholds, more_nodes = [seen], [nodes]
     for new, node in enumerate(encoded.tolist(), len(nodes)):
         output = feature[node]
@@ -82,21 +96,10 @@ def _membership(
     feature, left, right, missing_left = nodes[node]
     other, matched = (left if fit else right for fit in fits)
     missing = left if missing_left else right
-    thresholds[node] = np.nextafter(np.float32(category), np.float32(-np.inf))
+    thresholds[node] = np.nextafter(category, -np.inf)
     nodes[node, 1:] = other, new, missing == other
     second = np.array([[feature, matched, other, missing == matched]], np.int64)
-    return np.array([category], np.float32), second
-
-
-def _levels_of(steps: Sequence[Any], features: int, source: Array, category: Array) -> Array:
-    """What the steps make of x that is no category, and of each output's own: (2, outputs)."""
-    found = np.zeros((2, len(source)))
-    for output in np.flatnonzero(~np.isnan(category)):
-        x = np.zeros((2, features), np.float32)
-        x[0, source[output]] = np.nextafter(category[output], np.float32(np.inf))
-        x[1, source[output]] = category[output]
-        found[:, output] = _transformed(steps, x)[:, output]
-    return found
+    return np.array([category]), second
 
 
 def _forgiving(steps: Sequence[Any]) -> list[Any]:
@@ -122,6 +125,8 @@ def _places(steps: Sequence[Any], source: Array, category: Array) -> tuple[Array
                 for part in parts_of(step, len(source))
             ]
             source, category = (np.concatenate(each) for each in zip(*parts, strict=True))
+        elif kind == "SimpleImputer":
+            _check_imputer(step)
         elif kind == "OneHotEncoder":
             if scaled or not np.isnan(category).all():
                 raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
@@ -137,41 +142,83 @@ def _repeats(source: Array) -> Array:
     return np.array([np.count_nonzero(source[:n] == one) for n, one in enumerate(source)], int)
 
 
-def _from_x(
-    steps: Sequence[Any],
-    features: int,
-    source: Array,
-    own: Array,
-    feature: Array,
-    thresholds: Array,
-) -> Array:
-    """For each threshold the greatest float32 x that the steps bring no higher.
+def _check_imputer(imputer: Any) -> None:
+    missing = imputer.missing_values
+    if not (isinstance(missing, float) and np.isnan(missing)):
+        raise InvalidInput(
+            f"the SimpleImputer fills in for {missing!r}; let it fill in for NaN, and give NaN"
+        )
 
-    Of outputs those of `own`, which have features of their own.
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers of X's element in their order, and what a forest compares of what becomes of them.
+
+    `rounds`: it rounds to float32 first.
     """
-    order = np.lexsort((thresholds, feature))
-    counts = np.bincount(feature, minlength=len(source))
-    row = np.empty(len(feature), np.int64)
-    row[order] = np.arange(len(feature)) - np.repeat(np.cumsum(counts) - counts, counts)
-    shape = (int(counts.max(initial=1)), len(source))
-    wanted = np.zeros(shape, np.float32)
-    wanted[row, feature] = thresholds
-    low, high = np.full(shape, -_LARGEST - 1), np.full(shape, _LARGEST + 1)
-    for _ in range(33):
-        middle = (low + high) // 2
-        x = np.zeros((shape[0], features), np.float32)
-        x[:, source[own]] = _numbered(np.clip(middle[:, own], -_LARGEST, _LARGEST))
-        fits = _transformed(steps, x) <= wanted
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    found = _numbered(np.clip(low, -_LARGEST, _LARGEST))
-    found = np.where(low < -_LARGEST, -np.inf, np.where(low == _LARGEST, np.inf, found))
-    return found[row, feature].astype(np.float32)
 
+    dtype: np.dtype[Any]
+    rounds: bool
 
-def _numbered(number: Array) -> Array:
-    """Float32 in their order: 0 is zero, 1 the least above it, -1 the greatest below."""
-    bits = np.where(number < 0, -number | 1 << 31, number).astype(np.uint32)
-    return bits.view(np.float32)
+    def compared(self, steps: Sequence[Any], x: Array) -> Array:
+        """What the forest compares of x (rows, features)."""
+        made = _transformed(steps, x.astype(self.dtype))
+        with np.errstate(over="ignore"):
+            return made.astype(np.float32) if self.rounds else made
+
+    def levels(
+        self, steps: Sequence[Any], features: int, source: Array, category: Array
+    ) -> Array:
+        """What the steps make of x that is no category, and of each output's own: (2, outputs)."""
+        found = np.zeros((2, len(source)))
+        for output in np.flatnonzero(~np.isnan(category)):
+            x = np.zeros((2, features), self.dtype)
+            x[1, source[output]] = category[output]
+            x[0, source[output]] = np.nextafter(x[1, source[output]], self.dtype.type(np.inf))
+            found[:, output] = self.compared(steps, x)[:, output]
+        return found
+
+    def from_x(
+        self,
+        steps: Sequence[Any],
+        features: int,
+        outputs: tuple[Array, Array],
+        wanted: tuple[Array, Array],
+    ) -> Array:
+        """For each threshold the greatest x that the steps bring no higher, as float64.
+
+        Of outputs, whose features are known, those of a mask, which have features of their own;
+        `wanted`: the output of each threshold, and the threshold.
+        """
+        (source, own), (feature, thresholds) = outputs, wanted
+        order = np.lexsort((thresholds, feature))
+        counts = np.bincount(feature, minlength=len(source))
+        row = np.empty(len(feature), np.int64)
+        row[order] = np.arange(len(feature)) - np.repeat(np.cumsum(counts) - counts, counts)
+        shape = (int(counts.max(initial=1)), len(source))
+        limits = np.zeros(shape)
+        limits[row, feature] = thresholds
+        low, high = np.full(shape, -self._largest - 1), np.full(shape, self._largest + 1)
+        for _ in range(8 * self.dtype.itemsize + 1):
+            middle = (low >> 1) + (high >> 1) + (low & high & 1)
+            x = np.zeros((shape[0], features), self.dtype)
+            x[:, source[own]] = self._numbered(middle[:, own])
+            fits = self.compared(steps, x) <= limits
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        found = self._numbered(low).astype(np.float64)
+        found = np.where(low < -self._largest, -np.inf, found)
+        return np.where(low == self._largest, np.inf, found)[row, feature]
+
+    @property
+    def _largest(self) -> int:
+        """The number of the largest that is finite."""
+        return int(np.array(np.finfo(self.dtype).max).view(f"i{self.dtype.itemsize}"))
+
+    def _numbered(self, number: Array) -> Array:
+        """In their order: 0 is zero, 1 the least above it, -1 the greatest below."""
+        size = np.minimum(np.abs(number), self._largest)
+        value = size.astype(f"i{self.dtype.itemsize}").view(self.dtype)
+        return np.where(number < 0, -value, value)
 
 
 def _transformed(steps: Sequence[Any], x: Array) -> Array:

@@ -1,8 +1,8 @@
 """Ensembles of trees as treelite reads them, as the operands of a Forest.
 
-Every test becomes `x <= threshold` in float32, exactly: x is float32, so that a threshold in
-float64 may be rounded down to it, and `x < t` is `x <=` the number below t. A test for membership
-in a set of categories becomes a search among the ends of its runs: category c is c <= x < c + 1.
+Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the number below t. Where
+x is float32 a threshold may be rounded down to it. A test for membership in a set of categories
+becomes a search among the ends of its runs: category c is c <= x < c + 1.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ _SINGLE_TREES = {
 class ReadForest:
     """A forest as its library has it: the operands of a Forest, and what becomes of the sums.
 
-    `postprocessor` is treelite's name of that, `alpha` the factor of its sigmoid.
+    `postprocessor` is treelite's name of that, `alpha` the factor of its sigmoid. Thresholds are
+    float64; the library compares with them what it was given, or rounds that to float32 before.
+    `missing` counts as NaN.
     """
 
     features: int
+    rounds_x: bool
+    missing: float
     operands: tuple[Array, Array, Array, Array, Array]
     scale: float
     postprocessor: str
@@ -76,7 +80,19 @@ def read_forest(estimator: Any) -> ReadForest:
             f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
             "predict"
         ) from error
-    return _Reader(model, _known_categories(estimator)).read()
+    return _Reader(model, _known_categories(estimator)).read(estimator)
+
+
+def _rounds_x(estimator: Any) -> bool:
+    """Whether the library rounds x to float32, whatever it is given, before it compares."""
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    return library != "lightgbm" and not kind.startswith("HistGradientBoosting")
+
+
+def _missing_of(estimator: Any) -> float:
+    """What counts as missing besides NaN; NaN for nothing."""
+    missing = getattr(estimator, "missing", None)
+    return np.nan if missing is None else float(missing)
 
 
 def _as_forest(estimator: Any) -> Any:
@@ -126,7 +142,7 @@ class _Nodes:
 
     def add(self, thresholds: Array, rows: Array) -> int:
         """Add nodes; the number of the first."""
-        self.thresholds.append(np.asarray(thresholds, np.float32))
+        self.thresholds.append(np.asarray(thresholds, np.float64))
         self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
         self.count += len(thresholds)
         return self.count - len(thresholds)
@@ -161,7 +177,7 @@ def _search(
 
     def node(first: int, last: int) -> tuple[float, Array]:
         middle = (first + last) // 2
-        threshold = np.nextafter(np.float32(bounds[middle]), np.float32(-np.inf))
+        threshold = np.nextafter(float(bounds[middle]), -np.inf)
         children = child(first, middle), child(middle + 1, last)
         return float(threshold), np.array([feature, *children, missing <= middle])
 
@@ -200,7 +216,7 @@ class _Reader:
         self.nodes, self.leaves = _Nodes(), [np.zeros((0, self.width))]
         self.leaf_count = 0
 
-    def read(self) -> ReadForest:
+    def read(self, estimator: Any) -> ReadForest:
         header, count = self.header, self.model.num_tree
         targets, classes = _array(header, "target_id"), _array(header, "class_id")
         column = np.maximum(targets, 0) * self.most_classes + np.maximum(classes, 0)
@@ -213,7 +229,7 @@ class _Reader:
         average = bool(_array(header, "average_tree_output")[0])
         per_output = count if self.width == self.outputs else count / self.outputs
         operands = (
-            np.concatenate([np.zeros(0, np.float32), *self.nodes.thresholds]),
+            np.concatenate([np.zeros(0), *self.nodes.thresholds]),
             np.concatenate([np.zeros((0, 4), np.int64), *self.nodes.rows]),
             np.concatenate(self.leaves).astype(np.float32),
             trees,
@@ -221,6 +237,8 @@ class _Reader:
         )
         return ReadForest(
             int(self.model.num_feature),
+            _rounds_x(estimator),
+            _missing_of(estimator),
             operands,
             1.0 / per_output if average else 1.0,
             str(header.get_field("postprocessor")),
@@ -239,7 +257,7 @@ class _Reader:
         place[outer] = ~(self.leaf_count + np.arange(len(outer)))
         self._add_leaves(tree, outer)
         categorical = _array(tree, "node_type")[inner] == _CATEGORICAL
-        thresholds, swapped = _float32_thresholds(
+        thresholds, swapped = _inclusive_thresholds(
             _array(tree, "threshold")[inner],
             _array(tree, "cmp")[inner],
             categorical,
@@ -275,17 +293,21 @@ def _categories(tree: Any, number: int) -> Array:
     return np.unique(_array(tree, "category_list")[first:end].astype(np.int64))
 
 
-def _float32_thresholds(
+def _inclusive_thresholds(
     thresholds: Array, comparisons: Array, categorical: Array
 ) -> tuple[Array, Array]:
-    """The greatest float32 that goes left, and whether the children change places for that."""
+    """The greatest float64 that goes left, and whether the children change places for that."""
     known = np.isin(comparisons, (_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL))
     if not np.all(known | categorical):
         raise InvalidInput("a tree tests for equality; give one whose tests are <, <=, > or >=")
     exclusive = np.isin(comparisons, (_LESS, _GREATER_EQUAL))
+    wide = thresholds.astype(np.float64)
+    swapped = np.isin(comparisons, (_GREATER, _GREATER_EQUAL)) & ~categorical
+    return np.where(exclusive, np.nextafter(wide, -np.inf), wide), swapped
+
+
+def rounded_down(thresholds: Array) -> Array:
+    """The greatest float32 that is no greater."""
     with np.errstate(over="ignore"):
         rounded = thresholds.astype(np.float32)
-    too_high = np.where(exclusive, rounded >= thresholds, rounded > thresholds)
-    below = np.nextafter(rounded, np.float32(-np.inf))
-    swapped = np.isin(comparisons, (_GREATER, _GREATER_EQUAL)) & ~categorical
-    return np.where(too_high, below, rounded).astype(np.float32), swapped
+    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)

@@ -1,15 +1,16 @@
 """What the methods of estimators made of trees compute from the sums of leaves."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
-from sparsejit.frontends.forest_pipelines import behind
-from sparsejit.frontends.forest_reading import ReadForest, read_forest
-from sparsejit.ir.graph import Element, Origin
+from sparsejit.frontends.forest_reading import ReadForest
+from sparsejit.ir.graph import Array, Element, Origin
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Pointwise
@@ -18,6 +19,8 @@ from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.views import Concat, Reshape
 
 Write = Callable[[EstimatorWriter], None]
+
+_SOFTMAX = "multi:softmax"  # whose predictions are classes
 
 _AVERAGES = frozenset(
     """
@@ -58,19 +61,16 @@ def features_of(estimator: Any) -> int:
         ) from error
 
 
-def forest_methods(estimator: Any, steps: Sequence[Any]) -> dict[str, Write]:
-    """What writes each method of a fitted estimator, or `predict` of a booster, behind steps.
+def forest_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """What writes each method of an estimator, or `predict` of a booster, from its forest of X.
 
-    Raises InvalidInput for what has no graph, and MissingDependency without treelite.
+    Raises InvalidInput for what has no graph.
     """
-    features_of(estimator)
     if np.ndim(getattr(estimator, "n_classes_", 1)):
         raise InvalidInput(
             f"the {type(estimator).__name__} has {len(estimator.n_classes_)} outputs of classes; "
             "fit one estimator for each"
         )
-    features = features_of(steps[0] if steps else estimator)
-    forest = behind(steps, features, read_forest(estimator))
     kind, library = type(estimator).__name__, type(estimator).__module__.split(".")[0]
     if not hasattr(estimator, "predict_proba"):
         one = library == "sklearn" and forest.outputs == 1 and _has_one_axis(estimator)
@@ -78,6 +78,8 @@ def forest_methods(estimator: Any, steps: Sequence[Any]) -> dict[str, Write]:
         return {"predict": lambda writer: _predict(writer, estimator, forest, flat)}
     if kind in _AVERAGES:
         return _averages(forest)
+    if library == "lightgbm" and callable(getattr(estimator, "objective_", None)):
+        return _raw_scores(forest)
     return _classifier(estimator, forest)
 
 
@@ -87,13 +89,21 @@ def _has_one_axis(estimator: Any) -> bool:
 
 def _sum(writer: EstimatorWriter, forest: ReadForest) -> None:
     """The sums of leaves, (batch, outputs)."""
+    if not np.isnan(forest.missing):
+        numbers = writer.value
+        writer.pointwise("equal", forest.missing, name="missing")
+        nothing = writer.builder.constant(np.array([np.nan]), Origin("missing"))
+        writer.apply(Pointwise("where"), nothing, numbers, name="missing")
+    x = writer.value.type.element
     constants = [
-        writer.builder.constant(array, Origin(f"forest.{name}"))
+        writer.builder.constant(
+            array, Origin(f"forest.{name}"), x if name == "thresholds" else Element.FLOAT32
+        )
         for name, array in zip(
             ("thresholds", "nodes", "leaves", "trees", "base"), forest.operands, strict=True
         )
     ]
-    writer.apply(Forest(forest.scale), *constants, name="forest")
+    writer.apply(Forest(forest.scale, x), *constants, name="forest")
 
 
 def _averages(forest: ReadForest) -> dict[str, Write]:
@@ -113,20 +123,58 @@ def _averages(forest: ReadForest) -> dict[str, Write]:
     return {"predict": choose, "predict_proba": probabilities, "predict_log_proba": logarithms}
 
 
+def _scores(writer: EstimatorWriter, forest: ReadForest) -> None:
+    """Sums that are not averaged: what LightGBM calls raw, of random forests too."""
+    _sum(writer, replace(forest, scale=1.0))
+    if forest.outputs == 1:
+        writer.apply(Reshape((writer.batch,)), name="decision_function")
+
+
+def _raw_scores(forest: ReadForest) -> dict[str, Write]:
+    """What LightGBM returns for an objective of the user's own, whatever is asked."""
+    names = ("predict", "predict_proba", "decision_function")
+    return dict.fromkeys(names, lambda writer: _scores(writer, forest))
+
+
+def has_several_labels(estimator: Any) -> bool:
+    """Whether an XGBClassifier says of each label whether it is there."""
+    if type(estimator).__name__ not in ("XGBClassifier", "XGBRFClassifier"):
+        return False
+    model = _learner(estimator.get_booster())["learner_model_param"]
+    return int(model.get("num_target", 1)) > 1
+
+
+def labels_of(estimator: Any) -> tuple[Array | None, type[Any]]:
+    """What `predict` makes of places in `classes_`, and the dtype that it has for several labels.
+
+    scikit-learn says 0 and 1 for several labels as int64, XGBoost as float64.
+    """
+    classes = getattr(estimator, "classes_", None)
+    if classes is not None and getattr(estimator, "objective", "") == _SOFTMAX:
+        classes = classes.astype(np.int32)
+    return classes, np.float64 if has_several_labels(estimator) else np.int64
+
+
+def _learner(booster: Any) -> dict[str, Any]:
+    """What XGBoost says of a booster."""
+    return dict(json.loads(booster.save_config())["learner"])
+
+
 def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     """Of boosted trees: a score for each class, or one for the second of two."""
-
-    def decide(writer: EstimatorWriter) -> None:
-        _sum(writer, forest)
-        if forest.outputs == 1:
-            writer.apply(Reshape((writer.batch,)), name="decision_function")
+    each_label = has_several_labels(estimator)
+    # XGBoost compares what it calls a probability with a half, also where it is a raw score.
+    second_from = 0.5 if getattr(estimator, "objective", "") == "binary:logitraw" else 0.0
 
     def choose(writer: EstimatorWriter) -> None:
         _sum(writer, forest)
+        if each_label:
+            writer.pointwise("greater", second_from, name="predict")
+            return
         if forest.outputs == 1:
             # The first of equals wins: with a score just below 0, zero is for the second class.
             zero_is_second = type(estimator).__name__ == "GradientBoostingClassifier"
-            below = np.nextafter(np.float32(0), np.float32(-1)) if zero_is_second else 0.0
+            below = np.nextafter(np.float32(0), np.float32(-1)) if zero_is_second else second_from
             _beside(writer, float(below))
         writer.apply(ArgMax(), name="predict")
 
@@ -140,9 +188,10 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
         _log_probabilities(writer, estimator, forest)
 
     methods: dict[str, Write] = {"predict": choose, "predict_proba": probabilities}
-    for name, write in (("decision_function", decide), ("predict_log_proba", logarithms)):
-        if hasattr(estimator, name):
-            methods[name] = write
+    if hasattr(estimator, "decision_function"):
+        methods["decision_function"] = lambda writer: _scores(writer, forest)
+    if hasattr(estimator, "predict_log_proba"):
+        methods["predict_log_proba"] = logarithms
     return methods
 
 
@@ -172,6 +221,8 @@ def _predict(writer: EstimatorWriter, estimator: Any, forest: ReadForest, flat: 
     link = forest.postprocessor
     if getattr(estimator, "loss", "") in ("poisson", "gamma"):
         link = "exponential"
+    if _is_booster_of_classes(estimator):
+        link = "max_index"
     _post_process(writer, link, forest.alpha)
     if flat and link != "max_index":
         writer.apply(Reshape((writer.batch,)), name="predict")
@@ -204,6 +255,14 @@ def _post_process(writer: EstimatorWriter, link: str, alpha: float) -> None:
         writer.apply(Cast(Element.FLOAT32), name=link)
     elif link not in ("identity", "identity_multiclass"):
         raise InvalidInput(f"the forest ends in {link!r}, which has no graph; use another loss")
+
+
+def _is_booster_of_classes(estimator: Any) -> bool:
+    """Whether it is a Booster of XGBoost that predicts classes."""
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    if (library, kind) != ("xgboost", "Booster"):
+        return False
+    return bool(_learner(estimator)["objective"]["name"] == _SOFTMAX)
 
 
 def _beside(writer: EstimatorWriter, number: float) -> None:

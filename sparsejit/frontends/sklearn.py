@@ -6,7 +6,7 @@
 several labels it gives a bool for each. Parameters are rounded to float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_steps import COLUMN_STEPS, each_step
+from sparsejit.frontends.estimator_inputs import EstimatorInput, Refusals
 from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
-from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS
-from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
-from sparsejit.ir.graph import Graph, Origin
+from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS, behind
+from sparsejit.frontends.forest_reading import read_forest
+from sparsejit.frontends.forests import FORESTS, Write, features_of, forest_methods, is_forest
+from sparsejit.ir.graph import Element, Graph, Origin, TensorType
 from sparsejit.ir.ops.row_chains import ChainWriter, log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.views import Reshape
@@ -57,28 +59,85 @@ _ACTIVATIONS = {
 _PROBABILITIES = ("predict_proba", "predict_log_proba")
 
 
-def graph_of_estimator(estimator: Any, batch: int) -> dict[str, Graph]:
-    """A graph for each of the estimator's methods that predict, or transform, by its name.
+@dataclass(frozen=True, eq=False)
+class ReadEstimator:
+    """What there is to know of a fitted estimator: it may be fitted anew without changing this.
 
-    The input X is float32 (batch, n_features_in_); outputs have the shapes of the method's, as
-    float32, but `predict` of a classifier: int64 places in `classes_` (batch,), or bool (batch,
-    labels) for several labels. Raises InvalidInput for an estimator that is not fitted, or that has
-    no graph.
+    `input` says what X is. The others write its methods for X of either element, from X on.
     """
-    *scalers, last = steps = _steps(estimator)
-    first = steps[0]
-    graphs = {}
+
+    input: EstimatorInput
+    writes: Mapping[Element, Mapping[str, Write]]
+
+    def graphs(self, batch: int, element: Element) -> dict[str, Graph]:
+        """A graph for each method that predicts, or transforms, by its name.
+
+        The input X (batch, n_features_in_) is of that element, float32 or, if `input` reads it,
+        float64. Outputs have the shapes of the method's, as float32, but `predict` of a classifier:
+        int64 places in `classes_` (batch,), or bool (batch, labels) for several labels.
+        """
+        graphs = {}
+        for method, write in self.writes[element].items():
+            writer = EstimatorWriter(TensorType((batch, self.input.features), element))
+            write(writer)
+            graphs[method] = writer.builder.finish([writer.value])
+        return graphs
+
+
+def read_estimator(estimator: Any) -> ReadEstimator:
+    """Raises InvalidInput for an estimator that is not fitted, or that has no graph."""
+    *before, last = steps = _steps(estimator)
+    features = features_of(steps[0])
+    reads_float64 = False
     if is_forest(last):
-        methods, scalers = forest_methods(last, scalers), []
-    else:
-        methods = _methods(last)
-    for method, write in methods.items():
-        writer = EstimatorWriter(batch, features_of(first))
-        for scaler in scalers:
-            writer.transform(scaler)
-        write(writer)
-        graphs[method] = writer.builder.finish([writer.value])
-    return graphs
+        forest = read_forest(last)
+        reads_float64 = bool(before) or not forest.rounds_x
+    rules = EstimatorInput(
+        type(estimator).__name__,
+        type(last).__module__.split(".")[0],
+        features,
+        _names_of(estimator),
+        reads_float64,
+        Refusals.of(steps, features),
+    )
+    elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
+    writes: dict[Element, Mapping[str, Write]] = {}
+    for element in elements:
+        if is_forest(last):
+            x = TensorType((1, features), element)
+            writes[element] = forest_methods(last, behind(before, x, forest))
+        else:
+            writes[element] = _behind(before, _methods(last))
+    return ReadEstimator(rules, writes)
+
+
+def graph_of_estimator(
+    estimator: Any, batch: int, element: Element = Element.FLOAT32
+) -> dict[str, Graph]:
+    """The graphs of an estimator's methods, as `ReadEstimator` has them."""
+    return read_estimator(estimator).graphs(batch, element)
+
+
+def _behind(steps: Sequence[Any], methods: Mapping[str, Write]) -> dict[str, Write]:
+    """Methods of the last estimator, with what stands before it."""
+
+    def behind_all(write: Write) -> Write:
+        def whole(writer: EstimatorWriter) -> None:
+            for step in steps:
+                writer.transform(step)
+            write(writer)
+
+        return whole
+
+    return {name: behind_all(write) for name, write in methods.items()}
+
+
+def _names_of(estimator: Any) -> tuple[Any, ...] | None:
+    """The names of columns that the estimator was fitted on; LightGBM has made up some for none."""
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None or [*names] == [f"Column_{n}" for n in range(len(names))]:
+        return None
+    return tuple(names)
 
 
 def _steps(estimator: Any) -> list[Any]:

@@ -21,9 +21,10 @@ Array = npt.NDArray[Any]
 
 
 class Element(Choice):
-    """What a tensor holds."""
+    """What a tensor holds. Only operators that say so take float64."""
 
     FLOAT32 = "float32"
+    FLOAT64 = "float64"
     INT64 = "int64"
     BOOL = "bool"
 
@@ -169,11 +170,16 @@ class GraphBuilder:
         self._inputs.append(value)
         return value
 
-    def constant(self, array: Array, origin: Origin) -> Value:
-        """A value known at compile time. Raises InvalidInput for a dtype that no element is."""
+    def constant(
+        self, array: Array, origin: Origin, floats: Element = Element.FLOAT32
+    ) -> Value:
+        """A value known at compile time; floating-point numbers are rounded to `floats`.
+
+        Raises InvalidInput for a dtype that no element is.
+        """
         array = np.asarray(array)  # numpy computes with arrays of no axes and returns scalars
         if array.dtype.kind == "f":
-            array = array.astype(np.float32, copy=False)
+            array = array.astype(floats.value, copy=False)
         elif array.dtype.kind in "iu":
             array = array.astype(np.int64, copy=False)
         if array.dtype.name not in {element.value for element in Element}:

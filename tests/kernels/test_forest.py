@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from forest_cases import Shape, chain, expected, random_rows, random_trees
+from forest_cases import Shape, chain, expected, in_float64, random_rows, random_trees
 from guard import EDGES, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +54,12 @@ def run(kernel: ForestKernel, trees: Trees, x: Array, target: Target) -> Array:
 
 
 def check(kernel: ForestKernel, isa: str, trees: Trees, x: Array) -> None:
+    """In float32, and in float64 with thresholds that float32 cannot tell from x."""
+    check_one(kernel, isa, trees, x)
+    check_one(kernel, isa, *in_float64(trees, x, 5))
+
+
+def check_one(kernel: ForestKernel, isa: str, trees: Trees, x: Array) -> None:
     found, wanted = run(kernel, trees, x, Target.named(isa)), expected(trees, x)
     size = trees.scale * np.abs(trees.leaves).sum() / max(len(trees.leaves), 1) + 1
     # Sums are of float64: what is rounded is the result, and it may have cancelled.
@@ -95,18 +101,22 @@ def test_many_thresholds_of_a_feature(kernel: ForestKernel, isa: str, features: 
 
 @pytest.mark.parametrize(("kernel", "isa"), CASES)
 @pytest.mark.parametrize(("outputs", "leaf_of_all"), [(1, False), (5, False), (5, True)])
+@pytest.mark.parametrize("is_double", [False, True])
 def test_nothing_beyond_x_and_y_is_touched(
-    kernel: ForestKernel, isa: str, outputs: int, leaf_of_all: bool
+    kernel: ForestKernel, isa: str, outputs: int, leaf_of_all: bool, is_double: bool
 ) -> None:
     trees = random_trees(Shape(11, 37, 5, outputs, leaf_of_all=leaf_of_all), 4)
     target, rows = Target.named(isa), 5
+    x = random_rows(trees, rows, 5)
+    if is_double:
+        trees, x = in_float64(trees, x, 6)
     lowered = kernel.lower(trees, rows, target)
     program = build(kernel.name, target, lowered.emit)
-    x, scratch_floats = random_rows(trees, rows, 5), -(-lowered.scratch_bytes // 64) * 16
+    scratch_floats = -(-lowered.scratch_bytes // 64) * 16
     wanted = expected(trees, x).reshape(-1).astype(np.float32)
 
     def try_at(edge: str) -> None:
-        source = GuardedArray(x.reshape(-1), edge)  # type: ignore[arg-type]
+        source = GuardedArray(x.reshape(-1).view(np.float32), edge)  # type: ignore[arg-type]
         result = GuardedArray(np.zeros(rows * outputs, np.float32), edge)  # type: ignore[arg-type]
         scratch = GuardedArray(np.zeros(scratch_floats, np.float32), edge)  # type: ignore[arg-type]
         call_native(program.memory.address, (source.address, result.address, scratch.address))

@@ -254,7 +254,7 @@ FIRST = ["constants", 0, "array"]
         (change(["inputs", 0, "shape"], [2, -3, 8]), r"value of shape \[2, -3, 8\]"),
         (change(["inputs", 0, "shape"], [2, True, 8]), "value of shape"),
         (change(["inputs", 0, "shape"], [2, 3, 9]), "a node that cannot be"),
-        (change(["inputs", 0, "element"], "float64"), "element 'float64'"),
+        (change(["inputs", 0, "element"], "float16"), "element 'float16'"),
         (change(["inputs", 0, "origin"], ["x"]), "origin"),
         (change([*FIRST, "packed"], False), "has none as constant.0"),
         (change([*FIRST, "packed"], 1), "where only element, shape, packed belong"),

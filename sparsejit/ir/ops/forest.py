@@ -13,9 +13,10 @@ from sparsejit.ir.ops.types import float_type, require
 class Forest:
     """base + scale * the sum of the leaves that x reaches: (batch, features) -> (batch, outputs).
 
-    Operands: x; thresholds float32 (nodes,); nodes int64 (nodes, 4), each a feature, its left and
-    right child, and whether a missing value goes left; leaves float32 (leaves, width); trees int64
-    (trees, 2), each a root and the first output that its leaves add to; base float32 (outputs,).
+    Operands: x and thresholds (nodes,), both of `element`, float32 or float64; nodes int64
+    (nodes, 4), each a feature, its left and right child, and whether a missing value goes left;
+    leaves float32 (leaves, width); trees int64 (trees, 2), each a root and the first output that
+    its leaves add to; base float32 (outputs,).
 
     A child or a root is the number of a node, or ~number of a leaf; a node may have several
     parents. x goes left where x <= threshold; NaN goes where the node says. Width is 1, or all
@@ -23,6 +24,7 @@ class Forest:
     """
 
     scale: float = 1.0
+    element: Element = Element.FLOAT32
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         x, thresholds, nodes, leaves, trees, base = operands
@@ -34,6 +36,9 @@ class Forest:
             and len(base.shape) == 1
             and leaves.shape[1] in (1, *base.shape)
             and trees.shape[1:] == (2,)
+            and x.element is thresholds.element is self.element
+            and self.element in (Element.FLOAT32, Element.FLOAT64)
+            and leaves.element is base.element is Element.FLOAT32
             and nodes.element is trees.element is Element.INT64
         )
         require(fits, self, operands, "give x, thresholds, nodes, leaves, trees and base")
@@ -99,6 +104,11 @@ class Trees:
                 return heights[:-1]
             heights[:-1] = higher
         raise InvalidInput("a node of a forest is its own ancestor; give trees")
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a number of x, which is what thresholds are: 4 for float32, 8 for float64."""
+        return int(self.thresholds.itemsize)
 
     @property
     def tree_heights(self) -> Array:

@@ -1,0 +1,233 @@
+"""What estimators take for X, and X as native code reads it.
+
+scikit-learn keeps float32 and makes all other numbers float64; LightGBM keeps both and makes whole
+numbers float32 outside of frames; XGBoost makes everything float32. Infinite and missing values
+are refused where the steps that meet them refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.column_steps import kept_categories, parts_of
+from sparsejit.ir.graph import Array
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_NUMBERS = "biuf"
+# The last steps that scikit-learn gives infinite values too.
+_TAKES_INFINITY = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
+
+
+@dataclass(frozen=True, eq=False)
+class Refusals:
+    """What the steps of an estimator refuse of X.
+
+    `no_nan` and `no_infinity` are masks of features; `known` has the features of which an encoder
+    must have seen every number, and these.
+    """
+
+    no_nan: Array
+    no_infinity: Array
+    known: list[tuple[int, Array]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Any], features: int) -> Refusals:
+        none, every = np.zeros(features, bool), np.ones(features, bool)
+        found = cls(none.copy(), none.copy(), [])
+        found._follow(steps, _Columns(np.arange(features), every, every, every))
+        return found
+
+    def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
+        for step in steps:
+            columns = self._step(step, columns)
+        return columns
+
+    def _step(self, step: Any, columns: _Columns) -> _Columns:
+        if type(step).__name__ == "ColumnTransformer":
+            parts = parts_of(step, len(columns.source))
+            made = [self._follow(part.steps, columns.take(part.columns)) for part in parts]
+            return _Columns(*(np.concatenate(each) for each in zip(*made, strict=True)))
+        takes_nan, takes_infinity = _takes(step)
+        if not takes_nan:
+            self.no_nan[columns.source[columns.nan]] = True
+        if not takes_infinity:
+            self.no_infinity[columns.source[columns.infinity]] = True
+        return self._behind(step, columns)
+
+    def _behind(self, step: Any, columns: _Columns) -> _Columns:
+        none = np.zeros(len(columns.source), bool)
+        if hasattr(step, "get_support"):
+            return columns.take(step.get_support(indices=True))
+        if type(step).__name__ == "SimpleImputer":
+            return columns._replace(nan=none)
+        if type(step).__name__ == "OneHotEncoder":
+            if step.handle_unknown == "error":
+                self.no_nan[columns.source[columns.nan & columns.own]] = True
+                for number in np.flatnonzero(columns.own):
+                    seen = np.asarray(step.categories_[number])
+                    self.known.append((int(columns.source[number]), seen))
+            counts = [len(each) for each in kept_categories(step)]
+            encoded = _Columns(columns.source, none, none, none)
+            return encoded.take(np.repeat(np.arange(len(none)), counts))
+        return columns._replace(own=none)
+
+
+class _Columns(NamedTuple):
+    """By column the feature that it is of, and whether NaN, infinity, and its numbers get there."""
+
+    source: Array
+    nan: Array
+    infinity: Array
+    own: Array
+
+    def take(self, which: Any) -> _Columns:
+        return _Columns(*(each[which] for each in self))
+
+
+def _takes(step: Any) -> tuple[bool, bool]:
+    """Whether a step takes NaN, and whether it takes infinite values."""
+    library, kind = type(step).__module__.split(".")[0], type(step).__name__
+    if library != "sklearn":
+        return True, True
+    from sklearn.utils import get_tags
+
+    takes_nan = bool(get_tags(step).input_tags.allow_nan)
+    is_selector = hasattr(step, "get_support") and takes_nan
+    return takes_nan, kind in _TAKES_INFINITY or is_selector
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorInput:
+    """The rules for X (samples, features) of one estimator.
+
+    `reads_float64`: results depend on what float32 does not hold.
+    """
+
+    name: str
+    library: str
+    features: int
+    names: tuple[Any, ...] | None
+    reads_float64: bool
+    refusals: Refusals
+
+    def read(self, X: Any) -> Array:
+        """X as float32, or float64 where that matters. Raises InvalidInput for what is refused."""
+        array = X if type(X) is np.ndarray else self._array_of(X)
+        if array.dtype is not self._plain:
+            array = self._floats(array, is_frame=hasattr(X, "columns"))
+        if array.ndim != 2 or array.shape[1] != self.features:
+            raise InvalidInput(
+                f"X has shape {array.shape}; give (samples, {self.features}): "
+                "X.reshape(1, -1) for one sample"
+            )
+        if not len(array):
+            return self._without_samples(array)
+        if self._refuses:
+            flat = array.ravel("K")
+            # Of a sum of squares that is finite all terms are.
+            if not isfinite(flat.dot(flat)):
+                self._check_finite(array)
+        if self.refusals.known:
+            self._check_known(array)
+        return array
+
+    @cached_property
+    def _plain(self) -> np.dtype[Any]:
+        """The dtype that most X have."""
+        return _FLOAT64 if self.reads_float64 else _FLOAT32
+
+    @cached_property
+    def _refuses(self) -> bool:
+        """Whether any value of X is refused."""
+        return bool(self.refusals.no_nan.any() or self.refusals.no_infinity.any())
+
+    def _array_of(self, X: Any) -> Array:
+        """The array of a frame, a sparse matrix or nested lists."""
+        columns = getattr(X, "columns", None)
+        if columns is not None:
+            self._check_columns(list(columns))
+        kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
+        if "category" in kinds and self.library != "sklearn":
+            raise InvalidInput(
+                "X has columns of categories; give their codes, X[column].cat.codes, as "
+                "floats, NaN for those that are missing"
+            )
+        if hasattr(X, "toarray"):
+            return self._dense(X)
+        # pandas' own kinds of columns, which may lack values, and booleans beside numbers.
+        if hasattr(X, "to_numpy") and np.asarray(X).dtype.kind == "O":
+            try:
+                return np.asarray(X.to_numpy(dtype=np.float64, na_value=np.nan))
+            except (TypeError, ValueError) as error:
+                raise InvalidInput(f"X has columns of {kinds}; give numbers ({error})") from error
+        return np.asarray(X)
+
+    def _dense(self, X: Any) -> Array:
+        """A sparse matrix: what it leaves out is zero, but to XGBoost it is missing."""
+        if self.library != "xgboost":
+            return np.asarray(X.toarray())
+        found = np.full(X.shape, np.nan, np.float32)
+        entries = X.tocoo()
+        found[entries.row, entries.col] = entries.data
+        return found
+
+    def _check_columns(self, given: list[Any]) -> None:
+        if self.names is not None and given != list(self.names):
+            raise InvalidInput(
+                f"X has the columns {given}; give {list(self.names)}, in this order"
+            )
+
+    def _floats(self, array: Array, is_frame: bool) -> Array:
+        if array.dtype.kind not in f"{_NUMBERS}O":
+            raise InvalidInput(
+                f"X has dtype {array.dtype}; give numbers, real ones: X.astype(np.float64)"
+            )
+        try:
+            if array.dtype.kind == "O":
+                array = array.astype(np.float64)
+            whole = array.dtype.kind != "f" and self.library == "lightgbm" and not is_frame
+            short = array.dtype in (np.float16, np.float32) or whole
+            wanted = _FLOAT64 if self.reads_float64 and not short else _FLOAT32
+            with np.errstate(over="ignore"):
+                return array.astype(wanted, copy=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
+
+    def _without_samples(self, array: Array) -> Array:
+        if self.library == "xgboost":
+            return array
+        raise InvalidInput(
+            f"X has no samples, its shape is {array.shape}; give at least one, as "
+            f"{self.name} asks"
+        )
+
+    def _check_finite(self, array: Array) -> None:
+        for refused, is_there, what in (
+            (self.refusals.no_nan, np.isnan, "fill it in, as SimpleImputer does"),
+            (self.refusals.no_infinity, np.isinf, "give numbers that its dtype holds"),
+        ):
+            rows, columns = np.nonzero(is_there(array) & refused)
+            if len(rows):
+                found = array[rows[0], columns[0]]
+                raise InvalidInput(
+                    f"X has {found} in row {rows[0]}, column {columns[0]}, which the {self.name} "
+                    f"does not take; {what}"
+                )
+
+    def _check_known(self, array: Array) -> None:
+        for feature, categories in self.refusals.known:
+            column = array[:, feature]
+            seen = (column[:, None] == categories).any(axis=1)
+            unseen = ~(seen | np.isnan(column))
+            if unseen.any():
+                raise InvalidInput(
+                    f"column {feature} of X has {column[unseen][0]}, which the OneHotEncoder did "
+                    "not see; fit it with handle_unknown='ignore'"
+                )
