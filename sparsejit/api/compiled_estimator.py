@@ -20,6 +20,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.forests import LIBRARIES, labels_of
 from sparsejit.frontends.sklearn import read_estimator
 from sparsejit.ir.graph import Array, Element, Graph
+from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.runtime.copying import SharedCode
@@ -66,19 +67,22 @@ class CompiledEstimator(SharedCode):
         progress: Progress = _silent,
     ) -> None:
         self._name = type(estimator).__name__
+        # Who stores weights in fewer bits gives up those of X.
+        in_full = dtypes == DType.FLOAT32.value
         read = read_estimator(estimator)
-        self._input = read.input
+        self._input = read.input if in_full else replace(read.input, reads_float64=False)
         self.n_features_in_ = read.input.features
         self.classes_: Array | None = getattr(estimator, "classes_", None)
         self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
         self._labels, self._flags = labels_of(estimator)
-        batch = 1 if example is None else len(read.input.read(example))
+        batch = 1 if example is None else len(self._input.read(example))
         options = settings.resolved()
         single = next(iter(read.graphs(1, Element.FLOAT32).values()))
         self.tile, shared = batch_tiles(single, batch, options.threads)
         # By the dtype of X.
         self._graphs: Mapping[np.dtype[Any], Mapping[str, Graph]] = {
-            np.dtype(element.value): read.graphs(self.tile, element) for element in read.writes
+            np.dtype(element.value): read.graphs(self.tile, element)
+            for element in (read.writes if in_full else [Element.FLOAT32])
         }
         self._settings, self._shares_tiles = settings, shared
         self._dtypes, self._progress = dtypes, progress

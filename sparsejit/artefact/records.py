@@ -16,6 +16,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.ops import (
     attention,
     casts,
+    columns,
     convolution,
     forest,
     pointwise,
@@ -200,7 +201,7 @@ OPERATORS = RecordCodec(
         *(products.Linear, products.Bmm, attention.Attention),
         *(convolution.Convolution, convolution.Pooling),
         recurrent.Recurrence,
-        forest.Forest,
+        *(forest.Forest, columns.ScaledColumns, columns.DoubleProduct),
         *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
         *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
         *(tree_draw.UniformRow, tree_draw.TreeDraw),

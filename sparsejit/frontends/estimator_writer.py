@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.column_steps import kept_categories, parts_of
+from sparsejit.frontends.column_scales import ColumnScales
 from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
-from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.views import Concat, Slice
 from sparsejit.ir.spec import Activation
+
+_MOST_DOUBLES = 1 << 20  # weights of a product in float64
 
 
 class EstimatorWriter:
@@ -21,6 +22,7 @@ class EstimatorWriter:
         self.builder = GraphBuilder()
         self.batch = x.shape[0]
         self.value = self.builder.input(x, Origin("X"))
+        self._columns = ColumnScales.of(x.shape[1])  # of X, not written yet
 
     def pointwise(self, kind: str, *operands: Array | float, name: str) -> None:
         """kind(value, constants...)."""
@@ -37,81 +39,44 @@ class EstimatorWriter:
     def linear(
         self, weights: Array, bias: Array, name: str, activation: Activation = Activation.NONE
     ) -> None:
-        """activation(value weights^T + bias); a bias of zeros is left out."""
-        operands = [self.builder.constant(weights, Origin(f"{name}.weights"))]
-        if np.any(bias):
-            operands.append(self.builder.constant(bias, Origin(f"{name}.bias")))
-        self.apply(Linear(activation), *operands, name=name)
+        """activation(value weights^T + bias); a bias of zeros is left out.
+
+        Of X in float64 the sums are of float64 too, unless the weights are many.
+        """
+        is_double = self.value.type.element is Element.FLOAT64
+        fits = activation is Activation.NONE and weights.size <= _MOST_DOUBLES
+        if is_double and fits and self._columns.is_affine:
+            weights, bias = self._columns.folded(weights, bias, self.value.shape[1])
+            operands = [
+                self.builder.constant(array, Origin(f"{name}.{what}"), Element.FLOAT64)
+                for what, array in (("weights", weights), ("bias", bias))
+            ]
+            self.apply(DoubleProduct(), *operands, name=name)
+        else:
+            self.settle()
+            operands = [self.builder.constant(weights, Origin(f"{name}.weights"))]
+            if np.any(bias):
+                operands.append(self.builder.constant(bias, Origin(f"{name}.bias")))
+            self.apply(Linear(activation), *operands, name=name)
+        self._columns = ColumnScales.of(len(bias))
 
     def transform(self, step: Any) -> None:
-        """What a scaler, ColumnTransformer or OneHotEncoder does."""
-        kind = type(step).__name__
-        if kind == "ColumnTransformer":
-            self._transform_parts(step)
-        elif kind == "OneHotEncoder":
-            self._encode(step)
-        else:
-            self.scale(step)
+        """What a scaler, ColumnTransformer or OneHotEncoder does to the columns so far."""
+        self._columns = self._columns.behind(step)
 
-    def _transform_parts(self, transformer: Any) -> None:
-        whole, results = self.value, []
-        for part in parts_of(transformer, whole.shape[1]):
-            self.value = whole
-            self.select(part.columns)
-            for step in part.steps:
-                self.transform(step)
-            results.append(self.value)
-        self._join(results, "ColumnTransformer")
-
-    def _encode(self, encoder: Any) -> None:
-        """1 where a column holds a category, else 0; what is no category has none."""
-        whole, results = self.value, []
-        for number, categories in enumerate(kept_categories(encoder)):
-            if len(categories):
-                self.value = whole
-                self.select(np.array([number]))
-                self.pointwise("equal", categories[None], name="category")
-                self.apply(Cast(Element.FLOAT32), name="category")
-                results.append(self.value)
-        self._join(results, "OneHotEncoder")
-
-    def select(self, columns: Array) -> None:
-        """The value becomes those of its columns."""
-        whole, runs = self.value, np.flatnonzero(np.diff(columns) != 1) + 1
-        parts = []
-        for run in np.split(columns, runs):
-            piece = Slice(1, int(run[0]), int(run[-1]) + 1)
-            parts.append(self.builder.one(piece, whole, origin=Origin("columns")))
-        self._join(parts, "columns")
-
-    def _join(self, parts: list[Value], name: str) -> None:
-        """The parts side by side."""
-        if not parts:
-            raise InvalidInput(f"the {name} gives no columns; keep one")
-        first, *others = parts
-        self.value = first
-        if others:
-            self.apply(Concat(1), *others, name=name)
-
-    def scale(self, scaler: Any) -> None:
-        """Subtract, then divide, as the scaler does, by sums and products with constants."""
-        kind = type(scaler).__name__
-        if kind == "MinMaxScaler":
-            self.pointwise("mul", scaler.scale_, name=kind)
-            self.pointwise("add", scaler.min_, name=kind)
-        else:
-            center = {"StandardScaler": "mean_", "RobustScaler": "center_"}.get(kind)
-            if center and getattr(scaler, _SWITCHES[center]):
-                self.pointwise("add", -getattr(scaler, center), name=kind)
-            if scaler.scale_ is not None:
-                self.pointwise("mul", 1 / scaler.scale_, name=kind)
-        if getattr(scaler, "clip", False):
-            low, high = getattr(scaler, "feature_range", (-1, 1))
-            self.pointwise("maximum", low, name=kind)
-            self.pointwise("minimum", high, name=kind)
-
-
-_SWITCHES = {"mean_": "with_mean", "center_": "with_centering"}
+    def settle(self) -> None:
+        """The value becomes the columns that steps have made of X so far, in float32."""
+        columns, x = self._columns, self.value
+        if columns.changes_nothing(x.shape[1]) and x.type.element is Element.FLOAT32:
+            return
+        if not len(columns.source):
+            raise InvalidInput("the steps before the last give no columns; keep one")
+        constants = (
+            self.builder.constant(columns.source, Origin("columns")),
+            self.builder.constant(columns.numbers, Origin("columns.numbers"), Element.FLOAT64),
+        )
+        self.apply(ScaledColumns(x.type.element), *constants, name="columns")
+        self._columns = ColumnScales.of(len(columns.source))
 
 
 def sigmoid(writer: EstimatorWriter) -> None:

@@ -88,7 +88,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     """Raises InvalidInput for an estimator that is not fitted, or that has no graph."""
     *before, last = steps = _steps(estimator)
     features = features_of(steps[0])
-    reads_float64 = False
+    # Sums of large numbers that cancel need float64; those of a perceptron do not cancel so.
+    reads_float64 = bool(before) or type(last).__name__ not in _PERCEPTRONS
     if is_forest(last):
         forest = read_forest(last)
         reads_float64 = bool(before) or not forest.rounds_x
@@ -205,7 +206,7 @@ def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
         raise _no_graph(estimator)
     if kind in _SCALERS | COLUMN_STEPS:
         _check_before([estimator], _SCALERS | COLUMN_STEPS)
-        return {"transform": lambda writer: writer.transform(estimator)}
+        return {"transform": lambda writer: _transform(writer, estimator)}
     scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
         return {"predict": lambda writer: _regress(writer, estimator, scores)}
@@ -216,6 +217,11 @@ def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
         if hasattr(estimator, name):
             methods[name] = _probabilities(estimator, scores, logarithm)
     return methods
+
+
+def _transform(writer: EstimatorWriter, step: Any) -> None:
+    writer.transform(step)
+    writer.settle()
 
 
 def _linear_model(estimator: Any) -> _Scores:

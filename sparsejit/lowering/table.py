@@ -6,6 +6,7 @@ from typing import Any
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
@@ -25,6 +26,7 @@ from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.attention import lower_attention
 from sparsejit.lowering.chains import lower_cast, lower_chain_node
+from sparsejit.lowering.columns import lower_double_product, lower_scaled_columns
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import lower_convolution
 from sparsejit.lowering.forest import lower_forest
@@ -64,6 +66,8 @@ LOWERINGS: dict[type[Any], Callable[[Lowering, Node], None]] = {
     Chain: lower_chain_node,
     Pointwise: lower_chain_node,
     Cast: lower_cast,
+    ScaledColumns: lower_scaled_columns,
+    DoubleProduct: lower_double_product,
     Reshape: lower_reshape,
     Permute: lower_permute,
     Slice: lower_slice,

@@ -8,7 +8,7 @@ import pytest
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import sklearn as frontend
-from sparsejit.frontends.sklearn import graph_of_estimator
+from sparsejit.frontends.sklearn import graph_of_estimator, read_estimator
 from sparsejit.ir.graph import Element
 
 sklearn = pytest.importorskip("sklearn")
@@ -57,9 +57,12 @@ def regression(targets: int) -> tuple[np.ndarray, np.ndarray]:
 def check(estimator: Any, X: np.ndarray, methods: set[str]) -> None:
     """All the methods of `methods`, and no others, to 1e-6 of the largest result."""
     X = rounded(STRETCH * X[:BATCH])
-    graphs = graph_of_estimator(estimator, BATCH)
-    assert set(graphs) == methods
-    for name, graph in graphs.items():
+    both = [graph_of_estimator(estimator, BATCH)]
+    if read_estimator(estimator).input.reads_float64:
+        both.append(graph_of_estimator(estimator, BATCH, Element.FLOAT64))
+    for graphs in both:
+        assert set(graphs) == methods
+    for name, graph in [item for graphs in both for item in graphs.items()]:
         (found,) = graph.evaluate([X])
         expected = getattr(estimator, name)(X)
         (value,) = graph.outputs

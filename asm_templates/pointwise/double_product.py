@@ -1,0 +1,172 @@
+"""A product with weights in float64: outputs in fours, inputs as lanes.
+
+    for each row, for each four outputs     sum[o] += x[8 inputs] * W[o, 8 inputs]
+                                            y[o] = bias[o] + the lanes of sum[o]
+
+Inputs that no output weighs are left out: where they are most, the others are gathered.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
+from sparsejit.ir.graph import Array
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    r10,
+    rax,
+    rdi,
+    rsi,
+    xmm,
+    ymm,
+    zmm,
+)
+
+_FLOAT, _DOUBLE = 4, 8
+_OUTPUTS = 4
+_SUMS = 8  # that wait for each other's products
+_GATHERED_BELOW = 0.25  # of the inputs
+
+
+@dataclass(frozen=True, eq=False)
+class DoubleProductSpec:
+    """x (rows, in) by weights (out, in) plus bias (out,)."""
+
+    rows: int
+    weights: Array
+    bias: Array
+
+    @property
+    def used(self) -> Array:
+        """The inputs that are read: those with a weight where they are few, else all."""
+        used = np.flatnonzero(self.weights.any(axis=0))
+        every = np.arange(self.weights.shape[1])
+        return used if len(used) < _GATHERED_BELOW * len(every) else every
+
+
+def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
+    """Append it. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors and k1."""
+    blocks = range(0, len(spec.bias), _OUTPUTS)
+    writers = [_OutputsOfRow(asm, spec, slice(first, first + _OUTPUTS)) for first in blocks]
+
+    def row() -> None:
+        for block in writers:
+            block.emit()
+        asm.emit("add", rdi, _DOUBLE * spec.weights.shape[1])
+        asm.emit("add", rsi, _FLOAT * len(spec.bias))
+
+    repeat(asm, spec.rows, r10, row)
+
+
+class _OutputsOfRow:
+    """A few outputs of one row."""
+
+    def __init__(self, asm: Assembler, spec: DoubleProductSpec, outputs: slice) -> None:
+        self.asm, self.lanes = asm, asm.target.vector_bytes // _DOUBLE
+        used, self.first = spec.used, outputs.start
+        self.bias = spec.bias[outputs]
+        self.is_gathered = len(used) < spec.weights.shape[1]
+        self.whole, self.rest = divmod(len(used), self.lanes)
+        chunks = self.whole + (self.rest > 0)
+        index = np.zeros(chunks * self.lanes, np.int32)
+        index[: len(used)] = used
+        weights = np.zeros((len(self.bias), chunks * self.lanes))
+        weights[:, : len(used)] = spec.weights[outputs][:, used]
+        parts = [index] if self.is_gathered else []
+        table = [part.reshape(chunks, self.lanes).view(np.uint8) for part in (*parts, *weights)]
+        self.table = asm.literal(np.concatenate(table, axis=1) if chunks else weights)
+        self.weights_at = self.lanes * _FLOAT * len(parts)
+        self.chunk_bytes = self.weights_at + self.lanes * _DOUBLE * len(self.bias)
+        self.unrolled = max(1, _SUMS // len(self.bias))
+
+    def emit(self) -> None:
+        asm = self.asm
+        width = len(self.bias)
+        registers = [vector(asm, number) for number in range(width * self.unrolled)]
+        for register in registers:
+            zero(asm, register)
+        sums = [registers[width * turn : width * (turn + 1)] for turn in range(self.unrolled)]
+        asm.emit("lea", r8, Literal(self.table))
+        asm.emit("mov", r9, rdi)
+
+        def several() -> None:
+            for number in range(self.unrolled):
+                self._add(sums[number], number)
+            self._on(self.unrolled)
+
+        repeat(asm, self.whole // self.unrolled, rax, several)
+        for number in range(self.whole % self.unrolled):
+            self._add(sums[number], number)
+        self._on(self.whole % self.unrolled)
+        if self.rest:
+            self._add(sums[0], 0, self.rest)
+        for o, bias in enumerate(self.bias):
+            self._finish([each[o] for each in sums], self.first + o, float(bias))
+
+    def _on(self, chunks: int) -> None:
+        if chunks:
+            self.asm.emit("add", r8, chunks * self.chunk_bytes)
+            if not self.is_gathered:
+                self.asm.emit("add", r9, chunks * self.lanes * _DOUBLE)
+
+    def _add(self, sums: list[Register], chunk: int, count: int = 0) -> None:
+        """A vector of inputs, of which the first `count` exist, to the sums; 0: all."""
+        asm, at = self.asm, chunk * self.chunk_bytes
+        x = vector(asm, _SUMS)
+        if self.is_gathered:
+            self._gather(x, at)
+        else:
+            self._load(x, chunk, count)
+        for number, total in enumerate(sums):
+            place = at + self.weights_at + number * self.lanes * _DOUBLE
+            asm.emit("vfmadd231pd", total, x, Memory(r8, place))
+
+    def _gather(self, x: Register, at: int) -> None:
+        """Inputs by number; those that pad the last vector are the first again, by weights of 0."""
+        asm, index, mask = self.asm, half_vector(self.asm, _SUMS + 1), vector(self.asm, _SUMS + 2)
+        asm.emit("vmovups", index, Memory(r8, at))
+        if asm.target.isa == "avx512":
+            asm.emit("kxnorw", k(1), k(1), k(1))
+            asm.emit("vgatherdpd", x.masked(k(1)), Memory(r9, 0, index, _DOUBLE))
+        else:
+            asm.emit("vpcmpeqd", mask, mask, mask)
+            asm.emit("vgatherdpd", x, Memory(r9, 0, index, _DOUBLE), mask)
+
+    def _load(self, x: Register, chunk: int, count: int) -> None:
+        asm, place = self.asm, Memory(r9, chunk * self.lanes * _DOUBLE)
+        if not count:
+            asm.emit("vmovupd", x, place)
+        elif asm.target.isa == "avx512":
+            asm.emit("mov", dword(rax), (1 << count) - 1)
+            asm.emit("kmovw", k(1), dword(rax))
+            asm.emit("vmovupd", x.masked(k(1), zeroing=True), place)
+        else:
+            lanes = np.where(np.arange(self.lanes) < count, -1, 0).astype(np.int64)
+            asm.emit("vmovups", ymm(_SUMS + 1), Literal(asm.literal(lanes)))
+            asm.emit("vmaskmovpd", x, ymm(_SUMS + 1), place)
+
+    def _finish(self, sums: list[Register], output: int, bias: float) -> None:
+        """y[output] = bias + all lanes of all sums."""
+        asm, (total, *others) = self.asm, sums
+        for other in others:
+            asm.emit("vaddpd", total, total, other)
+        number, spare = int(total.number), _SUMS + 1
+        if asm.target.isa == "avx512":
+            asm.emit("vextracti64x4", ymm(spare), zmm(number), 1)
+            asm.emit("vaddpd", ymm(number), ymm(number), ymm(spare))
+        asm.emit("vextractf128", xmm(spare), ymm(number), 1)
+        asm.emit("vaddpd", xmm(number), xmm(number), xmm(spare))
+        asm.emit("vhaddpd", xmm(number), xmm(number), xmm(number))
+        asm.emit("vmovsd", xmm(spare), Literal(asm.literal(np.array([bias]), 8)))
+        asm.emit("vaddsd", xmm(number), xmm(number), xmm(spare))
+        asm.emit("vcvtsd2ss", xmm(number), xmm(number), xmm(number))
+        asm.emit("vmovss", Memory(rsi, _FLOAT * output), xmm(number))

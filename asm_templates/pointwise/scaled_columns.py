@@ -1,0 +1,146 @@
+"""Columns of x, shifted and scaled in float64, clipped, compared with categories.
+
+    four columns   x         read side by side, or gathered; float32 widened
+                   d         x - centre, or one where x == centre
+                   y         clip(scale d + shift, low, high), rounded to float32
+
+What no column asks for is left out. The last few of a row are stored under a mask, and gathered.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, SCALE, SHIFT
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Register, r8, r9, r10, rax, rdi, rsi, xmm, ymm
+
+LANES = 4
+_FLOAT, _DOUBLE = 4, 8
+_EQUAL = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnScaling:
+    """`rows` of x with so many features, each a number of `x_bytes`; see `ScaledColumns`."""
+
+    rows: int
+    features: int
+    x_bytes: int
+    columns: Array
+    numbers: Array
+
+    @property
+    def outputs(self) -> int:
+        return len(self.columns)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the columns are others than the first ones in order."""
+        return not np.array_equal(self.columns, np.arange(self.outputs))
+
+    def asks_for(self, row: int, otherwise: float) -> bool:
+        """Whether a row of numbers differs from what changes nothing."""
+        return bool(np.any(self.numbers[row] != otherwise))
+
+
+def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
+    """Append it. rdi: x; rsi: y. Clobbers these, rax, r8 to r10 and vectors."""
+    writer = _ColumnWriter(asm, scaling)
+    whole, rest = divmod(scaling.outputs, LANES)
+
+    def row() -> None:
+        asm.emit("lea", r8, Literal(writer.table))
+        asm.emit("mov", r9, rdi)
+
+        def whole_vector() -> None:
+            writer.columns(LANES, scaling.is_gathered)
+            asm.emit("add", r8, writer.chunk_bytes)
+            if not scaling.is_gathered:
+                asm.emit("add", r9, LANES * scaling.x_bytes)
+            asm.emit("add", rsi, LANES * _FLOAT)
+
+        repeat(asm, whole, rax, whole_vector)
+        if rest:
+            asm.emit("mov", r9, rdi)
+            writer.columns(rest, is_gathered=True)
+            asm.emit("add", rsi, rest * _FLOAT)
+        asm.emit("add", rdi, scaling.features * scaling.x_bytes)
+
+    repeat(asm, scaling.rows, r10, row)
+
+
+class _ColumnWriter:
+    """The code of four columns, with their numbers in the pool, four by four."""
+
+    def __init__(self, asm: Assembler, scaling: ColumnScaling) -> None:
+        self.asm, self.scaling = asm, scaling
+        self.has_categories = scaling.asks_for(IS_CATEGORY, 0)
+        self.is_scaled = scaling.asks_for(SCALE, 1) or scaling.asks_for(SHIFT, 0)
+        wanted = {
+            CENTRE: self.has_categories or scaling.asks_for(CENTRE, 0),
+            IS_CATEGORY: self.has_categories,
+            SCALE: self.is_scaled,
+            SHIFT: self.is_scaled,
+            LOW: scaling.asks_for(LOW, -np.inf),
+            HIGH: scaling.asks_for(HIGH, np.inf),
+        }
+        self.used = [number for number, is_used in wanted.items() if is_used]
+        chunks = -(-scaling.outputs // LANES)
+        index = np.zeros(chunks * LANES, np.int32)
+        index[: scaling.outputs] = scaling.columns
+        numbers = np.zeros((len(self.used), chunks * LANES))
+        numbers[:, : scaling.outputs] = scaling.numbers[self.used]
+        if self.has_categories:
+            at = self.used.index(IS_CATEGORY)
+            numbers[at] = np.where(numbers[at] != 0, -1, 0).astype(np.int64).view(np.float64)
+        parts = [index, *numbers]
+        table = [part.reshape(chunks, LANES).view(np.uint8) for part in parts]
+        self.table = asm.literal(np.concatenate(table, axis=1))
+        self.chunk_bytes = LANES * (_FLOAT + _DOUBLE * len(self.used))
+
+    def place(self, number: int) -> Memory:
+        """The next four of a row of numbers."""
+        return Memory(r8, LANES * (_FLOAT + _DOUBLE * self.used.index(number)))
+
+    def columns(self, count: int, is_gathered: bool) -> None:
+        """The next `count` columns, whose table is at r8 and x at r9."""
+        asm, value = self.asm, ymm(0)
+        self._load(value, is_gathered)
+        if self.has_categories:
+            asm.emit("vcmppd", ymm(1), value, self.place(CENTRE), _EQUAL)
+            asm.emit("vandpd", ymm(1), ymm(1), Literal(asm.literal(np.ones(LANES), 32)))
+            asm.emit("vmovupd", ymm(2), self.place(IS_CATEGORY))
+        if CENTRE in self.used:
+            asm.emit("vsubpd", value, value, self.place(CENTRE))
+        if self.has_categories:
+            asm.emit("vblendvpd", value, value, ymm(1), ymm(2))
+        if self.is_scaled:
+            asm.emit("vmovupd", ymm(1), self.place(SCALE))
+            asm.emit("vfmadd213pd", value, ymm(1), self.place(SHIFT))
+        for number, mnemonic in ((LOW, "vmaxpd"), (HIGH, "vminpd")):
+            if number in self.used:  # the second operand, where it is NaN
+                asm.emit("vmovupd", ymm(1), self.place(number))
+                asm.emit(mnemonic, value, ymm(1), value)
+        asm.emit("vcvtpd2ps", xmm(0), value)
+        if count == LANES:
+            asm.emit("vmovups", Memory(rsi), xmm(0))
+            return
+        mask = np.where(np.arange(LANES) < count, -1, 0).astype(np.int32)
+        asm.emit("vmovups", xmm(1), Literal(asm.literal(mask)))
+        asm.emit("vmaskmovps", Memory(rsi), xmm(1), xmm(0))
+
+    def _load(self, value: Register, is_gathered: bool) -> None:
+        asm, is_double = self.asm, self.scaling.x_bytes == _DOUBLE
+        if not is_gathered:
+            asm.emit("vmovupd" if is_double else "vcvtps2pd", value, Memory(r9))
+            return
+        asm.emit("vmovups", xmm(1), Memory(r8))
+        asm.emit("vpcmpeqd", ymm(2), ymm(2), ymm(2))
+        if is_double:
+            asm.emit("vgatherdpd", value, Memory(r9, 0, xmm(1), _DOUBLE), ymm(2))
+        else:
+            asm.emit("vpgatherdd", xmm(0), Memory(r9, 0, xmm(1), _FLOAT), xmm(2))
+            asm.emit("vcvtps2pd", value, xmm(0))

@@ -1,0 +1,77 @@
+"""What is computed in float64 from columns of x: scalers, categories, scores of linear models."""
+
+from collections.abc import Callable
+from functools import partial
+
+from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
+from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.cost import cache_level
+from sparsejit.x86.assembler import Assembler
+
+_INSTRUCTIONS_A_CYCLE = 2  # vectors
+
+
+def lower_scaled_columns(low: Lowering, node: Node) -> None:
+    """Raises InvalidInput for a column that x does not have."""
+    assert isinstance(node.op, ScaledColumns)
+    x, columns, numbers = node.inputs
+    rows, features = x.shape
+    places = low.constant(columns)
+    wrong = places[(places < 0) | (places >= features)]
+    if wrong.size:
+        raise InvalidInput(f"column {wrong[0]} of x is read; give numbers below {features}")
+    scaling = ColumnScaling(
+        rows, features, x.type.element.bytes, places, low.constant(numbers)
+    )
+    vectors = rows * -(-scaling.outputs // 4)
+    reason = f"{scaling.outputs} columns in float64 of {features}, {rows} times"
+    moved = x.type.bytes + node.output.type.bytes
+    _add(low, node, "columns", reason, (vectors * 8, moved), partial(_emit_columns, scaling))
+
+
+def lower_double_product(low: Lowering, node: Node) -> None:
+    """Every row by itself."""
+    assert isinstance(node.op, DoubleProduct)
+    x, weights, bias = node.inputs
+    spec = DoubleProductSpec(x.shape[0], low.constant(weights), low.constant(bias))
+    lanes = low.target.lanes // 2
+    vectors = spec.rows * -(-len(spec.used) // lanes) * (len(spec.bias) + 1)
+    reason = f"{len(spec.bias)} sums in float64 of {len(spec.used)} inputs, {spec.rows} times"
+    moved = x.type.bytes + spec.rows * 8 * len(spec.bias) * len(spec.used)
+    _add(low, node, "float64-product", reason, (vectors, moved), partial(_emit_product, spec))
+
+
+def _emit_columns(scaling: ColumnScaling, asm: Assembler) -> None:
+    emit_scaled_columns(asm, scaling)
+
+
+def _emit_product(spec: DoubleProductSpec, asm: Assembler) -> None:
+    emit_double_product(asm, spec)
+
+
+def _add(
+    low: Lowering,
+    node: Node,
+    name: str,
+    reason: str,
+    work: tuple[int, int],
+    body: Callable[[Assembler], None],
+) -> None:
+    """Append a kernel that takes x in rdi and y in rsi; `work`: its instructions, and bytes."""
+    instructions, moved = work
+    rates = low.target.core.rates
+    level = cache_level(moved, 0, low.target, low.target.l1d_bytes)
+    cycles = max(instructions / _INSTRUCTIONS_A_CYCLE, moved / rates.data[level])
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        body(asm)
+
+    reads, into = (low.contiguous(node.inputs[0]),), low.dense_result(node.output)
+    facts = Facts(reason, cycles / rates.cycles_per_ns, moved_bytes=moved)
+    low.add(Step(name, node.output.origin, reads, (into,), emit, facts, body=body))
