@@ -3,6 +3,7 @@
 A `VoiceSpec` and its tensors are what `sparsejit.WaveRNN.from_checkpoint` compiles.
 """
 
+from sparsejit.ir.spec import Activation
 from sparsejit.voice.spec.forced_network import ForcedNetwork
 from sparsejit.voice.spec.short_dtypes import choose_dtypes
 from sparsejit.voice.spec.trained import TrainedNetwork
@@ -28,6 +29,7 @@ from sparsejit.voice.spec.voice_spec import (
 )
 
 __all__ = [
+    "Activation",
     "BinaryTree",
     "Categorical",
     "Companding",

@@ -1,9 +1,11 @@
 """A `VoiceSpec` as a graph against its plain formulas, and compiled against the graph."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from spec_networks import (
     AUX,
     CONDITIONING,
@@ -21,6 +23,7 @@ from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.products import Linear
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.voice.prediction import expanded
+from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.spec.frame_terms import FrameTerms
 from sparsejit.voice.spec.graph_turns import GraphTurns
 from sparsejit.voice.spec.loop_arrays import LoopArrays
@@ -28,6 +31,9 @@ from sparsejit.voice.spec.network_graph import drawing_graph, forced_graph, spec
 from sparsejit.voice.spec.sample_loop import compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.voice_spec import (
+    LEVEL_SCALE,
+    PREDICTOR,
+    RESIDUAL_SCALE,
     Categorical,
     DenseSpec,
     DualSoftmax,
@@ -38,6 +44,7 @@ from sparsejit.voice.spec.voice_spec import (
     LastSample,
     VoiceSpec,
 )
+from sparsejit.voice.weights import VoiceWeights
 
 FRAMES = 24
 # A draw may differ from the float64 reference where its number is this close to a decision.
@@ -130,19 +137,45 @@ def follow(turns: GraphTurns, spec: VoiceSpec, sample: float, drawn: int = 0) ->
     turns.follow("last sample", sample)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_chunks_give_the_samples_of_one_call(name: str) -> None:
-    spec = SPECS[name]
-    graph = drawing_graph(spec, random_tensors(spec))
-    loop, terms = compile_sample_loop(graph.sample, Target.detect()), FrameTerms(graph)
-    conditioning = random_conditioning(spec, FRAMES)
-    whole = Sampler(loop, 3).generate(terms(conditioning, FRAMES))
-    sampler, pieces = Sampler(loop, 3), []
-    for first, end in ((0, 1), (1, 4), (4, FRAMES)):
-        more = {MEL: 2}
-        part = {n: a[first : end + more.get(n, 0)] for n, a in conditioning.items()}
-        pieces.append(sampler.generate(terms(part, end - first)))
-    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+@pytest.mark.parametrize("name", [*SPECS, "our own"])
+def test_a_spec_speaks_its_conditioning_row_under_row_however_it_is_cut(name: str) -> None:
+    own = VoiceWeights.random(hidden=24).network
+    spec = SPECS.get(name, own.spec)
+    tensors = random_tensors(spec) if name in SPECS else own.tensors
+    voice = WaveRNN.from_checkpoint(tensors, spec)
+    generator = np.random.default_rng(1)
+    mel = generator.standard_normal((voice.n_mels, FRAMES)).astype(np.float32) / 4
+    whole = voice.generate(mel, 3)
+    cut = voice.stream(np.split(mel, (1, 4), axis=1), 3)
+    np.testing.assert_array_equal(np.concatenate(list(cut)), whole)
+    sizes = {each.name: each.size for each in spec.conditioning}
+    if spec.prediction is not None:
+        sizes |= {PREDICTOR: 32, RESIDUAL_SCALE: 1, LEVEL_SCALE: 1}
+    rows = np.split(mel.T.astype(np.float64), np.cumsum([*sizes.values()])[:-1], axis=1)
+    parts = dict(zip(sizes, rows, strict=True))
+    if MEL in parts:
+        parts[MEL] = np.pad(parts[MEL], ((1, 1), (0, 0)))
+    for scalar in {RESIDUAL_SCALE, LEVEL_SCALE} & parts.keys():
+        parts[scalar] = parts[scalar][:, 0]
+    arrays = FrameTerms(voice.source.graph)(parts, FRAMES)
+    np.testing.assert_array_equal(Sampler(voice.loop, 3).generate(arrays), whole)
+
+
+def test_a_spec_s_voice_is_as_its_spec_says(tmp_path: Path) -> None:
+    spec = SPECS["linear classes"]
+    tensors = random_tensors(spec)
+    save_file(tensors, tmp_path / "voice.safetensors")
+    voice = WaveRNN.from_checkpoint(tmp_path / "voice.safetensors", spec, temperature=0.5)
+    assert (voice.sample_rate, voice.hop_length, voice.n_mels) == (16_000, HOP, 11)
+    assert voice.source.temperature == 0.5 and not voice.post_filter
+    with pytest.raises(InvalidInput, match=r"shape \(7, 3\); give \(11, frames\)"):
+        voice.generate(np.zeros((7, 3)))
+    with pytest.raises(InvalidInput, match="the spec says the sample rate and companding"):
+        WaveRNN.from_checkpoint(tensors, spec, sample_rate=8000)
+    with pytest.raises(InvalidInput, match=r"'I\.bias' has shape None"):
+        WaveRNN.from_checkpoint({n: t for n, t in tensors.items() if n != "I.bias"}, spec)
+    with pytest.raises(InvalidInput, match="the temperature is 0"):
+        WaveRNN.from_checkpoint(tensors, spec, temperature=0)
 
 
 def test_what_a_frame_changes_is_not_multiplied_once_a_sample() -> None:

@@ -20,22 +20,12 @@ class UtteranceInProgress:
 
     sampler: Sampler
     arrays: LoopArrays
-    hop: int
     spoken: int = 0
     pieces: list[FloatArray] = field(default_factory=list)
 
     @property
     def frames_left(self) -> int:
         return self.arrays.frames - self.spoken
-
-    def next_frames(self, count: int) -> LoopArrays:
-        """The inputs of the frames that come next."""
-        end = self.spoken + count
-        return LoopArrays(
-            count,
-            [each[self.spoken : end] for each in self.arrays.of_frames],
-            [each[self.hop * self.spoken : self.hop * end] for each in self.arrays.of_samples],
-        )
 
     def samples(self) -> FloatArray:
         """All that was spoken, float32."""
@@ -58,8 +48,7 @@ class StreamScheduler:
 
     def join(self, inputs: LoopArrays, seed: int) -> UtteranceInProgress:
         """A stream begins with the next chunk. Raises InvalidInput for a seed that is none."""
-        sampler = Sampler(self._loop, seed)
-        stream = UtteranceInProgress(sampler, inputs, self._loop.loop.hop)
+        stream = UtteranceInProgress(Sampler(self._loop, seed), inputs)
         self._streams.append(stream)
         return stream
 
@@ -71,7 +60,10 @@ class StreamScheduler:
         """A chunk, up to the end of the shortest; returns those that ended, which have left."""
         if self._streams:
             frames = min(stream.frames_left for stream in self._streams)
-            inputs = [stream.next_frames(frames) for stream in self._streams]
+            inputs = [
+                stream.arrays.part(stream.spoken, stream.spoken + frames)
+                for stream in self._streams
+            ]
             samplers = [stream.sampler for stream in self._streams]
             results = run_in_lockstep(samplers, inputs)
             for stream, (samples, *_) in zip(self._streams, results, strict=True):

@@ -284,7 +284,7 @@ class WaveRNN(SharedCode):
                 waiting = waiting[:, piece.shape[1] - 2 * around :]
                 # Whoever plays them has a piece to play while one twice as long is made.
                 longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
-        if waiting is not None:
+        if waiting is not None and around:
             last = self.source.beyond(waiting[:, -1:])
             yield speak(np.concatenate([waiting, last], axis=1))
 

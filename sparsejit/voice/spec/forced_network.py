@@ -15,6 +15,8 @@ from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import Categorical, DualSoftmax
 
+_FRAMES_AT_ONCE = 64
+
 
 class ForcedNetwork:
     """A voice's network compiled to be fed with audio that is given.
@@ -40,8 +42,8 @@ class ForcedNetwork:
         """
         features, frames = self._voice.frame_features(mel)
         given = np.asarray(classes, np.int64)
-        if given.shape != (frames * self._voice.spec.hop_length,):
-            wanted = frames * self._voice.spec.hop_length
+        if given.shape != (frames * self._voice.hop_length,):
+            wanted = frames * self._voice.hop_length
             raise InvalidInput(f"classes have shape {given.shape}; give ({wanted},) for this mel")
         arrays = self._terms(features, frames)
         output = self._voice.spec.output
@@ -49,11 +51,14 @@ class ForcedNetwork:
         if isinstance(output, DualSoftmax):
             choices = np.divmod(given, output.half_classes)
         inputs = LoopArrays(frames, arrays.of_frames, (*arrays.of_samples, *choices))
-        parameters = Sampler(self._loop, seed=0).run(inputs)
-        nats = np.zeros(len(given))
-        for logits, chosen in zip(parameters, choices, strict=True):
-            nats += _nats(logits.astype(np.float64) / self._voice.spec.temperature, chosen)
-        return nats
+        sampler, nats = Sampler(self._loop, seed=0), np.zeros((frames, self._voice.hop_length))
+        for first in range(0, frames, _FRAMES_AT_ONCE):
+            piece = inputs.part(first, min(first + _FRAMES_AT_ONCE, frames))
+            chosen = piece.of_samples[-len(choices) :]
+            for logits, each in zip(sampler.run(piece), chosen, strict=True):
+                wide = logits.astype(np.float64) / self._voice.temperature
+                nats[first : first + piece.frames] += _nats(wide, each).reshape(piece.frames, -1)
+        return nats.reshape(-1)
 
 
 def _nats(

@@ -13,3 +13,11 @@ class LoopArrays:
     frames: int
     of_frames: Sequence[Array]
     of_samples: Sequence[Array] = ()
+
+    def part(self, first: int, end: int) -> "LoopArrays":
+        """Its frames from `first` to before `end`."""
+        of_samples = [
+            each[first * len(each) // self.frames : end * len(each) // self.frames]
+            for each in self.of_samples
+        ]
+        return LoopArrays(end - first, [each[first:end] for each in self.of_frames], of_samples)

@@ -1,4 +1,4 @@
-"""How well a voice predicts recordings: teacher-forced nats a sample, in any arithmetic."""
+"""How well a voice predicts recordings: teacher-forced nats a sample."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.reference import stored_weights
-from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
+from sparsejit.machine.target import Target
+from sparsejit.planner.calibration import calibrated
 from sparsejit.voice.features import HOP_LENGTH, FloatArray
 from sparsejit.voice.prediction import CLASSES, IndexArray
+from sparsejit.voice.spec.forced_network import ForcedNetwork
 from sparsejit.voice.spec.own_network import CONTEXT_FRAMES
 from sparsejit.voice.train.dataset import Batch, Clip, audio_files, load_clips
 from sparsejit.voice.train.module import WaveRNNModule
-from sparsejit.voice.weights import PRUNED, VoiceWeights
+from sparsejit.voice.weights import VoiceWeights
 
 # What a target is where a clip has ended before the longest one.
 _NO_TARGET = -100
@@ -44,11 +45,9 @@ def held_out_nats(
 ) -> dict[str, float]:
     """Return the nats a sample of the voice's own held-out recordings, for each dtype.
 
-    Teacher-forced over whole recordings, or the first `most_frames` of each, every sample weighing
-    the same, at temperature 1.
-    bfloat16 and float16 round the three matrices of the sample loop; int8 rounds their inputs as
-    well, as `Int8Linear` says. All sums are float32. `folder` has the recordings, `cache` receives
-    their encoding.
+    Those of the compiled network, teacher-forced over whole recordings, or the first `most_frames`
+    of each, every sample weighing the same, at temperature 1. `folder` has the recordings, `cache`
+    receives their encoding.
 
     Raises InvalidInput for an unknown dtype, and where a held-out recording is not in `folder`.
     """
@@ -57,25 +56,17 @@ def held_out_nats(
     if missing or not weights.held_out:
         wrong = f"lacks the recording {missing[0]}" if missing else "has none: the voice names none"
         raise InvalidInput(f"{folder} {wrong}; give the voice's own folder")
-    chosen = load_clips(folder, cache, weights.held_out)
-    with matrix_product_precision("highest"):
-        return {
-            kind.value: evaluate(
-                in_dtype(weights, kind), chosen, "cpu", 20, most_frames, kind is DType.INT8
-            )
-            for kind in kinds
-        }
-
-
-def in_dtype(weights: VoiceWeights, dtype: DType) -> WaveRNNModule:
-    """The network with its pruned matrices as `dtype` holds them; int8 as forward's `int8` does."""
-    model = WaveRNNModule.from_weights(weights)
-    if dtype is not DType.INT8:
-        for name in PRUNED:
-            stored = stored_weights(SparseMatrix(weights.tensors[name]), dtype)
-            with torch.no_grad():
-                model.get_parameter(name).copy_(torch.from_numpy(stored))
-    return model
+    pairs = [
+        (clip.mel[:, :most_frames], clip.classes[: most_frames and most_frames * HOP_LENGTH])
+        for clip in load_clips(folder, cache, weights.held_out)
+    ]
+    network, target = weights.network.at_temperature(1.0), calibrated(Target.detect())
+    found = {}
+    for kind in kinds:
+        forced = ForcedNetwork(network, target, kind.value)
+        nats = np.concatenate([forced.nats(mel, classes) for mel, classes in pairs])
+        found[kind.value] = float(nats.mean())
+    return found
 
 
 def negative_log_likelihood(
