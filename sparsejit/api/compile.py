@@ -104,9 +104,7 @@ def _compiled(
     kept = KernelSource(matrix.dense, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)
     division = division.record()
-    kernel = Kernel(
-        spec, matrix, choice, division, program, planner.target, compile_ms, kept, compile_source
-    )
+    kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, kept)
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel

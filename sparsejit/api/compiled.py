@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.report import Report
+from sparsejit.artefact import sealed
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.runtime.copying import SharedCode
@@ -32,7 +34,7 @@ class Compiled(SharedCode):
         """What it is, in a line."""
 
     @abstractmethod
-    def explain(self, measure: bool = False) -> Report:
+    def explain(self, *, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs it for about a second."""
 
     @property
@@ -43,6 +45,10 @@ class Compiled(SharedCode):
     @abstractmethod
     def _exported(self, name: str) -> ExportedFunction:
         """The function as C calls it. Raises InvalidInput for one on several threads."""
+
+    @abstractmethod
+    def _saved(self) -> sealed.SealedFile:
+        """All that it is compiled from. Raises InvalidInput for what no file can hold."""
 
     @property
     def pointer(self) -> int:
@@ -57,6 +63,19 @@ class Compiled(SharedCode):
     def disassemble(self) -> str:
         """The instructions as emitted, with the literals they read."""
         return "\n".join(self.image.listing())
+
+    def save(self, path: PathLike) -> None:
+        """Write weights, graphs and options, for `sparsejit.load` to compile anew where it runs.
+
+        A target of "native" is that of the machine that loads. Of a model, shapes that
+        `free_shapes` has met by then are kept, and no others can be added after loading; nor are
+        classes of named tuples kept but for their names. Raises InvalidInput where the file cannot
+        be written.
+        """
+        sealed.write(path, *self._saved())
+
+    def __reduce__(self) -> tuple[Callable[..., Compiled], tuple[Any, ...]]:
+        return _compiled_anew, (*self._saved(),)
 
     def export(self, path: PathLike, header: PathLike | None = None) -> None:
         """Write `int NAME_run(...)` for C; NAME is the file's, without .o.
@@ -84,3 +103,10 @@ class Compiled(SharedCode):
 
     def _repr_html_(self) -> str:
         return self.explain()._repr_html_()
+
+
+def _compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Compiled:
+    """What was pickled, for this machine."""
+    from sparsejit.api.load import restored  # which knows every kind
+
+    return restored(sealed.SealedFile(kind, header, tensors))

@@ -127,7 +127,7 @@ class CompiledEstimator(SharedCode):
         """The names of the estimator's methods."""
         return tuple(self._graphs[_FLOAT32])
 
-    def explain(self, method: str = "", measure: bool = False) -> Report:
+    def explain(self, method: str = "", *, measure: bool = False) -> Report:
         """What every layer of a method costs and why, as `CompiledModel.explain` says it.
 
         Without a name it is the first of `methods`.

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.checked_call import CheckedCall
-from sparsejit.api.compiled import Compiled, PathLike
+from sparsejit.api.compiled import Compiled
 from sparsejit.api.kernel_export import exported_kernel
-from sparsejit.api.kernel_file import write_kernel
+from sparsejit.api.kernel_file import KIND, kernel_to_data
 from sparsejit.api.kernel_report import kernel_report
 from sparsejit.api.options import KernelSource
 from sparsejit.api.report import Report
 from sparsejit.artefact.exported import ExportedFunction
+from sparsejit.artefact.sealed import SealedFile
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.lowering.products import planned_facts
@@ -50,7 +51,6 @@ class Kernel(Compiled):
         target: Target,
         compile_ms: float,
         source: KernelSource,
-        compile_again: Callable[[KernelSource], Kernel],
     ) -> None:
         self.spec = spec
         self.plan = choice
@@ -60,12 +60,8 @@ class Kernel(Compiled):
         self._code = program
         self._facts = planned_facts(spec, matrix, choice)
         self._source = source
-        self._compile_again = compile_again
         self._statistics = {**matrix.statistics(), **_steps(matrix, choice, division, program)}
         self._checked_call = CheckedCall(program.memory.function(2), spec.x_shape, spec.y_shape)
-
-    def __reduce__(self) -> tuple[Callable[[KernelSource], Kernel], tuple[KernelSource]]:
-        return self._compile_again, (self._source,)
 
     @property
     def title(self) -> str:
@@ -137,7 +133,7 @@ class Kernel(Compiled):
         self._checked_call.addresses(x, out)
         return bind(self._program.memory, x, out)
 
-    def explain(self, measure: bool = False) -> Report:
+    def explain(self, *, measure: bool = False) -> Report:
         """What was built and why, and every candidate with its predicted cost.
 
         `weights_change_by` of its `facts` is the most by which the kernel changes a weight, as a
@@ -153,13 +149,8 @@ class Kernel(Compiled):
         y = aligned(np.zeros(self.spec.y_shape, np.float32))
         return time_native(self.pointer, (x.ctypes.data, y.ctypes.data)).median_ns
 
-    def save(self, path: PathLike) -> None:
-        """Write weights, bias and options, for `sparsejit.load` to compile anew where it runs.
-
-        A target of "native" is that of the machine that loads. Raises InvalidInput where the file
-        cannot be written.
-        """
-        write_kernel(path, self._source)
+    def _saved(self) -> SealedFile:
+        return SealedFile(KIND, *kernel_to_data(self._source))
 
     def _exported(self, name: str) -> ExportedFunction:
         return exported_kernel(name, self.spec, self.split, self.image, self.target)

@@ -1,6 +1,5 @@
 """A kernel as a file: weights, bias and options; its code is made anew where it is loaded."""
 
-import os
 from typing import Any
 
 from sparsejit.api.options import KernelSource, Options
@@ -14,22 +13,19 @@ KIND = "kernel"
 _RECORDS = RecordCodec((Options, Target))
 
 
-def write_kernel(path: str | os.PathLike[str], source: KernelSource) -> None:
-    """Write what a kernel is made from. Raises InvalidInput where that cannot be."""
+def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors]:
+    """Header and tensors. Raises InvalidInput for what cannot be saved."""
     arrays, tensors = {}, {}
     for name, array in (("weights", source.weights), ("bias", source.bias)):
         if array is not None:
             arrays[name], parts = array_to_data(name, array)
             tensors.update(parts)
-    header = {"options": _RECORDS.encode(source.options), "arrays": arrays}
-    sealed.write(path, KIND, header, tensors)
+    return {"options": _RECORDS.encode(source.options), "arrays": arrays}, tensors
 
 
 def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
-    """What `write_kernel` wrote. Raises DamagedFile, without the file's name, for anything else."""
+    """What `kernel_to_data` took apart. Raises DamagedFile, without the file's name, for others."""
     described, arrays = fields_of(header, options=dict, arrays=dict)
-    if described.get("record") == Options.__name__:
-        described.setdefault("pitch", None)  # older files have none
     options = _RECORDS.decode(described)
     reader = ArrayReader(tensors)
     found = {name: reader.read(name, data) for name, data in arrays.items()}

@@ -32,14 +32,19 @@ LOADERS: dict[str, Loader] = {
 }
 
 
+def restored(file: sealed.SealedFile) -> Any:
+    """What a file's contents were saved of. Raises DamagedFile, without the file's name."""
+    loader = LOADERS[file.kind]
+    return loader.compile(loader.read(file.header, file.tensors))
+
+
 def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel:
     """The kernel or model that `save` wrote, compiled for this machine; the file runs nothing.
 
     Raises InvalidInput if there is no file, DamagedFile if it is not exactly what was saved or of a
     newer format, and UnsupportedTarget if it was made for a target that this machine lacks.
     """
-    kind, header, tensors = sealed.read(path, LOADERS.keys())
+    file = sealed.read(path, LOADERS.keys())
     with sealed.naming(Path(path)):
-        found = LOADERS[kind].read(header, tensors)
-        result: Kernel | CompiledModel = LOADERS[kind].compile(found)
+        result: Kernel | CompiledModel = restored(file)
     return result

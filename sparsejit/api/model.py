@@ -12,10 +12,10 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
-from sparsejit.api.compiled import Compiled, PathLike
+from sparsejit.api.compiled import Compiled
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
-from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data, read_model
+from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
@@ -58,9 +58,6 @@ class CompiledModel(Compiled):
         # Most models take a few tensors and return one: then nothing need be unpacked.
         self._plain_arguments = _plain_arguments(input_nest)
         self._is_plain_result = output_nest == TENSOR
-
-    def __reduce__(self) -> tuple[Callable[..., CompiledModel], tuple[Any, ...]]:
-        return _from_data, model_to_data(self._source())
 
     @property
     def title(self) -> str:
@@ -115,7 +112,7 @@ class CompiledModel(Compiled):
         arrays = _as_arrays(inputs)
         return self._variant_for(arrays).call.run(*arrays)
 
-    def explain(self, measure: bool = False) -> Report:
+    def explain(self, *, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs the model for about a second.
 
         Print it; or take `as_dict()`, or `html()`, one self-contained page.
@@ -139,15 +136,8 @@ class CompiledModel(Compiled):
         arrays, results = _bound_arrays(inputs), _bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
 
-    def save(self, path: PathLike) -> None:
-        """Write graphs, weights and options, for `sparsejit.load` to compile anew where it runs.
-
-        Shapes that `free_shapes` has met by then are kept, and no others can be added after
-        loading; nor are classes of named tuples kept but for their names. A target of "native" is
-        that of the machine that loads. Raises InvalidInput where the file cannot be written.
-        """
-        header, tensors = model_to_data(self._source())
-        sealed.write(path, KIND, header, tensors)
+    def _saved(self) -> sealed.SealedFile:
+        return sealed.SealedFile(KIND, *model_to_data(self._source()))
 
     def _exported(self, name: str) -> ExportedFunction:
         return exported_model(name, self._first)
@@ -187,10 +177,6 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     except _REFUSALS as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
     return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
-
-
-def _from_data(header: dict[str, Any], tensors: sealed.Tensors) -> CompiledModel:
-    return compile_saved(read_model(header, tensors))
 
 
 def _shapes(variant: Variant) -> Shapes:

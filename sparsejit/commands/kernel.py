@@ -37,7 +37,7 @@ def explain(
 ) -> None:
     """Say which kernel a matrix of shape (out, in) gets, what it costs and why."""
     check_outputs(out)
-    report = _compile(weights, tensor, strategy, dtype, exact).explain(measure)
+    report = _compile(weights, tensor, strategy, dtype, exact).explain(measure=measure)
     if not hand_over(report.as_dict(), as_json, out):
         typer.echo(str(report))
 
