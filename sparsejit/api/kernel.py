@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.api.checked_call import CheckedCall
 from sparsejit.api.compiled import Compiled
 from sparsejit.api.kernel_export import exported_kernel
 from sparsejit.api.kernel_file import KIND, kernel_to_data
@@ -26,9 +25,9 @@ from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.prices import FAMILY_STEPS
 from sparsejit.planner.split import Split
+from sparsejit.runtime.kernel_call import KernelCall
 from sparsejit.runtime.native_timing import aligned, time_native
 from sparsejit.runtime.program import Program
-from sparsejit.runtime.trampoline import bind, call_trampoline
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -61,7 +60,7 @@ class Kernel(Compiled):
         self._facts = planned_facts(spec, matrix, choice)
         self._source = source
         self._statistics = {**matrix.statistics(), **_steps(matrix, choice, division, program)}
-        self._checked_call = CheckedCall(program.memory.function(2), spec.x_shape, spec.y_shape)
+        self._call = KernelCall(program.memory, spec.x_shape, spec.y_shape)
 
     @property
     def title(self) -> str:
@@ -111,27 +110,25 @@ class Kernel(Compiled):
     def __call__(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
         """Compute into `out` (made if absent) and return it.
 
-        Raises InvalidInput unless x and out are C-contiguous float32 arrays of the right shape
-        that do not overlap.
+        An x that is not contiguous is copied. Raises InvalidInput for other arrays than float32 of
+        the right shapes, and for an out that is not contiguous, read-only, or shares memory with x.
         """
         if out is None:
             out = np.empty(self.spec.y_shape, np.float32)
-        result: FloatArray = self._trampoline(x, out)
+        result: FloatArray = self._run(x, out)
         return result
 
     @cached_property
-    def _trampoline(self) -> Callable[[Any, Any], Any]:
-        spec, memory = self.spec, self._program.memory
-        return call_trampoline(memory, spec.x_shape, spec.y_shape, self._checked_call)
+    def _run(self) -> Callable[[Any, Any], Any]:
+        return self._call.run
 
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], None]:
         """A function without arguments that computes out from x, as they are when it is called.
 
         It adds some 15 ns to the native time, holds both arrays, and keeps the
-        interpreter lock. Raises InvalidInput as a call does.
+        interpreter lock. Raises InvalidInput as a call does, and for an x that is not contiguous.
         """
-        self._checked_call.addresses(x, out)
-        return bind(self._program.memory, x, out)
+        return self._call.bind(x, out)
 
     def explain(self, *, measure: bool = False) -> Report:
         """What was built and why, and every candidate with its predicted cost.

@@ -13,6 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.runtime.array_checks import (
+    check_in_place,
+    check_outputs,
+    checked_array,
+    is_free,
+    require_number,
+    with_rows,
+)
 from sparsejit.runtime.call_arrays import address_table, new_workspace
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.model_stub import model_stub
@@ -20,7 +28,6 @@ from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi
 
 Array = npt.NDArray[Any]
-
 
 
 class ModelCall:
@@ -110,9 +117,9 @@ class _CheckedModelCall:
         workspace_bytes: int,
         tile: int | None,
     ) -> None:
-        is_free = tile is not None
-        assert any(map(_is_free, input_types)) == is_free, "a tile goes with a free batch"
-        assert all(_is_free(kind) == is_free for kind in output_types)
+        has_tile = tile is not None
+        assert any(map(is_free, input_types)) == has_tile, "a tile goes with a free batch"
+        assert all(is_free(kind) == has_tile for kind in output_types)
         self.memory, self.workspace_bytes = memory, workspace_bytes
         self.input_types, self.output_types, self.tile = input_types, output_types, tile
         self.workspaces: list[Array] = []  # not in use; append and pop are atomic
@@ -124,7 +131,7 @@ class _CheckedModelCall:
         if tile is not None and 0 < rows < tile:
             return self._run_padded(arrays, 0, rows)
         outputs = [
-            np.empty(_with_rows(kind.shape, rows), kind.dtype) for kind in self.output_types
+            np.empty(with_rows(kind.shape, rows), kind.dtype) for kind in self.output_types
         ]
         if tile is None:
             self._run(arrays, outputs, 1)
@@ -141,17 +148,9 @@ class _CheckedModelCall:
     def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
         """How many tiles there are; raises InvalidInput where arrays cannot be used in place."""
         _, rows = self._checked(inputs)
-        _require_number("outputs", len(outputs), self.output_types)
-        for array, kind in zip(outputs, self.output_types, strict=True):
-            _checked_array(array, kind, rows)
-        names = [kind.name for kind in (*self.input_types, *self.output_types)]
-        for name, array in zip(names, [*inputs, *outputs], strict=True):
-            if not _is_plain(array):
-                raise InvalidInput(
-                    f"{name} is not contiguous, aligned and in native byte order; "
-                    "bind np.ascontiguousarray of it"
-                )
-        _require_own_memory(inputs, outputs, [kind.name for kind in self.output_types])
+        require_number("outputs", len(outputs), self.output_types)
+        check_in_place(inputs, self.input_types)
+        check_outputs(outputs, self.output_types, inputs, rows)
         if self.tile is None:
             return 1
         if rows % self.tile or not rows:
@@ -162,15 +161,15 @@ class _CheckedModelCall:
 
     def _checked(self, inputs: Sequence[Array]) -> tuple[list[Array], int]:
         """The inputs as the function can read them, and the rows of the free batch."""
-        _require_number("inputs", len(inputs), self.input_types)
+        require_number("inputs", len(inputs), self.input_types)
         rows = 0
         for array, kind in zip(inputs, self.input_types, strict=True):
-            if _is_free(kind):
+            if is_free(kind):
                 if isinstance(array, np.ndarray) and array.ndim:
                     rows = len(array)
                 break
         kinds = zip(inputs, self.input_types, strict=True)
-        return [_checked_array(array, kind, rows) for array, kind in kinds], rows
+        return [checked_array(array, kind, rows) for array, kind in kinds], rows
 
     def _run(self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int) -> None:
         try:
@@ -192,57 +191,12 @@ class _CheckedModelCall:
         """The outputs of the rows from `first` to `end`, fewer than a tile."""
         assert self.tile is not None
         padded = [
-            _padded(array[first:end], self.tile) if _is_free(kind) else array
+            _padded(array[first:end], self.tile) if is_free(kind) else array
             for array, kind in zip(inputs, self.input_types, strict=True)
         ]
         run = self.stub()
         assert run is not None, "the stub calls this, or the model that holds it"
         return [output[: end - first] for output in run(*padded)]
-
-
-def _is_free(kind: ArrayType) -> bool:
-    return kind.shape[:1] == (None,)
-
-
-def _require_number(what: str, found: int, kinds: Sequence[ArrayType]) -> None:
-    if found != len(kinds):
-        names = ", ".join(kind.name for kind in kinds)
-        raise InvalidInput(f"{found} {what} given; the model has {len(kinds)}: {names}")
-
-
-def _checked_array(array: Array, kind: ArrayType, rows: int) -> Array:
-    """The array itself, or a copy of it that is contiguous."""
-    if not isinstance(array, np.ndarray):
-        raise InvalidInput(
-            f"{kind.name} is a {type(array).__name__}; give a numpy array of {kind.dtype}"
-        )
-    if array.dtype.newbyteorder("=") != kind.dtype:
-        raise InvalidInput(
-            f"{kind.name} has dtype {array.dtype}; convert it with astype(np.{kind.dtype})"
-        )
-    if array.shape != _with_rows(kind.shape, rows):
-        wanted = ", ".join("any" if length is None else str(length) for length in kind.shape)
-        same = f", with {rows} rows as the inputs before" if _is_free(kind) else ""
-        raise InvalidInput(f"{kind.name} has shape {array.shape}; give ({wanted}){same}")
-    return array if _is_plain(array) else np.require(array, kind.dtype, ("C", "A", "E"))
-
-
-def _is_plain(array: Array) -> bool:
-    return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
-
-
-def _require_own_memory(
-    inputs: Sequence[Array], outputs: Sequence[Array], names: Sequence[str]
-) -> None:
-    for number, (output, name) in enumerate(zip(outputs, names, strict=True)):
-        if not output.flags.writeable:
-            raise InvalidInput(f"{name} is read-only; give a writable array")
-        if any(np.may_share_memory(output, other) for other in [*inputs, *outputs[:number]]):
-            raise InvalidInput(f"{name} shares memory with another array; give one of its own")
-
-
-def _with_rows(shape: tuple[int | None, ...], rows: int) -> tuple[int, ...]:
-    return tuple(rows if length is None else length for length in shape)
 
 
 def _padded(rows: Array, tile: int) -> Array:

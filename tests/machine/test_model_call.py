@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from copying_model import copier, copying, of_type
 from guard import EDGES, GuardedArray, run_in_child
-from test_trampoline import Subclass, spin_until_told
+from test_kernel_call import Subclass, spin_until_told
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target

@@ -13,7 +13,7 @@ import pytest
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.runtime import trampoline
+from sparsejit.runtime import kernel_call
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rcx, rdi, rsi
@@ -49,7 +49,7 @@ def spy() -> Spy:
 
 @pytest.fixture
 def spied(kernel: sparsejit.Kernel, spy: Spy) -> Callable[..., object]:
-    return trampoline.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy)
+    return kernel_call.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy)
 
 
 def test_plain_arrays_never_reach_the_fallback(spied: Callable[..., object], spy: Spy) -> None:
@@ -121,7 +121,7 @@ def test_bound_arrays_are_read_when_called(kernel: sparsejit.Kernel) -> None:
 
 
 def test_bind_refuses_what_a_call_refuses(kernel: sparsejit.Kernel) -> None:
-    with pytest.raises(InvalidInput, match="share memory"):
+    with pytest.raises(InvalidInput, match="shares memory"):
         kernel.bind(X, X)
 
 
@@ -164,8 +164,8 @@ def test_a_kernel_is_freed_without_the_cycle_collector() -> None:
 def test_an_unknown_object_layout_falls_back(
     kernel: sparsejit.Kernel, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trampoline, "layout_is_known", lambda: False)
-    assert trampoline.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
+    monkeypatch.setattr(kernel_call, "layout_is_known", lambda: False)
+    assert kernel_call.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
 
 
 def spin_until_told() -> ExecutableMemory:
@@ -195,7 +195,7 @@ def test_the_interpreter_lock_is_released_while_a_kernel_runs() -> None:
     """Another thread of Python sees that the call has begun, and can end it."""
     x, y = np.array([0, 1], np.float32), np.zeros(2, np.float32)
     memory = spin_until_told()
-    call = trampoline.call_trampoline(memory, (2,), (2,), Spy())
+    call = kernel_call.call_trampoline(memory, (2,), (2,), Spy())
 
     def tell() -> None:
         while not y[1]:

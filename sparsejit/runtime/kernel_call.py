@@ -1,13 +1,13 @@
-"""Calls from Python without ctypes: small native stubs that CPython calls as built-in functions.
+"""Calls of a kernel, `void kernel(const float *x, float *y)`, from Python and without ctypes.
 
 A ctypes call costs 0.3 us and asking a numpy array for its address 0.7 us, several times what a
-small kernel takes. `call_trampoline` emits a built-in `call(x, out)` that checks both arrays by
-reading numpy's array structure and calls the kernel; whatever is unusual goes to a Python fallback,
-which accepts it or says what is wrong. `bind` emits a built-in without arguments for one fixed x
-and y.
+small kernel takes. So a small native stub, which CPython calls as a built-in function, checks both
+arrays by reading numpy's array structure and calls the kernel; whatever is unusual goes to a Python
+fallback, which accepts it or says what is wrong.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.machine.target import Target
+from sparsejit.runtime.array_checks import check_in_place, check_outputs, checked_array
 from sparsejit.runtime.executable_memory import ExecutableMemory, builtin, python_function
 from sparsejit.runtime.python_objects import (
     ALIGNED,
@@ -23,6 +24,7 @@ from sparsejit.runtime.python_objects import (
     METH_FASTCALL,
     REFERENCES,
     WRITEABLE,
+    ArrayType,
     Shape,
     bind_arguments,
     check_array,
@@ -47,7 +49,60 @@ from sparsejit.x86.operands import (
 )
 from sparsejit.x86.stack import pop, push
 
+FloatArray = npt.NDArray[np.float32]
+
 _FLOAT32 = np.dtype(np.float32)
+
+
+class KernelCall:
+    """A kernel as `run(x, out) -> out`, for float32 arrays of its shapes, and bound to two.
+
+    An x that is not contiguous and aligned is copied. The interpreter lock is released meanwhile.
+    Raises InvalidInput for other arrays, and for an out that is read-only or shares memory with x.
+    """
+
+    def __init__(self, memory: ExecutableMemory, x_shape: Shape, y_shape: Shape) -> None:
+        self._checked = _CheckedKernelCall(memory, x_shape, y_shape)
+        self._shapes = x_shape, y_shape
+
+    @cached_property
+    def run(self) -> Callable[[Any, Any], Any]:
+        """Made at the first call."""
+        return call_trampoline(self._checked.memory, *self._shapes, self._checked)
+
+    def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], None]:
+        """A built-in `run()` that computes out from x as they are by then, and holds both.
+
+        The interpreter lock stays held: releasing it costs more than a small kernel. No copy may
+        replace x.
+        """
+        checked = self._checked
+        checked.check(x, out)
+        check_in_place([x], [checked.x])
+        return bind_arguments(
+            checked.memory, ((rdi, x.ctypes.data), (rsi, out.ctypes.data)), (x, out)
+        )
+
+
+class _CheckedKernelCall:
+    """`call(x, out)` through ctypes: for what the stub does not take as it is."""
+
+    def __init__(self, memory: ExecutableMemory, x_shape: Shape, y_shape: Shape) -> None:
+        self.memory = memory
+        self.x = ArrayType(_FLOAT32.name, x_shape, "x")
+        self.y = ArrayType(_FLOAT32.name, y_shape, "out")
+        self._native = memory.function(2)
+
+    def __call__(self, x: FloatArray, out: FloatArray) -> FloatArray:
+        source = self.check(x, out)
+        self._native(source.ctypes.data, out.ctypes.data)
+        return out
+
+    def check(self, x: FloatArray, out: FloatArray) -> FloatArray:
+        """What x is read from: itself, or a copy."""
+        source = checked_array(x, self.x)
+        check_outputs([out], [self.y], [x])
+        return source
 
 
 def call_trampoline(
@@ -79,18 +134,6 @@ def call_trampoline(
     jump_to_vectorcall(asm)
     memory = ExecutableMemory(asm.finish().data)
     return builtin("call", memory.address, METH_FASTCALL, (memory, kernel, fallback))
-
-
-def bind(
-    kernel: ExecutableMemory,
-    x: npt.NDArray[np.float32],
-    y: npt.NDArray[np.float32],
-) -> Callable[[], None]:
-    """A built-in `run()` that computes y from x, both checked already and held from here on.
-
-    The interpreter lock stays held: releasing it costs more than a small kernel.
-    """
-    return bind_arguments(kernel, ((rdi, x.ctypes.data), (rsi, y.ctypes.data)), (x, y))
 
 
 def _check_apart(asm: Assembler, x_bytes: int, y_bytes: int, unusual: Label) -> None:
