@@ -33,7 +33,8 @@ def test_torch_is_a_range_that_holds_the_version_of_make() -> None:
 def test_the_sdist_has_what_the_tests_read() -> None:
     manifest = (ROOT / "MANIFEST.in").read_text()
     grafted = re.findall(r"^graft (\S+)$", manifest, re.MULTILINE)
-    assert {"tests", "docs", "examples", "sparsejit/perf/results"} == set(grafted)
+    perf = {"sparsejit/perf/results", "sparsejit/perf/studies"}
+    assert {"tests", "docs", "examples", *perf} == set(grafted)
     assert all((ROOT / folder).is_dir() for folder in grafted)
 
 

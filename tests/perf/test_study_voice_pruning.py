@@ -7,10 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sparsejit.errors import InvalidInput  # noqa: E402
-from sparsejit.perf import history, voice_pruning  # noqa: E402
+from sparsejit.perf import history  # noqa: E402
 from sparsejit.perf.history import read_rows  # noqa: E402
-from sparsejit.perf.voice_pruning import Arm, Sizes, VoiceStudy, arms  # noqa: E402
-from sparsejit.perf.voice_pruning_report import (  # noqa: E402
+from sparsejit.perf.studies import voice_pruning  # noqa: E402
+from sparsejit.perf.studies.voice_pruning import Arm, Sizes, VoiceStudy, arms  # noqa: E402
+from sparsejit.perf.studies.voice_pruning_report import (  # noqa: E402
     add_kernel_times,
     markdown,
 )

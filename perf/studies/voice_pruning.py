@@ -1,8 +1,8 @@
 """What pruning the voice's recurrent matrix costs, by pattern, amount and ranking of the gates.
 
 One dense checkpoint; from it every arm trains equally long on the same samples in the same order,
-pruned or not. Run `python -m sparsejit.perf.voice_pruning --data FOLDER --out FOLDER`; it resumes.
-Then `--kernels` times the trained matrices, `--table` prints docs/pruning.md's tables.
+pruned or not. Run `python -m sparsejit.perf.studies.voice_pruning --data FOLDER --out FOLDER`; it
+resumes. Then `--kernels` times the trained matrices, `--table` prints docs/pruning.md's tables.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.perf.history import RESULTS, append_rows, circumstances, read_rows
-from sparsejit.perf.voice_pruning_report import add_kernel_times, markdown
+from sparsejit.perf.studies.voice_pruning_report import add_kernel_times, markdown
 from sparsejit.prune import CubicSchedule, Pruner
 from sparsejit.voice.train.dataset import Clip, held_out_names, load_clips
 from sparsejit.voice.train.likelihood import evaluate, matrix_product_precision
