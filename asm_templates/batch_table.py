@@ -49,6 +49,12 @@ class MatMulTemplate(NamedTuple):
         return 0.0 if self.each is None else self.each.weight_change(matrix, target)
 
     @property
+    def takes_vast(self) -> bool:
+        """Whether it, and the kernel it repeats, follows the nonzeros alone."""
+        alone = self.family in ("panels", "csr")
+        return alone if self.each is None else self.each.takes_vast
+
+    @property
     def most_inputs(self) -> float:
         """As many as the repeated kernel takes, or the workspace holds."""
         return self.each.most_inputs if self.each else self.workspace_inputs

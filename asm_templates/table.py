@@ -50,7 +50,8 @@ class MatVecTemplate(NamedTuple):
     `changes_weights_by` is the most by which a weight differs from what its dtype holds, as a
     share of itself, where the kernel keeps an index in the weight's lowest bits; it does so for
     those matrices and targets that `changes_weights_of` says. Weights below 2**-125 become zeros.
-    `most_inputs` is how many its workspace on the stack can hold.
+    `most_inputs` is how many its workspace on the stack can hold. `takes_vast`: it follows the
+    nonzeros alone, so that a vast matrix may have it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class MatVecTemplate(NamedTuple):
     changes_weights_by: float
     changes_weights_of: Callable[[SparseMatrix, Target], bool]
     most_inputs: float
+    takes_vast: bool
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
         """By what share of itself a weight of this matrix may change; 0 where all are exact."""
@@ -154,6 +156,8 @@ _MOST_INPUTS = {
     "int8-pairs": int8_pairs.MOST_INPUTS, "int8-staged": int8_staged.MOST_INPUTS
 }  # fmt: skip
 
+_TAKE_VAST = {"broadcast", "broadcast-loop", "broadcast-mixed", "immediate", "int8-pairs"}
+
 # The naming law's element types; the int8 families carry theirs in the name.
 SHORT_NAMES = {
     DType.FLOAT32: "f32-", DType.BFLOAT16: "bf16-", DType.FLOAT16: "f16-", DType.INT8: ""
@@ -171,6 +175,7 @@ MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = tuple(
         _CHANGES_WEIGHTS_BY.get((family, isa, dtype), 0.0),
         _CHANGES_WEIGHTS_OF.get(family, _any_matrix),
         _MOST_INPUTS.get(family, math.inf),
+        family in _TAKE_VAST,
     )
     for family, levels, dtypes, requires, source in _ROWS
     for dtype in dtypes

@@ -220,7 +220,7 @@ def _measure(
         nnz=stats["nnz"],
         ns_min=ns_min,
         ns_median=statistics.median(timing.median_ns for timing in places),
-        effective_gflops=2 * matrix.dense.size * problem.batch / ns_min,
+        effective_gflops=2 * matrix.size * problem.batch / ns_min,
         real_gflops=flops / ns_min,
         code_bytes=stats["code_bytes"],
         pool_bytes=stats["pool_bytes"],

@@ -39,7 +39,6 @@ from sparsejit.asm_templates.batch.csr_shape import (
     Pass,
     csr_counts,
     csr_shape,
-    used_words,
 )
 from sparsejit.asm_templates.batch.csr_stream import (
     CsrStream,
@@ -51,7 +50,7 @@ from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.asm_templates.shared.storage import rounded_matrix
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -108,7 +107,7 @@ def expect(
 ) -> CsrCounts:
     """What the layer's zeros let expect: what is made of it, but for int8 weights that become 0."""
     shape = csr_shape(arithmetic, spec, matrix, target)
-    return csr_counts(shape, spec, used_words(arithmetic, matrix), target)
+    return csr_counts(shape, spec, matrix.words(arithmetic.together), target)
 
 
 def lower(
@@ -122,10 +121,10 @@ def lower(
         integers, ends = int8_rows(spec.each, matrix)
         start = first_sums(arithmetic, integers)
         in_bytes = arithmetic is Arithmetic.BYTES
-        words = byte_words(integers) if in_bytes else float_words(integers.astype(np.float32))
+        words = byte_words(integers) if in_bytes else float_words(integers)
     else:
-        words = float_words(rounded(matrix.dense, spec.dtype))
-    counts = csr_counts(shape, spec, words != 0, target)
+        words = float_words(rounded_matrix(matrix, spec.dtype).nonzeros)
+    counts = csr_counts(shape, spec, SparseMatrix.of_rows(words), target)
     return LoweredCsr(spec, shape, csr_stream(words, shape.blocks), start, ends, counts)
 
 

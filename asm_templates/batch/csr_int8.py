@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_nonzeros
 from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
     broadcast,
@@ -19,6 +19,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     to_int32,
 )
 from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import SMALLEST_SCALE, MatVec
 from sparsejit.x86.assembler import Assembler
@@ -31,19 +32,19 @@ PANEL = r12
 
 
 def first_sums(
-    arithmetic: Arithmetic, integers: npt.NDArray[np.int8]
+    arithmetic: Arithmetic, integers: CompressedRows
 ) -> npt.NDArray[np.int32] | None:
     """What the sums of rows start at, (out_features,); None for zero."""
     if arithmetic is not Arithmetic.BYTES:
         return None
-    return (-_OFFSET * integers.sum(axis=1, dtype=np.int64)).astype(np.int32)
+    return (-_OFFSET * integers.sums_by_row(integers.values)).astype(np.int32)
 
 
 def int8_rows(
     spec: MatVec, matrix: SparseMatrix
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Weights (out_features, in_features), and the scale and the bias of rows (out_features, 2)."""
-    integers, scales = quantised_rows(matrix)
+) -> tuple[CompressedRows, npt.NDArray[np.float32]]:
+    """Weights, int8, and the scale and the bias of rows (out_features, 2)."""
+    integers, scales = quantised_nonzeros(matrix)
     ends = np.zeros((spec.out_features, 2), np.float32)
     ends[:, 0] = output_scales(spec, scales)
     ends[:, 1] = 0 if spec.bias is None else spec.bias

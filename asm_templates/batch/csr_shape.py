@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.csr_stream import CsrBlocks, segment_counts, words_by_block
+from sparsejit.asm_templates.batch.csr_stream import (
+    CsrBlocks,
+    segment_counts,
+    words_by_block,
+)
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
+from sparsejit.ir.compressed_rows import count_distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
@@ -146,26 +150,19 @@ def csr_shape(
 
 
 def csr_counts(
-    shape: CsrShape, spec: MatMul, used: npt.NDArray[np.bool_], target: Target
+    shape: CsrShape, spec: MatMul, words: SparseMatrix, target: Target
 ) -> CsrCounts:
-    """Counted from where words are not zero, (out_features, columns)."""
-    words = words_by_block(used, shape.blocks)
-    segments = int(segment_counts(words).sum())
-    quads = int((-(-words // 4)).sum())
-    rows = shape.blocks.rows
-    groups = sum(
-        len(np.unique(block))
-        for first in range(0, len(words), rows)
-        for block in words[first : first + rows].T
-    )
-    return CsrCounts(target, spec, shape, int(words.sum()), segments, quads, groups)
-
-
-def used_words(arithmetic: Arithmetic, matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
-    """Which words have a weight, (out_features, columns)."""
-    used = matrix.dense != 0
-    starts = np.arange(0, matrix.in_features, arithmetic.together)
-    return used if len(starts) == used.shape[1] else np.logical_or.reduceat(used, starts, axis=1)
+    """Counted from the words that are not zero, (out_features, columns)."""
+    blocks = shape.blocks
+    block, in_row = words_by_block(words, blocks)
+    segments = int(segment_counts(in_row).sum())
+    quads = int((-(-in_row // 4)).sum())
+    # Rows of a block that have as many words, and those that have none.
+    alike = count_distinct(block * (blocks.width + 1) + in_row, blocks.count * (blocks.width + 1))
+    used, used_rows = np.unique(block, return_counts=True)
+    rows_of = np.minimum(blocks.rows, blocks.out_features - used // blocks.across * blocks.rows)
+    groups = alike + blocks.count - int(np.count_nonzero(used_rows == rows_of))
+    return CsrCounts(target, spec, shape, words.nnz, segments, quads, groups)
 
 
 def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:

@@ -11,12 +11,14 @@ multiplied at once: a float32 weight, or the int8 weights of four inputs side by
     group   int32: words of a segment, segments, bytes of a segment               12 bytes
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+
+from sparsejit.ir.compressed_rows import CompressedRows, distinct
+from sparsejit.ir.sparse_matrix import SparseMatrix
 
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
@@ -24,7 +26,7 @@ OFFSET_UNIT = 8  # bytes
 GROUP_BYTES = 12
 
 _IntArray = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint32]
+_Block = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.void]]
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,19 @@ class CsrBlocks:
     rows: int
     width: int
 
-    def places(self) -> Iterator[tuple[slice, slice]]:
-        """Rows and columns of every block, in the order in which they are multiplied."""
-        for row in range(0, self.out_features, self.rows):
-            for column in range(0, self.columns, self.width):
-                yield slice(row, row + self.rows), slice(column, column + self.width)
+    @property
+    def across(self) -> int:
+        """Blocks of the same rows."""
+        return -(-self.columns // self.width)
+
+    @property
+    def count(self) -> int:
+        """All blocks."""
+        return -(-self.out_features // self.rows) * self.across
+
+    def number_of(self, words: CompressedRows) -> _IntArray:
+        """The block of each word; blocks are numbered in the order in which they are multiplied."""
+        return words.rows // self.rows * self.across + words.columns // self.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +65,19 @@ class CsrStream:
     quads: npt.NDArray[np.void]
 
 
-def float_words(dense: npt.NDArray[np.float32]) -> Words:
-    """A word a weight, 0 for both zeros."""
-    return np.where(dense != 0, dense, np.float32(0)).view(np.uint32)
+def float_words(nonzeros: CompressedRows) -> CompressedRows:
+    """A word a weight, float32."""
+    return nonzeros.with_values(nonzeros.values.astype(np.float32).view(np.uint32))
 
 
-def byte_words(integers: npt.NDArray[np.int8]) -> Words:
-    """A word for the weights of four inputs; zeros fill the last one."""
-    rows, inputs = integers.shape
-    padded = np.zeros((rows, -(-inputs // 4) * 4), np.int8)
-    padded[:, :inputs] = integers
-    return padded.view(np.uint32)
+def byte_words(integers: CompressedRows) -> CompressedRows:
+    """A word for the weights of four inputs, int8."""
+    shape = integers.shape[0], -(-integers.shape[1] // 4)
+    numbers = integers.rows * shape[1] + integers.columns // 4
+    found, word = distinct(numbers, shape[0] * shape[1])
+    parts = np.zeros((len(found), 4), np.int8)
+    parts[word, integers.columns % 4] = integers.values
+    return CompressedRows.of_numbers(shape, found, parts.view(np.uint32)[:, 0])
 
 
 def segment_counts(words_a_row: _IntArray) -> _IntArray:
@@ -73,25 +85,39 @@ def segment_counts(words_a_row: _IntArray) -> _IntArray:
     return -(-words_a_row // MOST)
 
 
-def words_by_block(used: npt.NDArray[np.bool_], blocks: CsrBlocks) -> _IntArray:
-    """The words that are not zero in each row and each block of columns, (out_features, blocks)."""
-    edges = (*range(0, blocks.columns, blocks.width), blocks.columns)
-    counts = [np.count_nonzero(used[:, a:b], axis=1) for a, b in pairwise(edges)]
-    return np.stack(counts, axis=1)
+def words_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> tuple[_IntArray, _IntArray]:
+    """The block of every row in a block that has words, and how many."""
+    if not matrix.is_vast:
+        counts = matrix.counts_by_inputs(blocks.width).astype(np.int64)
+        row, across = np.nonzero(counts)
+        return row // blocks.rows * blocks.across + across, counts[row, across]
+    words = matrix.nonzeros
+    in_row = words.rows * blocks.across + words.columns // blocks.width
+    begin = np.flatnonzero(np.diff(in_row, prepend=-1))
+    return blocks.number_of(words)[begin], np.diff(begin, append=len(words))
 
 
-def csr_stream(words: Words, blocks: CsrBlocks) -> CsrStream:
+def csr_stream(words: CompressedRows, blocks: CsrBlocks) -> CsrStream:
     """The words in the order in which they are read."""
-    parts = [_block(words[place]) for place in blocks.places()]
+    block = blocks.number_of(words)
+    order = np.argsort(block, kind="stable")
+    edges = np.searchsorted(block[order], np.arange(blocks.count + 1))
+    parts = []
+    for first, end in pairwise(edges.tolist()):
+        own = order[first:end]
+        row, column = words.rows[own] % blocks.rows, words.columns[own] % blocks.width
+        parts.append(_block(row, column, words.values[own]))
     return CsrStream(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _block(
-    words: Words,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.void]]:
-    row, column = np.divmod(np.flatnonzero(words != 0), words.shape[1])  # `nonzero` is slow in 2-d
-    in_row = np.bincount(row, minlength=len(words))
-    rows, lengths = _segments(in_row)
+def _block(row: _IntArray, column: _IntArray, words: npt.NDArray[np.uint32]) -> _Block:
+    """The words of a block, row after row."""
+    if not len(words):
+        return _EMPTY
+    begin = np.flatnonzero(np.diff(row, prepend=-1))
+    used, in_row = row[begin], np.diff(begin, append=len(row))
+    number, lengths = _segments(in_row)
+    rows = used[number]
     order = np.argsort(lengths, kind="stable")
     quads_of = -(-lengths // 4)
     # Where a segment's last word ends, in slots of quads, when segments are in that order.
@@ -102,7 +128,7 @@ def _block(
     slot = ends[segment] - from_end
     quads = np.zeros(int(quads_of.sum()), QUAD)
     quads["offset"][slot // 4, slot % 4] = column
-    quads["word"][slot // 4, slot % 4] = words[row, column]
+    quads["word"][slot // 4, slot % 4] = words
     length, segments = np.unique(lengths, return_counts=True)
     groups = np.stack([length, segments, -(-length // 4) * QUAD.itemsize], axis=1)
     return (
@@ -110,6 +136,10 @@ def _block(
         rows[order].astype(np.int32),
         quads,
     )
+
+
+# Of a block without words: the zeros that end its groups.
+_EMPTY = np.zeros((1, 3), np.int32), np.zeros(0, np.int32), np.zeros(0, QUAD)
 
 
 def _segments(in_row: _IntArray) -> tuple[_IntArray, _IntArray]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.batch.csr_shape import Arithmetic, used_words
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
 from sparsejit.asm_templates.batch.panels import RESERVED
-from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
+from sparsejit.asm_templates.batch.row_tiles import Products, inputs_by_tile
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
@@ -100,11 +100,9 @@ def expect(
     """As if tiles were of consecutive rows, and no int8 weight became 0."""
     in_panels, nnz, inputs = columns_in_panels(family, spec, target), matrix.nnz, 0
     if in_panels:
-        used = used_words(arithmetic, matrix)
-        nnz = int(np.count_nonzero(used))
-        tiles = tile_rows(len(used), target.vector_registers - RESERVED)
-        by_tile = (used[rows[0] : rows[-1] + 1].any(axis=0) for rows in tiles)
-        inputs = sum(int(np.count_nonzero(tile)) for tile in by_tile)
+        words = matrix.words(arithmetic.together)
+        nnz = words.nnz
+        inputs = inputs_by_tile(words, target.vector_registers - RESERVED)
     of_each = each.expect(spec.each, matrix, target) if each else None
     return BatchCounts(target, spec, nnz, in_panels, inputs, of_each, arithmetic)
 

@@ -24,7 +24,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     to_int32,
 )
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.asm_templates.shared.storage import rounded_matrix
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.x86.assembler import Assembler, line
@@ -52,21 +52,16 @@ def panel_products(
 ) -> tuple[list[Products], PanelSums]:
     """Tiles of rows, at most so many each, and what their sums are."""
     if spec.dtype is not DType.INT8:
-        tiles = products(SparseMatrix(rounded(matrix.dense, spec.dtype)), accumulators)
+        tiles = products(rounded_matrix(matrix, spec.dtype).nonzeros, accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, spec.bias)
     integers, ends = int8_rows(spec, matrix)
     if arithmetic is Arithmetic.INTEGERS:
-        tiles = products(SparseMatrix(integers), accumulators)
+        tiles = products(integers.with_values(integers.values.astype(np.float32)), accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, None, ends)
     words = byte_words(integers)
     # Bytes of x are multiplied from a register: no input comes with its product.
     tiles = [
-        replace(
-            tile,
-            weight=words[tile.rows[tile.accumulator], tile.column],
-            alone=np.zeros(len(tile), bool),
-        )
-        for tile in products(SparseMatrix((words != 0).astype(np.int8)), accumulators)
+        replace(tile, alone=np.zeros(len(tile), bool)) for tile in products(words, accumulators)
     ]
     return tiles, PanelSums(arithmetic, words.shape[1], first_sums(arithmetic, integers), ends)
 

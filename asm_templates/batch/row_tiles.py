@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 
 # Loads that an input costs: one that a tile uses once comes with its product.
@@ -51,15 +52,20 @@ _LOST = -np.diff(_COST, prepend=np.float32(0))
 _GAINED = np.diff(_COST, append=_COST[-1])
 
 
-def products(matrix: SparseMatrix, accumulators: int) -> list[Products]:
+def products(weights: CompressedRows, accumulators: int) -> list[Products]:
     """The tiles of a matrix, at most `accumulators` rows each.
 
     Every other tile takes its columns from last to first: what the tile before used last is
     still in L1.
     """
+    if weights.is_vast:
+        groups = tile_rows(weights.shape[0], accumulators)
+    else:
+        used = weights.with_values(np.ones(len(weights), bool)).dense()
+        groups = _trade(used.astype(np.float32), _group(used, accumulators))
     return [
-        _in_order(matrix, np.sort(rows), descending=number % 2 == 1)
-        for number, rows in enumerate(_trade(matrix, _group(matrix, accumulators)))
+        _in_order(weights, np.sort(rows), descending=number % 2 == 1)
+        for number, rows in enumerate(groups)
     ]
 
 
@@ -68,29 +74,38 @@ def tile_rows(out_features: int, most: int) -> list[IntArray]:
     return np.array_split(np.arange(out_features), -(-out_features // most))
 
 
-def _in_order(matrix: SparseMatrix, rows: IntArray, descending: bool) -> Products:
-    columns = np.arange(matrix.in_features)[:: -1 if descending else 1]
-    tile = matrix.dense[rows][:, columns]
-    position, accumulator = np.nonzero(tile.T)
+def inputs_by_tile(matrix: SparseMatrix, most: int) -> int:
+    """Inputs that tiles of consecutive rows need, added up over the tiles."""
+    return matrix.count_inputs(np.array([rows[0] for rows in tile_rows(matrix.out_features, most)]))
+
+
+def _in_order(weights: CompressedRows, rows: IntArray, descending: bool) -> Products:
+    counts = weights.starts[rows + 1] - weights.starts[rows]
+    accumulator = np.repeat(np.arange(len(rows)), counts)
+    number = np.arange(len(accumulator)) - (np.cumsum(counts) - counts)[accumulator]
+    number += weights.starts[rows][accumulator]
+    column = weights.columns[number]
+    order = np.argsort((-column if descending else column) * len(rows) + accumulator)
+    column = column[order]
+    first = np.diff(column, prepend=-1) != 0
     return Products(
         rows,
-        accumulator,
-        columns[position],
-        tile[accumulator, position],
-        np.diff(position, prepend=-1) != 0,
-        (np.count_nonzero(tile, axis=0) == 1)[position],
+        accumulator[order],
+        column,
+        weights.values[number[order]],
+        first,
+        first & np.append(first[1:], np.ones(min(len(first), 1), bool)),
     )
 
 
-def _group(matrix: SparseMatrix, most: int) -> list[IntArray]:
+def _group(used: BoolArray, most: int) -> list[IntArray]:
     """Rows in groups of nearly equal size, each begun with the emptiest row that is left.
 
     A group then takes the row whose inputs cost least a weight, again and again: an input that
     the group has not used yet costs `_FIRST_USE`, one that it has used once `_SECOND_USE`.
     """
-    used = matrix.dense != 0
     used_by_column = np.ascontiguousarray(used.T)
-    counts = np.maximum(matrix.row_counts, 1)
+    counts = np.maximum(np.count_nonzero(used, axis=1), 1)
     left = np.ones(len(used), bool)
     groups = []
     for group in tile_rows(len(used), most):
@@ -110,9 +125,8 @@ def _group(matrix: SparseMatrix, most: int) -> list[IntArray]:
     return groups
 
 
-def _trade(matrix: SparseMatrix, groups: list[IntArray]) -> list[IntArray]:
+def _trade(used: FloatArray, groups: list[IntArray]) -> list[IntArray]:
     """The groups, after rows of every two of them have traded places as often as that pays."""
-    used = (matrix.dense != 0).astype(np.float32)
     traders = [_Group.of(rows, used) for rows in groups]
     pairs = list(combinations(traders, 2))
     refused: dict[tuple[int, int], tuple[int, int]] = {}

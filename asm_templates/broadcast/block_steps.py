@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.tiles import BoolArray, FloatArray, IntArray
+from sparsejit.ir.compressed_rows import CompressedRows, distinct
 
 BLOCK_ROWS = 8
 
@@ -34,15 +35,24 @@ class BlockSteps:
         return np.where(self.again, np.roll(self.column, -1), self.column)
 
 
-def in_order_of_columns(weights: FloatArray) -> BlockSteps:
-    """The steps of weights (groups, parts, BLOCK_ROWS, inputs), column after column."""
-    kept = np.any(weights != 0, axis=2)
-    column, group = np.nonzero(kept.any(axis=1).T)
-    parts = kept[group, :, column]
+def in_order_of_columns(weights: CompressedRows, lanes: int) -> BlockSteps:
+    """The steps of a tile's weights, column after column."""
+    groups = -(-weights.shape[0] // lanes)
+    found, step = _steps(weights, lanes)
+    column, group = np.divmod(found, groups)
+    parts = np.zeros((len(found), lanes // BLOCK_ROWS), bool)
+    parts[step, weights.rows % lanes // BLOCK_ROWS] = True
     order = _mates_together(column, parts)
     column, parts = column[order], parts[order]
     lines, again = _lines(column, parts), np.zeros(len(order), bool)
     return BlockSteps(column, group[order], parts, lines, again)
+
+
+def _steps(weights: CompressedRows, lanes: int) -> tuple[IntArray, IntArray]:
+    """Column times groups, plus group, of each step; and the step of each weight."""
+    groups = -(-weights.shape[0] // lanes)
+    numbers = weights.columns * groups + weights.rows // lanes
+    return distinct(numbers, weights.shape[1] * groups)
 
 
 def in_order_of_lines(steps: BlockSteps) -> BlockSteps:
@@ -81,12 +91,12 @@ def _lines(column: IntArray, kept: BoolArray) -> IntArray:
     return np.unique(line_of, return_inverse=True)[1]
 
 
-def lines_of_weights(weights: FloatArray, steps: BlockSteps) -> FloatArray:
-    """What lies in the pool: (lines, lanes), from weights (groups, parts, BLOCK_ROWS, inputs)."""
+def lines_of_weights(weights: CompressedRows, steps: BlockSteps, lanes: int) -> FloatArray:
+    """What lies in the pool, (lines, lanes), of a tile's weights."""
+    groups = -(-weights.shape[0] // lanes)
+    order = np.argsort(steps.column * groups + steps.group)
+    _, step = _steps(weights, lanes)
     lines = int(steps.line.max(initial=-1)) + 1
-    pool = np.zeros((lines, *weights.shape[1:3]), np.float32)
-    for part in range(weights.shape[1]):
-        chosen = steps.kept[:, part]
-        source = weights[steps.group[chosen], part, :, steps.column[chosen]]
-        pool[steps.line[chosen], part] = source
-    return pool.reshape(lines, weights.shape[1] * BLOCK_ROWS)
+    pool = np.zeros((lines, lanes), np.float32)
+    pool[steps.line[order][step], weights.rows % lanes] = weights.values
+    return pool

@@ -21,7 +21,8 @@ import numpy as np
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
-from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray, grouped
+from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray
+from sparsejit.ir.compressed_rows import CompressedRows, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
@@ -49,38 +50,45 @@ _EVEN_LANES = np.arange(0, 32, 2, dtype=np.int32)
 
 @dataclass(frozen=True, eq=False)
 class Immediate:
-    """Weights (groups, lanes, in_features), and whether they go through the stack."""
+    """Weights, and whether they go through the stack."""
 
     spec: MatVec
-    weights: FloatArray
+    weights: SparseMatrix
     pushed: bool
     counts: Counts
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Nonzero weights; none in the pool."""
-    return Counts.of(matrix, target, spec.dtype, Work("immediate", matrix.nnz), 0)
+    """Nonzero weights, none in the pool; and where each output's sum is a scalar, that."""
+    steps = matrix.nnz if _is_pushed(matrix, target) else matrix.nnz + matrix.out_features
+    return Counts.of(matrix, target, spec.dtype, Work("immediate", steps), 0)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Immediate:
     """Pushed where the blocks that are pushed hold enough weights."""
-    pushed = matrix.block_fill(target.lanes // 2) >= WORTH_PUSHING
-    return Immediate(spec, grouped(target, matrix), pushed, expect(spec, matrix, target))
+    pushed = _is_pushed(matrix, target)
+    return Immediate(spec, matrix, pushed, expect(spec, matrix, target))
+
+
+def _is_pushed(matrix: SparseMatrix, target: Target) -> bool:
+    return matrix.block_fill(target.lanes // 2) >= WORTH_PUSHING
 
 
 def emit(asm: Assembler, lowered: Immediate) -> None:
     """Append the kernel; see `table` for the contract."""
-    spec, weights = lowered.spec, lowered.weights
-    if not lowered.pushed:
-        for group, own in enumerate(weights):
+    spec, lanes = lowered.spec, asm.target.lanes
+    groups = -(-spec.out_features // lanes)
+    capacity = (asm.target.vector_registers - RESERVED) // 2 if lowered.pushed else 1
+    for first in range(0, groups, capacity):
+        count = min(capacity, groups - first)
+        own = lowered.weights.rows(first * lanes, (first + count) * lanes).nonzeros
+        if lowered.pushed:
+            _add_pushed(asm, own, 2 * count)
+            sums = _close_ranks(asm, count)
+        else:
             _add_one_by_one(asm, own)
-            _finish(asm, spec, [_gather_rows(asm)], group)
-        return
-    capacity = (asm.target.vector_registers - RESERVED) // 2
-    for first in range(0, len(weights), capacity):
-        tile = weights[first : first + capacity]
-        _add_pushed(asm, tile.reshape(2 * len(tile), -1, spec.in_features))
-        _finish(asm, spec, _close_ranks(asm, len(tile)), first)
+            sums = [_gather_rows(asm)]
+        _finish(asm, spec, sums, first)
 
 
 def _finish(asm: Assembler, spec: MatVec, sums: list[Register], first_group: int) -> None:
@@ -109,18 +117,19 @@ def _scalar_sum(asm: Assembler, row: int | IntArray) -> Register:
     return xmm(row + asm.target.lanes)
 
 
-def _add_one_by_one(asm: Assembler, weights: FloatArray) -> None:
-    """Sum a group's rows, weights (lanes, in_features), each in a register of its own."""
+def _add_one_by_one(asm: Assembler, weights: CompressedRows) -> None:
+    """Sum a group's rows, each in a register of its own."""
     for lane in range(asm.target.lanes):
         zero(asm, _scalar_sum(asm, lane))
-    column, row = np.nonzero(weights.T)
+    order = np.lexsort((weights.rows, weights.columns))
+    column, row = weights.columns[order], weights.rows[order]
     inputs = addresses(column * 4, _input_unit(asm))
     place = Memory(rdx, inputs.displacement)
     asm.stamp(
         len(column),
         [
             line("lea", rdx, Memory(rdi, inputs.base), when=inputs.moves),
-            line("mov", dword(rax), _bits(weights[row, column])),
+            line("mov", dword(rax), _bits(weights.values[order])),
             line("vmovd", xmm(0), dword(rax)),
             line("vfmadd231ss", _scalar_sum(asm, row), xmm(0), place),
         ],
@@ -150,22 +159,27 @@ def _pushed_sum(asm: Assembler, half: int | IntArray) -> Register:
     return Register(vector(asm, 0).kind, asm.target.vector_registers - 1 - half)
 
 
-def _add_pushed(asm: Assembler, weights: FloatArray) -> None:
-    """Sum rows by halves of a group, weights (halves, lanes / 2, in_features)."""
-    for position in range(len(weights)):
+def _add_pushed(asm: Assembler, weights: CompressedRows, halves: int) -> None:
+    """Sum rows by halves of a group."""
+    for position in range(halves):
         zero(asm, _pushed_sum(asm, position))
-    column, half = np.nonzero(np.any(weights != 0, axis=1).T)
-    ahead = PUSHES_AHEAD // weights.shape[1]
+    rows = asm.target.lanes // 2
+    numbers = weights.columns * halves + weights.rows // rows
+    found, block = distinct(numbers, weights.shape[1] * halves)
+    column, half = np.divmod(found, halves)
+    pushed = np.zeros((len(found), rows), np.float32)
+    pushed[block, weights.rows % rows] = weights.values
+    ahead = PUSHES_AHEAD // rows
     for first in range(0, len(column), ahead):
         steps = slice(first, first + ahead)
-        _push_and_multiply(asm, weights, column[steps], half[steps])
+        _push_and_multiply(asm, pushed[steps], column[steps], half[steps])
 
 
 def _push_and_multiply(
     asm: Assembler, weights: FloatArray, column: IntArray, half: IntArray
 ) -> None:
-    count, rows = len(column), weights.shape[1]
-    bits = _bits(weights[half, :, column])
+    count, rows = weights.shape
+    bits = _bits(weights)
     asm.stamp(count, [line("push", bits[:, row]) for row in reversed(range(rows))])
     inputs = addresses(column * 4, _input_unit(asm))
     pushed = Memory(rsp, (count - 1 - np.arange(count)) * rows * 8)

@@ -27,6 +27,7 @@ from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import store, vector, zero
 from sparsejit.asm_templates.shared.storage import ByteArray, Storage
 from sparsejit.asm_templates.shared.tiles import FloatArray, IntArray, Tile, add_chains
+from sparsejit.ir.compressed_rows import distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
@@ -76,10 +77,15 @@ class LoopShape:
 
 @dataclass(frozen=True, eq=False)
 class _BlockRows:
-    """`weights` (block rows, rows, in_features); `columns` of each that hold a nonzero."""
+    """Block rows of so many rows; the blocks of number r are `starts[r]` up to `starts[r + 1]`.
 
+    `columns` are those of blocks, and `weights` (blocks, rows) theirs.
+    """
+
+    rows: int
+    starts: IntArray
+    columns: IntArray
     weights: FloatArray
-    columns: list[IntArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,30 +173,35 @@ def emit(asm: Assembler, lowered: Looped) -> None:
 
 def block_row_height(matrix: SparseMatrix, lanes: int) -> int:
     """Rows of the block rows that a matrix is cut into: those of a vector, or half as many."""
-    whole = int(matrix.block_mask(lanes).sum())
-    halves = int(matrix.block_mask(HALF).sum()) * HALF / lanes
+    whole = matrix.block_count(lanes)
+    halves = matrix.block_count(HALF) * HALF / lanes
     return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
 
 
 def planned_loops(matrix: SparseMatrix, lanes: int, first_row: int = 0) -> list[LoopShape]:
     """The loops that a matrix takes, for the planner."""
     rows = block_row_height(matrix, lanes)
-    longest_first = np.sort(matrix.block_mask(rows)[first_row // rows :].sum(axis=1))[::-1]
+    block_row, _ = matrix.blocks(rows)
+    counts = np.bincount(block_row, minlength=-(-matrix.out_features // rows))
+    longest_first = np.sort(counts[first_row // rows :])[::-1]
     return loop_shapes(longest_first[:: lanes // rows])
 
 
 def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
     """Block rows of a matrix, with empty ones up to a `multiple`."""
     count = -(-matrix.out_features // (rows * multiple)) * multiple
-    padded = np.zeros((count * rows, matrix.in_features), np.float32)
-    padded[: matrix.out_features] = matrix.dense
-    weights = padded.reshape(count, rows, matrix.in_features)
-    return _BlockRows(weights, [np.flatnonzero(used) for used in np.any(weights != 0, axis=1)])
+    nonzeros = matrix.nonzeros
+    numbers = nonzeros.rows // rows * matrix.in_features + nonzeros.columns
+    found, block = distinct(numbers, matrix.size)
+    block_row, columns = np.divmod(found, matrix.in_features)
+    weights = np.zeros((len(found), rows), np.float32)
+    weights[block, nonzeros.rows % rows] = nonzeros.values
+    return _BlockRows(rows, np.searchsorted(block_row, np.arange(count + 1)), columns, weights)
 
 
 def _loops(block_rows: _BlockRows, parts: int, begin: int) -> Iterator[_Loop]:
     """The loops over the block rows from number `begin` on."""
-    counts = np.array([len(columns) for columns in block_rows.columns])
+    counts = np.diff(block_rows.starts)
     longest_first = begin + np.argsort(-counts[begin:], kind="stable")
     accumulators = longest_first.reshape(-1, parts)
     first = 0
@@ -202,27 +213,31 @@ def _loops(block_rows: _BlockRows, parts: int, begin: int) -> Iterator[_Loop]:
 
 def loop_shapes(blocks: IntArray) -> list[LoopShape]:
     """Cut accumulators of so many blocks each, the longest first, into loops that cost least."""
-    cheapest: list[tuple[int, list[LoopShape]]] = [(0, [])]
+    cheapest: list[tuple[int, LoopShape | None]] = [(0, None)]
     for end in range(1, len(blocks) + 1):
         choices = []
         for size in (size for size in LOOP_SIZES if size <= end):
             chains = SLOTS // size
             shape = LoopShape(size, chains, -(-int(blocks[end - size]) // chains))
-            cost, before = cheapest[end - size]
-            choices.append((cost + shape.vectors + LOOP_ENDS, [*before, shape]))
+            choices.append((cheapest[end - size][0] + shape.vectors + LOOP_ENDS, shape))
         cheapest.append(min(choices, key=lambda choice: choice[0]))
-    return cheapest[-1][1]
+    shapes: list[LoopShape] = []
+    end = len(blocks)
+    while last := cheapest[end][1]:
+        shapes.append(last)
+        end -= last.accumulators
+    return shapes[::-1]
 
 
 def _loop(block_rows: _BlockRows, own: IntArray, chains: int, trips: int) -> _Loop:
-    rows = block_rows.weights.shape[1]
+    rows = block_rows.rows
     columns = np.zeros((trips, chains, *own.shape), np.uint32)
     weights = np.zeros((*columns.shape, rows), np.float32)
     for (accumulator, part), block_row in np.ndenumerate(own):
-        used = block_rows.columns[block_row]
-        trip, chain = np.divmod(np.arange(len(used)), chains)
-        columns[trip, chain, accumulator, part] = used
-        weights[trip, chain, accumulator, part] = block_rows.weights[block_row][:, used].T
+        used = slice(block_rows.starts[block_row], block_rows.starts[block_row + 1])
+        trip, chain = np.divmod(np.arange(used.stop - used.start), chains)
+        columns[trip, chain, accumulator, part] = block_rows.columns[used]
+        weights[trip, chain, accumulator, part] = block_rows.weights[used]
     slots, parts = chains * own.shape[0], own.shape[1]
     return _Loop(
         own,

@@ -79,21 +79,25 @@ def emit(asm: Assembler, lowered: Mixed) -> None:
 
 def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     """Outputs in straight-line code, which with the loops' code fits L1: whole vectors, or all."""
-    used = matrix.block_mask(target.lanes)
+    block_row, column = matrix.blocks(target.lanes)
+    starts = np.searchsorted(block_row, np.arange(-(-matrix.out_features // target.lanes) + 1))
+    groups = len(starts) - 1
     capacity = tile_capacity(target, UNPACKING_REGISTERS[dtype])
     looped_bytes = _BLOCK_ROW_BYTES * target.lanes // loop.block_row_height(matrix, target.lanes)
-    room = CODE_SHARES[dtype] * target.l1i_bytes - looped_bytes * len(used)
+    room = CODE_SHARES[dtype] * target.l1i_bytes - looped_bytes * groups
     step_bytes = _STEP_BYTES[dtype]
     if dtype is DType.FLOAT32 and straight.halves_share_loads(matrix, target):
         step_bytes = _STEP_BYTES_OF_HALVES
-    for first in range(0, len(used), capacity):
-        tile = used[first : first + capacity]
-        steps = tile.sum(axis=1).cumsum()
-        inputs = np.logical_or.accumulate(tile).sum(axis=1)
-        not_looped = np.arange(1, len(tile) + 1)
+    for first in range(0, groups, capacity):
+        ends = starts[first : first + capacity + 1]
+        own = column[ends[0] : ends[-1]]
+        _, first_uses = np.unique(own, return_index=True)
+        steps = ends[1:] - ends[0]
+        inputs = np.searchsorted(np.sort(first_uses), steps)
+        not_looped = np.arange(1, len(steps) + 1)
         code_bytes = step_bytes * steps + _INPUT_BYTES * inputs - looped_bytes * not_looped
         fitting = int((code_bytes <= room).sum())
-        if fitting < len(tile):
+        if fitting < len(steps):
             return (first + fitting) * target.lanes
         room -= code_bytes[-1]
     return matrix.out_features

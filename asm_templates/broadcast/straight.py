@@ -49,11 +49,11 @@ from sparsejit.asm_templates.shared.tiles import (
     IntArray,
     Tile,
     finish,
-    grouped,
     start,
     tile_capacity,
     tiles,
 )
+from sparsejit.ir.compressed_rows import count_distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
@@ -105,10 +105,11 @@ def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -
     Each tile broadcasts its inputs anew, at a third of a step's price. Of the first `rows`, whole
     vectors, or of all.
     """
-    used = matrix.block_mask(target.lanes)[: -(-rows // target.lanes)]
-    tile = tile_capacity(target, UNPACKING_REGISTERS[dtype])
-    inputs = sum(int(used[at : at + tile].any(axis=0).sum()) for at in range(0, len(used), tile))
-    return int(used.sum()) + inputs // 3
+    block_row, column = matrix.blocks(target.lanes)
+    blocks = int(np.searchsorted(block_row, -(-rows // target.lanes)))
+    tile = block_row[:blocks] // tile_capacity(target, UNPACKING_REGISTERS[dtype])
+    inputs = count_distinct(tile * matrix.in_features + column[:blocks], matrix.size)
+    return blocks + inputs // 3
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
@@ -125,8 +126,9 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
 
 def block_bytes(matrix: SparseMatrix, dtype: DType, rows: int | None = None) -> int:
     """What the blocks of the first rows, or of all, take without stride padding."""
-    blocks = matrix.block_mask(BLOCK_ROWS)[: None if rows is None else -(-rows // BLOCK_ROWS)]
-    return WEIGHT_BYTES[dtype] * BLOCK_ROWS * int(blocks.sum())
+    block_row, _ = matrix.blocks(BLOCK_ROWS)
+    end = len(block_row) if rows is None else np.searchsorted(block_row, -(-rows // BLOCK_ROWS))
+    return WEIGHT_BYTES[dtype] * BLOCK_ROWS * int(end)
 
 
 def lower_rows(
@@ -142,20 +144,19 @@ def lower_rows(
     `lines_once`: the bfloat16 weights of a line share its load in each tile that reads its lines in
     order. `by_fours`: inputs share loads in the other tiles.
     """
-    weights = grouped(storage.target, matrix)
-    parts = weights.reshape(len(weights), -1, BLOCK_ROWS, matrix.in_features)
+    lanes = storage.target.lanes
     by_line = halves_share_loads(matrix, storage.target)
     spare = _earlier_input(storage) - INPUTS + 1 if by_line else storage.registers
     lowered = []
     for tile in tiles(storage.target, rows, SUMS, spare=spare):
-        own = parts[tile.first : tile.first + tile.groups]
-        steps = in_order_of_columns(own)
+        own = matrix.rows(tile.first * lanes, (tile.first + tile.groups) * lanes).nonzeros
+        steps = in_order_of_columns(own, lanes)
         if by_line:
             steps = in_order_of_lines(steps)
         in_order = bool(np.all(np.diff(steps.line) >= 0))
         once = lines_once and in_order and storage.dtype is DType.BFLOAT16
         fours = _whole_fours(steps.column, matrix.in_features) & (by_fours and not once)
-        lines = storage.lines(lines_of_weights(own, steps))
+        lines = storage.lines(lines_of_weights(own, steps, lanes))
         lowered.append(StraightTile(tile, steps, fours, once, lines))
     return lowered
 
@@ -176,8 +177,8 @@ def emit(asm: Assembler, lowered: Straight) -> None:
 
 def halves_share_loads(matrix: SparseMatrix, target: Target) -> bool:
     """Whether there are halves, blocks of eight outputs alone in a vector, and they share loads."""
-    vectors = int(matrix.block_mask(target.lanes).sum())
-    has_halves = int(matrix.block_mask(BLOCK_ROWS).sum()) < vectors * (target.lanes // BLOCK_ROWS)
+    vectors = matrix.block_count(target.lanes)
+    has_halves = matrix.block_count(BLOCK_ROWS) < vectors * (target.lanes // BLOCK_ROWS)
     return has_halves and target.core.halves_share_loads
 
 

@@ -23,7 +23,7 @@ from sparsejit.asm_templates.batch.panels import (
     shared_loads,
     start_sums,
 )
-from sparsejit.asm_templates.batch.row_tiles import Products, tile_rows
+from sparsejit.asm_templates.batch.row_tiles import Products, inputs_by_tile
 from sparsejit.asm_templates.batch.tile_weights import tile_weights
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.convolution.window_panels import (
@@ -103,9 +103,7 @@ class WindowCounts:
 def expect_windows(image: PaddedImage, matrix: SparseMatrix, target: Target) -> WindowCounts:
     """As if tiles were of consecutive output channels."""
     panels = image.samples * window_panels(image, target).count
-    used = matrix.dense != 0
-    tiles = tile_rows(len(used), target.vector_registers - RESERVED)
-    inputs = sum(int(np.count_nonzero(used[rows].any(axis=0))) for rows in tiles)
+    inputs = inputs_by_tile(matrix, target.vector_registers - RESERVED)
     y_bytes = panels * target.vector_bytes * matrix.out_features
     code = _CODE_A_WEIGHT * matrix.nnz
     counts = panels, matrix.nnz, inputs, matrix.out_features

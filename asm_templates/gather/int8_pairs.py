@@ -24,11 +24,12 @@ from sparsejit.asm_templates.gather.int8_boundary import (
     emit_output,
     emit_scale,
 )
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_nonzeros
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
@@ -46,7 +47,7 @@ class Pairs:
     """Weights (out, in) as int8, and what their sums are multiplied by."""
 
     spec: MatVec
-    weights: npt.NDArray[np.int8]
+    weights: CompressedRows
     scales: npt.NDArray[np.float32]
     counts: Counts
 
@@ -65,7 +66,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Pairs:
     """Quantise."""
-    weights, scales = quantised_rows(matrix)
+    weights, scales = quantised_nonzeros(matrix)
     return Pairs(spec, weights, output_scales(spec, scales), expect(spec, matrix, target))
 
 
@@ -76,16 +77,16 @@ def emit(asm: Assembler, lowered: Pairs) -> None:
     asm.emit("sub", rsp, stack_bytes)
     _store_inputs(asm, spec)
     for first in range(0, spec.out_features, lanes):
-        _sum(asm, lowered.weights[first : first + lanes])
+        _sum(asm, lowered.weights.some_rows(first, first + lanes))
         _finish(asm, spec, first, lowered.scales)
     asm.emit("add", rsp, stack_bytes)
 
 
 def pairs_of(matrix: SparseMatrix, lanes: int) -> int:
     """Steps: pairs of inputs by vectors of outputs that hold a nonzero."""
-    used = matrix.block_mask(lanes)
-    padded = np.pad(used, ((0, 0), (0, used.shape[1] % PAIR)))
-    return int(padded.reshape(len(used), -1, PAIR).any(axis=2).sum())
+    block_row, column = matrix.blocks(lanes)
+    pairs = -(-matrix.in_features // PAIR)
+    return count_distinct(block_row * pairs + column // PAIR, matrix.size)
 
 
 def _padded_inputs(asm: Assembler, in_features: int) -> int:
@@ -117,20 +118,17 @@ def _place_of_pair(pair: npt.NDArray[np.intp], lanes: int) -> npt.NDArray[np.uin
     return place.astype(np.uint32)
 
 
-def _sum(asm: Assembler, weights: npt.NDArray[np.int8]) -> None:
-    """Register 0 = the int32 sums of one vector of outputs; weights (rows, in_features)."""
+def _sum(asm: Assembler, weights: CompressedRows) -> None:
+    """Register 0 = the int32 sums of one vector of outputs; weights (rows, in_features), int8."""
     lanes = asm.target.lanes
-    padded = np.zeros((lanes, _padded_inputs(asm, weights.shape[1])), np.int8)
-    padded[: len(weights), : weights.shape[1]] = weights
-    pairs = padded.reshape(lanes, -1, PAIR).swapaxes(0, 1)
-    used = np.flatnonzero(pairs.any(axis=(1, 2)))
+    used, pair = distinct(weights.columns // PAIR, -(-weights.shape[1] // PAIR))
     trips = -(-len(used) // SLOTS)
     slots = [vector(asm, number) for number in range(SLOTS)]
     for slot in slots:
         rows.zero(asm, slot)
     if trips:
         stored = np.zeros((trips * SLOTS, lanes, PAIR), np.int8)
-        stored[: len(used)] = pairs[used]
+        stored[pair, weights.rows, weights.columns % PAIR] = weights.values
         places = np.zeros(trips * SLOTS, np.uint32)
         places[: len(used)] = _place_of_pair(used, lanes)
         asm.emit("lea", rcx, Literal(asm.literal(stored)))

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, MatVec
 
@@ -13,20 +14,26 @@ _LARGEST_SUM = 2**31 - 1
 def quantised_rows(
     matrix: SparseMatrix,
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Weights (out, in) as int8 and the scale of each row (out,); see `reference`.
+    """Weights (out, in) as int8 and the scale of each row (out,); see `quantised_nonzeros`."""
+    integers, scales = quantised_nonzeros(matrix)
+    return integers.dense(), scales
 
-    Raises InvalidInput naming a row for which some x overflows an int32 sum.
+
+def quantised_nonzeros(matrix: SparseMatrix) -> tuple[CompressedRows, npt.NDArray[np.float32]]:
+    """Weights as int8, without those that become 0, and the scale of each row (out,).
+
+    `reference` says how. Raises InvalidInput naming a row for which some x overflows an int32 sum.
     """
-    scales = matrix.int8_steps
-    integers = np.rint(matrix.dense / scales[:, None]).astype(np.int8)
-    sums = LARGEST_INT8 * np.abs(integers).sum(axis=1, dtype=np.int64)
+    scales, nonzeros = matrix.int8_steps, matrix.nonzeros
+    integers = np.rint(nonzeros.values / scales[nonzeros.rows]).astype(np.int8)
+    sums = LARGEST_INT8 * nonzeros.sums_by_row(np.abs(integers)).astype(np.int64)
     worst = int(sums.argmax())
     if sums[worst] > _LARGEST_SUM:
         raise InvalidInput(
             f"weights[{worst}] has {matrix.row_counts[worst]} nonzeros whose int8 products can "
             f"sum to {sums[worst]}, more than int32 holds; prune the row or use another dtype"
         )
-    return integers, scales
+    return nonzeros.with_values(integers), scales
 
 
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

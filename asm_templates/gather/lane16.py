@@ -29,11 +29,9 @@ LANE16 = replace(AVX512, sources=1, index_bits=4, most_stages=0, index_in_weight
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """The most weights that a row of a group has in a register of inputs, summed."""
-    rows, columns = (-(-size // 16) * 16 for size in matrix.dense.shape)
-    used = np.zeros((rows, columns), bool)
-    used[: matrix.out_features, : matrix.in_features] = matrix.dense != 0
-    counts = used.reshape(rows // 16, 16, columns // 16, 16).sum(axis=3)
-    steps = int(counts.max(axis=1).sum())
+    counts = matrix.counts_by_inputs(16)
+    groups = np.arange(0, matrix.out_features, 16)
+    steps = int(np.maximum.reduceat(counts, groups, axis=0).sum(dtype=np.int64))
     pool_bytes = steps * target.vector_bytes
     return Counts.of(matrix, target, spec.dtype, Work("lane16", steps), pool_bytes, padded=True)
 

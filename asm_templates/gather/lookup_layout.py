@@ -61,15 +61,18 @@ def paired_order(matrix: SparseMatrix) -> _Numbers:
 
 def chunk_count(matrix: SparseMatrix) -> int:
     """How many chunks `chunks_of` makes of a matrix in paired order."""
-    used = _in_lanes(matrix, paired_order(matrix)) != 0
-    return sum(len(group) for _, group, _, _ in _walk(_weights_before(used)))
+    order, counts = paired_order(matrix), matrix.counts_by_inputs(SLIDE)
+    in_lanes = np.zeros((len(order), counts.shape[1]), np.uint16)
+    real = order < matrix.out_features
+    in_lanes[real] = counts[order[real]]
+    return sum(len(group) for _, group, _, _ in _walk(_weights_before(in_lanes)))
 
 
 def chunks_of(matrix: SparseMatrix, order: _Numbers) -> Chunks:
     """Schedule the rows that lie in lanes as `order` says."""
     dense = _in_lanes(matrix, order)
     used = dense != 0
-    ends = _weights_before(used)
+    ends = _weights_before(used.reshape(len(used), -1, SLIDE).sum(axis=2, dtype=np.uint16))
     position, group, base, limit = (np.concatenate(part) for part in zip(*_walk(ends), strict=True))
     rows = np.arange(len(order)).reshape(-1, LANES)[group]
     number = base[:, None] + np.arange(STEPS)[:, None]
@@ -93,11 +96,12 @@ def _in_lanes(matrix: SparseMatrix, order: _Numbers) -> _Floats:
     return dense
 
 
-def _weights_before(used: npt.NDArray[np.bool_]) -> _Numbers:
-    """Weights that each row has before each slide of inputs: shape (slides + 1, rows)."""
-    rows, width = used.shape
-    ends = np.zeros((width // SLIDE + 1, rows), np.int32)
-    counts = used.reshape(rows, -1, SLIDE).sum(axis=2, dtype=np.int32)
+def _weights_before(counts: npt.NDArray[np.uint16]) -> _Numbers:
+    """Weights that each row has before each slide of inputs, (slides + 1, rows).
+
+    `counts` are those of each slide, (rows, slides).
+    """
+    ends = np.zeros((counts.shape[1] + 1, len(counts)), np.int32)
     np.cumsum(counts.T, axis=0, out=ends[1:])
     return ends
 

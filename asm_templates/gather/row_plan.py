@@ -8,9 +8,9 @@ from sparsejit.asm_templates.scheduling.row_order import (
     Prices,
     RowOrder,
     RowPanel,
+    by_window,
     row_order,
     row_panels,
-    wanted_counts,
 )
 from sparsejit.asm_templates.scheduling.schedule import Windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -53,7 +53,7 @@ class RowPlan:
     def order(self, sweeps: int = SWEEPS) -> RowOrder:
         """See `row_order`."""
         machine = self.machine
-        counts = wanted_counts(self.matrix.dense != 0, self.windows, machine.lanes)
+        counts = by_window(self.matrix.counts_by_inputs(machine.lanes), self.windows)
         stages = range(machine.most_stages + 1)
         return row_order(counts, machine.lanes, self.panels, stages, self._prices, sweeps)
 

@@ -167,11 +167,17 @@ def row_order(
 def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs: int) -> _Counts:
     """Of a mask (rows, in_features): what each row wants, (rows, windows, registers)."""
     rows, in_features = used.shape
-    width = windows.number * windows.width * register_inputs
-    padded = np.zeros((rows, width), bool)
+    padded = np.zeros((rows, windows.number * windows.width * register_inputs), bool)
     padded[:, :in_features] = used
     shape = (rows, windows.number, windows.width, register_inputs)
     return padded.reshape(shape).sum(axis=3, dtype=np.uint16)
+
+
+def by_window(counts: _Counts, windows: Windows) -> _Counts:
+    """What each row wants of each register, (rows, windows, registers), of all in a row."""
+    padded = np.zeros((len(counts), windows.number * windows.width), np.uint16)
+    padded[:, : windows.registers] = counts
+    return padded.reshape(len(counts), windows.number, windows.width)
 
 
 def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:

@@ -9,6 +9,7 @@ from sparsejit.asm_templates.shared import padding
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.unpacking import Unpacking
+from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line
@@ -126,6 +127,11 @@ def rounded(weights: FloatArray, dtype: DType) -> FloatArray:
     if dtype is DType.BFLOAT16:
         return (bfloat16_bits(weights).astype(np.uint32) << np.uint32(16)).view(np.float32)
     return weights
+
+
+def rounded_matrix(matrix: SparseMatrix, dtype: DType) -> SparseMatrix:
+    """The weights as they are in `dtype`, less those that become zero."""
+    return matrix.with_values(lambda weights: rounded(weights, dtype))
 
 
 def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:

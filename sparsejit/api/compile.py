@@ -101,7 +101,7 @@ def _compiled(
     progress("writing the code", 0.8)
     program = build(choice.chosen.template.name, planner.target, division.emit)
     progress("done", 1.0)
-    kept = KernelSource(matrix.dense, spec.bias, options)
+    kept = KernelSource(matrix.held, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)
     division = division.record()
     kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, kept)

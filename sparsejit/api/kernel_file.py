@@ -4,9 +4,10 @@ from typing import Any
 
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.artefact import sealed
-from sparsejit.artefact.arrays import ArrayReader, array_to_data
+from sparsejit.artefact.arrays import ArrayReader, matrix_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.machine.target import Target
 
 KIND = "kernel"
@@ -18,7 +19,7 @@ def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors
     arrays, tensors = {}, {}
     for name, array in (("weights", source.weights), ("bias", source.bias)):
         if array is not None:
-            arrays[name], parts = array_to_data(name, array)
+            arrays[name], parts = matrix_to_data(name, array)
             tensors.update(parts)
     return {"options": _RECORDS.encode(source.options), "arrays": arrays}, tensors
 
@@ -28,10 +29,13 @@ def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
     described, arrays = fields_of(header, options=dict, arrays=dict)
     options = _RECORDS.decode(described)
     reader = ArrayReader(tensors)
-    found = {name: reader.read(name, data) for name, data in arrays.items()}
+    found = {name: reader.matrix(name, data) for name, data in arrays.items()}
     reader.finish()
     if not isinstance(options, Options) or found.keys() - {"bias"} != {"weights"}:
         raise DamagedFile("has options and arrays of no kernel")
-    if found["weights"].ndim != 2 or {str(array.dtype) for array in found.values()} != {"float32"}:
+    weights, bias = found["weights"], found.get("bias")
+    if len(weights.shape) != 2 or {str(array.dtype) for array in found.values()} != {"float32"}:
         raise DamagedFile("has weights that are no float32 matrix")
-    return KernelSource(found["weights"], found.get("bias"), options)
+    if isinstance(bias, CompressedRows):
+        raise DamagedFile("has a bias that is a matrix")
+    return KernelSource(weights, bias, options)

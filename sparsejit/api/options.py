@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import ModelOptions
@@ -45,7 +46,7 @@ class Options:
             DType.parse(self.dtype),
             self.input_scale,
         )
-        each.check_weights(matrix.dense)
+        matrix.check_fits(each)
         columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
         pitch = _checked_pitch(self.pitch, columns)
         return each if columns == 1 else MatMul(each, columns, order, pitch)
@@ -55,7 +56,7 @@ class Options:
 class KernelSource:
     """All that a kernel is made from: float32 (out_features, in_features), (out_features,)."""
 
-    weights: FloatArray
+    weights: FloatArray | CompressedRows
     bias: FloatArray | None
     options: Options
 

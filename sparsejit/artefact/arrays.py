@@ -4,6 +4,9 @@ An array is described by {"element": ..., "shape": [...], "packed": bool}. It is
 packed, it is `name.mask`, one bit an element, `name.values` of the elements whose bit is set, and
 `name.minus`, one bit an element, which zeros are -0.0: masked weights are full of these. Without
 any of them it is left out.
+
+A vast matrix is described by {"element": "float32", "vast": shape}: `name.starts`, `name.columns`
+and `name.values` are its compressed rows.
 """
 
 from collections.abc import Mapping
@@ -13,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.artefact.records import fields_of
-from sparsejit.errors import DamagedFile
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.graph import Array, Element, TensorType
 
 # Below this share of nonzeros a float32 array is packed.
 PACKED_BELOW = 0.5
+_ROW_PARTS = ("starts", "columns", "values")
 
 
 def type_to_data(kind: TensorType) -> dict[str, Any]:
@@ -40,6 +45,19 @@ def array_to_data(name: str, array: Array) -> tuple[dict[str, Any], dict[str, Ar
     packed = array.dtype == np.float32 and np.count_nonzero(array) < PACKED_BELOW * array.size
     tensors = _packed(name, array) if packed else {name: array}
     return {**described, "packed": bool(packed)}, tensors
+
+
+def matrix_to_data(
+    name: str, matrix: Array | CompressedRows
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What describes an array or compressed rows, and the tensors."""
+    if not isinstance(matrix, CompressedRows):
+        return array_to_data(name, matrix)
+    if not matrix.is_vast:
+        return array_to_data(name, matrix.dense())
+    parts = (f"{name}.{part}" for part in _ROW_PARTS)
+    tensors = dict(zip(parts, matrix.arrays, strict=True))
+    return {"element": "float32", "vast": list(matrix.shape)}, tensors
 
 
 def _packed(name: str, array: Array) -> dict[str, Array]:
@@ -71,6 +89,28 @@ class ArrayReader:
             array[self._mask(f"{name}.minus", kind)] = -0.0
         array[kept] = self._tensor(f"{name}.values", (int(np.count_nonzero(kept)),), element)
         return array.reshape(kind.shape)
+
+    def matrix(self, name: str, data: Any) -> Array | CompressedRows:
+        """The array or the compressed rows that `matrix_to_data` described."""
+        if "vast" not in data:
+            return self.read(name, data)
+        element, shape = fields_of(data, element=str, vast=list)
+        kind = type_from_data(element, shape)
+        held = self._tensors.get(f"{name}.values")
+        if len(kind.shape) != 2 or kind.element is not Element.FLOAT32 or held is None:
+            raise DamagedFile(f"has {name} as compressed rows of {kind}")
+        sizes = (kind.shape[0] + 1,), held.shape, held.shape
+        types = ("int64", "int64", element)
+        parts = [
+            self._tensor(f"{name}.{part}", size, dtype)
+            for part, size, dtype in zip(_ROW_PARTS, sizes, types, strict=True)
+        ]
+        rows = CompressedRows((kind.shape[0], kind.shape[1]), *parts)
+        try:
+            rows.check()
+        except InvalidInput as error:
+            raise DamagedFile(f"has {name} as {error}") from error
+        return rows
 
     def finish(self) -> None:
         """Raises DamagedFile for tensors that nothing read."""

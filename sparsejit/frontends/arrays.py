@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.compressed_rows import CompressedRows
 
 Array = npt.NDArray[Any]
 
@@ -18,8 +19,25 @@ _UNREADABLE = (
     ("is_meta", "is on the meta device, which holds no values", "load the weights first"),
     ("is_nested", "is a nested tensor", "give one matrix of it"),
 )
+# Layouts of torch that hold elements one by one.
+_ELEMENTWISE = ("torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc")
 # Dtypes of torch, or of ml_dtypes, that numpy cannot compute with; float32 holds all their values.
 _WIDENED = ("bfloat16", "float8_")
+
+
+def to_matrix(values: Any, name: str) -> Array | CompressedRows:
+    """As `to_array`, but two-dimensional sparse ones, of scipy and torch, as their nonzeros."""
+    try:
+        found = _compressed(values, name)
+    except InvalidInput:
+        raise
+    except (RuntimeError, TypeError, ValueError, MemoryError) as error:
+        raise _unreadable(values, name, error) from error
+    if found is None:
+        return to_array(values, name)
+    if found.dtype.kind not in "fiu":
+        raise InvalidInput(f"{name} has dtype {found.dtype}; give real numbers")
+    return found
 
 
 def to_array(values: Any, name: str, takes_bools: bool = False) -> Array:
@@ -36,11 +54,7 @@ def to_array(values: Any, name: str, takes_bools: bool = False) -> Array:
     except InvalidInput:
         raise
     except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InvalidInput(
-            f"{name}, a {type(values).__name__}, cannot be read as an array of numbers ({reason}); "
-            "give a numpy array or a dense tensor, all rows of one length"
-        ) from error
+        raise _unreadable(values, name, error) from error
     if array.dtype.kind == "b" and takes_bools:
         return array.astype(np.uint8)
     if array.dtype.kind not in "fiu":
@@ -48,9 +62,41 @@ def to_array(values: Any, name: str, takes_bools: bool = False) -> Array:
     return array
 
 
+def _unreadable(values: Any, name: str, error: Exception) -> InvalidInput:
+    reason = str(error).strip().split("\n")[0]
+    return InvalidInput(
+        f"{name}, a {type(values).__name__}, cannot be read as an array of numbers ({reason}); "
+        "give a numpy array or a dense tensor, all rows of one length"
+    )
+
+
 def is_tensor(values: Any) -> bool:
     """Whether these are a torch tensor."""
     return hasattr(values, "detach") and hasattr(values, "layout")
+
+
+def _compressed(values: Any, name: str) -> CompressedRows | None:
+    """The nonzeros of a sparse matrix; None for anything else."""
+    if isinstance(values, CompressedRows):
+        return values
+    if is_tensor(values):
+        if str(values.layout) not in _ELEMENTWISE or values.ndim != 2:
+            return None
+        parts = _coordinates(values, name)
+    elif hasattr(values, "tocoo") and len(values.shape) == 2:
+        found = values.tocoo()
+        parts = (found.row, found.col, np.asarray(found.data))
+    else:
+        return None
+    row, column = (np.asarray(part, np.int64) for part in parts[:2])
+    return CompressedRows.of_places(tuple(map(int, values.shape)), row, column, parts[2])
+
+
+def _coordinates(tensor: Any, name: str) -> tuple[Array, Array, Array]:
+    """Row, column and value of each element that a sparse tensor holds."""
+    held = tensor.detach().to_sparse_coo().coalesce().cpu()
+    row, column = held.indices().numpy()
+    return row, column, _tensor_to_array(held.values(), name)
 
 
 def _converted(values: Any, name: str) -> Array:

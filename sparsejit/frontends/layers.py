@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.arrays import Array, is_tensor, to_array
+from sparsejit.frontends.arrays import Array, is_tensor, to_array, to_matrix
+from sparsejit.ir.compressed_rows import CompressedRows
 
 # Modules that multiply by one matrix: torch's, and whatever is derived from them.
 _MATRIX_MODULES = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
@@ -15,7 +16,9 @@ _MATRIX_MODULES = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
 _MASKED = ("_orig", "_mask")
 
 
-def weights_and_bias(weights: Any, bias: Any = None) -> tuple[Array, Array | None]:
+def weights_and_bias(
+    weights: Any, bias: Any = None
+) -> tuple[Array | CompressedRows, Array | None]:
     """A matrix (out_features, in_features) and a bias, or None, out of what a user has.
 
     `weights` are anything that `to_array` takes, of two dimensions or more, where all after the
@@ -28,8 +31,8 @@ def weights_and_bias(weights: Any, bias: Any = None) -> tuple[Array, Array | Non
         weights, own_bias = _layer_of_state(weights)
     elif hasattr(weights, "named_parameters"):
         weights, own_bias = _layer_of_module(weights)
-    matrix = to_array(weights, "weights")
-    if matrix.ndim > 2 and matrix.size:
+    matrix = to_matrix(weights, "weights")
+    if not isinstance(matrix, CompressedRows) and matrix.ndim > 2 and matrix.size:
         matrix = matrix.reshape(len(matrix), -1)
     bias = own_bias if bias is None else bias
     return matrix, None if bias is None else to_array(bias, "bias")

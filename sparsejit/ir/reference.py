@@ -47,11 +47,22 @@ def stored_weights(matrix: SparseMatrix, dtype: DType) -> Float64:
     if dtype is DType.INT8:
         integers, scales = quantised_weights(matrix)
         return integers.astype(np.float64) * scales[:, None]
+    return _as_float(matrix.dense, dtype)
+
+
+def _as_float(weights: npt.NDArray[np.float32], dtype: DType) -> Float64:
     if dtype is DType.FLOAT16:
-        return matrix.dense.astype(np.float16).astype(np.float64)
+        return weights.astype(np.float16).astype(np.float64)
     if dtype is DType.BFLOAT16:
-        return round_to_bfloat16(matrix.dense).astype(np.float64)
-    return matrix.dense.astype(np.float64)
+        return round_to_bfloat16(weights).astype(np.float64)
+    return weights.astype(np.float64)
+
+
+def _integers(
+    weights: npt.NDArray[np.float32], steps: npt.NDArray[np.float32]
+) -> npt.NDArray[np.int64]:
+    """What `quantised_weights` says, of weights whose steps are broadcast to them."""
+    return np.rint(weights / steps).clip(-LARGEST_INT8, LARGEST_INT8).astype(np.int64)
 
 
 def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -70,8 +81,20 @@ def quantised_weights(
     nearest, ties to even. Rows of a coarser step keep it, see `SparseMatrix.int8_steps`.
     """
     scales = matrix.int8_steps
-    integers = np.rint(matrix.dense / scales[:, None])
-    return np.clip(integers, -LARGEST_INT8, LARGEST_INT8).astype(np.int64), scales
+    return _integers(matrix.dense, scales[:, None]), scales
+
+
+def _product(matrix: SparseMatrix, dtype: DType, x: Float64) -> Float64:
+    """W x, x (in_features,); of a vast matrix from its nonzeros alone."""
+    if not matrix.is_vast:
+        return stored_weights(matrix, dtype) @ x
+    nonzeros = matrix.nonzeros
+    if dtype is DType.INT8:
+        steps = matrix.int8_steps[nonzeros.rows]
+        weights = _integers(nonzeros.values, steps).astype(np.float64) * steps
+    else:
+        weights = _as_float(nonzeros.values, dtype)
+    return nonzeros.sums_by_row(weights * x[nonzeros.columns])
 
 
 def quantised_input(
@@ -107,7 +130,7 @@ def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     if spec.dtype is DType.INT8:
         integers, scale = quantised_input(spec, x.astype(np.float32))
         values = integers * np.float64(scale)
-    y = stored_weights(matrix, spec.dtype) @ values
+    y = _product(matrix, spec.dtype, values)
     if spec.bias is not None:
         y = y + spec.bias.astype(np.float64)
     return ACTIVATIONS[spec.activation](y)
@@ -152,7 +175,7 @@ def error_scale(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Floa
     A dot product's error is bounded by n * eps * sum |w x| (Higham, Accuracy and Stability of
     Numerical Algorithms, 2nd ed., eq. 3.5), whatever the order of summation.
     """
-    scale = np.abs(matrix.dense).astype(np.float64) @ np.abs(x).astype(np.float64)
+    scale = _product(matrix.with_values(np.abs), DType.FLOAT32, np.abs(x).astype(np.float64))
     return scale if spec.bias is None else scale + np.abs(spec.bias.astype(np.float64))
 
 

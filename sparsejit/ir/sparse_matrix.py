@@ -1,5 +1,10 @@
-"""A pruned weight matrix and what its zeros look like."""
+"""A pruned weight matrix and what its zeros look like.
 
+Cost follows nonzeros, not area: where hardly any weight is not zero, there are compressed rows
+alone. Any other matrix makes the dense view when it is asked for.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -7,14 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.compressed_rows import (
+    CompressedRows,
+    IntArray,
+    count_distinct,
+    distinct,
+    is_vast,
+)
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
 
 FloatArray = npt.NDArray[np.float32]
 
 # How far a weight may be from a whole number of steps, in steps: what float32 leaves of 127 times
 # a scale, divided by it again.
 _OFF_STEP = 4e-5
+_FEW = 32  # parts of a row that are counted one by one
 _SAMPLE = 16  # weights of a row that are looked at before all are
 
 
@@ -38,59 +51,151 @@ LANE16 = BlockShape("lane16", 16, 1)
 class SparseMatrix:
     """Weights of shape (out_features, in_features), float32, most of them zero.
 
-    `dense` is a read-only copy. Negative zeros count as zeros.
-    Raises InvalidInput for anything but a finite, non-empty 2-d array of real numbers.
+    Made of an array, which is copied, or of compressed rows. Negative zeros count as zeros.
+    Raises InvalidInput for anything but finite real numbers of a non-empty 2-d shape.
     """
 
-    def __init__(self, weights: npt.ArrayLike) -> None:
-        array = np.asarray(weights)
-        if array.ndim != 2 or 0 in array.shape:
+    def __init__(self, weights: npt.ArrayLike | CompressedRows) -> None:
+        array = weights if isinstance(weights, CompressedRows) else np.asarray(weights)
+        if len(array.shape) != 2 or 0 in array.shape:
             raise InvalidInput(
                 f"weights have shape {array.shape}; give a 2-d array (out_features, in_features) "
                 "with both at least 1"
             )
         if array.dtype.kind not in "fiu":
             raise InvalidInput(f"weights have dtype {array.dtype}; give real numbers")
-        with np.errstate(over="ignore"):
-            dense = np.array(array, np.float32, order="C")
-        bad = np.argwhere(~np.isfinite(dense))
-        if len(bad):
-            row, column = bad[0]
-            raise InvalidInput(
-                f"weights[{row}, {column}] is {array[row, column]} (of {len(bad)} values that "
-                "float32 cannot hold); remove NaN and infinite weights before compiling"
+        if isinstance(array, CompressedRows):
+            array.check()
+        elif is_vast(array.size, 0) and is_vast(array.size, int(np.count_nonzero(array))):
+            array = CompressedRows.of(array)
+        self._held = _finite(array)
+
+    @classmethod
+    def _of(cls, held: "FloatArray | CompressedRows") -> "SparseMatrix":
+        """Finite float32 weights, not copied."""
+        matrix = cls.__new__(cls)
+        matrix._held = held
+        return matrix
+
+    @classmethod
+    def of_rows(cls, rows: CompressedRows) -> "SparseMatrix":
+        """What stands at these places, whatever it is, for its statistics."""
+        return cls._of(rows)
+
+    @property
+    def held(self) -> "FloatArray | CompressedRows":
+        """The weights as they were given, but without the zeros where there is nothing else."""
+        return self._held
+
+    @cached_property
+    def dense(self) -> FloatArray:
+        """All weights, read-only (out_features, in_features); refused for a vast matrix."""
+        if not isinstance(self._held, CompressedRows):
+            return self._held
+        if self.is_vast:
+            raise CompileError(
+                f"a matrix of {self.out_features} by {self.in_features} with {self.nnz} nonzeros "
+                "is never laid out with its zeros"
             )
+        dense = self._held.dense()
         dense.flags.writeable = False
-        self.dense: FloatArray = dense
+        return dense
+
+    @cached_property
+    def nonzeros(self) -> CompressedRows:
+        """The weights that are not zero."""
+        held = self._held
+        return held if isinstance(held, CompressedRows) else CompressedRows.of(held)
+
+    @cached_property
+    def is_vast(self) -> bool:
+        """Whether nothing may take time or room for zeros; see `compressed_rows.is_vast`."""
+        return is_vast(self.size, self.nnz)
 
     def rows(self, first: int, end: int) -> "SparseMatrix":
         """The outputs `first` up to `end`, which share this matrix's memory."""
-        part = SparseMatrix.__new__(SparseMatrix)
-        part.dense = self.dense[first:end]
-        return part
+        if isinstance(self._held, CompressedRows):
+            return SparseMatrix._of(self._held.some_rows(first, end))
+        return SparseMatrix._of(self._held[first:end])
+
+    def with_values(self, change: Callable[[FloatArray], FloatArray]) -> "SparseMatrix":
+        """The matrix of which each weight is changed so; zeros must stay zeros."""
+        if isinstance(self._held, CompressedRows):
+            return SparseMatrix._of(self._held.with_values(change(self._held.values)))
+        return SparseMatrix._of(change(self._held))
 
     @property
     def out_features(self) -> int:
-        return int(self.dense.shape[0])
+        return int(self._held.shape[0])
 
     @property
     def in_features(self) -> int:
-        return int(self.dense.shape[1])
+        return int(self._held.shape[1])
+
+    @property
+    def size(self) -> int:
+        """Number of weights, zeros among them."""
+        return self.out_features * self.in_features
 
     @cached_property
     def nnz(self) -> int:
         """Number of weights that are not zero."""
-        return int(np.count_nonzero(self.dense))
+        held = self._held
+        return len(held) if isinstance(held, CompressedRows) else int(np.count_nonzero(held))
 
     @property
     def density(self) -> float:
         """Share of weights that are not zero, 0 to 1."""
-        return self.nnz / self.dense.size
+        return self.nnz / self.size
 
     @cached_property
-    def row_counts(self) -> npt.NDArray[np.int64]:
+    def _blocks(self) -> dict[int, tuple[IntArray, IntArray]]:
+        """What `blocks` found, by rows."""
+        return {}
+
+    @cached_property
+    def row_counts(self) -> IntArray:
         """Nonzeros of each output, shape (out_features,)."""
-        return np.count_nonzero(self.dense, axis=1)
+        held = self._held
+        if isinstance(held, CompressedRows):
+            return np.diff(held.starts)
+        return np.count_nonzero(held, axis=1)
+
+    def counts_by_inputs(self, inputs: int) -> npt.NDArray[np.uint16]:
+        """Nonzeros of each output among so many inputs after so many: (out_features, any)."""
+        registers = -(-self.in_features // inputs)
+        if not isinstance(self._held, CompressedRows):
+            if registers < _FEW:
+                firsts = range(0, self.in_features, inputs)
+                parts = [np.count_nonzero(self._held[:, at : at + inputs], axis=1) for at in firsts]
+                return np.stack(parts, axis=1).astype(np.uint16)
+            used = np.zeros((self.out_features, registers * inputs), bool)
+            used[:, : self.in_features] = self._held != 0
+            return used.reshape(self.out_features, registers, inputs).sum(axis=2, dtype=np.uint16)
+        cells = self.nonzeros.rows * registers + self.nonzeros.columns // inputs
+        counts = np.bincount(cells, minlength=self.out_features * registers)
+        return counts.astype(np.uint16).reshape(self.out_features, registers)
+
+    def count_inputs(self, firsts: IntArray) -> int:
+        """Inputs that outputs use from each of `firsts` up to the next, added up."""
+        if not self.is_vast:
+            return int(np.logical_or.reduceat(self.dense != 0, firsts, axis=0).sum())
+        part = np.searchsorted(firsts, self.nonzeros.rows, side="right") - 1
+        numbers = part * self.in_features + self.nonzeros.columns
+        return count_distinct(numbers, len(firsts) * self.in_features)
+
+    def words(self, inputs: int) -> "SparseMatrix":
+        """Which so many inputs side by side have a weight of an output; values mean nothing."""
+        if inputs == 1:
+            return self
+        columns = -(-self.in_features // inputs)
+        if not self.is_vast:
+            firsts = np.arange(0, self.in_features, inputs)
+            return SparseMatrix._of(np.logical_or.reduceat(self.dense != 0, firsts, axis=1))
+        numbers = self.nonzeros.rows * columns + self.nonzeros.columns // inputs
+        found, _ = distinct(numbers, self.out_features * columns)
+        shape, values = (self.out_features, columns), np.ones(len(found), bool)
+        return SparseMatrix._of(CompressedRows.of_numbers(shape, found, values))
 
     @cached_property
     def int8_steps(self) -> FloatArray:
@@ -99,11 +204,13 @@ class SparseMatrix:
         Rows that are whole numbers of a coarser step, as those of a network that was quantised with
         one scale for all, keep it.
         """
-        largest = np.abs(self.dense).max(axis=1)
+        nonzeros = self.nonzeros
+        largest = nonzeros.largest_by_row(np.abs(nonzeros.values))
         steps = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
-        others = ~_are_whole(self.dense, steps) & (steps > SMALLEST_SCALE)
+        others = ~self._are_whole(steps) & (steps > SMALLEST_SCALE)
         for row in np.flatnonzero(others):
-            coarser = _coarser_step(self.dense[row], largest[row])
+            weights = nonzeros.values[nonzeros.starts[row] : nonzeros.starts[row + 1]]
+            coarser = _coarser_step(weights, largest[row])
             if coarser is not None:
                 steps[row] = coarser
         return steps
@@ -111,7 +218,26 @@ class SparseMatrix:
     @cached_property
     def is_whole_steps(self) -> bool:
         """Whether int8 holds all weights, but for rounding of float32."""
-        return bool(_are_whole(self.dense, self.int8_steps).all())
+        return bool(self._are_whole(self.int8_steps).all())
+
+    def _are_whole(self, steps: FloatArray) -> npt.NDArray[np.bool_]:
+        """Which rows are whole numbers of their steps, (out_features,)."""
+        numbers = self.nonzeros.values / steps[self.nonzeros.rows]
+        return self.nonzeros.largest_by_row(np.abs(numbers - np.rint(numbers))) < _OFF_STEP
+
+    def check_fits(self, spec: MatVec) -> None:
+        """Raise InvalidInput where weights are beyond the dtype of `spec`.
+
+        With int8 and an `input_scale`, where the scale of weights times that of x overflows.
+        """
+        if spec.holds_any_weight:
+            return
+        nonzeros = self.nonzeros
+        if not len(nonzeros):
+            return
+        place = int(np.abs(nonzeros.values).argmax())
+        row, column = nonzeros.rows[place], nonzeros.columns[place]
+        spec.check_largest_weight(float(nonzeros.values[place]), f"weights[{row}, {column}]")
 
     def block_mask(self, rows: int) -> npt.NDArray[np.bool_]:
         """Which (rows, 1) blocks hold a nonzero: shape (ceil(out / rows), in_features)."""
@@ -119,10 +245,37 @@ class SparseMatrix:
         padded[: self.out_features] = self.dense != 0
         return np.any(padded.reshape(-1, rows, self.in_features), axis=1)
 
+    def blocks(self, rows: int) -> tuple[IntArray, IntArray]:
+        """Block row and input of each (rows, 1) block that holds a nonzero, row after row."""
+        if rows not in self._blocks:
+            if self.is_vast:
+                nonzeros = self.nonzeros
+                numbers = nonzeros.rows // rows * self.in_features + nonzeros.columns
+                found, _ = distinct(numbers, self.size)
+            else:
+                found = np.flatnonzero(self.block_mask(rows))  # `nonzero` is slow in 2-d
+            block_row, column = np.divmod(found, self.in_features)
+            self._blocks[rows] = block_row, column
+        return self._blocks[rows]
+
+    def block_count(self, rows: int) -> int:
+        """How many (rows, 1) blocks hold a nonzero."""
+        return len(self.blocks(rows)[0])
+
     def block_fill(self, rows: int) -> float:
         """Share of nonzeros inside the (rows, 1) blocks that hold any; 1 where all are full."""
-        blocks = int(self.block_mask(rows).sum())
+        blocks = self.block_count(rows)
         return self.nnz / (blocks * rows) if blocks else 1.0
+
+    def zero_bits(self) -> bytes:
+        """A bit for each weight that is zero, row after row, as `numpy.packbits` packs them."""
+        if not self.is_vast:
+            return np.packbits(self.dense == 0).tobytes()
+        place = self.nonzeros.rows * self.in_features + self.nonzeros.columns
+        bits = np.full(-(-self.size // 8), 0xFF, np.uint8)
+        bits[-1] = 0xFF << -self.size % 8 & 0xFF
+        np.bitwise_xor.at(bits, place // 8, (0x80 >> place % 8).astype(np.uint8))
+        return bits.tobytes()
 
     def statistics(self) -> dict[str, Any]:
         """Shape, nnz, density and block fill, for reports."""
@@ -136,18 +289,31 @@ class SparseMatrix:
         }
 
 
-def _are_whole(rows: FloatArray, steps: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which rows are whole numbers of their steps, (rows,)."""
-    numbers = rows / steps[:, None]
-    return np.asarray(np.abs(numbers - np.rint(numbers)).max(axis=1) < _OFF_STEP)
+def _finite(weights: "npt.NDArray[Any] | CompressedRows") -> "FloatArray | CompressedRows":
+    """A copy as float32. Raises InvalidInput for what that cannot hold."""
+    given = weights.values if isinstance(weights, CompressedRows) else weights
+    with np.errstate(over="ignore"):
+        values = np.array(given, np.float32, order="C")
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        place = tuple(bad[0].tolist())
+        row, column = weights.place(*place) if isinstance(weights, CompressedRows) else place
+        raise InvalidInput(
+            f"weights[{row}, {column}] is {given[place]} (of {len(bad)} values that "
+            "float32 cannot hold); remove NaN and infinite weights before compiling"
+        )
+    if isinstance(weights, CompressedRows):
+        return weights.with_values(values)
+    values.flags.writeable = False
+    return values
 
 
-def _coarser_step(row: FloatArray, largest: np.float32) -> np.float32 | None:
-    """The finest step of which all weights are whole numbers, at most 126; None where none is."""
-    weights = row[row != 0]
+def _coarser_step(weights: FloatArray, largest: np.float32) -> np.float32 | None:
+    """The finest step of which a row's are whole numbers, at most 126; None where none is."""
     steps = largest / np.arange(LARGEST_INT8 - 1, 0, -1, dtype=np.float32)
     for part in (weights[:_SAMPLE], weights):
-        steps = steps[_are_whole(np.broadcast_to(part, (len(steps), len(part))), steps)]
+        numbers = part / steps[:, None]
+        steps = steps[np.abs(numbers - np.rint(numbers)).max(axis=1) < _OFF_STEP]
         if not len(steps):
             return None
     return np.float32(steps[0])

@@ -107,16 +107,20 @@ class MatVec:
                 "such as 1/127 where x lies in [-1, 1]"
             )
 
-    def check_weights(self, weights: npt.NDArray[np.float32]) -> None:
-        """Raise InvalidInput where weights (out_features, in_features) are beyond the dtype.
+    @property
+    def holds_any_weight(self) -> bool:
+        """Whether no float32 is too large."""
+        return self.dtype not in OVERFLOWS_AT and self.input_scale is None
+
+    def check_largest_weight(self, weight: float, name: str) -> None:
+        """Raise InvalidInput where the weight of largest magnitude is beyond the dtype.
 
         With int8 and an `input_scale`, where the scale of weights times that of x overflows.
         """
-        row, column = np.unravel_index(np.abs(weights).argmax(), weights.shape)
-        largest = abs(float(weights[row, column]))
+        largest = abs(weight)
         if largest >= OVERFLOWS_AT.get(self.dtype, math.inf):
             raise InvalidInput(
-                f"weights[{row}, {column}] is {weights[row, column]:.8g}, more than "
+                f"{name} is {weight:.8g}, more than "
                 f"{self.dtype.value} can hold; use dtype='float32'"
             )
         if self.input_scale is None:

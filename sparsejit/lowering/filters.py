@@ -23,7 +23,7 @@ def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
     each = with_input_scale(each, matrix, op)
-    each.check_weights(matrix.dense)
+    matrix.check_fits(each)
     return matrix, each
 
 

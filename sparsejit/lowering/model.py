@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sparsejit.asm_templates.shared.location import (
     WORKSPACE,
     ByPointer,
@@ -116,8 +118,9 @@ def lower_model(
 
     Raises InvalidInput or CompileError for what no kernel can do.
     """
-    matrices = (array for array in graph.constants.values() if array.ndim > 1)
-    low = Lowering(graph, replace(options, weight_bytes=sum(map(weight_bytes, matrices))))
+    matrices = [array for array in graph.constants.values() if array.ndim > 1]
+    all_bytes = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
+    low = Lowering(graph, replace(options, weight_bytes=all_bytes))
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if not is_empty(low, node):

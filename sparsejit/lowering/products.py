@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
 from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
-from sparsejit.ir.graph import Array, Node, Value
+from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
@@ -44,7 +42,7 @@ def lower_linear(low: Lowering, node: Node) -> None:
     out_features, in_features = weights.shape
     each = MatVec(out_features, in_features, values, op.activation, op.dtype)
     each = with_input_scale(each, matrix, op)
-    each.check_weights(matrix.dense)
+    matrix.check_fits(each)
     rows = prod(x.shape[:-1])
     stayed = x in low.feature_major
     source = low.view(x) if stayed else low.contiguous(x)
@@ -171,13 +169,13 @@ def _among_others(matrix: SparseMatrix, options: ModelOptions, shares: int = 1) 
     target, whole = options.target, options.weight_bytes // shares
     if whole <= target.l2_bytes:
         return options
-    between = max(0, whole - weight_bytes(matrix.dense))
+    between = max(0, whole - weight_bytes(matrix.nnz, 4 * matrix.size))
     return replace(options, target=replace(target, between_bytes=between))
 
 
-def weight_bytes(weights: Array) -> int:
+def weight_bytes(nnz: int, all_bytes: int) -> int:
     """About what code and data of a layer take: zeros are left out if that is the shorter."""
-    return min(_BYTES_A_NONZERO * int(np.count_nonzero(weights)), weights.nbytes)
+    return min(_BYTES_A_NONZERO * nnz, all_bytes)
 
 
 def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Plan:
@@ -191,7 +189,7 @@ def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Pla
 
 def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:
     """What is known of a product of a model before it runs."""
-    zeros = np.packbits(matrix.dense == 0).tobytes()
+    zeros = matrix.zero_bits()
     return replace(planned_facts(layer, matrix, choice), zeros=zeros, parameter=parameter)
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.reference import quantised_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 
@@ -21,8 +21,8 @@ def with_input_scale(each: MatVec, matrix: SparseMatrix, op: Linear | Convolutio
     scaled = replace(each, input_scale=op.input_scale, input_shift=op.input_shift)
     if not op.input_shift:
         return scaled
-    integers, scales = quantised_weights(matrix)
+    integers, scales = quantised_nonzeros(matrix)
     of_sums = (scales * np.float32(op.input_scale)).astype(np.float64)
-    taken = of_sums * op.input_shift * integers.sum(axis=1)
+    taken = of_sums * op.input_shift * integers.sums_by_row(integers.values)
     bias = 0.0 if each.bias is None else each.bias.astype(np.float64)
     return replace(scaled, bias=(bias - taken).astype(np.float32))

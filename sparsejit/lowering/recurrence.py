@@ -99,7 +99,7 @@ def _products(
     matrix, values = SparseMatrix(low.constant(weights)), low.constant(bias)
     rows, hidden = weights.shape
     whole = MatVec(rows, hidden, dtype=op.dtype)
-    whole.check_weights(matrix.dense)
+    matrix.check_fits(whole)
     ends = [rows]
     if op.cell is RecurrentCell.GRU_RESET_FIRST:
         ends = [2 * hidden, rows]

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from sparsejit.asm_templates.convolution.dense_windows import (
     MOST_TAPS,
     emit_dense_windows,
@@ -168,7 +166,7 @@ def window_costs(
     costs = {_SPARSE: price_sparse_windows(counts, target)}
     if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
         cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
-        weight_bytes = matrix.dense.nbytes
+        weight_bytes = 4 * matrix.size
         costs[_DENSE] = price_dense_windows(cycles, weight_bytes, counts.moved_bytes, target)
     return costs
 
@@ -238,6 +236,6 @@ def _facts(
         effective_flops=2 * weights * positions,
         flops=2 * matrix.nnz * positions,
         bound=costs[name].bound,
-        zeros=np.packbits(matrix.dense == 0).tobytes(),
+        zeros=matrix.zero_bits(),
         parameter=parameter,
     )

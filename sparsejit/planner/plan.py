@@ -41,6 +41,9 @@ class Template(Protocol):
     @property
     def most_inputs(self) -> float: ...
 
+    @property
+    def takes_vast(self) -> bool: ...
+
     def made_for(self, target: Target) -> bool: ...
 
     def expect(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
@@ -135,7 +138,9 @@ class Job:
         exactly = " with exact=True" if exact else ""
         many = self.matrix.in_features > MANY_INPUTS
         inputs = f" and {self.matrix.in_features} inputs" if many else ""
-        return f"{self.spec.dtype.value}{batch}{inputs}{exactly} on this {self.target.isa} target"
+        few = f" and {self.matrix.density:.2g} of weights not zero" if self.matrix.is_vast else ""
+        layer = f"{self.spec.dtype.value}{batch}{inputs}{few}{exactly}"
+        return f"{layer} on this {self.target.isa} target"
 
     def fits(self, template: Template, exact: bool) -> bool:
         """Whether the template is for this layer and target, and changes no weight if `exact`."""
@@ -143,6 +148,7 @@ class Job:
             template.dtype is self.spec.dtype
             and template.made_for(self.target)
             and self.matrix.in_features <= template.most_inputs
+            and (template.takes_vast or not self.matrix.is_vast)
             and not (exact and template.weight_change(self.matrix, self.target))
         )
 

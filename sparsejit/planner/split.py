@@ -223,7 +223,7 @@ def _balanced_bounds(
         [expect(each, group, target).steps for each, group in zip(specs, groups, strict=True)]
     )
     # What a group costs for being one, such as the scale of x, a part pays once.
-    nothing = SparseMatrix(np.zeros_like(groups[0].dense))
+    nothing = groups[0].with_values(np.zeros_like)
     own = np.maximum(steps - expect(specs[0], nothing, target).steps, 0)
     reached = np.cumsum(own if own.any() else steps)
     shares = head_start + (1 - head_start) * np.arange(1, count) / count

@@ -65,8 +65,8 @@ def _time(candidate: Candidate, lowered: Any, spec: Layer, target: Target) -> fl
 
 def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:
     return (
-        hashlib.sha256(matrix.dense.tobytes()).hexdigest(),
-        str(matrix.dense.shape),
+        *(hashlib.sha256(part.tobytes()).hexdigest() for part in matrix.nonzeros.arrays),
+        str(matrix.nonzeros.shape),
         spec.case,
         " ".join(sorted(target.instruction_sets)),
         target.model,

@@ -120,7 +120,9 @@ def _upper_half(register: Register) -> bool:
     """Whether an xmm or ymm needs EVEX. A zmm always has it, so all 32 share a form."""
     if register.kind == "zmm":
         return False
-    high = np.asarray(register.number) >= 16
+    if not isinstance(register.number, np.ndarray):
+        return int(register.number) >= 16
+    high = register.number >= 16
     if high.any() != high.all():
         raise CompileError(
             f"{register.kind} numbers {register.number} mix 0-15 (VEX) with 16-31 (EVEX); "

@@ -267,7 +267,7 @@ def test_a_column_is_the_same_in_any_batch() -> None:
 def test_products_are_the_weights_each_once() -> None:
     matrix = SparseMatrix(block_weights((70, 40), 0.2, block_rows=1))
     found = np.zeros(matrix.dense.shape, np.float32)
-    for tile in products(matrix, 29):
+    for tile in products(matrix.nonzeros, 29):
         assert len(tile.rows) <= 29
         found[tile.rows[tile.accumulator], tile.column] += tile.weight
         uses = np.count_nonzero(matrix.dense[tile.rows], axis=0)
@@ -280,13 +280,13 @@ def test_tiles_group_rows_that_share_inputs() -> None:
     """Rows of two kinds in turn, with no input in common: each tile holds one kind."""
     weights = np.zeros((40, 20), np.float32)
     weights[::2, :10] = weights[1::2, 10:] = 1
-    tiles = products(SparseMatrix(weights), 20)
+    tiles = products(SparseMatrix(weights).nonzeros, 20)
     assert [len(np.unique(tile.rows % 2)) for tile in tiles] == [1, 1]
 
 
 def test_no_two_rows_would_better_be_in_each_others_tiles() -> None:
     matrix = SparseMatrix(block_weights((36, 40), 0.15, block_rows=1))
-    tiles = [tile.rows for tile in products(matrix, 12)]
+    tiles = [tile.rows for tile in products(matrix.nonzeros, 12)]
 
     def loads(groups: list[np.ndarray]) -> float:
         """An input used once comes with its product and costs less than one used more often."""

@@ -1,6 +1,7 @@
 """Batches by a loop over compressed rows: what their weights become, and how their batch is cut."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
 from sparsejit.ir import reference
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
@@ -35,11 +37,14 @@ ROWS = [row for row in RUNNABLE if row.family == "csr" and row.dtype is DType.FL
 
 def by_rows(matrix: SparseMatrix, blocks: CsrBlocks) -> np.ndarray:
     """The matrix that a stream stands for, read as the code reads it."""
-    stream = csr_stream(float_words(matrix.dense), blocks)
+    stream = csr_stream(float_words(matrix.nonzeros), blocks)
     found = np.zeros(matrix.dense.shape, np.float32)
     groups, rows, quads = iter(stream.groups), iter(stream.rows), 0
-    for row_place, column_place in blocks.places():
-        part = found[row_place, column_place]
+    firsts = product(
+        range(0, blocks.out_features, blocks.rows), range(0, blocks.columns, blocks.width)
+    )
+    for first, column in firsts:
+        part = found[first : first + blocks.rows, column : column + blocks.width]
         while (group := next(groups))[1]:
             length, segments, size = group
             assert 0 < length <= MOST and size % QUAD.itemsize == 0
@@ -127,7 +132,8 @@ def test_what_is_expected_is_what_is_made(isa: str) -> None:
 
 def test_a_word_has_the_weights_of_four_inputs() -> None:
     integers = np.array([[1, -2, 3, 0, 0, 0], [0, 0, 0, 0, 0, -1]], np.int8)
-    assert byte_words(integers).tolist() == [[0x0003FE01, 0], [0, 0xFF00]]
+    words = byte_words(CompressedRows.of(integers))
+    assert words.dense().tolist() == [[0x0003FE01, 0], [0, 0xFF00]]
 
 
 @pytest.mark.parametrize("layout", Layout)
