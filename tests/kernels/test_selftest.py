@@ -17,7 +17,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.selftest import processes
+from sparsejit.selftest import trials
 from sparsejit.selftest.cases import AWKWARD_SIZES, Case, derive, levels
 from sparsejit.selftest.examination import (
     Compile,
@@ -313,11 +313,11 @@ def test_where_code_may_be_written_is_known() -> None:
 
 def test_workers_leave_the_interrupt_to_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(processes.signal, "signal", lambda *pair: asked.append(pair))
+    monkeypatch.setattr(trials.signal, "signal", lambda *pair: asked.append(pair))
 
     class Closed:
         def recv(self) -> int:
             raise EOFError
 
-    processes._serve(Closed(), SEED, compile_case)  # type: ignore[arg-type]
-    assert asked == [(processes.signal.SIGINT, processes.signal.SIG_IGN)]
+    trials.serve(Closed(), abs)  # type: ignore[arg-type]
+    assert asked == [(trials.signal.SIGINT, trials.signal.SIG_IGN)]

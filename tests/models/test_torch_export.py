@@ -205,3 +205,15 @@ def test_a_warning_names_the_line_that_compiles() -> None:
     with pytest.warns(UserWarning, match="training mode") as warned:
         sparsejit.compile(nn.Linear(4, 2), (torch.randn(1, 4),))
     assert [each.filename for each in warned] == [__file__]
+
+
+class AddsTruthsInPlace(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        truths = x.ge(x).unsqueeze(1).expand(-1, 2)
+        return truths.add_(truths)
+
+
+def test_what_torch_cannot_write_without_changes_in_place_is_refused() -> None:
+    """torch raises its own errors as it decomposes an operator for types that it does not take."""
+    with pytest.raises(InvalidInput, match=r"two bool tensors .* return a new tensor"):
+        export(AddsTruthsInPlace(), (torch.ones(4),), free_batch=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.torch_export.tracing import first_line
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
@@ -21,7 +24,13 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
         return program
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return program.run_decompositions({})
+        try:
+            return program.run_decompositions({})
+        except Exception as error:  # of whatever type torch raises
+            raise InvalidInput(
+                f"torch cannot write this model without changes in place: {first_line(error)}; "
+                "write it with operators that return a new tensor"
+            ) from error
 
 
 def _writes(node: Node) -> bool:

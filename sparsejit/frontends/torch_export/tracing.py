@@ -56,7 +56,7 @@ def traced(
                 why_not = (
                     f"the model works for axis 0 of {fixed[1]} only"
                     if fixed
-                    else f"torch.export fixes it: {_first_line(error)}"
+                    else f"torch.export fixes it: {first_line(error)}"
                 )
         return _of_one_batch(model, args, kwargs), why_not
 
@@ -72,12 +72,12 @@ def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
         return _exported(model, args, kwargs, False)
     except Exception as error:
         raise InvalidInput(
-            f"torch.export cannot export this {type(model).__name__}: {_first_line(error)}; "
+            f"torch.export cannot export this {type(model).__name__}: {first_line(error)}; "
             'try torch.compile(model, backend="sparsejit")'
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What says most: the first reason of a list, else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]

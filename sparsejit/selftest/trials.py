@@ -1,0 +1,152 @@
+"""Worker processes that try one thing after another: a crash or a hang is an outcome, too."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Generic, TypeVar
+
+_LOOK_AROUND_S = 0.5
+
+# How numpy's BLAS, whichever it is, is told its number of threads.
+_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass
+class _Worker:
+    """A process, and the task that it has in hand since `since`, if `is_busy`."""
+
+    process: SpawnProcess
+    connection: Connection
+    task: Any = None
+    is_busy: bool = False
+    since: float = 0.0
+    done: int = 0
+
+
+class Trials(Generic[Outcome]):
+    """Tries tasks in `workers` processes of one BLAS thread each.
+
+    `attempt(task)` runs there, and its outcome comes back; it must be a function of a module, for
+    processes that are started anew. `failed(task, problem)` is the outcome of what crashed or took
+    more than `patience_s`. `clock` tells seconds. A process is replaced after `most` tasks.
+    """
+
+    def __init__(
+        self,
+        attempt: Callable[[Any], Outcome],
+        failed: Callable[[Any, str], Outcome],
+        workers: int,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
+    ) -> None:
+        self._attempt, self._failed = attempt, failed
+        self._workers = workers
+        self._patience_s = patience_s
+        self._clock = clock
+        self._most = most
+
+    def run(self, tasks: Iterator[Any]) -> Iterator[Outcome]:
+        """Every task's outcome as it comes."""
+        workers = [self._start() for _ in range(self._workers)]
+        try:
+            for worker in workers:
+                self._hand_over(worker, tasks)
+            while busy := [worker for worker in workers if worker.is_busy]:
+                wait([worker.connection for worker in busy], _LOOK_AROUND_S)
+                for worker in busy:
+                    outcome = self._look_at(worker)
+                    if outcome is None:
+                        continue
+                    yield outcome
+                    self._hand_over(worker, tasks)
+        finally:
+            for worker in workers:
+                _end(worker)
+
+    def _start(self) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, self._attempt), daemon=True)
+        with _one_blas_thread():
+            process.start()
+        there.close()
+        return _Worker(process, here)
+
+    def _hand_over(self, worker: _Worker, tasks: Iterator[Any]) -> None:
+        """Give a worker, or the one that takes its place, the next task if there is one."""
+        worker.is_busy = False
+        for task in tasks:
+            worker.is_busy = True
+            worker.task, worker.since = task, self._clock()
+            break
+        if not worker.is_busy:
+            return
+        if not worker.process.is_alive() or worker.done == self._most:
+            _end(worker)
+            fresh = self._start()
+            worker.process, worker.connection, worker.done = fresh.process, fresh.connection, 0
+        worker.done += 1
+        with contextlib.suppress(BrokenPipeError):  # it died just now: `_look_at` will see
+            worker.connection.send(worker.task)
+
+    def _look_at(self, worker: _Worker) -> Outcome | None:
+        """What became of the task that a worker has in hand; None while it is at work."""
+        if worker.connection.poll():
+            try:
+                outcome: Outcome = worker.connection.recv()
+                return outcome
+            except (EOFError, ConnectionResetError):
+                worker.process.join()
+                return self._failed(worker.task, _end_in_words(worker.process.exitcode))
+        if self._clock() - worker.since < self._patience_s:
+            return None
+        worker.process.kill()
+        worker.process.join()
+        return self._failed(worker.task, f"hung: no answer for {self._patience_s:.0f} s")
+
+
+def _end(worker: _Worker) -> None:
+    worker.process.kill()
+    worker.process.join()
+    worker.connection.close()
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """A process started meanwhile keeps to one core: there is one process a core already."""
+    before = {name: os.environ.get(name) for name in _BLAS_THREADS}
+    os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _end_in_words(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"crashed: killed by {signal.Signals(-exit_code).name}"
+    return f"ended its process with status {exit_code}"
+
+
+def serve(connection: Connection, attempt: Callable[[Any], Any]) -> None:
+    """Try task after task, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(attempt(task))

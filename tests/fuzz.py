@@ -1,0 +1,152 @@
+"""Random models, files and graphs: compiled, run and compared for as long as asked.
+
+    python tests/fuzz.py --seed 1 --minutes 60 --kinds torch,onnx --jobs 2 --record
+    python tests/fuzz.py --case torch:12345          one case again, in this process
+
+Each case runs in a process that may crash or hang. A finding is a wrong result, an exception that
+is not of sparsejit.errors, a crash, or a hang. Ends with 1 where there was one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from sparsejit.perf import history
+from sparsejit.selftest.trials import Trials
+
+# Modules with `make(seed) -> case`, whose `title` says what it is, and `check(case) -> outcome`.
+KINDS = {
+    "torch": "fuzzing.torch_models",
+    "files": "fuzzing.saved_files",
+}
+# No case takes a tenth of it; a machine may be busy.
+PATIENCE_S = 120.0
+# Of address space, so that a forged size cannot take the machine with it.
+MOST_BYTES = 12 << 30
+CASES_A_PROCESS = 150
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one case; `problem` is empty unless it is a finding."""
+
+    kind: str
+    seed: int
+    text: str
+    problem: str = ""
+
+
+@dataclass
+class Found:
+    """What became of the cases of a kind, and its findings by seed."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: dict[int, str] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a case."""
+        self.outcomes["finding" if outcome.problem else outcome.text] += 1
+        if outcome.problem:
+            self.findings[outcome.seed] = outcome.problem
+
+
+def attempt(task: tuple[str, int]) -> Outcome:
+    """Make and check one case."""
+    kind, seed = task
+    if multiprocessing.parent_process() is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    module = importlib.import_module(KINDS[kind])
+    try:
+        return Outcome(kind, seed, module.check(module.make(seed)))
+    except Exception as error:  # whatever a case raises is what we look for
+        return Outcome(kind, seed, "", f"{type(error).__name__}: {error}"[:2000])
+
+
+def died(task: tuple[str, int], problem: str) -> Outcome:
+    """The outcome of a case that took its process with it."""
+    return Outcome(*task, "", problem)
+
+
+def tasks(kinds: list[str], seed: int, stop: threading.Event) -> Iterator[tuple[str, int]]:
+    """Kinds in turn, seed after seed."""
+    while not stop.is_set():
+        for kind in kinds:
+            yield kind, seed
+        seed += 1
+
+
+def run(kinds: list[str], seed: int, minutes: float, jobs: int) -> dict[str, Found]:
+    """Cases from `seed` on for so many minutes; findings are printed as they come."""
+    found = {kind: Found() for kind in kinds}
+    stop = threading.Event()
+    timer = threading.Timer(60 * minutes, stop.set)
+    timer.daemon = True
+    timer.start()
+    trials = Trials(attempt, died, jobs, PATIENCE_S, most=CASES_A_PROCESS)
+    try:
+        for outcome in trials.run(tasks(kinds, seed, stop)):
+            found[outcome.kind].add(outcome)
+            if outcome.problem:
+                print(f"--case {outcome.kind}:{outcome.seed}\n{outcome.problem}\n", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    timer.cancel()
+    return found
+
+
+def again(case: str) -> None:
+    """One case in this process, with its traceback."""
+    kind, seed = case.split(":")
+    module = importlib.import_module(KINDS[kind])
+    made = module.make(int(seed))
+    print(made.title)
+    print(module.check(made))
+
+
+def main(
+    seed: Annotated[int, typer.Option(help="Of the first case of each kind.")] = 1,
+    minutes: Annotated[float, typer.Option(help="For how long.")] = 1.0,
+    kinds: Annotated[str, typer.Option(help="Names with commas between.")] = ",".join(KINDS),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    case: Annotated[str, typer.Option(help="One case, as kind:seed.")] = "",
+    record: Annotated[bool, typer.Option(help="Append to perf/results/fuzz.jsonl.")] = False,
+) -> None:
+    """Look for what is wrong, raw, crashed or hung."""
+    os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
+    if case:
+        again(case)
+        return
+    found = run(kinds.split(","), seed, minutes, jobs)
+    shared: dict[str, Any] = {"seed": seed, "minutes": minutes, "jobs": jobs}
+    rows = [
+        {
+            "kind": kind,
+            **shared,
+            "cases": each.outcomes.total(),
+            "outcomes": dict(each.outcomes),
+            "findings": {str(n): text.partition("\n")[0] for n, text in each.findings.items()},
+        }
+        for kind, each in found.items()
+    ]
+    for row in rows:
+        print(f"{row['kind']}: {row['cases']} cases, {row['outcomes']}")
+    if record:
+        history.append_rows(
+            history.RESULTS / "fuzz.jsonl", ({**row, **history.circumstances()} for row in rows)
+        )
+    raise typer.Exit(any(each.findings for each in found.values()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

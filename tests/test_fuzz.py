@@ -1,0 +1,57 @@
+"""The fuzzer finds what is wrong and what is raw; a few cases of each kind hold."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import fuzz
+import pytest
+from fuzzing import torch_models
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_a_few_cases_hold(kind: str) -> None:
+    for seed in range(3):
+        outcome = fuzz.attempt((kind, seed))
+        assert outcome.text and not outcome.problem, outcome
+
+
+def test_an_exception_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("raw_kind")
+    module.make = int  # type: ignore[attr-defined]
+    module.check = lambda seed: [][seed]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "raw_kind", module)
+    monkeypatch.setitem(fuzz.KINDS, "raw", "raw_kind")
+    found = fuzz.Found()
+    found.add(fuzz.attempt(("raw", 3)))
+    found.add(fuzz.died(("raw", 4), "crashed: killed by SIGSEGV"))
+    assert found.outcomes == {"finding": 2}
+    assert found.findings[3].startswith("IndexError") and "SIGSEGV" in found.findings[4]
+
+
+def first_equal() -> torch_models.TorchCase:
+    cases = (torch_models.make(seed) for seed in range(99))
+    return next(case for case in cases if torch_models.check(case) == "equal")
+
+
+def test_a_wrong_result_is_a_finding() -> None:
+    case = first_equal()
+    wanted = torch_models._arrays(case.program(*(x.clone() for x in case.inputs)))
+    torch_models._compare(case, case.inputs, wanted)
+    wrong = [~x if x.dtype == bool else x + 1 for x in wanted]
+    with pytest.raises(AssertionError, match="instead of"):
+        torch_models._compare(case, case.inputs, wrong)
+    with pytest.raises(AssertionError, match="shape"):
+        torch_models._compare(case, case.inputs, [x[None] for x in wanted])
+
+
+def test_a_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidInput("no")
+
+    monkeypatch.setattr(sparsejit, "compile", refuse)
+    assert torch_models.check(torch_models.make(0)) == "refused: InvalidInput"
