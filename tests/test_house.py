@@ -90,9 +90,7 @@ def imports_of(path: Path) -> Iterator[str]:
             else:
                 yield base
         elif isinstance(node, ast.Call) and _is_import_call(node):
-            argument = node.args[0]
-            assert isinstance(argument, ast.Constant), f"{path}: import of a computed name"
-            yield str(argument.value)
+            yield _imported_by_call(node.args[0], ".".join(package), path)
 
 
 def _submodule_or_surface(name: str) -> str:
@@ -100,6 +98,16 @@ def _submodule_or_surface(name: str) -> str:
         ROOT / "sparsejit" / f"{name}.py"
     ).exists()
     return f"sparsejit.{name}" if is_submodule else "sparsejit"
+
+
+def _imported_by_call(argument: ast.expr, package: str, path: Path) -> str:
+    """A name, or the package that imports all of its own modules."""
+    if isinstance(argument, ast.JoinedStr) and path.name == "__init__.py":
+        first = argument.values[0]
+        assert isinstance(first, ast.FormattedValue) and ast.unparse(first.value) == "__name__"
+        return package
+    assert isinstance(argument, ast.Constant), f"{path}: import of a computed name"
+    return str(argument.value)
 
 
 def _is_import_call(node: ast.Call) -> bool:

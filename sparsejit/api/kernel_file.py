@@ -8,10 +8,9 @@ from sparsejit.artefact.arrays import ArrayReader, matrix_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.compressed_rows import CompressedRows
-from sparsejit.machine.target import Target
 
 KIND = "kernel"
-_RECORDS = RecordCodec((Options, Target))
+_RECORDS = RecordCodec((Options,))
 
 
 def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors]:
@@ -27,12 +26,12 @@ def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors
 def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
     """What `kernel_to_data` took apart. Raises DamagedFile, without the file's name, for others."""
     described, arrays = fields_of(header, options=dict, arrays=dict)
-    options = _RECORDS.decode(described)
+    options: Options = _RECORDS.decode(described)
     reader = ArrayReader(tensors)
     found = {name: reader.matrix(name, data) for name, data in arrays.items()}
     reader.finish()
-    if not isinstance(options, Options) or found.keys() - {"bias"} != {"weights"}:
-        raise DamagedFile("has options and arrays of no kernel")
+    if found.keys() - {"bias"} != {"weights"}:
+        raise DamagedFile("has arrays of no kernel")
     weights, bias = found["weights"], found.get("bias")
     if len(weights.shape) != 2 or {str(array.dtype) for array in found.values()} != {"float32"}:
         raise DamagedFile("has weights that are no float32 matrix")

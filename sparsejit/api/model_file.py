@@ -19,11 +19,11 @@ from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, from_json, to_json
 from sparsejit.ir.graph import Array, Graph, TensorType
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
 
 KIND = "model"
-_RECORDS = RecordCodec((ModelSettings, Target))
+_RECORDS = RecordCodec((ModelSettings,))
 _NAMES = ("native", *ISA_LEVELS)
 
 
@@ -128,9 +128,7 @@ def _free(kind: TensorType, tile: int | None) -> tuple[int, ...]:
 
 
 def _settings_from_data(data: Any) -> ModelSettings:
-    settings = _RECORDS.decode(data)
-    if not isinstance(settings, ModelSettings):
-        raise DamagedFile("has settings of no model")
+    settings: ModelSettings = _RECORDS.decode(data)
     if isinstance(settings.target, str) and settings.target not in _NAMES:
         raise DamagedFile(f"has target {settings.target!r}")
     try:

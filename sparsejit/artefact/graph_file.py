@@ -16,11 +16,14 @@ from dataclasses import astuple
 from typing import Any
 
 from sparsejit.artefact.arrays import ArrayReader, array_to_data, type_from_data, type_to_data
-from sparsejit.artefact.records import OPERATORS, fields_of
+from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
+from sparsejit.ir.ops.operator import OPERATORS
 
 Data = dict[str, Any]
+
+OPERATOR_RECORDS = RecordCodec(OPERATORS.values())
 
 # What an operator that meets operands it never heard of may raise.
 _REFUSALS = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
@@ -37,7 +40,7 @@ def graph_to_data(graph: Graph) -> tuple[Data, dict[str, Array]]:
         tensors.update(parts)
     nodes = [
         {
-            "op": OPERATORS.encode(node.op),
+            "op": OPERATOR_RECORDS.encode(node.op),
             "inputs": [numbers[value] for value in node.inputs],
             "outputs": [_value_to_data(value) for value in node.outputs],
         }
@@ -98,7 +101,7 @@ def _constant_from_data(data: Any, name: str, reader: ArrayReader) -> tuple[Valu
 def _node_from_data(data: Any, known: list[Value]) -> Node:
     """The node; its outputs are appended to the values known so far."""
     op_data, inputs, outputs = fields_of(data, op=dict, inputs=list, outputs=list)
-    op = OPERATORS.decode(op_data)
+    op = OPERATOR_RECORDS.decode(op_data)
     operands = _at(inputs, known)
     made = tuple(map(_value_from_data, outputs))
     try:

@@ -8,25 +8,12 @@ record through its constructor, which checks ranges. Nothing is run.
 
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.ops import (
-    attention,
-    casts,
-    columns,
-    convolution,
-    forest,
-    pointwise,
-    products,
-    recurrent,
-    sampling,
-    selection,
-    tree_draw,
-    views,
-)
 from sparsejit.ir.spec import Choice
 from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
@@ -36,11 +23,10 @@ _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 
 
 class RecordCodec:
-    """Writes and reads records of the given classes and of no other."""
+    """Writes and reads records of the given classes, and of no other but those that they hold."""
 
-    def __init__(self, classes: Sequence[type[Any]]) -> None:
+    def __init__(self, classes: Iterable[type[Any]]) -> None:
         self._classes = {record.__name__: record for record in classes}
-        self._hints = {name: _hints(record) for name, record in self._classes.items()}
 
     def encode(self, record: Any) -> dict[str, Any]:
         """A record as data that JSON can hold.
@@ -52,68 +38,78 @@ class RecordCodec:
             known = ", ".join(self._classes)
             raise InvalidInput(f"a {name} cannot be saved; use only {known}")
         try:
-            data = {
-                field: self._to_data(getattr(record, field), hint)
-                for field, hint in self._hints[name].items()
-            }
+            return _record_to_data(record)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"{record} cannot be saved: {error}") from error
-        return {"record": name, **data}
 
     def decode(self, data: Any) -> Any:
         """The record that `encode` wrote. Raises DamagedFile for anything else."""
         name = data.get("record") if isinstance(data, dict) else None
         if not isinstance(name, str) or name not in self._classes:
             raise DamagedFile(f"has {_shown(data)} where a record belongs")
-        hints = self._hints[name]
-        known = {"record", *hints}
-        optional = _newer(self._classes[name])
-        if not known - optional <= data.keys() <= known:
-            wrong = ", ".join(sorted(data.keys() ^ known))
-            raise DamagedFile(f"has a {name} with fields too many or missing: {wrong}")
-        try:
-            given = {field: hint for field, hint in hints.items() if field in data}
-            values = {field: self._from_data(data[field], hint) for field, hint in given.items()}
-            return self._classes[name](**values)
-        except (TypeError, ValueError) as error:  # InvalidInput is a ValueError
-            raise DamagedFile(f"has a {name} that cannot be: {error}") from error
+        return _record_from_data(data, self._classes[name])
 
-    def _to_data(self, value: Any, hint: Any) -> Any:
-        """Raises TypeError or ValueError where a value is not of the hint's type."""
-        if _is_union(hint):
-            return _first_that_fits(value, hint, self._to_data)
-        if get_origin(hint) in (tuple, frozenset):
-            items = sorted(value) if get_origin(hint) is frozenset else list(value)
-            return [self._to_data(item, kind) for item, kind in _paired(items, hint)]
-        if hint is Core:
-            return _exactly(value, Core).key
-        if is_dataclass(hint):
-            return self.encode(value)
-        if _is_choice(hint):
-            return hint(value).value
-        plain = value.item() if hasattr(value, "item") else value
-        if hint is float:
-            return _float_to_data(plain)
-        return _exactly(plain, hint)
 
-    def _from_data(self, data: Any, hint: Any) -> Any:
-        """Raises TypeError or ValueError (such as DamagedFile) for what `_to_data` never makes."""
-        if _is_union(hint):
-            return _first_that_fits(data, hint, self._from_data)
-        origin = get_origin(hint)
-        if origin in (tuple, frozenset):
-            paired = _paired(_exactly(data, list), hint)
-            return origin(self._from_data(item, kind) for item, kind in paired)
-        if hint is Core:
-            return _core(data)
-        if is_dataclass(hint):
-            return _exactly(self.decode(data), hint)
-        if _is_choice(hint):
-            return hint(_exactly(data, str))
-        if hint is float:
-            infinite = _INFINITIES.get(data) if isinstance(data, str) else None
-            return _finite(_exactly(data, float)) if infinite is None else infinite
-        return _exactly(data, hint)
+def _record_to_data(record: Any) -> dict[str, Any]:
+    kind: Any = type(record)
+    hints = _hints(kind).items()
+    values = {field: _to_data(getattr(record, field), hint) for field, hint in hints}
+    return {"record": kind.__name__, **values}
+
+
+def _record_from_data(data: Any, kind: Any) -> Any:
+    """Raises DamagedFile for what is no record of that class."""
+    name, hints = kind.__name__, _hints(kind)
+    if not isinstance(data, dict) or data.get("record") != name:
+        raise DamagedFile(f"has {_shown(data)} where a {name} belongs")
+    known = {"record", *hints}
+    if not known - _newer(kind) <= data.keys() <= known:
+        wrong = ", ".join(sorted(data.keys() ^ known))
+        raise DamagedFile(f"has a {name} with fields too many or missing: {wrong}")
+    try:
+        given = {field: hint for field, hint in hints.items() if field in data}
+        return kind(**{field: _from_data(data[field], hint) for field, hint in given.items()})
+    except (TypeError, ValueError) as error:  # InvalidInput is a ValueError
+        raise DamagedFile(f"has a {name} that cannot be: {error}") from error
+
+
+def _to_data(value: Any, hint: Any) -> Any:
+    """Raises TypeError or ValueError where a value is not of the hint's type."""
+    if _is_union(hint):
+        return _first_that_fits(value, hint, _to_data)
+    if get_origin(hint) in (tuple, frozenset):
+        items = sorted(value) if get_origin(hint) is frozenset else list(value)
+        return [_to_data(item, kind) for item, kind in _paired(items, hint)]
+    if hint is Core:
+        return _exactly(value, Core).key
+    if is_dataclass(hint):
+        return _record_to_data(_exactly(value, hint))
+    if _is_choice(hint):
+        return hint(value).value
+    plain = value.item() if hasattr(value, "item") else value
+    if hint is float:
+        return _float_to_data(plain)
+    return _exactly(plain, hint)
+
+
+def _from_data(data: Any, hint: Any) -> Any:
+    """Raises TypeError or ValueError (such as DamagedFile) for what `_to_data` never makes."""
+    if _is_union(hint):
+        return _first_that_fits(data, hint, _from_data)
+    origin = get_origin(hint)
+    if origin in (tuple, frozenset):
+        paired = _paired(_exactly(data, list), hint)
+        return origin(_from_data(item, kind) for item, kind in paired)
+    if hint is Core:
+        return _core(data)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _record_from_data(data, hint)
+    if _is_choice(hint):
+        return hint(_exactly(data, str))
+    if hint is float:
+        infinite = _INFINITIES.get(data) if isinstance(data, str) else None
+        return _finite(_exactly(data, float)) if infinite is None else infinite
+    return _exactly(data, hint)
 
 
 def fields_of(data: Any, **wanted: type) -> list[Any]:
@@ -138,7 +134,8 @@ def _newer(record: type[Any]) -> set[str]:
     return {field.name for field in fields(record) if "newer" in field.metadata}
 
 
-def _hints(record: type[Any]) -> dict[str, Any]:
+@cache
+def _hints(record: Any) -> dict[str, Any]:
     hints = get_type_hints(record)
     return {field.name: hints[field.name] for field in fields(record)}
 
@@ -192,20 +189,3 @@ def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
-
-# Of graphs: every operator of ir/ops.
-OPERATORS = RecordCodec(
-    (
-        *(pointwise.Pointwise, pointwise.Chain, pointwise.ChainStep),
-        casts.Cast,
-        *(products.Linear, products.Bmm, attention.Attention),
-        *(convolution.Convolution, convolution.Pooling),
-        recurrent.Recurrence,
-        *(forest.Forest, columns.ScaledColumns, columns.DoubleProduct),
-        *(sampling.Uniform, sampling.Draw, sampling.Quantise, sampling.SumOfRows),
-        *(sampling.GruStep, sampling.Predict, sampling.Reconstruct),
-        *(tree_draw.UniformRow, tree_draw.TreeDraw),
-        *(selection.Embedding, selection.EmbeddingBag, selection.ArgMax, selection.TopK),
-        *(views.Reshape, views.Permute, views.Slice, views.Expand, views.Concat, views.Pad),
-    )
-)

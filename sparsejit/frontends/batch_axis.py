@@ -6,13 +6,11 @@ The batch is followed from axis 0 of every input through every operator to axis 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.frontends.batch_places import BatchPlace, Follower, SamplesMixed, follow_node
-from sparsejit.ir.graph import Graph, Node, Op, Value
-from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
+from sparsejit.ir.graph import Graph, Node, Value
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
@@ -69,7 +67,7 @@ def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
         [node for node in graph.nodes if not isinstance(node.op, passed_over)]
         for graph in (wanted, found)
     )
-    if [_without_sizes(n.op) for n in nodes] != [_without_sizes(n.op) for n in twins]:
+    if [n.op.of_any_size() for n in nodes] != [n.op.of_any_size() for n in twins]:
         return "it has other operators"
     for node, other in zip(nodes, twins, strict=True):
         for value, twin in zip(node.inputs, other.inputs, strict=True):
@@ -92,7 +90,7 @@ def _followed(graph: Graph, batch: int) -> dict[Value, BatchPlace]:
         if not any(value in follower.places for value in node.inputs):
             continue
         try:
-            follow_node(follower, node)
+            node.op.follow_batch(follower, node)
         except SamplesMixed as reason:
             raise SamplesMixed(f"{_words(node)} {reason}") from None
     return follower.places
@@ -118,7 +116,7 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> Non
     if [type(n.op) for n in few.nodes] != [type(n.op) for n in many.nodes]:
         raise SamplesMixed("the model computes differently for another batch")
     for node, other in zip(few.nodes, many.nodes, strict=True):
-        if _without_sizes(node.op) != _without_sizes(other.op) or _moves(node, other, places):
+        if node.op.of_any_size() != other.op.of_any_size() or _moves(node, other, places):
             raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
         for value, twin in zip(node.outputs, other.outputs, strict=True):
             place = places.get(value)
@@ -135,13 +133,6 @@ def _moves(node: Node, other: Node, places: dict[Value, BatchPlace]) -> bool:
         return False
     place, axes = places.get(node.inputs[0]), len(node.inputs[0].shape)
     return place is None or place.axis != axis_of(node.op.axis, axes)
-
-
-def _without_sizes(op: Op) -> Op:
-    """An operator without the sizes that its result has as well."""
-    if isinstance(op, Reshape | Expand | Chain):
-        return replace(op, shape=())
-    return replace(op, first=0, end=0) if isinstance(op, Slice) else op
 
 
 def _other_sizes(value: Value, place: BatchPlace) -> list[int]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import Choice
+
+if TYPE_CHECKING:
+    from sparsejit.ir.ops.operator import Operator
 
 Array = npt.NDArray[Any]
 
@@ -82,23 +85,11 @@ class Value:
         return self.type.shape
 
 
-class Op(Protocol):
-    """An operator: a frozen record with its types and its float64 semantics.
-
-    `infer` raises InvalidInput for operands that it does not take. `reference` takes and returns
-    float64 where a type says float32, else int64 and bool.
-    """
-
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]: ...
-
-    def reference(self, *operands: Array) -> tuple[Array, ...]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Node:
     """One application of an operator."""
 
-    op: Op
+    op: Operator
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
@@ -206,7 +197,7 @@ class GraphBuilder:
         """What a constant holds."""
         return self._constants[value]
 
-    def add(self, op: Op, *inputs: Value, origin: Origin) -> tuple[Value, ...]:
+    def add(self, op: Operator, *inputs: Value, origin: Origin) -> tuple[Value, ...]:
         """Apply an operator. Raises InvalidInput where it does not take these operands."""
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(Value(kind, origin) for kind in types)
@@ -217,7 +208,7 @@ class GraphBuilder:
         """Take over a node of another graph, whose operands are here already."""
         self._nodes.append(node)
 
-    def one(self, op: Op, *inputs: Value, origin: Origin) -> Value:
+    def one(self, op: Operator, *inputs: Value, origin: Origin) -> Value:
         """Apply an operator that has one output."""
         (output,) = self.add(op, *inputs, origin=origin)
         return output

@@ -23,6 +23,7 @@ from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.stacked_products import lower_bmm
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
+from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_price import attention_cycles, attention_products
 from sparsejit.x86.assembler import Assembler
@@ -63,6 +64,7 @@ class _Operands(NamedTuple):
     result: View
 
 
+@lowers(Attention)
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
     _write_permuted(low, node)

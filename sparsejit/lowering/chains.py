@@ -1,12 +1,15 @@
 """Chains of elementwise functions and row reductions."""
 
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.gate_sums import is_scaled_column, only_gates_read
+from sparsejit.lowering.table import lowers
 from sparsejit.passes.chain_steps import as_chain
 
 
+@lowers(Chain, Pointwise)
 def lower_chain_node(low: Lowering, node: Node) -> None:
     """One kernel from strided operands to strided results; a function is a chain of one step."""
     if is_scaled_column(node) and only_gates_read(low, node):
@@ -17,6 +20,7 @@ def lower_chain_node(low: Lowering, node: Node) -> None:
     _lower(low, node, chain)
 
 
+@lowers(Cast)
 def lower_cast(low: Lowering, node: Node) -> None:
     """A chain without functions, whose result is converted."""
     _lower(low, node, Chain(node.output.shape, 1, (), (0,), "cast"))

@@ -10,12 +10,14 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.table import lowers
 from sparsejit.planner.cost import cache_level
 from sparsejit.x86.assembler import Assembler
 
 _INSTRUCTIONS_A_CYCLE = 2  # vectors
 
 
+@lowers(ScaledColumns)
 def lower_scaled_columns(low: Lowering, node: Node) -> None:
     """Raises InvalidInput for a column that x does not have."""
     assert isinstance(node.op, ScaledColumns)
@@ -34,6 +36,7 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     _add(low, node, "columns", reason, (vectors * 8, moved), partial(_emit_columns, scaling))
 
 
+@lowers(DoubleProduct)
 def lower_double_product(low: Lowering, node: Node) -> None:
     """Every row by itself."""
     assert isinstance(node.op, DoubleProduct)

@@ -9,7 +9,7 @@ import numpy as np
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
-from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
+from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.chain_facts import chain_facts
 from sparsejit.lowering.destinations import destinations
 from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
@@ -229,7 +229,7 @@ def chain_step(
 
 def _reduced_axes(chain: Chain) -> int:
     """How many of the last axes stay whole: rows that are reduced."""
-    return 1 if any(step.kind in ROW_REDUCTIONS for step in chain.steps) else 0
+    return 1 if chain.reduces else 0
 
 
 def _broadcast(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:

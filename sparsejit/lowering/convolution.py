@@ -28,9 +28,11 @@ from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
 from sparsejit.lowering.products import product_step
 from sparsejit.lowering.storage import ConstantBuffer, View
+from sparsejit.lowering.table import lowers
 from sparsejit.lowering.windows import lower_windows
 
 
+@lowers(Convolution)
 def lower_convolution(low: Lowering, node: Node) -> None:
     """By channel where each has a kernel of its own, else one product a sample."""
     op = node.op

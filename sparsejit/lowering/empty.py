@@ -1,9 +1,7 @@
-"""Tensors without elements: nothing computes them; only a concat and a forest take them."""
+"""Tensors without elements: nothing computes them; few operators take them."""
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.forest import Forest
-from sparsejit.ir.ops.views import Concat
 from sparsejit.lowering.context import Lowering
 
 
@@ -17,7 +15,7 @@ def is_empty(low: Lowering, node: Node) -> bool:
             low.bind(value, low.temporary(value.type))
         return True
     for value in node.inputs:
-        if not value.type.size and not isinstance(node.op, Concat | Forest):
+        if not value.type.size and not node.op.takes_empty:
             raise InvalidInput(
                 f"{node.outputs[0].origin.name} reads {value.origin.name}, which has shape "
                 f"{value.shape}; give it elements, or leave it out"

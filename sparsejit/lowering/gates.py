@@ -8,12 +8,14 @@ from sparsejit.ir.spec import DType, GruUpdate
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.gate_sums import GateSum, scaled_column
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.table import lowers
 from sparsejit.lowering.table_rows import sum_of_rows_for_gates
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rbx, rcx, rdi, rdx, rsi
 from sparsejit.x86.stack import pop, push
 
 
+@lowers(GruStep)
 def lower_gru_step(low: Lowering, node: Node) -> None:
     """The gates of all units, with the sum that they are of, if they alone read it."""
     op, spec = node.op, GruUpdate(node.output.shape[0])

@@ -15,6 +15,7 @@ from sparsejit.lowering.depthwise import axes, has_whole_rows, pitches
 from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
+from sparsejit.lowering.table import lowers
 from sparsejit.planner.convolution_price import price_direct
 from sparsejit.x86.assembler import Assembler
 
@@ -22,6 +23,7 @@ _TAPS_A_CHAIN = 6
 _LEAST_POSITIONS = 4  # in a row: of fewer, chains keep more lanes busy
 
 
+@lowers(Pooling)
 def lower_pooling(low: Lowering, node: Node) -> None:
     """All samples and channels at once."""
     op, (x,) = node.op, node.inputs

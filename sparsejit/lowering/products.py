@@ -21,6 +21,7 @@ from sparsejit.lowering.product_parts import ways_to_divide
 from sparsejit.lowering.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.table import lowers
 from sparsejit.planner.batch_plan import plan_batch, prefers_panels
 from sparsejit.planner.plan import Plan, plan
 from sparsejit.planner.row_parts import row_parts
@@ -32,6 +33,7 @@ from sparsejit.x86.operands import rsi
 _BYTES_A_NONZERO = 12  # of code that multiplies by it, and itself
 
 
+@lowers(Linear)
 def lower_linear(low: Lowering, node: Node) -> None:
     """One product for all rows of x."""
     op = node.op

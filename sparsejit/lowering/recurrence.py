@@ -31,6 +31,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.products import plan_layer, product_facts
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
@@ -69,6 +70,7 @@ _UPDATES: dict[RecurrentCell, Callable[[Assembler, int, _Results], None]] = {
 }
 
 
+@lowers(Recurrence)
 def lower_recurrence(low: Lowering, node: Node) -> None:
     """One kernel for all time steps; the last states are views of what it leaves."""
     op = node.op

@@ -7,9 +7,10 @@ from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
 from sparsejit.asm_templates.pointwise.signal import Quantiser, emit_prediction
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.sampling import Draw, Reconstruct
+from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, Uniform
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.table import lowers
 from sparsejit.lowering.table_rows import emit_row_of
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -29,6 +30,7 @@ from sparsejit.x86.operands import (
 _FLOAT = 4
 
 
+@lowers(Uniform)
 def lower_uniform(low: Lowering, node: Node) -> None:
     """One number of the counter-based generator."""
 
@@ -42,6 +44,7 @@ def lower_uniform(low: Lowering, node: Node) -> None:
     _add(low, node, "uniform", "a random number", emit)
 
 
+@lowers(Draw)
 def lower_draw(low: Lowering, node: Node) -> None:
     """Weights of all classes, their partial sums, and how many the number exceeds."""
     assert isinstance(node.op, Draw)
@@ -58,6 +61,7 @@ def lower_draw(low: Lowering, node: Node) -> None:
     _add(low, node, "draw", f"one of {spec.classes} classes", emit, scratch)
 
 
+@lowers(Quantise)
 def lower_quantise(low: Lowering, node: Node) -> None:
     """Two comparisons with constant thresholds."""
     number, thresholds = node.inputs
@@ -75,6 +79,7 @@ def lower_quantise(low: Lowering, node: Node) -> None:
     low.add(Step("level", node.output.origin, (low.view(number),), (into,), emit, facts))
 
 
+@lowers(Predict)
 def lower_predict(low: Lowering, node: Node) -> None:
     """Products and a tree of additions."""
 
@@ -88,6 +93,7 @@ def lower_predict(low: Lowering, node: Node) -> None:
     _add(low, node, "predict", "from past samples", emit)
 
 
+@lowers(Reconstruct)
 def lower_reconstruct(low: Lowering, node: Node) -> None:
     """Scalars from end to end."""
     op = node.op

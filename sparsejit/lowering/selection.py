@@ -11,12 +11,14 @@ from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.table import lowers
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, r9, rcx, rdi, rdx, rsi
 
 _FLOAT, _INDEX = 4, 8
 
 
+@lowers(Embedding)
 def lower_embedding(low: Lowering, node: Node) -> None:
     """Copies of rows, straight to where they are wanted if one pitch can say it."""
     assert isinstance(node.op, Embedding)
@@ -40,6 +42,7 @@ def lower_embedding(low: Lowering, node: Node) -> None:
     low.add(Step("embedding", node.output.origin, reads, (into,), emit, facts))
 
 
+@lowers(EmbeddingBag)
 def lower_embedding_bag(low: Lowering, node: Node) -> None:
     """A loop over bags."""
     op = node.op
@@ -65,12 +68,14 @@ def lower_embedding_bag(low: Lowering, node: Node) -> None:
     low.add(Step("embedding-bag", node.output.origin, reads, (into,), emit, facts))
 
 
+@lowers(ArgMax)
 def lower_argmax(low: Lowering, node: Node) -> None:
     """The largest element of each row."""
     assert isinstance(node.op, ArgMax)
     _lower_largest(low, node, 1, False)
 
 
+@lowers(TopK)
 def lower_topk(low: Lowering, node: Node) -> None:
     """The largest elements of each row, one after another."""
     assert isinstance(node.op, TopK)

@@ -17,6 +17,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
@@ -45,6 +46,7 @@ class StackedProduct:
         return prod(axis.length for axis in self.axes)
 
 
+@lowers(Bmm)
 def lower_bmm(low: Lowering, node: Node) -> None:
     """All products of the stack; operands are copied only where neither axis is contiguous."""
     op, (left, right) = node.op, node.inputs

@@ -19,6 +19,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.gate_sums import GateSum, only_gates_read
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
+from sparsejit.lowering.table import lowers
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -106,6 +107,7 @@ class StoredTables:
         return tuple(map(low.contiguous, read))
 
 
+@lowers(SumOfRows)
 def lower_sum_of_rows(low: Lowering, node: Node) -> None:
     """One pass over the rows. Raises CompileError for more tables than registers."""
     count, features = len(node.inputs) // 2, node.output.shape[0]

@@ -5,12 +5,14 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.table import lowers
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r8, rax, rcx, rdi, rsi, xmm
 
 _FLOAT = 4
 
 
+@lowers(UniformRow)
 def lower_uniform_row(low: Lowering, node: Node) -> None:
     """The generator's key once, then a number after the other."""
     op = node.op
@@ -29,6 +31,7 @@ def lower_uniform_row(low: Lowering, node: Node) -> None:
     low.add(Step("uniform", node.output.origin, reads, (into,), emit, facts))
 
 
+@lowers(TreeDraw)
 def lower_tree_draw(low: Lowering, node: Node) -> None:
     """One load, one comparison and one addition a bit; nothing is predicted."""
     op = node.op

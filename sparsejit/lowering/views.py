@@ -4,8 +4,10 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.destinations import concat_parts
+from sparsejit.lowering.table import lowers
 
 
+@lowers(Reshape)
 def lower_reshape(low: Lowering, node: Node) -> None:
     """A view; a copy only of what is not in order."""
     assert isinstance(node.op, Reshape)
@@ -15,12 +17,14 @@ def lower_reshape(low: Lowering, node: Node) -> None:
     low.bind(node.output, view)
 
 
+@lowers(Permute)
 def lower_permute(low: Lowering, node: Node) -> None:
     """A view."""
     assert isinstance(node.op, Permute)
     low.bind(node.output, low.view(node.inputs[0]).permuted(node.op.axes))
 
 
+@lowers(Slice)
 def lower_slice(low: Lowering, node: Node) -> None:
     """A view."""
     op = node.op
@@ -29,12 +33,14 @@ def lower_slice(low: Lowering, node: Node) -> None:
     low.bind(node.output, view.sliced(op.axis % len(view.shape), op.first, op.end, op.step))
 
 
+@lowers(Expand)
 def lower_expand(low: Lowering, node: Node) -> None:
     """A view."""
     assert isinstance(node.op, Expand)
     low.bind(node.output, low.view(node.inputs[0]).expanded(node.op.shape))
 
 
+@lowers(Concat)
 def lower_concat(low: Lowering, node: Node) -> None:
     """Copies of those operands that could not be written to their part at once."""
     assert isinstance(node.op, Concat)
@@ -44,6 +50,7 @@ def lower_concat(low: Lowering, node: Node) -> None:
             low.copy(low.view(operand), part, node.output.origin)
 
 
+@lowers(Pad)
 def lower_pad(low: Lowering, node: Node) -> None:
     """The operand copied into the middle, and the value written around it, axis by axis."""
     op, (x,) = node.op, node.inputs

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.ir.graph import Element, Node, Value
-from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep, Pointwise
+from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
 
 # Names of parts that a fused chain's title lists.
 MOST_TITLES = 4
@@ -72,14 +72,9 @@ def common_shape(first: Chain, second: Chain) -> tuple[int, ...] | None:
     for chain in (first, second):
         if prod(chain.shape[:-1]) != prod(shape[:-1]):
             return None
-        if chain.shape[-1:] != shape[-1:] and has_reductions(chain):
+        if chain.shape[-1:] != shape[-1:] and chain.reduces:
             return None
     return shape
-
-
-def has_reductions(chain: Chain) -> bool:
-    """Whether any step reduces rows."""
-    return any(step.kind in ROW_REDUCTIONS for step in chain.steps)
 
 
 def _title(*titles: str) -> str:

@@ -7,7 +7,8 @@ c = add(a, b)
 
 from typing import TypeAlias
 
-from sparsejit.ir.graph import Array, Graph, Node, Op, Value
+from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.passes.rewriter import Site, rewrite
 
@@ -18,7 +19,7 @@ COMMUTATIVE = frozenset(
 # Of a constant's elements, enough to tell most of them apart without reading all.
 LOOKED_AT = 32
 
-_Computation: TypeAlias = tuple[Op, tuple[Value, ...]]
+_Computation: TypeAlias = tuple[Operator, tuple[Value, ...]]
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
@@ -34,7 +35,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     return rewrite(_merge_constants(graph), rule)
 
 
-def _in_order(op: Op, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+def _in_order(op: Operator, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
     """Operands, those that may change places in one order."""
     if not isinstance(op, Pointwise) or op.kind not in COMMUTATIVE:
         return inputs

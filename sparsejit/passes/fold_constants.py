@@ -9,8 +9,9 @@ where operands hardly differ: 0.7 * 10 is just below 7 in float64, and 7 in floa
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Op, Value
+from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain
 from sparsejit.ir.ops.selection import ArgMax, TopK
 from sparsejit.ir.ops.views import Expand
@@ -42,7 +43,7 @@ def fold_constants(graph: Graph) -> Graph:
     return rewrite(graph, rule)
 
 
-def _jumps(op: Op) -> bool:
+def _jumps(op: Operator) -> bool:
     """Whether a small difference of its operands may be a large one of its result."""
     if isinstance(op, Chain):
         return any(step.kind in _STEPS for step in op.steps)

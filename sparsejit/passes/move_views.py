@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparsejit.ir.graph import Graph, Node, Op, Value
+from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Permute, Reshape
@@ -62,7 +63,7 @@ def _view(site: Site, value: Value) -> Node | None:
     return node if is_view and site.is_used_once(value) else None
 
 
-def _moved_op(op: Op, view: Node) -> Op | None:
+def _moved_op(op: Operator, view: Node) -> Operator | None:
     """The operator over the shape before the view, or None where its rows would change."""
     if isinstance(op, Pointwise):
         return op

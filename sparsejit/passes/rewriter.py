@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Node, Op, Origin, Value
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Node, Origin, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.views import Expand
 from sparsejit.passes.dead_code import remove_dead_code
 
@@ -69,12 +70,14 @@ class Site:
         """A new constant, named like this node's result if no origin is given."""
         return self._walk.builder.constant(array, origin or self.outputs[0].origin)
 
-    def add(self, op: Op, *inputs: Value, origins: Sequence[Origin] = ()) -> tuple[Value, ...]:
+    def add(
+        self, op: Operator, *inputs: Value, origins: Sequence[Origin] = ()
+    ) -> tuple[Value, ...]:
         """Apply an operator. Its results come from where this node's came, if not said."""
         origins = origins or [value.origin for value in self.outputs]
         return self._walk.add(op, inputs, origins)
 
-    def one(self, op: Op, *inputs: Value, origin: Origin | None = None) -> Value:
+    def one(self, op: Operator, *inputs: Value, origin: Origin | None = None) -> Value:
         """Apply an operator that has one result."""
         (value,) = self.add(op, *inputs, origins=[origin or self.outputs[0].origin])
         return value
@@ -125,7 +128,9 @@ class _Walk:
         """What values of the old graph have become."""
         return tuple(self._new[value] for value in values)
 
-    def add(self, op: Op, inputs: Sequence[Value], origins: Sequence[Origin]) -> tuple[Value, ...]:
+    def add(
+        self, op: Operator, inputs: Sequence[Value], origins: Sequence[Origin]
+    ) -> tuple[Value, ...]:
         types = op.infer(*(value.type for value in inputs))
         outputs = (Value(kind, origin) for kind, origin in zip(types, origins, strict=True))
         return self._append(Node(op, tuple(inputs), tuple(outputs)))

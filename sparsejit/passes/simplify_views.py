@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparsejit.ir.graph import Graph, Op, Value
+from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.passes.rewriter import Site, rewrite
@@ -51,7 +52,7 @@ def _two_in_a_row(site: Site) -> Found:
     return None if whole is None else (site.one(whole, *node.inputs),)
 
 
-def _combined(first: Any, then: Any, rank: int) -> Op | None:
+def _combined(first: Any, then: Any, rank: int) -> Operator | None:
     """One view for two of the same kind."""
     if isinstance(then, Reshape | Expand):
         return then

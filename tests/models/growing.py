@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from sparsejit.ir.graph import Array, Element, GraphBuilder, Op, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.operator import Operator
 
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17)
 MOST_ELEMENTS = 4096
@@ -57,7 +58,7 @@ class Growing:
         array = self.numbers(*shape) / np.float32(np.sqrt(max(1, np.prod(shape[1:]))))
         return self.constant(array * (self.random.random(shape) < 0.7), "weight")
 
-    def apply(self, op: Op, *inputs: Value) -> Value | None:
+    def apply(self, op: Operator, *inputs: Value) -> Value | None:
         """The first result, and all of them in the pools; None where it is too large."""
         results = op.reference(*(self.known[value] for value in inputs))
         largest = max(float(np.abs(r.astype(np.float64)).max(initial=0)) for r in results)

@@ -10,10 +10,11 @@ from growing import SIZES, Growing
 from hypothesis import strategies as st
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, Op, Value
+from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -122,7 +123,7 @@ def rows(grow: Growing) -> None:
     numbers = [grow.constant(np.float32(n)) for n in (1 / x.shape[-1], 0.1)]
     vectors = [grow.constant(grow.numbers(x.shape[-1])) for _ in range(2)]
     reduce = Chain(x.shape, 1, (ChainStep(grow.one(["row_sum", "row_max"]), (0,)),), (1,))
-    makers: list[tuple[Op, list[Value]]] = [
+    makers: list[tuple[Operator, list[Value]]] = [
         (row_chains.softmax(x.shape), []),
         (row_chains.log_softmax(x.shape), []),
         (row_chains.layer_norm(x.shape, True, True), [*numbers, *vectors]),
@@ -292,7 +293,7 @@ def whole_numbers(grow: Growing) -> None:
         return
     other = grow.constant(np.int64(grow.one([0, 1, 2, -3])))
     binary = Pointwise(grow.one(["add", "sub", "mul", "maximum", "minimum"]))
-    applied: list[tuple[Op, list[Value]]] = [
+    applied: list[tuple[Operator, list[Value]]] = [
         (binary, [x, other]),
         (Pointwise(grow.one(["neg", "abs"])), [x]),
         (Cast(Element.FLOAT32), [x]),

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Op, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, TensorType, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.passes.default import Pass
 
@@ -28,11 +29,11 @@ class Sketch:
     def constant(self, array: Any) -> Value:
         return self.builder.constant(np.asarray(array), Origin("constant"))
 
-    def __call__(self, op: Op | str, *inputs: Value) -> Value:
+    def __call__(self, op: Operator | str, *inputs: Value) -> Value:
         """The first result."""
         return self.all(op, *inputs)[0]
 
-    def all(self, op: Op | str, *inputs: Value) -> tuple[Value, ...]:
+    def all(self, op: Operator | str, *inputs: Value) -> tuple[Value, ...]:
         """Every result."""
         op = Pointwise(op) if isinstance(op, str) else op
         return self.builder.add(op, *inputs, origin=Origin(names([op])[0], "layer"))
@@ -41,7 +42,7 @@ class Sketch:
         return self.builder.finish(outputs)
 
 
-def names(operators: list[Op]) -> list[str]:
+def names(operators: list[Operator]) -> list[str]:
     """Each operator's name, Pointwise by function, chains by title."""
     special = {Pointwise: "kind", Chain: "title"}
     return [getattr(op, special.get(type(op), ""), type(op).__name__) for op in operators]
@@ -52,7 +53,7 @@ def kinds(graph: Graph) -> list[str]:
     return names([node.op for node in graph.nodes])
 
 
-def node_of(graph: Graph, kind: type[Op]) -> Node:
+def node_of(graph: Graph, kind: type[Operator]) -> Node:
     """The only node with an operator of that class."""
     (node,) = (node for node in graph.nodes if isinstance(node.op, kind))
     return node

@@ -192,7 +192,7 @@ def test_a_whole_file_of_something_else_says_what(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda h: h.update(options=TARGET), "options and arrays of no kernel"),
+        (lambda h: h.update(options=TARGET), "record belongs"),
         (lambda h: h["options"].update(batch=True), "True is no int"),
         (lambda h: h.update(arrays={}), "tensors that nothing reads: bias, weights"),
         (lambda h: h["arrays"]["weights"].update(shape=[128]), "are no float32 matrix"),

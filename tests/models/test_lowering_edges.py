@@ -8,8 +8,9 @@ from native import ISAS, run_graph
 from sketch import Sketch
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.selection import BagKind, EmbeddingBag
@@ -22,7 +23,7 @@ from sparsejit.passes.default import run_passes
 INT64 = np.iinfo(np.int64)
 
 
-def graph_of(op: Op, arrays: Sequence[Array], constants: int = 0) -> Graph:
+def graph_of(op: Operator, arrays: Sequence[Array], constants: int = 0) -> Graph:
     """One operator, whose last operands are constants."""
     build, values = GraphBuilder(), []
     for number, array in enumerate(arrays):
@@ -61,7 +62,7 @@ def test_floats_become_whole_numbers_as_in_torch(isa: str, length: int) -> None:
         (Bmm(), [floats(0, 2), floats(2, 3)]),
     ],
 )
-def test_tensors_without_elements(op: Op, arrays: list[Array]) -> None:
+def test_tensors_without_elements(op: Operator, arrays: list[Array]) -> None:
     graph = graph_of(op, arrays)
     for each in (graph, run_passes(graph)):
         (found,) = run_graph(each, arrays, Target.detect())
@@ -83,7 +84,7 @@ def test_a_layer_of_no_rows() -> None:
         (EmbeddingBag(BagKind.SUM), [np.zeros((2, 0), np.int64), floats(3, 4)]),
     ],
 )
-def test_elements_out_of_none_are_refused(op: Op, arrays: list[Array]) -> None:
+def test_elements_out_of_none_are_refused(op: Operator, arrays: list[Array]) -> None:
     with pytest.raises(InvalidInput, match=r"y reads x0, which has shape .*0"):
         run_graph(graph_of(op, arrays), arrays, Target.detect())
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import ISAS, check_graph, run_graph, run_tiles
 
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Permute, Slice
 from sparsejit.machine.target import Target
@@ -18,7 +19,7 @@ _WEIGHTED_SUMS = [(BagKind.SUM, False, True), (BagKind.SUM, True, True)]
 FEATURES = st.sampled_from([1, 7, 8, 9, 16, 17, 33, 64, 130, 257])
 
 
-def graph_of(op: Op, *arrays: Array, constants: int = 0) -> Graph:
+def graph_of(op: Operator, *arrays: Array, constants: int = 0) -> Graph:
     """One operator, whose last operands are constants."""
     build = GraphBuilder()
     inputs = len(arrays) - constants

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sketch import Sketch, applied, kinds
 
-from sparsejit.ir.graph import Graph, Op, Value
+from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
@@ -88,7 +89,7 @@ def test_constants_lose_what_repeats_in_them() -> None:
     assert [array.shape for array in after.constants.values()] == [(1, 1)]
 
 
-VIEWS: dict[str, tuple[Write, list[Op]]] = {
+VIEWS: dict[str, tuple[Write, list[Operator]]] = {
     "same shape": (lambda s, x: s(Reshape((4, 1, 6)), x), []),
     "same order": (lambda s, x: s(Permute((0, 1, 2)), x), []),
     "all of it": (lambda s, x: s(Slice(0, 0, 4), x), []),

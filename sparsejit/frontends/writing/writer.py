@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.ir.graph import Array, Element, GraphBuilder, Op, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
 
 # From the least: what an operation on two kinds yields is the later one.
@@ -98,12 +99,12 @@ class Writer:
             array = self.array(x) if is_tensor(x) else np.asarray(x)
         return array.astype(np.float64) if array.dtype.kind == "f" else array
 
-    def one(self, op: Op, *operands: Operand) -> Value:
+    def one(self, op: Operator, *operands: Operand) -> Value:
         """The only output of an operator."""
         (value,) = self.many(op, *operands)
         return value
 
-    def many(self, op: Op, *operands: Operand) -> tuple[Value, ...]:
+    def many(self, op: Operator, *operands: Operand) -> tuple[Value, ...]:
         """All outputs of an operator."""
         values = map(self.value, operands)
         return self.builder.add(op, *values, origin=self.origin)

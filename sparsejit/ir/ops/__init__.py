@@ -1,1 +1,7 @@
-"""The operators of a graph: each a frozen record with its types and its float64 semantics."""
+"""The operators of a graph, each registered by its own file (`operator.py`)."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

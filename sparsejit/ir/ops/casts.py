@@ -1,14 +1,17 @@
 """The same values as another kind of element."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, TensorType
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Element
+from sparsejit.ir.ops.operator import Operator
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(Operator):
     """Each element as `element`: numbers become integers towards zero, bools 0 or 1.
 
     A number becomes a bool by whether it differs from zero, an int64 the float32 next to it. What
@@ -17,9 +20,11 @@ class Cast:
 
     element: Element
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        return (TensorType(x.shape, self.element),)
+    def __post_init__(self) -> None:
+        if self.element is Element.FLOAT64:
+            raise InvalidInput("a Cast makes no float64; cast to float32")
+
+    types: ClassVar[str] = "x any [...] -> element [...]"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands

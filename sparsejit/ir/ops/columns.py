@@ -1,11 +1,14 @@
 """What is computed in float64 from columns of x, and rounded to float32 once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.graph import Array, Element
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound
 
 _FLOATS = (Element.FLOAT32, Element.FLOAT64)
 # The rows of a ScaledColumns' numbers.
@@ -13,7 +16,7 @@ CENTRE, SCALE, SHIFT, LOW, HIGH, IS_CATEGORY = range(6)
 
 
 @dataclass(frozen=True)
-class ScaledColumns:
+class ScaledColumns(Operator):
     """y[j] = clip(scale[j] * d[j] + shift[j], low[j], high[j]), of x (batch, features).
 
     d[j] is x[columns[j]] - centre[j], or for a category 1 where the two are equal, else 0. NaN
@@ -25,18 +28,14 @@ class ScaledColumns:
 
     element: Element = Element.FLOAT32
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        x, columns, numbers = operands
-        fits = (
-            len(x.shape) == 2
-            and x.element is self.element
-            and self.element in _FLOATS
-            and len(columns.shape) == 1
-            and columns.element is Element.INT64
-            and numbers == TensorType((6, *columns.shape), Element.FLOAT64)
-        )
-        require(fits, self, operands, "give x, columns and six numbers for each")
-        return (float_type((x.shape[0], *columns.shape)),)
+    types: ClassVar[str] = (
+        "x element [batch, features], columns int64 [outputs], numbers float64 [6, outputs] "
+        "-> float32 [batch, outputs]"
+    )
+    mixes: ClassVar[tuple[str, ...]] = ("outputs",)
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if self.element in _FLOATS else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, columns, numbers = operands
@@ -47,19 +46,13 @@ class ScaledColumns:
 
 
 @dataclass(frozen=True)
-class DoubleProduct:
-    """y = x W^T + bias in float64: x (batch, in), W (out, in), bias (out,), all float64."""
+class DoubleProduct(Operator):
+    """y = x W^T + bias in float64, rounded to float32 at the end."""
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        x, weights, bias = operands
-        fits = (
-            len(x.shape) == len(weights.shape) == 2
-            and x.shape[1] == weights.shape[1]
-            and bias.shape == weights.shape[:1]
-            and {each.element for each in operands} == {Element.FLOAT64}
-        )
-        require(fits, self, operands, "give x, weights and bias in float64")
-        return (float_type((x.shape[0], *bias.shape)),)
+    types: ClassVar[str] = (
+        "x float64 [batch, in], weights float64 [out, in], bias float64 [out] "
+        "-> float32 [batch, out]"
+    )
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, bias = operands

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Node, TensorType
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound, Signature, signature
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, Choice, DType
 
@@ -36,6 +39,12 @@ def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> 
     return tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes)
 
 
+def _check_axes(op: object, axes: int, *others: Sequence[object]) -> None:
+    """Raise InvalidInput for other numbers of axes, and for more than there is code for."""
+    if not 1 <= axes <= 2 or any(len(other) != axes for other in others):
+        raise InvalidInput(f"{op}: give as many numbers as there are axes, 1 or 2")
+
+
 def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
     """Raise InvalidInput for one below `least`."""
     if any(size < least for each in sizes for size in each):
@@ -43,7 +52,7 @@ def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Operator):
     """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
 
     Bias (out,) may be left out. Behind it an operand of y's shape may come, which is added before
@@ -63,25 +72,31 @@ class Convolution:
     input_scale: float | None = None
     input_shift: int | None = None
 
+    needs: ClassVar[str] = ", at least as large as the kernel"
+    mixes: ClassVar[tuple[str, ...]] = ("groups*each",)
+    mixing: ClassVar[str] = "convolves over the batch"
+
     def __post_init__(self) -> None:
+        extra = self.output_padding or self.padding
+        _check_axes(self, len(self.stride), self.padding, self.dilation, extra)
         _check_sizes(self, 1, self.stride, self.dilation, (self.groups,))
         _check_sizes(self, 0, self.padding, self.output_padding)
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        x, weights, *more = operands
-        bias, added = more[:1], more[1:]
-        rank = len(self.stride)
-        fits = len(x.shape) == len(weights.shape) == rank + 2
-        require(fits, self, operands, f"give x and weights of {rank + 2} axes")
-        inputs = weights.shape[0] if self.transposed else weights.shape[1] * self.groups
-        outputs = weights.shape[1] * self.groups if self.transposed else weights.shape[0]
-        fits = x.shape[1] == inputs and [b.shape for b in bias] in ([], [(outputs,)])
-        require(fits, self, operands, f"give {inputs} channels and a bias of {outputs}")
-        spatial = self._spatial(x.shape[2:], weights.shape[2:])
-        require(min(spatial) > 0, self, operands, "give an input at least as large as the kernel")
-        result = float_type((x.shape[0], outputs, *spatial))
-        require(added in ([], [result]), self, operands, f"give {result} to add")
-        return (result,)
+    def signature(self, operands: int) -> Signature:
+        weights = "groups*in, each" if self.transposed else "groups*each, in"
+        result = "float32 [batch, groups*each, *positions]"
+        return signature(
+            f"x float32 [batch, groups*in, *space], weights float32 [{weights}, *kernel], "
+            f"bias? float32 [groups*each], added? {result} -> {result}"
+        )
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        space, kernel = bound["*space"], bound["*kernel"]
+        if not len(space) == len(kernel) == len(self.stride):
+            return None
+        spatial = self._spatial(space, kernel)
+        fits = min(spatial) > 0 and bound.get("*positions", spatial) == spatial
+        return {"*positions": spatial} if fits else None
 
     def _spatial(self, size: Sizes, kernel: Sizes) -> Sizes:
         if self.transposed:
@@ -140,7 +155,7 @@ class PoolingKind(Choice):
 
 
 @dataclass(frozen=True)
-class Pooling:
+class Pooling(Operator):
     """The largest or the mean of every window of x (batch, channels, *spatial).
 
     `padding` = (before, after) of each spatial axis. An average divides by the window's elements,
@@ -155,17 +170,22 @@ class Pooling:
     counts_padding: bool = True
 
     def __post_init__(self) -> None:
+        _check_axes(self, len(self.kernel), self.stride, self.padding, self.dilation)
         _check_sizes(self, 1, self.kernel, self.stride, self.dilation)
         _check_sizes(self, 0, *self.padding)
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        rank = len(self.kernel)
-        require(len(x.shape) == rank + 2, self, operands, f"give x of {rank + 2} axes")
-        padded = tuple(n + sum(p) for n, p in zip(x.shape[2:], self.padding, strict=True))
+    types: ClassVar[str] = (
+        "x float32 [batch, channels, *space] -> float32 [batch, channels, *positions]"
+    )
+    needs: ClassVar[str] = ", at least as large as the window"
+    mixing: ClassVar[str] = "pools over the batch"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        if len(bound["*space"]) != len(self.kernel):
+            return None
+        padded = tuple(n + sum(p) for n, p in zip(bound["*space"], self.padding, strict=True))
         spatial = positions(padded, self.kernel, self.stride, self.dilation)
-        require(min(spatial) > 0, self, operands, "give an input at least as large as the window")
-        return (float_type((*x.shape[:2], *spatial)),)
+        return {"*positions": spatial} if min(spatial) > 0 else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands

@@ -1,16 +1,19 @@
 """Ensembles of decision trees."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.graph import Array, Element
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound
 
 
 @dataclass(frozen=True)
-class Forest:
+class Forest(Operator):
     """base + scale * the sum of the leaves that x reaches: (batch, features) -> (batch, outputs).
 
     Operands: x and thresholds (nodes,), both of `element`, float32 or float64; nodes int64
@@ -24,25 +27,22 @@ class Forest:
     """
 
     scale: float = 1.0
-    element: Element = Element.FLOAT32
+    element: Element = field(default=Element.FLOAT32, metadata={"newer": "than files of 0.1"})
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        x, thresholds, nodes, leaves, trees, base = operands
-        fits = (
-            len(x.shape) == 2
-            and x.shape[1] > 0
-            and nodes.shape == (*thresholds.shape, 4)
-            and len(leaves.shape) == 2
-            and len(base.shape) == 1
-            and leaves.shape[1] in (1, *base.shape)
-            and trees.shape[1:] == (2,)
-            and x.element is thresholds.element is self.element
-            and self.element in (Element.FLOAT32, Element.FLOAT64)
-            and leaves.element is base.element is Element.FLOAT32
-            and nodes.element is trees.element is Element.INT64
-        )
-        require(fits, self, operands, "give x, thresholds, nodes, leaves, trees and base")
-        return (float_type((x.shape[0], *base.shape)),)
+    types: ClassVar[str] = (
+        "x element [batch, features], thresholds element [nodes], nodes int64 [nodes, 4], "
+        "leaves float32 [leaves, width], trees int64 [trees, 2], base float32 [outputs] "
+        "-> float32 [batch, outputs]"
+    )
+    needs: ClassVar[str] = ", with a feature at least, and a width of 1 or all outputs"
+    mixes: ClassVar[tuple[str, ...]] = ("outputs",)
+    mixing: ClassVar[str] = "compares features of several samples"
+    takes_empty: ClassVar[bool] = True
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        floats = self.element in (Element.FLOAT32, Element.FLOAT64)
+        fits = floats and bound["features"] > 0 and bound["width"] in (1, bound["outputs"])
+        return {} if fits else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, thresholds, nodes, leaves, trees, base = operands

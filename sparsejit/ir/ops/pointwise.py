@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import erf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.types import broadcast_shape, require
+from sparsejit.ir.batch import Follower, SamplesMixed
+from sparsejit.ir.graph import Array, Node, TensorType
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Signature, signature
+from sparsejit.ir.ops.types import broadcasts_to
 from sparsejit.ir.reference import sigmoid
 from sparsejit.ir.spec import Activation
 
@@ -74,9 +77,14 @@ ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
 }
 
 
+# Of any elements, each of which is true or not.
+_LOGICAL = ("logical_and", "logical_or", "logical_not")
+
+
 @dataclass(frozen=True)
-class Pointwise:
+class Pointwise(Operator):
     """FUNCTIONS[kind] of every element; operands broadcast."""
+
 
     kind: str
 
@@ -84,11 +92,14 @@ class Pointwise:
         if self.kind not in FUNCTIONS:
             raise InvalidInput(f"no function {self.kind!r}; use one of {', '.join(FUNCTIONS)}")
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+    def signature(self, operands: int) -> Signature:
         function = FUNCTIONS[self.kind]
-        require(len(operands) == function.arity, self, operands, f"give {function.arity} operands")
-        element = Element.BOOL if function.to_bool else operands[-1].element
-        return (TensorType(broadcast_shape(self, operands), element),)
+        elements = ["any" if self.kind in _LOGICAL else "X"] * function.arity
+        if self.kind == "where":
+            elements[0] = "any"
+        pairs = zip("abc", elements, strict=False)
+        taken = ", ".join(f"{name} {each} [...]" for name, each in pairs)
+        return signature(f"{taken} -> {'bool' if function.to_bool else 'X'} [...]")
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
@@ -121,7 +132,7 @@ class ChainStep:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Operator):
     """Fused functions over elements that broadcast to `shape`, with reductions over its last axis.
 
     Values are numbered: operands from 0, then the steps. `results` are the numbers of the outputs.
@@ -139,11 +150,17 @@ class Chain:
     results: tuple[int, ...]
     title: str = field(default="chain", compare=False)
 
+    needs: ClassVar[str] = ", as many as it counts, that broadcast to its shape"
+
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a step that reads what does not come before it."""
+        """Raises InvalidInput for a step that there is not, or that reads what comes later."""
         known = self.operands
         for step in self.steps:
             self._check(step.arguments, known)
+            reduces = step.kind in ROW_REDUCTIONS
+            arity = 1 if reduces else FUNCTIONS[Pointwise(step.kind).kind].arity
+            if len(step.arguments) != arity:
+                raise InvalidInput(f"{self.title} has {step}; give {arity} arguments")
             known += 1
         self._check(self.results, known)
 
@@ -152,17 +169,32 @@ class Chain:
             raise InvalidInput(f"{self.title} names values {numbers} of {known}; name earlier ones")
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require(len(operands) == self.operands, self, operands, f"give {self.operands} operands")
-        require(
-            np.broadcast_shapes(self.shape, *(o.shape for o in operands)) == self.shape,
-            self,
-            operands,
-            f"give operands that broadcast to {self.shape}",
-        )
+        shapes = [operand.shape for operand in operands]
+        fits = len(operands) == self.operands and broadcasts_to(self.shape, *shapes)
+        if not fits or (self.reduces and not self.shape):
+            raise self.refusal(operands)
         kinds = list(operands)
         for step in self.steps:
             kinds.append(self._type_of(step, [kinds[number] for number in step.arguments]))
         return tuple(kinds[number] for number in self.results)
+
+    def signature(self, operands: int) -> Signature:
+        """Of the operands alone."""
+        return signature(", ".join(f"x{n} any [...]" for n in range(operands)))
+
+    @property
+    def reduces(self) -> bool:
+        """Whether a step is a row reduction."""
+        return any(step.kind in ROW_REDUCTIONS for step in self.steps)
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        place = follow.common(node)
+        if place.axis == -1 and self.reduces:
+            raise SamplesMixed(f"computes {self.title} over the batch")
+        follow.put_from_end(node, place)
+
+    def of_any_size(self) -> Operator:
+        return replace(self, shape=())
 
     def _type_of(self, step: ChainStep, arguments: list[TensorType]) -> TensorType:
         if step.kind in ROW_REDUCTIONS:

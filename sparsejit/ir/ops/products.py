@@ -1,15 +1,17 @@
 """Products of matrices: with weights, and of activations with each other."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.types import broadcast_shape, float_type, require
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Signature, signature
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, DType
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Operator):
     """y = activation(x W^T + bias) over the last axis: x (..., in), W (out, in), bias (out,).
 
     The bias may be left out. W counts as stored in `dtype`; with int8 x is quantised too, by
@@ -23,16 +25,11 @@ class Linear:
     input_scale: float | None = None
     input_shift: int | None = None
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        x, weights, *bias = operands
-        fits = (
-            len(weights.shape) == 2
-            and len(x.shape) >= 1
-            and x.shape[-1] == weights.shape[1]
-            and [b.shape for b in bias] in ([], [weights.shape[:1]])
-        )
-        require(fits, self, operands, "give x (..., in), weights (out, in) and bias (out,)")
-        return (float_type((*x.shape[:-1], weights.shape[0])),)
+    types: ClassVar[str] = (
+        "x float32 [*rows, in], weights float32 [out, in], bias? float32 [out] "
+        "-> float32 [*rows, out]"
+    )
+    mixing: ClassVar[str] = "multiplies samples with each other"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         """In full precision, whatever the dtype: what the model means. It means a zero point."""
@@ -44,7 +41,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Bmm:
+class Bmm(Operator):
     """scale * A B for every matrix of a stack: A (..., m, k), B (..., k, n).
 
     With `transposed`, B is (..., n, k). The stacks broadcast.
@@ -53,14 +50,13 @@ class Bmm:
     transposed: bool = False
     scale: float = 1.0
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        a, b = operands
-        wide = len(a.shape) >= 2 and len(b.shape) >= 2
-        require(wide, self, operands, "give matrices or stacks of them")
-        depth, columns = reversed(b.shape[-2:]) if self.transposed else b.shape[-2:]
-        require(a.shape[-1] == depth, self, operands, "give matrices whose inner sizes agree")
-        stack = broadcast_shape(self, [float_type(a.shape[:-2]), float_type(b.shape[:-2])])
-        return (float_type((*stack, a.shape[-2], columns)),)
+    mixing: ClassVar[str] = "multiplies samples with each other"
+
+    def signature(self, operands: int) -> Signature:
+        right = "n, k" if self.transposed else "k, n"
+        return signature(
+            f"a float32 [..., m, k], b float32 [..., {right}] -> float32 [..., m, n]"
+        )
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         a, b = operands

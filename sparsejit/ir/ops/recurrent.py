@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Signature, signature
 from sparsejit.ir.reference import sigmoid
 from sparsejit.ir.spec import Choice, DType
 
@@ -37,7 +39,7 @@ class RecurrentCell(Choice):
 
 
 @dataclass(frozen=True)
-class Recurrence:
+class Recurrence(Operator):
     """h[t] = cell(gates[t], h[t - 1]): all of a recurrent layer but its input product.
 
     Operands: gates (time, batch, gates * hidden), which are W_ih x + b_ih; the initial state h
@@ -51,22 +53,23 @@ class Recurrence:
     reverse: bool = False
     dtype: DType = DType.FLOAT32
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        states = self.cell.states
-        wanted = f"give gates (time, batch, n), {states} states, W_hh (n, hidden) and b_hh (n,)"
-        require(len(operands) == states + 3, self, operands, wanted)
-        gates, *initial, weights, bias = operands
-        require(len(gates.shape) == 3 and len(weights.shape) == 2, self, operands, wanted)
-        time, batch, _ = gates.shape
-        rows, hidden = weights.shape
-        fits = (
-            gates.shape[2] == rows == self.cell.gates * hidden
-            and bias.shape == (rows,)
-            and all(state.shape == (batch, hidden) for state in initial)
+    mixes: ClassVar[tuple[str, ...]] = ("time", "hidden")
+    mixing: ClassVar[str] = "runs over the batch as over time"
+
+    @property
+    def gates(self) -> int:
+        """Rows of W_hh by hidden unit."""
+        return self.cell.gates
+
+    def signature(self, operands: int) -> Signature:
+        states = range(self.cell.states)
+        initial = ", ".join(f"state{n} float32 [batch, hidden]" for n in states)
+        last = ", float32 [batch, hidden]" * self.cell.states
+        return signature(
+            f"gates float32 [time, batch, gates*hidden], {initial}, "
+            "weights float32 [gates*hidden, hidden], bias float32 [gates*hidden] "
+            f"-> float32 [time, batch, hidden]{last}"
         )
-        require(fits, self, operands, wanted)
-        last = float_type((batch, hidden))
-        return (float_type((time, batch, hidden)), *[last] * states)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         gates, *states, weights, bias = operands

@@ -4,34 +4,34 @@ The float32 order of operations of `Predict`, `SumOfRows` and `Reconstruct`, eac
 part of their definition, so that a signal is the same to the bit wherever it is made.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound, Signature, signature
 from sparsejit.ir.spec import CategoricalDraw, DType, GruUpdate
 
 # Samples that a prediction reads; those older than its order weigh zero.
 PREDICTION_WINDOW = 32
 # Thresholds that a level is counted among: those between the 256 values of a byte.
 THRESHOLDS = 255
-
-_SCALAR = float_type(())
+# What an index is.
 INDEX = TensorType((), Element.INT64)
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Operator):
     """Sample `counter` of the stream of `seed`, both int64 (): float32 () in [0, 1).
 
     Both are read as 64 bits without sign; `reference.random_uniform` has the generator.
     """
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require(operands == (INDEX, INDEX), self, operands, "give int64 seed and counter")
-        return (_SCALAR,)
+    types: ClassVar[str] = "seed int64 [], counter int64 [] -> float32 []"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         seed, counter = (operand.astype(np.uint64) for operand in operands)
@@ -39,7 +39,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Draw:
+class Draw(Operator):
     """A class from softmax(logits * inverse_temperature) by a uniform number: int64 ().
 
     Logits (classes,), the number (); `CategoricalDraw` says how.
@@ -47,11 +47,11 @@ class Draw:
 
     inverse_temperature: float = 1.0
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = "give logits (classes,) and one uniform number"
-        fits = len(operands) == 2 and len(operands[0].shape) == 1 and operands[1] == _SCALAR
-        require(fits and operands[0].size > 0, self, operands, wanted)
-        return (INDEX,)
+    types: ClassVar[str] = "logits float32 [classes], uniform float32 [] -> int64 []"
+    needs: ClassVar[str] = ", of one class at least"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if bound["classes"] > 0 else None
 
     def spec(self, classes: int) -> CategoricalDraw:
         """The draw among so many classes."""
@@ -64,13 +64,10 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Quantise:
+class Quantise(Operator):
     """How many of 255 ascending thresholds are not above a number (): int64 (), 0 to 255."""
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = f"give one number and {THRESHOLDS} thresholds"
-        require(operands == (_SCALAR, float_type((THRESHOLDS,))), self, operands, wanted)
-        return (INDEX,)
+    types: ClassVar[str] = f"number float32 [], thresholds float32 [{THRESHOLDS}] -> int64 []"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         number, thresholds = operands
@@ -78,7 +75,7 @@ class Quantise:
 
 
 @dataclass(frozen=True)
-class SumOfRows:
+class SumOfRows(Operator):
     """tables[0][indices[0]] + tables[1][indices[1]] + ... + rest, added in that order.
 
     Operands: int64 () indices, as many tables (rows, features), the rest (features,). Tables are
@@ -89,16 +86,11 @@ class SumOfRows:
 
     dtype: DType = DType.FLOAT32
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = "give int64 indices, as many tables (rows, features), and a vector (features,)"
-        require(len(operands) % 2 == 1, self, operands, wanted)
-        count, rest = len(operands) // 2, operands[-1]
-        indices, tables = operands[:count], operands[count:-1]
-        fits = all(index == INDEX for index in indices) and all(
-            len(table.shape) == 2 and table.shape[1:] == rest.shape for table in tables
-        )
-        require(fits, self, operands, wanted)
-        return (rest,)
+    def signature(self, operands: int) -> Signature:
+        tables = range(operands // 2)
+        indices = "".join(f"index{n} int64 [], " for n in tables)
+        rows = "".join(f"table{n} float32 [rows{n}, features], " for n in tables)
+        return signature(f"{indices}{rows}rest float32 [features] -> float32 [features]")
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         count = len(operands) // 2
@@ -107,7 +99,7 @@ class SumOfRows:
 
 
 @dataclass(frozen=True)
-class GruStep:
+class GruStep(Operator):
     """A GRU's next state (hidden,) after its products: `reference.gru_update`.
 
     Operands: input and recurrent gates (3 * hidden,) with their biases, and the state (hidden,).
@@ -117,12 +109,11 @@ class GruStep:
 
     dtype: DType = DType.FLOAT32
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = "give input gates and recurrent gates (3 * hidden,) and the state (hidden,)"
-        require(len(operands) == 3 and len(operands[2].shape) == 1, self, operands, wanted)
-        gates = float_type((3 * operands[2].shape[0],))
-        require(operands[:2] == (gates, gates), self, operands, wanted)
-        return (operands[2],)
+    types: ClassVar[str] = (
+        "gates float32 [3*hidden], recurrent float32 [3*hidden], state float32 [hidden] "
+        "-> float32 [hidden]"
+    )
+    mixes: ClassVar[tuple[str, ...]] = ("hidden",)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         gates, recurrent, state = operands
@@ -130,16 +121,16 @@ class GruStep:
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(Operator):
     """The sum of 32 products of past samples and their weights, both (32,), oldest first: ().
 
     A balanced tree: products i and i + 16 are added first, then i and i + 8, + 4, + 2, + 1.
     """
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = f"give {PREDICTION_WINDOW} samples and their weights"
-        require(operands == (float_type((PREDICTION_WINDOW,)),) * 2, self, operands, wanted)
-        return (_SCALAR,)
+    types: ClassVar[str] = (
+        f"samples float32 [{PREDICTION_WINDOW}], weights float32 [{PREDICTION_WINDOW}] "
+        "-> float32 []"
+    )
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         samples, weights = operands
@@ -147,7 +138,7 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class Reconstruct:
+class Reconstruct(Operator):
     """A sample of the signal from the level of what prediction left, and one of the output.
 
     signal = clamp(levels[level] * scale + prediction, -limit, limit)
@@ -159,11 +150,10 @@ class Reconstruct:
     limit: float
     emphasis: float
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = "give a level, the levels' values, a scale, a prediction and the last output"
-        fits = len(operands) == 5 and operands[0] == INDEX and len(operands[1].shape) == 1
-        require(fits and operands[2:] == (_SCALAR,) * 3, self, operands, wanted)
-        return (_SCALAR, _SCALAR)
+    types: ClassVar[str] = (
+        "level int64 [], levels float32 [n], scale float32 [], prediction float32 [], "
+        "last float32 [] -> float32 [], float32 []"
+    )
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         level, levels, scale, prediction, last = operands

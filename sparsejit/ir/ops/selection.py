@@ -1,23 +1,25 @@
 """Rows of tables by index, and indices of large elements."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound, Signature, signature
 from sparsejit.ir.spec import Choice
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(Operator):
     """table[indices]: indices int64 (...), table (rows, features), result (..., features)."""
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        indices, table = operands
-        fits = indices.element is Element.INT64 and len(table.shape) == 2
-        require(fits, self, operands, "give int64 indices and a table (rows, features)")
-        return (float_type((*indices.shape, table.shape[1])),)
+    types: ClassVar[str] = (
+        "indices int64 [*places], table float32 [rows, features] -> float32 [*places, features]"
+    )
+    mixing: ClassVar[str] = "takes samples out of the batch"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         indices, table = operands
@@ -33,7 +35,7 @@ class BagKind(Choice):
 
 
 @dataclass(frozen=True)
-class EmbeddingBag:
+class EmbeddingBag(Operator):
     """One row for each bag of rows: indices int64, table (rows, features), offsets int64 (bags,).
 
     Bag i is indices[offsets[i]:offsets[i + 1]], the last to the end; an empty one is zero. Without
@@ -45,19 +47,17 @@ class EmbeddingBag:
     with_offsets: bool = False
     weighted: bool = False
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        indices, table, *rest = operands
-        count = 2 + self.with_offsets + self.weighted
-        fits = (
-            len(operands) == count
-            and indices.element is Element.INT64
-            and len(table.shape) == 2
-            and len(indices.shape) == (1 if self.with_offsets else 2)
-            and (not self.weighted or rest[-1].shape == indices.shape)
+    mixes: ClassVar[tuple[str, ...]] = ("offsets",)  # a bag ends where the next one begins
+    mixing: ClassVar[str] = "sums bags over the batch"
+
+    def signature(self, operands: int) -> Signature:
+        bags, places = ("offsets", "n") if self.with_offsets else ("bags", "bags, n")
+        offsets = ", offsets int64 [offsets]" if self.with_offsets else ""
+        weights = f", weights float32 [{places}]" if self.weighted else ""
+        return signature(
+            f"indices int64 [{places}], table float32 [rows, features]{offsets}{weights} "
+            f"-> float32 [{bags}, features]"
         )
-        require(fits, self, operands, f"give {count} operands: int64 indices, a table ...")
-        bags = rest[0].shape[0] if self.with_offsets else indices.shape[0]
-        return (float_type((bags, table.shape[1])),)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         indices, table, *rest = operands
@@ -75,23 +75,27 @@ class EmbeddingBag:
 
 
 @dataclass(frozen=True)
-class ArgMax:
+class ArgMax(Operator):
     """The place of the largest element of the last axis, the first of equals: int64 (...)."""
 
     keeps_axis: bool = False
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        require(len(x.shape) > 0 and x.shape[-1] > 0, self, operands, "give a last axis to search")
-        kept = (*x.shape[:-1], 1) if self.keeps_axis else x.shape[:-1]
-        return (TensorType(kept, Element.INT64),)
+    needs: ClassVar[str] = ", with a last axis to search"
+    mixing: ClassVar[str] = "compares samples with each other"
+
+    def signature(self, operands: int) -> Signature:
+        kept = ", 1" if self.keeps_axis else ""
+        return signature(f"x float32 [*rows, n] -> int64 [*rows{kept}]")
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if bound["n"] > 0 else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (np.asarray(operands[0].argmax(axis=-1, keepdims=self.keeps_axis)),)
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Operator):
     """The `count` largest elements of the last axis in descending order, and their places.
 
     With `least` the least ones in ascending order. Of equals the one that comes first; NaN is
@@ -101,12 +105,12 @@ class TopK:
     count: int
     least: bool = field(default=False, metadata={"newer": "than files of 0.1"})
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        fits = len(x.shape) > 0 and 0 < self.count <= x.shape[-1]
-        require(fits, self, operands, f"give at least {self.count} elements in the last axis")
-        shape = (*x.shape[:-1], self.count)
-        return float_type(shape), TensorType(shape, Element.INT64)
+    types: ClassVar[str] = "x float32 [*rows, n] -> float32 [*rows, count], int64 [*rows, count]"
+    needs: ClassVar[str] = ", with so many in the last axis"
+    mixing: ClassVar[str] = "compares samples with each other"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if 0 < self.count <= bound["n"] else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands

@@ -1,17 +1,21 @@
 """A class drawn bit by bit, as a walk through a binary tree, and the numbers that it takes."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.sampling import INDEX
-from sparsejit.ir.ops.types import float_type, require
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.operator import Operator
+
+# A class is one of 2^24 at most: as many as float32 can number.
+MOST_BITS = 24
 
 
 @dataclass(frozen=True)
-class UniformRow:
+class UniformRow(Operator):
     """Samples `counter` to `counter` + count - 1 of the stream of `seed`: float32 (count,).
 
     Operands as `Uniform` has.
@@ -19,9 +23,7 @@ class UniformRow:
 
     count: int
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require(operands == (INDEX, INDEX), self, operands, "give int64 seed and counter")
-        return (float_type((self.count,)),)
+    types: ClassVar[str] = "seed int64 [], counter int64 [] -> float32 [count]"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         seed, counter = (operand.astype(np.uint64) for operand in operands)
@@ -30,7 +32,7 @@ class UniformRow:
 
 
 @dataclass(frozen=True)
-class TreeDraw:
+class TreeDraw(Operator):
     """A class of `bits` bits, the highest first: int64 ().
 
     Operands: float32 parameters (2**bits,) and thresholds (bits,). The n-th bit is 1 where the
@@ -39,15 +41,22 @@ class TreeDraw:
 
     bits: int
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        wanted = f"give parameters ({1 << self.bits},) and thresholds ({self.bits},)"
-        fits = operands == (float_type((1 << self.bits,)), float_type((self.bits,)))
-        require(fits, self, operands, wanted)
-        return (INDEX,)
+    types: ClassVar[str] = (
+        "parameters float32 [leaves], thresholds float32 [bits] -> int64 []"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bits <= MOST_BITS:
+            raise InvalidInput(f"{self}: give 1 to {MOST_BITS} bits")
+
+    @property
+    def leaves(self) -> int:
+        """Classes, as many as there are parameters."""
+        return 1 << self.bits
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         nodes = self.path(*operands)
-        return (np.asarray(nodes[-1] - (1 << self.bits), np.int64),)
+        return (np.asarray(nodes[-1] - self.leaves, np.int64),)
 
     def path(self, parameters: Array, thresholds: Array) -> list[int]:
         """The numbers of the parameters that are read, and the leaf."""

@@ -1,4 +1,4 @@
-"""What operators ask of the types of their operands."""
+"""Shapes and axes of tensors."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,12 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Element, TensorType
 
 
-def require(condition: bool, op: object, found: Sequence[TensorType], wanted: str) -> None:
-    """Raise InvalidInput, naming operator and operands, unless the condition holds."""
-    if not condition:
-        operands = ", ".join(map(str, found))
-        raise InvalidInput(f"{op} got ({operands}); {wanted}")
-
-
-def broadcast_shape(op: object, operands: Sequence[TensorType]) -> tuple[int, ...]:
-    """The shape to which all operands repeat, by numpy's rules."""
+def broadcasts_to(shape: Sequence[int], *others: Sequence[int]) -> bool:
+    """Whether all repeat to a shape, by numpy's rules."""
     try:
-        return np.broadcast_shapes(*(operand.shape for operand in operands))
+        return np.broadcast_shapes(tuple(shape), *map(tuple, others)) == tuple(shape)
     except ValueError:
-        shapes = ", ".join(map(str, operands))
-        raise InvalidInput(f"{op} got ({shapes}); give shapes that broadcast") from None
+        return False
 
 
 def axis_of(axis: int, rank: int) -> int:

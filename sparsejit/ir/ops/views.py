@@ -1,48 +1,75 @@
 """The same elements in another shape or order, or next to others."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.types import axis_of, require
+from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
+from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.ops.types import axis_of, broadcasts_to
 
 
 @dataclass(frozen=True)
-class Reshape:
+class Reshape(Operator):
     """The elements in row-major order, as `shape`."""
 
     shape: tuple[int, ...]
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        require(x.size == prod(self.shape), self, operands, f"give {prod(self.shape)} elements")
-        return (TensorType(self.shape, x.element),)
+    types: ClassVar[str] = "x X [*given] -> X [*shape]"
+
+    needs: ClassVar[str] = ", of as many elements"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if prod(bound["*given"]) == prod(self.shape) else None
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        (x,) = node.inputs
+        place = follow.places[x]
+        before = prod(x.shape[: place.axis]) * place.outer
+        after = place.inner * prod(x.shape[place.axis + 1 :])
+        for axis, length in enumerate(self.shape):
+            outer, uneven = divmod(before, prod(self.shape[:axis]) or 1)
+            inner, rest = divmod(length, outer * follow.batch or 1)
+            if not uneven and not rest and inner and inner * prod(self.shape[axis + 1 :]) == after:
+                return follow.put(node, BatchPlace(axis, outer, inner))
+        raise SamplesMixed("joins samples in another order")
+
+    def of_any_size(self) -> Operator:
+        return replace(self, shape=())
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (operands[0].reshape(self.shape),)
 
 
 @dataclass(frozen=True)
-class Permute:
+class Permute(Operator):
     """Axis i of the result is axis `axes[i]` of the operand."""
 
     axes: tuple[int, ...]
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        is_permutation = sorted(self.axes) == list(range(len(x.shape)))
-        require(is_permutation, self, operands, f"give a tensor of {len(self.axes)} axes")
-        return (TensorType(tuple(x.shape[axis] for axis in self.axes), x.element),)
+    types: ClassVar[str] = "x X [*given] -> X [*permuted]"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        given = bound["*given"]
+        if sorted(self.axes) != list(range(len(given))):
+            return None
+        return {"*permuted": tuple(given[axis] for axis in self.axes)}
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        place = follow.places[node.inputs[0]]
+        follow.put(node, place._replace(axis=self.axes.index(place.axis)))
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (operands[0].transpose(self.axes),)
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(Operator):
     """Elements `first`, `first + step` ... before `end` of an axis, all of them non-negative."""
 
     axis: int
@@ -50,13 +77,28 @@ class Slice:
     end: int
     step: int = 1
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        axis = axis_of(self.axis, len(x.shape))
-        fits = 0 <= self.first <= self.end <= x.shape[axis] and self.step > 0
-        require(fits, self, operands, "give a range within the axis")
+    types: ClassVar[str] = "x X [*given] -> X [*taken]"
+    needs: ClassVar[str] = ", with that range within the axis"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        given = bound["*given"]
+        if not given:
+            return None
+        axis = axis_of(self.axis, len(given))
+        if not (0 <= self.first <= self.end <= given[axis] and self.step > 0):
+            return None
         length = len(range(self.first, self.end, self.step))
-        return (TensorType((*x.shape[:axis], length, *x.shape[axis + 1 :]), x.element),)
+        return {"*taken": (*given[:axis], length, *given[axis + 1 :])}
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        (x,) = node.inputs
+        place = follow.places[x]
+        if axis_of(self.axis, len(x.shape)) == place.axis and node.output.shape != x.shape:
+            raise SamplesMixed("takes samples out of the batch")
+        follow.put(node, place)
+
+    def of_any_size(self) -> Operator:
+        return replace(self, first=0, end=0)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands
@@ -66,58 +108,82 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Expand:
+class Expand(Operator):
     """Repeated to `shape` by numpy's broadcasting."""
 
     shape: tuple[int, ...]
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        fits = np.broadcast_shapes(x.shape, self.shape) == self.shape
-        require(fits, self, operands, f"give what broadcasts to {self.shape}")
-        return (TensorType(self.shape, x.element),)
+    types: ClassVar[str] = "x X [...] -> X [*shape]"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if broadcasts_to(self.shape, bound["..."]) else None
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        follow.put_from_end(node, follow.common(node))
+
+    def of_any_size(self) -> Operator:
+        return replace(self, shape=())
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (np.broadcast_to(operands[0], self.shape),)
 
 
 @dataclass(frozen=True)
-class Concat:
+class Concat(Operator):
     """One after the other along an axis."""
 
     axis: int
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require(len(operands) > 0, self, operands, "give at least one tensor")
-        axis = axis_of(self.axis, len(operands[0].shape))
-        others = {(*o.shape[:axis], *o.shape[axis + 1 :]) for o in operands}
-        same = len(others) == 1 and len({o.element for o in operands}) == 1
-        require(same, self, operands, "give tensors that differ along the axis only")
-        length = sum(operand.shape[axis] for operand in operands)
-        first = operands[0]
-        shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
-        return (TensorType(shape, first.element),)
+    needs: ClassVar[str] = ", alike but for the axis"
+    takes_empty: ClassVar[bool] = True
+
+    def signature(self, operands: int) -> Signature:
+        parts = ", ".join(f"x{n} X [*part{n}]" for n in range(operands))
+        return signature(f"{parts} -> X [*joined]")
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        parts = [sizes for name, sizes in bound.items() if name.startswith("*")]
+        first = parts[0] if parts else ()
+        if not first or any(len(part) != len(first) for part in parts):
+            return None
+        axis = axis_of(self.axis, len(first))
+        if len({(*part[:axis], *part[axis + 1 :]) for part in parts}) != 1:
+            return None
+        return {"*joined": (*first[:axis], sum(part[axis] for part in parts), *first[axis + 1 :])}
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        place = follow.common(node, from_end=False)
+        if place.axis == axis_of(self.axis, len(node.output.shape)):
+            raise SamplesMixed("adds samples to the batch")
+        follow.put(node, place)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (np.concatenate(operands, axis=self.axis),)
 
 
 @dataclass(frozen=True)
-class Pad:
+class Pad(Operator):
     """`widths[axis]` = (before, after) elements of `value` around each axis."""
 
     widths: tuple[tuple[int, int], ...]
     value: float = 0.0
 
-    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        (x,) = operands
-        fits = len(self.widths) == len(x.shape) and min(map(min, self.widths), default=0) >= 0
-        require(fits, self, operands, f"give a tensor of {len(self.widths)} axes")
-        return (TensorType(_padded(x.shape, self.widths), x.element),)
+    types: ClassVar[str] = "x X [*given] -> X [*padded]"
+
+    needs: ClassVar[str] = ", of as many axes"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        given = bound["*given"]
+        if len(self.widths) != len(given) or min(map(min, self.widths), default=0) < 0:
+            return None
+        pairs = zip(given, self.widths, strict=True)
+        return {"*padded": tuple(n + before + after for n, (before, after) in pairs)}
+
+    def follow_batch(self, follow: Follower, node: Node) -> None:
+        place = follow.places[node.inputs[0]]
+        if any(self.widths[place.axis]):
+            raise SamplesMixed("adds samples to the batch")
+        follow.put(node, place)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (np.pad(operands[0], self.widths, constant_values=self.value),)
-
-
-def _padded(shape: Sequence[int], widths: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(n + before + after for n, (before, after) in zip(shape, widths, strict=True))

@@ -5,7 +5,8 @@ from functools import partial
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Op, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Pointwise, write_activation
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.sampling import Quantise
@@ -58,11 +59,11 @@ class SampleGraphBuilder:
     def constant(self, name: str, array: Array) -> Value:
         return self._graph.constant(array, Origin(name))
 
-    def apply(self, op: Op, *operands: Value, name: str) -> Value:
+    def apply(self, op: Operator, *operands: Value, name: str) -> Value:
         """An operator of one result."""
         return self._graph.one(op, *operands, origin=Origin(name))
 
-    def apply_all(self, op: Op, *operands: Value, name: str) -> tuple[Value, ...]:
+    def apply_all(self, op: Operator, *operands: Value, name: str) -> tuple[Value, ...]:
         """An operator, for all its results."""
         return self._graph.add(op, *operands, origin=Origin(name))
 

@@ -1,0 +1,82 @@
+"""Where the batch lies in values: followed from operator to operator, each by its own rule."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Graph, Node, Value
+
+
+class SamplesMixed(Exception):
+    """An operator mixes samples; the text says how."""
+
+
+class BatchPlace(NamedTuple):
+    """The batch on an axis of outer * batch * inner elements: the index is (o, sample, i)."""
+
+    axis: int
+    outer: int = 1
+    inner: int = 1
+
+
+class Follower:
+    """The places found so far. What has none is the same for all samples."""
+
+    def __init__(self, graph: Graph, batch: int) -> None:
+        self.batch = batch
+        self.places: dict[Value, BatchPlace] = {}
+        self._producers = graph.producers()
+        self._known: dict[Value, Array] = dict(graph.constants)
+
+    def put(self, node: Node, place: BatchPlace) -> None:
+        """The same place in all outputs."""
+        self.places.update(dict.fromkeys(node.outputs, place))
+
+    def common(self, node: Node, from_end: bool = True) -> BatchPlace:
+        """The place in operands that broadcast, its axis counted from the end if asked (-1 ...).
+
+        Operands without place must be the same along that axis.
+        """
+        found = {
+            place._replace(axis=place.axis - len(value.shape)) if from_end else place
+            for value in node.inputs
+            if (place := self.places.get(value)) is not None
+        }
+        if len(found) != 1:
+            raise SamplesMixed(
+                "combines each sample with others: the batch lies on different axes"
+            )
+        (place,) = found
+        for value in node.inputs:
+            if value not in self.places:
+                self.check_shared(value, place)
+        return place
+
+    def put_from_end(self, node: Node, place: BatchPlace) -> None:
+        """A place counted from the end, in all outputs that are as long there."""
+        length = place.outer * self.batch * place.inner
+        for value in node.outputs:
+            axis = len(value.shape) + place.axis
+            if axis >= 0 and value.shape[axis] == length:
+                self.places[value] = place._replace(axis=axis)
+
+    def check_shared(self, value: Value, place: BatchPlace) -> None:
+        """Raise SamplesMixed unless a value is the same for all samples at that place."""
+        axis = place.axis if place.axis >= 0 else len(value.shape) + place.axis
+        if axis < 0 or value.shape[axis] == 1:
+            return
+        array = self._array(value)
+        sizes = (place.outer, self.batch, place.inner)
+        apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
+        first = apart.take([0], axis=axis + 1)
+        if not np.array_equal(apart, np.broadcast_to(first, apart.shape)):
+            raise SamplesMixed("treats samples differently, by their place in the batch")
+
+    def _array(self, value: Value) -> Array:
+        if value not in self._known:
+            node = self._producers[value]
+            results = node.op.reference(*(self._array(operand) for operand in node.inputs))
+            self._known.update(zip(node.outputs, results, strict=True))
+        return self._known[value]

@@ -1,0 +1,182 @@
+"""Operand types as data: what an operator takes and makes, in one line.
+
+    x float32 [*rows, in], weights float32 [out, in], bias? float32 [out] -> float32 [*rows, out]
+
+An element is a name of `Element`, several of them (float32|int64), `any` of float32, int64 and
+bool, or X: any of these, but the same one throughout. An axis is a number, a name, which is one
+size throughout, a product of these (3*hidden), any number of axes (*rows), or axes that broadcast
+(...). A name that is an attribute of the operator has its value. An operand with a question mark
+may be left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from sparsejit.ir.graph import Element, TensorType
+
+_TENSOR = re.compile(r"(?:(?P<name>\w+)(?P<maybe>\??) )?(?P<element>[\w|]+) \[(?P<axes>[^]]*)\]")
+BROADCAST, ALIKE = "...", "X"
+
+_USUAL = (Element.FLOAT32, Element.INT64, Element.BOOL)
+
+# Sizes by the name of their axis (several for *rows and ...), and the element that is alike.
+Bound = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeclaredTensor:
+    """One operand or result: its name if it has one, element and axes as they are written."""
+
+    name: str
+    element: str
+    axes: tuple[str, ...]
+    may_lack: bool = False
+
+    def labels(self, rank: int) -> list[tuple[str, int]]:
+        """What each axis of a tensor is: its name, and its place among several of that name.
+
+        Among axes that broadcast it is counted from the end.
+        """
+        free = rank - (len(self.axes) - sum(map(_is_many, self.axes)))
+        labels: list[tuple[str, int]] = []
+        for axis in self.axes:
+            first = -free if axis == BROADCAST else 0
+            places = range(first, first + free) if _is_many(axis) else (0,)
+            labels += [(axis, place) for place in places]
+        return labels
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an operator takes and makes; `text` is how that is written."""
+
+    text: str
+    operands: tuple[DeclaredTensor, ...]
+    results: tuple[DeclaredTensor, ...]
+
+    @property
+    def wanted(self) -> str:
+        """The operands, for messages."""
+        return self.text.partition(" -> ")[0]
+
+    def match(self, found: Sequence[TensorType], op: object) -> Bound | None:
+        """The sizes and elements that operands say; None where they do not fit."""
+        least = sum(not each.may_lack for each in self.operands)
+        if not least <= len(found) <= len(self.operands):
+            return None
+        bound: Bound = {}
+        left: list[tuple[str, int]] = []
+        for declared, kind in zip(self.operands, found, strict=False):
+            single = [axis for axis in declared.axes if not _is_many(axis)]
+            has_many = len(single) < len(declared.axes)
+            if len(kind.shape) < len(single) or (not has_many and len(kind.shape) > len(single)):
+                return None
+            wanted = getattr(op, declared.element, declared.element)
+            if not _binds_element(bound, wanted, kind.element):
+                return None
+            sizes = iter(kind.shape)
+            for axis in declared.axes:
+                if not _is_many(axis):
+                    left.append((axis, next(sizes)))
+                elif not _binds_many(
+                    bound, axis, tuple(next(sizes) for _ in kind.shape[len(single) :]), op
+                ):
+                    return None
+        return bound if _solves(bound, left, op) else None
+
+    def made(self, bound: Mapping[str, Any], op: object) -> tuple[TensorType, ...]:
+        """The types of the results, all sizes being known."""
+        return tuple(_made(each, bound, op) for each in self.results)
+
+
+@cache
+def signature(text: str) -> Signature:
+    """What a line of this module's language says."""
+    taken, _, made = text.partition(" -> ")
+    return Signature(text, _tensors(taken), _tensors(made))
+
+
+def _tensors(text: str) -> tuple[DeclaredTensor, ...]:
+    assert not re.sub(", ", "", _TENSOR.sub("", text)), f"{text!r} is no list of tensors"
+    return tuple(
+        DeclaredTensor(
+            found["name"] or "",
+            found["element"],
+            tuple(found["axes"].split(", ")) if found["axes"] else (),
+            bool(found["maybe"]),
+        )
+        for found in _TENSOR.finditer(text)
+    )
+
+
+def _is_many(axis: str) -> bool:
+    return axis == BROADCAST or axis.startswith("*")
+
+
+def _binds_element(bound: Bound, wanted: str, found: Element) -> bool:
+    if wanted == ALIKE:
+        return found in _USUAL and bound.setdefault(wanted, found) is found
+    return found in _USUAL if wanted == "any" else found.value in wanted.split("|")
+
+
+def _binds_many(bound: Bound, axis: str, sizes: tuple[int, ...], op: object) -> bool:
+    if axis == BROADCAST:
+        try:
+            bound[axis] = np.broadcast_shapes(bound.get(axis, ()), sizes)
+        except ValueError:
+            return False
+        return True
+    known = getattr(op, axis[1:], None)
+    return bool(bound.setdefault(axis, sizes if known is None else tuple(known)) == sizes)
+
+
+def _solves(bound: Bound, left: list[tuple[str, int]], op: object) -> bool:
+    """Bind the names of axes whose sizes are found; whether they agree."""
+    while left:
+        later = []
+        for axis, size in left:
+            known, unknown = _factors(axis, bound, op)
+            if len(unknown) > 1 or (unknown and known == 0):
+                later.append((axis, size))
+            elif unknown and size % known == 0:
+                bound[unknown[0]] = size // known
+            elif unknown or size != known:
+                return False
+        if len(later) == len(left):
+            return False
+        left = later
+    return True
+
+
+def _factors(axis: str, bound: Mapping[str, Any], op: object) -> tuple[int, list[str]]:
+    """The product of those factors of an axis that are known, and the names of the others."""
+    known, unknown = [], []
+    for factor in axis.split("*"):
+        size = int(factor) if factor.isdigit() else bound.get(factor, getattr(op, factor, None))
+        if size is None:
+            unknown.append(factor)
+        else:
+            known.append(size)
+    return prod(known), unknown
+
+
+def _made(declared: DeclaredTensor, bound: Mapping[str, Any], op: object) -> TensorType:
+    shape: list[int] = []
+    for axis in declared.axes:
+        if _is_many(axis):
+            shape += bound[axis] if axis in bound else getattr(op, axis[1:])
+        else:
+            known, unknown = _factors(axis, bound, op)
+            assert not unknown, f"{op} makes {axis}, which nothing says"
+            shape.append(known)
+    name = declared.element
+    element = bound[name] if name == ALIKE else getattr(op, name, None) or Element(name)
+    return TensorType(tuple(shape), element)

@@ -1,0 +1,191 @@
+"""A case for every operator that is registered: the record, operands, and which are constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
+from sparsejit.ir.ops.sampling import (
+    PREDICTION_WINDOW,
+    THRESHOLDS,
+    Draw,
+    GruStep,
+    Predict,
+    Quantise,
+    Reconstruct,
+    SumOfRows,
+    Uniform,
+)
+from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
+from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
+from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.spec import Activation, DType
+
+_RANDOM = np.random.default_rng(4)
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorCase:
+    """`constants`: how many of the last operands are known at compile time."""
+
+    op: Operator
+    operands: tuple[Array, ...]
+    constants: int = 0
+    tolerance: float = 2e-6
+
+    def graph(self) -> Graph:
+        """The operator alone."""
+        builder = GraphBuilder()
+        known = len(self.operands) - self.constants
+        values: list[Value] = []
+        for number, array in enumerate(self.operands):
+            origin = Origin(f"x{number}")
+            element = Element(array.dtype.name)
+            if number < known:
+                values.append(builder.input(TensorType(array.shape, element), origin))
+            else:
+                values.append(builder.constant(array, origin, element))
+        return builder.finish(builder.add(self.op, *values, origin=Origin("y")))
+
+    @property
+    def inputs(self) -> list[Array]:
+        return list(self.operands[: len(self.operands) - self.constants])
+
+
+def floats(*shape: int) -> Array:
+    return _RANDOM.standard_normal(shape, np.float32)
+
+
+def whole(*numbers: int) -> Array:
+    return np.array(numbers, np.int64)
+
+
+def number(value: float) -> Array:
+    return np.array(value, np.int64 if isinstance(value, int) else np.float32)
+
+
+def truths(*shape: int) -> Array:
+    return _RANDOM.random(shape) > 0.5
+
+
+def case(
+    op: Operator, *operands: Array, constants: int = 0, tolerance: float = 2e-6
+) -> OperatorCase:
+    return OperatorCase(op, operands, constants, tolerance)
+
+
+TREES = (
+    floats(2),
+    np.array([[0, -2, -1, 0], [2, -2, -3, 1]]),
+    floats(3, 1),
+    np.array([[0, 0], [1, 1]]),
+    floats(2),
+)
+DOUBLE_TREES = (TREES[0].astype(np.float64), *TREES[1:])
+SCALES = np.array([[0.1, 0.2], [2, 1], [0, 1], [-2, -2], [2, 2], [0, 1]])
+CASES = [
+    case(Pointwise("tanh"), floats(3, 5)),
+    case(Pointwise("add"), floats(3, 5), floats(5)),
+    case(Pointwise("where"), truths(3, 1), floats(3, 5), floats(5)),
+    case(Pointwise("logical_or"), truths(3, 5), floats(3, 5)),
+    case(softmax((3, 4)), floats(3, 4)),
+    case(
+        layer_norm((2, 5), True, True),
+        *(floats(2, 5), number(0.2), number(1e-5), floats(5), floats(5)),
+    ),
+    case(log_softmax((3, 1)), floats(3, 1)),
+    case(Cast(Element.BOOL), floats(2, 3)),
+    case(Cast(Element.INT64), 9 * floats(2, 3)),
+    case(Cast(Element.FLOAT32), whole(3, -4)),
+    case(Linear(Activation.RELU), floats(2, 3, 4), floats(5, 4), floats(5), constants=2),
+    case(
+        Linear(dtype=DType.INT8, input_scale=1 / 40),
+        *(floats(3, 8), floats(5, 8)),
+        constants=1,
+        tolerance=0.2,
+    ),
+    case(Bmm(), floats(2, 3, 4), floats(4, 5)),
+    case(Bmm(transposed=True, scale=0.1), floats(3, 4), floats(2, 5, 4)),
+    case(Attention(0.5), floats(2, 3, 4), floats(2, 5, 4), floats(5, 6)),
+    case(
+        Attention(),
+        *(floats(2, 3, 4), floats(2, 5, 4), floats(2, 5, 6), truths(2, 3, 5)),
+        constants=1,
+    ),
+    case(
+        Convolution((1, 2), (0, 1), (1, 1), groups=2, activation=Activation.TANH),
+        *(floats(2, 4, 5, 6), floats(6, 2, 3, 2), floats(6)),
+        constants=2,
+    ),
+    case(
+        Convolution((2,), (1,), (1,), transposed=True, output_padding=(1,)),
+        *(floats(2, 3, 5), floats(3, 4, 3)),
+        constants=1,
+    ),
+    case(
+        Pooling(PoolingKind.AVERAGE, (2, 2), (2, 2), ((0, 1), (0, 0)), (1, 1), False),
+        floats(2, 3, 5, 4),
+    ),
+    case(Pooling(PoolingKind.MAX, (3,), (1,), ((1, 1),), (1,)), floats(2, 3, 7)),
+    case(
+        Recurrence(RecurrentCell.LSTM, reverse=True),
+        *(floats(3, 2, 20), floats(2, 5), floats(2, 5), floats(20, 5), floats(20)),
+        constants=2,
+    ),
+    case(
+        Recurrence(RecurrentCell.GRU, dtype=DType.BFLOAT16),
+        *(floats(3, 2, 15), floats(2, 5), floats(15, 5), floats(15)),
+        constants=2,
+        tolerance=0.05,
+    ),
+    case(Forest(0.5), floats(4, 3), *TREES, constants=5),
+    case(Forest(element=Element.FLOAT64), np.float64(floats(4, 3)), *DOUBLE_TREES, constants=5),
+    case(ScaledColumns(), floats(4, 3), whole(2, 0), SCALES, constants=2),
+    case(
+        ScaledColumns(Element.FLOAT64),
+        *(floats(4, 3).astype(np.float64), whole(2, 0), SCALES),
+        constants=2,
+    ),
+    case(DoubleProduct(), *map(np.float64, (floats(4, 3), floats(2, 3), floats(2))), constants=2),
+    case(Uniform(), number(3), number(7)),
+    case(UniformRow(8), number(3), number(7)),
+    case(Draw(1 / 0.9), floats(9), number(0.4)),
+    case(TreeDraw(3), floats(8), floats(3)),
+    case(Quantise(), number(0.1), np.sort(floats(THRESHOLDS)), constants=1),
+    case(SumOfRows(), number(1), number(2), floats(3, 8), floats(4, 8), floats(8)),
+    case(SumOfRows(DType.FLOAT16), number(1), floats(3, 8), floats(8), constants=2, tolerance=2e-3),
+    case(GruStep(), floats(12), floats(12), floats(4)),
+    case(Predict(), floats(PREDICTION_WINDOW), floats(PREDICTION_WINDOW), tolerance=1e-5),
+    case(Reconstruct(4.0, 0.9), number(2), floats(9), number(0.5), number(0.1), number(0.2)),
+    case(Embedding(), whole(0, 4, 2), floats(5, 3), constants=1),
+    case(EmbeddingBag(BagKind.MAX), whole(0, 4, 2, 1).reshape(2, 2), floats(5, 3), constants=1),
+    case(EmbeddingBag(BagKind.MEAN, True), whole(0, 4, 2, 1), floats(5, 3), whole(0, 1, 3)),
+    case(
+        EmbeddingBag(BagKind.SUM, weighted=True),
+        *(whole(0, 4, 2, 1).reshape(2, 2), floats(5, 3), floats(2, 2)),
+    ),
+    case(ArgMax(), floats(2, 3, 4)),
+    case(ArgMax(keeps_axis=True), floats(3, 4)),
+    case(TopK(3), floats(2, 7)),
+    case(TopK(2, least=True), floats(2, 7)),
+    case(Reshape((2, 6)), floats(3, 4)),
+    case(Reshape(()), floats(1, 1)),
+    case(Permute((1, 2, 0)), truths(2, 3, 4)),
+    case(Slice(1, 0, 4, 2), whole(1, 2, 3, 4, 5, 6, 7, 8).reshape(2, 4)),
+    case(Expand((4, 2, 3)), floats(2, 1)),
+    case(Concat(1), floats(2, 3), floats(2, 1)),
+    case(Pad(((0, 1), (2, 0)), -0.0), floats(2, 3)),
+    *(case(Pad(((0, 1),), sign * float("inf")), floats(2)) for sign in (1, -1)),
+]
