@@ -24,8 +24,9 @@ from sparsejit.perf.studies.voice_pruning_report import add_kernel_times, markdo
 from sparsejit.prune import CubicSchedule, Pruner
 from sparsejit.voice.train.dataset import Clip, held_out_names, load_clips
 from sparsejit.voice.train.likelihood import evaluate, matrix_product_precision
-from sparsejit.voice.train.trainer import Trainer, read_checkpoint
+from sparsejit.voice.train.trainer import Trainer
 from sparsejit.voice.train.training_plan import TrainingPlan
+from sparsejit.voice.weights import read_training
 
 TARGET = "rnn.weight_hh_l0"
 PATTERNS = ("unstructured", "lane16", "1x8", "1x16")
@@ -151,7 +152,7 @@ class VoiceStudy:
         """Go on from the checkpoint; save the matrix and return the row's own part."""
         plan = self.sizes.extra_plan(arm.samples, arm.order)
         trainer = Trainer(plan, self.training, "cpu", arm.pruner(plan.steps))
-        content = read_checkpoint(dense)
+        content = read_training(dense, "delete it")
         trainer.model.load_state_dict(content["model"])
         trainer.optimizer.load_state_dict(content["optimizer"])
         with matrix_product_precision("medium"):
@@ -174,7 +175,7 @@ class VoiceStudy:
 def _fingerprint(checkpoint: Path) -> str:
     """A short name of the weights in a checkpoint."""
     digest = hashlib.sha256()
-    for tensor in read_checkpoint(checkpoint)["model"].values():
+    for tensor in read_training(checkpoint, "delete it")["model"].values():
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()[:12]
 

@@ -17,11 +17,13 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from sparsejit.artefact.sealed import read_sealed, write_sealed
-from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
 from sparsejit.files import check_writable
+from sparsejit.frontends.files import read_torch_file
 from sparsejit.voice.features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
 from sparsejit.voice.packing import BITS, VALUES, pack, unpack
 from sparsejit.voice.prediction import CLASSES
+from sparsejit.voice.spec.known_checkpoints import read_checkpoint
 from sparsejit.voice.spec.own_network import own_network
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import check_temperature
@@ -40,6 +42,7 @@ _FORMAT_1 = b'"sparsejit-voice-1"'
 _REMEDY = (
     "copy it again, or repeat the `sparsejit train` that made it: its checkpoint has the voice"
 )
+_TRAINING_REMEDY = "give the voice.safetensors that `sparsejit train` writes at its end"
 DENSE_SIZE = 256
 CONDITION_SIZE = 128
 EMBEDDING_SIZE = 64
@@ -135,7 +138,7 @@ class VoiceWeights:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "VoiceWeights":
-        """Read a voice file.
+        """Read a voice file, or the network in a .pt checkpoint of a training.
 
         Raises InvalidInput if there is none, and DamagedFile if it is not exactly what was saved,
         or not a voice of this format.
@@ -143,6 +146,8 @@ class VoiceWeights:
         file = Path(path)
         if not file.is_file():
             raise InvalidInput(f"there is no voice file {file}; give one that `train` wrote")
+        if file.suffix == ".pt":
+            return cls._in_training(file)
         try:
             tensors, metadata = read_sealed(file, _REMEDY)
         except DamagedFile:
@@ -165,6 +170,15 @@ class VoiceWeights:
             raise DamagedFile(f"{file} is not a voice ({error}); {_REMEDY}") from error
 
     @classmethod
+    def _in_training(cls, file: Path) -> "VoiceWeights":
+        content = read_training(file, _TRAINING_REMEDY)
+        try:
+            return cls(read_checkpoint(content["model"]), content["plan"]["temperature"])
+        except (KeyError, ValueError) as error:  # InvalidInput is a ValueError
+            wrong = f"{file} holds no voice ({error})"
+            raise DamagedFile(f"{wrong}; {_TRAINING_REMEDY}") from error
+
+    @classmethod
     def random(cls, hidden: int = 64, density: float = 0.1, seed: int = 0) -> "VoiceWeights":
         """Return untrained weights, the pruned matrices in 1x8 blocks, for tests."""
         generator = np.random.default_rng(seed)
@@ -180,9 +194,22 @@ class VoiceWeights:
         return cls({name: value.astype(np.float32) for name, value in tensors.items()})
 
 
+def read_training(path: Path, remedy: str) -> dict[str, Any]:
+    """What a checkpoint of `train` holds, read without running code; DamagedFile if it is none."""
+    content = read_torch_file(path, remedy)
+    plan = content.get("plan") if isinstance(content, dict) else None
+    if not isinstance(plan, dict) or "hidden_size" not in plan:
+        raise DamagedFile(f"{path} is not sparsejit's checkpoint; {remedy}")
+    return content
+
+
 def is_voice_file(path: str | os.PathLike[str]) -> bool:
     """Whether a file is one of our own voices, whole or damaged, and no other project's network."""
     file = Path(path)
+    if file.suffix == ".pt":
+        with suppress(DamagedFile, MissingDependency):
+            return bool(read_training(file, _TRAINING_REMEDY))
+        return False
     try:
         with safe_open(file, framework="numpy") as opened:
             return str((opened.metadata() or {}).get("format")).startswith(_KIND)

@@ -11,6 +11,7 @@ soundfile = pytest.importorskip("soundfile")
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
 from sparsejit.voice.prediction import ZERO_CLASS  # noqa: E402
+from sparsejit.voice.speak.bulk import Manner  # noqa: E402
 from sparsejit.voice.train import dataset  # noqa: E402
 from sparsejit.voice.train import trainer as training  # noqa: E402
 from sparsejit.voice.train.dataset import Streams, held_out_names, load_clips  # noqa: E402
@@ -21,7 +22,7 @@ from sparsejit.voice.train.likelihood import (  # noqa: E402
 )
 from sparsejit.voice.train.module import WaveRNNModule  # noqa: E402
 from sparsejit.voice.train.trainer import TrainingPlan, train  # noqa: E402
-from sparsejit.voice.weights import PRUNED, VoiceWeights  # noqa: E402
+from sparsejit.voice.weights import PRUNED, VoiceWeights, is_voice_file  # noqa: E402
 
 PLAN = TrainingPlan(
     hidden_size=16, samples=20 * 2 * 440, streams=2, amount=15 / 16, dense_amount=14 / 16
@@ -76,6 +77,26 @@ def test_training_goes_on_from_a_voice(folder, trained, tmp_path):
     for gate, given in zip(*gates, strict=True):
         np.testing.assert_allclose(gate[:16, :16][given != 0], given[given != 0], atol=1e-3)
     assert weights.held_out == ("clip0",)
+
+
+def test_a_voice_speaks_from_the_checkpoint_of_its_training(trained, tmp_path):
+    checkpoint = trained.with_name("checkpoint.pt")
+    assert is_voice_file(checkpoint) and not is_voice_file(trained.with_name("none.pt"))
+    found, wanted = VoiceWeights.load(checkpoint), VoiceWeights.load(trained)
+    assert found.temperature == wanted.temperature == PLAN.temperature
+    for name, value in wanted.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name].astype(np.float16), value)
+    voice = Manner(checkpoint, temperature=0.5).compile()
+    assert voice.weights.temperature == 0.5 and voice.post_filter
+    content = torch.load(checkpoint, weights_only=True)
+    del content["model"]["fc2.bias"]
+    torch.save(content, tmp_path / "part.pt")
+    with pytest.raises(DamagedFile, match=r"fc2\.bias has shape None.*give the voice\.safetensors"):
+        VoiceWeights.load(tmp_path / "part.pt")
+    torch.save({"fc2.bias": torch.zeros(3)}, tmp_path / "other.pt")
+    assert not is_voice_file(tmp_path / "other.pt")
+    with pytest.raises(DamagedFile, match=r"other\.pt is not sparsejit's checkpoint"):
+        VoiceWeights.load(tmp_path / "other.pt")
 
 
 def test_rounding_starts_where_the_plan_says():

@@ -130,7 +130,7 @@ class WaveRNN(SharedCode):
         temperature: float | None = None,
         post_filter: bool = True,
     ) -> "WaveRNN":
-        """The bundled voice, or the one in a file that `sparsejit train` wrote.
+        """The bundled voice, or the one in a file that `sparsejit train` wrote, its checkpoint too.
 
         Raises InvalidInput where there is no such file or temperature, DamagedFile where it is not
         a voice.

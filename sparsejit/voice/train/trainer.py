@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import atomic_path, check_writable
-from sparsejit.frontends.files import read_torch_file
 from sparsejit.prune import Pruner
 from sparsejit.prune.run import ctrl_c_noted
 from sparsejit.voice.train.dataset import (
@@ -32,9 +31,10 @@ from sparsejit.voice.train.likelihood import (
 )
 from sparsejit.voice.train.module import WaveRNNModule, check_wide_enough
 from sparsejit.voice.train.training_plan import TrainingPlan
-from sparsejit.voice.weights import DENSE_LAYERS, RECURRENT, VoiceWeights
+from sparsejit.voice.weights import DENSE_LAYERS, RECURRENT, VoiceWeights, read_training
 
 CHECKPOINT_SECONDS = 300.0
+_REMEDY = "delete it to start afresh"
 # How much of each held-out recording the log goes by: a second.
 LOGGED_FRAMES = 100
 
@@ -113,18 +113,9 @@ class Trainer:
         self.step = content["step"]
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's content without unpickling code; DamagedFile if it is not one."""
-    content = read_torch_file(path, "delete it to start afresh")
-    plan = content.get("plan") if isinstance(content, dict) else None
-    if not isinstance(plan, dict) or "hidden_size" not in plan:
-        raise DamagedFile(f"{path} is not sparsejit's checkpoint; delete it to start afresh")
-    return content
-
-
 def _checkpoint_of(plan: TrainingPlan, path: Path) -> dict[str, Any]:
     """A checkpoint's content; InvalidInput if it is of another network than the plan's."""
-    content = read_checkpoint(path)
+    content = read_training(path, _REMEDY)
     found = content["plan"]["hidden_size"]
     if found != plan.hidden_size:
         raise InvalidInput(
@@ -133,7 +124,7 @@ def _checkpoint_of(plan: TrainingPlan, path: Path) -> dict[str, Any]:
         )
     missing = {"model", "optimizer", "pruner", "streams", "state", "step"} - content.keys()
     if missing:
-        raise DamagedFile(f"{path} lacks {', '.join(sorted(missing))}; delete it to start afresh")
+        raise DamagedFile(f"{path} lacks {', '.join(sorted(missing))}; {_REMEDY}")
     return content
 
 
