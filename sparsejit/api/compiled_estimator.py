@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,23 +11,27 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
+from sparsejit.api.compiled import Compiled, PathLike
+from sparsejit.api.estimator_source import KIND, EstimatorSource, estimator_to_data, source_of
 from sparsejit.api.layers_report import measured_times, report_of
+from sparsejit.api.model_export import exported_model
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
-from sparsejit.api.variant import Dtypes, Variant, make_variant
-from sparsejit.errors import InvalidInput
-from sparsejit.frontends.forests import LIBRARIES, labels_of
-from sparsejit.frontends.sklearn import read_estimator
-from sparsejit.ir.graph import Array, Element, Graph
-from sparsejit.ir.spec import DType
-from sparsejit.lowering.context import ModelOptions, Progress
-from sparsejit.lowering.tiles import batch_tiles
-from sparsejit.runtime.copying import SharedCode
+from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, make_variant
+from sparsejit.artefact.export import export
+from sparsejit.artefact.exported import ExportedFunction, c_name
+from sparsejit.artefact.sealed import SealedFile
+from sparsejit.errors import CompileError, DamagedFile, InvalidInput, SparseJitError
+from sparsejit.frontends.forests import LIBRARIES
+from sparsejit.ir.graph import Array, Element
+from sparsejit.lowering.context import Progress
+from sparsejit.runtime.program import Program
 
 
 def _silent(stage: str, share: float) -> None:
     """Told of progress, says nothing."""
+
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -45,7 +49,7 @@ def is_estimator(model: Any) -> bool:
     return type(model).__module__.split(".")[0] in LIBRARIES
 
 
-class CompiledEstimator(SharedCode):
+class CompiledEstimator(Compiled):
     """The methods of an estimator that predict or transform, by the names that they have there.
 
     `predict`, `predict_proba`, `predict_log_proba`, `decision_function` or `transform`, as far as
@@ -53,69 +57,38 @@ class CompiledEstimator(SharedCode):
     array of numbers or what numpy makes one of, such as a DataFrame. It is compared, and scaled, in
     float64 where the library does so. Results are those of the estimator to float32's precision, as
     float32, labels as they are. What is missing or infinite goes where the library sends it, or is
-    refused as there. Categories are whole numbers, in frames too. Thread-safe. A copy,
-    scikit-learn's clone too, is the estimator itself; pickling keeps its graphs, compiled anew at
-    their first use.
+    refused as there. Categories are whole numbers, in frames too. scikit-learn's clone of it is the
+    estimator itself.
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        settings: ModelSettings,
-        dtypes: Dtypes = "float32",
-        example: Any = None,
-        progress: Progress = _silent,
-    ) -> None:
-        self._name = type(estimator).__name__
-        # Who stores weights in fewer bits gives up those of X.
-        in_full = dtypes == DType.FLOAT32.value
-        read = read_estimator(estimator)
-        self._input = read.input if in_full else replace(read.input, reads_float64=False)
-        self.n_features_in_ = read.input.features
-        self.classes_: Array | None = getattr(estimator, "classes_", None)
-        self.feature_names_in_: Array | None = getattr(estimator, "feature_names_in_", None)
-        self._labels, self._flags = labels_of(estimator)
-        batch = 1 if example is None else len(self._input.read(example))
-        options = settings.resolved()
-        single = next(iter(read.graphs(1, Element.FLOAT32).values()))
-        self.tile, shared = batch_tiles(single, batch, options.threads)
-        # By the dtype of X.
-        self._graphs: Mapping[np.dtype[Any], Mapping[str, Graph]] = {
-            np.dtype(element.value): read.graphs(self.tile, element)
-            for element in (read.writes if in_full else [Element.FLOAT32])
-        }
-        self._settings, self._shares_tiles = settings, shared
-        self._dtypes, self._progress = dtypes, progress
-        self._prepare(options)
-
-    def _prepare(self, options: ModelOptions) -> None:
-        """Compile for this machine, what it comes to."""
-        self._options = replace(options, shares_tiles=self._shares_tiles)
+    def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:
+        self._source, self._input = source, source.input
+        self.n_features_in_ = source.input.features
+        self.classes_, self.feature_names_in_ = source.classes, source.columns
+        self.tile = source.tile
+        self._options = replace(source.settings.resolved(), shares_tiles=source.shares_tiles)
+        self._flags = np.dtype(source.flags)
+        self._progress = progress
         self._variants: dict[tuple[str, np.dtype[Any]], Variant] = {}
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], CompiledEstimator], tuple[Any]]:
-        made_anew = ("_options", "_variants", "_lock")
-        kept = {name: value for name, value in vars(self).items() if name not in made_anew}
-        return _again, ({**kept, "_progress": _silent},)
+    def _saved(self) -> SealedFile:
+        return SealedFile(KIND, *estimator_to_data(self._source))
 
     def __sklearn_clone__(self) -> CompiledEstimator:
         return self
 
-    def __repr__(self) -> str:
-        return f"<{self.title}>"
-
     @property
     def title(self) -> str:
         """What it was, and its methods, in a line."""
-        return f"sparsejit {self._name}: {', '.join(self.methods)}"
+        return f"sparsejit {self._input.name}: {', '.join(self.methods)}"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.methods]
 
     def __getattr__(self, name: str) -> Callable[[Any], Array]:
         """The method of that name. Raises AttributeError where the estimator has none."""
-        known = self.methods if "_graphs" in self.__dict__ else ()
+        known = self.methods if "_source" in self.__dict__ else ()
         if name not in known:
             raise AttributeError(
                 f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
@@ -125,7 +98,7 @@ class CompiledEstimator(SharedCode):
     @property
     def methods(self) -> tuple[str, ...]:
         """The names of the estimator's methods."""
-        return tuple(self._graphs[_FLOAT32])
+        return tuple(self._source.graphs[_FLOAT32.name])
 
     def explain(self, method: str = "", *, measure: bool = False) -> Report:
         """What every layer of a method costs and why, as `CompiledModel.explain` says it.
@@ -147,27 +120,61 @@ class CompiledEstimator(SharedCode):
         """
         if method not in self.methods:
             raise InvalidInput(
-                f"{self._name} has no method {method!r}; use one of {', '.join(self.methods)}"
+                f"{self._input.name} has no method {method!r}; use one of {', '.join(self.methods)}"
             )
         with self._lock:
             if (method, dtype) not in self._variants:
-                graph, name = self._graphs[dtype][method], f"{self._name}.{method}"
-                self._variants[method, dtype] = make_variant(
-                    graph, self._options, self._dtypes, self.tile, name, self._progress
-                )
+                self._variants[method, dtype] = self._made(method, dtype)
             return self._variants[method, dtype]
+
+    def _made(self, method: str, dtype: np.dtype[Any]) -> Variant:
+        source, name = self._source, f"{self._input.name}.{method}"
+        graph = source.graphs[dtype.name][method]
+        try:
+            return make_variant(
+                graph, self._options, source.dtypes, self.tile, name, self._progress
+            )
+        except SparseJitError:
+            raise
+        except GRAPH_REFUSALS as error:
+            raise CompileError(f"{name} cannot be compiled: {error!r}; report it") from error
+
+    @property
+    def _program(self) -> Program:
+        return self.variant(self.methods[0]).program
+
+    def _exported(self, name: str) -> ExportedFunction:
+        return exported_model(name, self.variant(self.methods[0]))
+
+    def export(
+        self, path: PathLike, header: PathLike | None = None, method: str = ""
+    ) -> None:
+        """Write a method for C, as `CompiledModel.export` does: without a name the first.
+
+        X is float32. `predict` of a classifier gives places in `classes_`, as int64.
+        """
+        variant = self.variant(method or self.methods[0])
+        export(exported_model(c_name(path), variant), path, header)
 
     def run(self, method: str, X: Any) -> Array:
         """What a method returns for X. Raises InvalidInput for what the estimator refuses."""
         x = self._input.read(X)
         variant = self._variants.get((method, x.dtype)) or self.variant(method, x.dtype)
         (result,) = variant.call.run(x)
-        element = variant.graph.outputs[0].type.element
+        element, labels = variant.graph.outputs[0].type.element, self._source.labels
         if element is Element.BOOL:
             return result.astype(self._flags)
-        if element is Element.INT64 and self._labels is not None:
-            return self._labels[result]
+        if element is Element.INT64 and labels is not None:
+            return _labelled(labels, result)
         return result
+
+
+def _labelled(labels: Array, places: Array) -> Array:
+    try:
+        found: Array = labels[places]
+    except IndexError:  # only a file that was made up lacks labels
+        raise DamagedFile(f"the file has {len(labels)} labels, too few; save it again") from None
+    return found
 
 
 @dataclass(frozen=True)
@@ -179,14 +186,6 @@ class _EstimatorMethod:
 
     def __call__(self, X: Any) -> Array:
         return self.estimator.run(self.name, X)
-
-
-def _again(kept: dict[str, Any]) -> CompiledEstimator:
-    """The estimator that was pickled, for this machine."""
-    estimator = CompiledEstimator.__new__(CompiledEstimator)
-    vars(estimator).update(kept)
-    estimator._prepare(estimator._settings.resolved())
-    return estimator
 
 
 def compile_estimator(
@@ -201,4 +200,4 @@ def compile_estimator(
         if len(example) != 1:
             raise InvalidInput(f"example_inputs has {len(example)} arrays; give X alone")
         (example,) = example
-    return CompiledEstimator(estimator, settings, dtypes, example, progress)
+    return CompiledEstimator(source_of(estimator, settings, dtypes, example), progress)

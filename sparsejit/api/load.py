@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsejit.api import kernel_file, model_file
+from sparsejit.api import estimator_source, kernel_file, model_file
 from sparsejit.api.compile import compile_source
+from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.artefact import sealed
@@ -29,6 +30,7 @@ class Loader(NamedTuple):
 LOADERS: dict[str, Loader] = {
     kernel_file.KIND: Loader(kernel_file.read_kernel, compile_source),
     model_file.KIND: Loader(model_file.read_model, compile_saved),
+    estimator_source.KIND: Loader(estimator_source.read_estimator_file, CompiledEstimator),
 }
 
 
@@ -38,13 +40,14 @@ def restored(file: sealed.SealedFile) -> Any:
     return loader.compile(loader.read(file.header, file.tensors))
 
 
-def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel:
-    """The kernel or model that `save` wrote, compiled for this machine; the file runs nothing.
+def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | CompiledEstimator:
+    """What `save` wrote: a kernel, model or estimator, compiled for this machine.
 
-    Raises InvalidInput if there is no file, DamagedFile if it is not exactly what was saved or of a
-    newer format, and UnsupportedTarget if it was made for a target that this machine lacks.
+    The file runs nothing. Raises InvalidInput if there is no file, DamagedFile if it is not exactly
+    what was saved or of a newer format, and UnsupportedTarget if it was made for a target that this
+    machine lacks.
     """
     file = sealed.read(path, LOADERS.keys())
     with sealed.naming(Path(path)):
-        result: Kernel | CompiledModel = restored(file)
+        result: Kernel | CompiledModel | CompiledEstimator = restored(file)
     return result

@@ -3,8 +3,8 @@
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
      "variants": [{"tile": ..., "graph": ..., "tensors": {name: number, ...}}, ...]}
 
-A variant is the model for inputs of certain shapes; tile 0 says that its batch is fixed. The tensor
-`name` of its graph (`graph_file`) is the file's tensor of that number: equal ones are stored once.
+A variant is the model for inputs of certain shapes; tile 0 says that its batch is fixed. Tensors
+that are equal are stored once (`graph_pool`).
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparsejit.api.options import ModelSettings
-from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
+from sparsejit.artefact.graph_pool import PooledReader, PooledWriter
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
@@ -48,27 +48,19 @@ class ModelSource:
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     """Header and tensors. Raises InvalidInput for nests and graphs that cannot be saved."""
-    pool: dict[tuple[str, tuple[int, ...], bytes], int] = {}
-    tensors: Tensors = {}
-    variants = []
-    for graph, tile, shared in source.graphs:
-        described, arrays = graph_to_data(graph)
-        numbers = {}
-        for name, array in arrays.items():
-            key = array.dtype.name, array.shape, array.tobytes()
-            numbers[name] = pool.setdefault(key, len(pool))
-            tensors.setdefault(str(numbers[name]), array)
-        variants.append(
-            {"tile": tile or 0, "shared": shared, "graph": described, "tensors": numbers}
-        )
+    writer = PooledWriter()
+    variants = [
+        {"tile": tile or 0, "shared": shared, **writer.add(graph)}
+        for graph, tile, shared in source.graphs
+    ]
     header = {
         "name": source.name,
-        "settings": _RECORDS.encode(source.settings),
+        "settings": settings_to_data(source.settings),
         "inputs": _nest_to_data(source.input_nest, "inputs"),
         "outputs": _nest_to_data(source.output_nest, "outputs"),
         "variants": variants,
     }
-    return header, tensors
+    return header, writer.tensors
 
 
 def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
@@ -79,32 +71,24 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     name, settings, inputs, outputs, variants = fields_of(
         header, name=str, settings=dict, inputs=dict, outputs=dict, variants=list
     )
-    used: set[str] = set()
-    graphs = [_variant_from_data(data, tensors, used) for data in variants]
-    if used != tensors.keys():
-        raise DamagedFile(f"has tensors that nothing reads: {sorted(tensors.keys() - used)}")
+    reader = PooledReader(tensors)
+    graphs = [_variant_from_data(data, reader) for data in variants]
+    reader.finish()
     given, results = _nest_from_data(inputs, "inputs"), _nest_from_data(outputs, "outputs")
     arguments = [item.kind for item in given.items]
     if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
         raise DamagedFile("has inputs that are no arguments of a call")
     _check_interfaces(graphs, given, results)
-    return ModelSource(name, _settings_from_data(settings), given, results, graphs)
+    return ModelSource(name, settings_from_data(settings), given, results, graphs)
 
 
-def _variant_from_data(
-    data: Any, tensors: Mapping[str, Array], used: set[str]
-) -> SavedGraph:
-    """Adds the tensors that it reads to those used."""
+def _variant_from_data(data: Any, reader: PooledReader) -> SavedGraph:
     tile, shared, described, numbers = fields_of(
         data, tile=int, shared=bool, graph=dict, tensors=dict
     )
-    own = {name: str(number) for name, number in numbers.items()}
-    missing = set(own.values()) - tensors.keys()
-    if tile < shared or missing:
-        raise DamagedFile(f"has a graph of tile {tile} that lacks tensors {sorted(missing)}")
-    used.update(own.values())
-    graph = graph_from_data(described, {name: tensors[each] for name, each in own.items()})
-    return SavedGraph(graph, tile or None, shared)
+    if tile < shared:
+        raise DamagedFile(f"has a graph of tile {tile}")
+    return SavedGraph(reader.read(described, numbers), tile or None, shared)
 
 
 def _check_interfaces(graphs: Sequence[SavedGraph], given: Nest, made: Nest) -> None:
@@ -127,7 +111,13 @@ def _free(kind: TensorType, tile: int | None) -> tuple[int, ...]:
     return kind.shape if tile is None else kind.shape[1:]
 
 
-def _settings_from_data(data: Any) -> ModelSettings:
+def settings_to_data(settings: ModelSettings) -> dict[str, Any]:
+    """The options of a model or an estimator, for its header."""
+    return _RECORDS.encode(settings)
+
+
+def settings_from_data(data: Any) -> ModelSettings:
+    """What `settings_to_data` wrote. Raises DamagedFile for what are no options."""
     settings: ModelSettings = _RECORDS.decode(data)
     if isinstance(settings.target, str) and settings.target not in _NAMES:
         raise DamagedFile(f"has target {settings.target!r}")

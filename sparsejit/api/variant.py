@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.dtypes import with_dtypes
@@ -28,6 +29,8 @@ from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
 
 Dtypes = str | Mapping[str, str]
+# What lowering may raise for a graph that no frontend and no passes ever made.
+GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -126,7 +127,9 @@ def write_sealed(
     path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
     """Write tensors and metadata whole or not at all; the same ones give the same bytes."""
-    content = _in_order(save(dict(tensors), {**metadata, "sha256": _BLANK.decode()}))
+    # safetensors writes an array's memory as it lies, whatever its strides.
+    rows = {name: np.require(array, requirements="C") for name, array in tensors.items()}
+    content = _in_order(save(rows, {**metadata, "sha256": _BLANK.decode()}))
     (place,) = _DIGEST.finditer(content, 0, _header_end(content))
     digest = hashlib.sha256(content).hexdigest().encode()
     with atomic_path(path) as temporary:

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich import progress
 
-from sparsejit.api import CompiledModel, compile_model, load
+from sparsejit.api import CompiledEstimator, CompiledModel, compile_model, load
 from sparsejit.artefact.export import check_export
 from sparsejit.commands.console import (
     JsonOption,
@@ -32,7 +32,8 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         help="file.py:factory or package.module:factory, which is run and returns a torch module "
-        "and its example inputs; or a .pt2 file of torch.export, which torch reads; or .onnx."
+        "or an estimator, and its example inputs; or a .pt2 file of torch.export, which torch "
+        "reads; or .onnx."
     ),
 ]
 DTypesOption = Annotated[
@@ -96,7 +97,8 @@ def run_command(
     check_outputs(*out)
     compiled = load(model)
     if not isinstance(compiled, CompiledModel):
-        raise InvalidInput(f"{model} holds one kernel; give a file of `sparsejit compile`")
+        kind = type(compiled).__name__
+        raise InvalidInput(f"{model} holds a {kind}, not a model; load and call it in Python")
     results = compiled.run([read_npy(path) for path in inputs])
     if len(results) != len(out):
         raise InvalidInput(f"{len(out)} --out given; the model has {len(results)} outputs")
@@ -108,15 +110,10 @@ def run_command(
 
 def _compiled(
     reference: str, dtypes: list[str], options: dict[str, Any], show: Progress
-) -> CompiledModel:
+) -> CompiledModel | CompiledEstimator:
     source, args, kwargs = _source(reference)
     dtype = _dtypes(dtypes)
-    model = compile_model(
-        source, args, example_kwargs=kwargs, dtype=dtype, progress=show, **options
-    )
-    if not isinstance(model, CompiledModel):
-        raise InvalidInput(f"{reference} is an estimator, which has no file; give a torch module")
-    return model
+    return compile_model(source, args, example_kwargs=kwargs, dtype=dtype, progress=show, **options)
 
 
 def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Path | None) -> None:

@@ -99,6 +99,17 @@ def test_several_inputs_and_outputs(tmp_path: Path, net: str) -> None:
     assert_refused("two outputs are one file", *both, *files[:2], *files[:2])
 
 
+def test_an_estimator_is_compiled_and_saved(tmp_path: Path, net: str) -> None:
+    compile_quickly(f"{tmp_path}/nets.py:estimator", tmp_path / "e.sjit")
+    made, x = call_factory(f"{tmp_path}/nets.py:estimator")
+    again = sparsejit.load(tmp_path / "e.sjit")
+    assert isinstance(again, sparsejit.CompiledEstimator)
+    np.testing.assert_allclose(again.predict(x), made.predict(x), atol=1e-5)
+    np.save(tmp_path / "x.npy", x)
+    files = ["--input", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
+    assert_refused("holds a CompiledEstimator, not a model", "run", tmp_path / "e.sjit", *files)
+
+
 def test_a_program_of_torch_export(tmp_path: Path) -> None:
     layer = nn.Linear(6, 3).eval()
     free = ({0: torch.export.Dim("batch")},)
@@ -184,7 +195,6 @@ def test_outputs_that_cannot_be_are_refused_before_the_work(
     ("factory", "options", "message"),
     [
         ("bare", [], "returned a Sequential; return a torch module and a tuple"),
-        ("estimator", [], "is an estimator, which has no file"),
         ("none", [], "has no function 'none'"),
         ("net", ["--dtype", "float64"], "dtype 'float64' is unknown"),
         ("net", ["--dtype", "int8", "--dtype", "0=int8"], "write LAYERS=int8"),
@@ -210,7 +220,7 @@ def test_a_kernel_is_no_model_and_a_text_no_array(tmp_path: Path, net: str) -> N
     sparsejit.compile_matrix(np.ones((2, 3))).save(tmp_path / "k.sjit")
     np.save(tmp_path / "x.npy", np.ones(3, np.float32))
     files = ["--input", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
-    assert_refused("holds one kernel; give a file of", "run", tmp_path / "k.sjit", *files)
+    assert_refused("holds a Kernel, not a model; load and", "run", tmp_path / "k.sjit", *files)
     compile_quickly(net, tmp_path / "m.sjit")
     assert_refused(r"input has shape \(3,\)", "run", tmp_path / "m.sjit", *files)
     (tmp_path / "x.npy").write_text("1 2 3")

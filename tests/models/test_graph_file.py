@@ -222,3 +222,11 @@ def test_a_field_newer_than_the_file_may_lack() -> None:
     data = OPERATOR_RECORDS.encode(TopK(3))
     del data["least"]
     assert OPERATOR_RECORDS.decode(data) == TopK(3)
+
+
+def test_arrays_in_another_order_of_axes_are_written_row_by_row(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    arrays = {"columns": np.asfortranarray(rows), "strided": rows[:, ::2], "one": np.float32(7)}
+    sealed.write(tmp_path / "f", "model", {}, {n: np.asarray(a) for n, a in arrays.items()})
+    for name, array in sealed.read(tmp_path / "f", {"model"}).tensors.items():
+        np.testing.assert_array_equal(array, arrays[name])
