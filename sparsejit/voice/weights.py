@@ -174,7 +174,7 @@ class VoiceWeights:
         content = read_training(file, _TRAINING_REMEDY)
         try:
             return cls(read_checkpoint(content["model"]), content["plan"]["temperature"])
-        except (KeyError, ValueError) as error:  # InvalidInput is a ValueError
+        except (KeyError, TypeError, ValueError) as error:  # InvalidInput is a ValueError
             wrong = f"{file} holds no voice ({error})"
             raise DamagedFile(f"{wrong}; {_TRAINING_REMEDY}") from error
 

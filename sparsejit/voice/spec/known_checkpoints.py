@@ -5,6 +5,8 @@ geneing/WaveRNN-Pytorch as the project's `wavernn-16k` renames it.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ MEL = "mel"
 LARGEST_MEL = 10.0
 # Counters that training keeps in a state dict.
 _COUNTERS = ("num_batches_tracked", "step")
-# Of a mixture of logistics in fatchord's: ten of them.
+# Of a mixture of logistics: ten of them.
 _MIXTURE = 30
 _GRU_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _ANY = 0
@@ -84,12 +86,66 @@ class TensorReader:
 
 
 @dataclass(frozen=True)
-class StackNames:
-    """How a format names the residual stack, its blocks, and batch norms 1 and 2 in them."""
+class KnownFormat:
+    """One project's network: how its state dict names the parts, and what is usual there.
 
+    stack, blocks, norm: the residual stack, its blocks, and batch norms 1 and 2 in them.
+    kernel, first_kernel, kernel_step, kernel_axes: of upsampling; the names' numbers, and the axes
+        of one element before its taps.
+    grus, dense: layers after "I", by name, with the features that are joined to each; the last has
+        no activation, all other dense ones ReLU.
+    gru_suffix: after the names of a GRU's tensors.
+    parts: how many features the stack's are cut into, "aux1" and so on; unread: how many of the
+        first are left out at its end.
+    """
+
+    sample_rate: int
+    companding: Companding
     stack: str
     blocks: str
     norm: str
+    kernel: str
+    first_kernel: int
+    kernel_step: int
+    kernel_axes: int
+    grus: Mapping[str, tuple[str, ...]]
+    dense: Mapping[str, tuple[str, ...]]
+    gru_suffix: str
+    parts: int
+    unread: int = 0
+
+
+FATCHORD = KnownFormat(
+    sample_rate=22_050,
+    companding=Companding.MU_LAW,
+    stack="upsample.resnet",
+    blocks="layers",
+    norm="batch_norm",
+    kernel="upsample.up_layers.{}.weight",
+    first_kernel=1,
+    kernel_step=2,
+    kernel_axes=3,
+    grus={"rnn1": (), "rnn2": ("aux2",)},
+    dense={"fc1": ("aux3",), "fc2": ("aux4",), "fc3": ()},
+    gru_suffix="_l0",
+    parts=4,
+)
+ONE_GRU = KnownFormat(
+    sample_rate=16_000,
+    companding=Companding.LINEAR,
+    stack="cond",
+    blocks="res",
+    norm="bn",
+    kernel="upsample.{}.kernel",
+    first_kernel=0,
+    kernel_step=1,
+    kernel_axes=0,
+    grus={"rnn": ()},
+    dense={"fc1": ("aux2",), "fc2": ()},
+    gru_suffix="",
+    parts=2,
+    unread=1,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +179,6 @@ class StackReader:
         return {MEL: mel, **parts}
 
 
-_FATCHORD = StackNames("upsample.resnet", "layers", "batch_norm")
-_ONE_GRU = StackNames("cond", "res", "bn")
-
-
 def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, FloatArray]:
     """Tensors by name, float32, of a state dict or of a file of one: safetensors, or torch's.
 
@@ -153,101 +205,62 @@ def known_network(
     """
     reader = TensorReader(tensors)
     curve = None if companding is None else Companding.parse(companding)
-    if reader.has(f"{_FATCHORD.stack}.conv_in.weight"):
-        network = _fatchord(reader, sample_rate or 22_050, curve or Companding.MU_LAW)
-    elif reader.has(f"{_ONE_GRU.stack}.conv_in.weight"):
-        network = _one_gru(reader, sample_rate or 16_000, curve or Companding.LINEAR)
-    else:
-        first = next(iter(tensors), None)
-        raise InvalidInput(
-            f"the checkpoint begins with tensor {first!r} and has no "
-            f"{_FATCHORD.stack}.conv_in.weight, which fatchord's WaveRNN has; "
-            "describe other networks by a VoiceSpec"
-        )
-    reader.finish()
-    return network
-
-
-def _fatchord(reader: TensorReader, sample_rate: int, companding: Companding) -> TrainedNetwork:
-    names: list[str] = []
-    while reader.has(f"upsample.up_layers.{2 * len(names) + 1}.weight"):
-        names.append(f"upsample.up_layers.{2 * len(names) + 1}.weight")
-    kernels = [reader.take(name, 1, 1, 1, _ANY).reshape(-1) for name in names]
-    conv_in = reader.take(f"{_FATCHORD.stack}.conv_in.weight", _ANY, _ANY, _ANY)
-    _, bands, width = conv_in.shape
-    stack, features = _stack(reader, _FATCHORD)
-    part, hidden = features // 4, len(reader.take("I.weight", _ANY, _ANY))
-    fc, outputs = (len(reader.take(name, _ANY, _ANY)) for name in ("fc1.weight", "fc3.weight"))
-    aux = {f"aux{n + 1}": (n * part, (n + 1) * part) for n in range(4)}
-    relu = Activation.RELU
-    layers: tuple[SampleLayer, ...] = (
-        DenseSpec("I", hidden, concatenated=(MEL, "aux1")),
-        GruSpec("rnn1", hidden, residual=True),
-        GruSpec("rnn2", hidden, residual=True, concatenated=("aux2",)),
-        DenseSpec("fc1", fc, relu, concatenated=("aux3",)),
-        DenseSpec("fc2", fc, relu, concatenated=("aux4",)),
-        DenseSpec("fc3", outputs),
+    for known in (FATCHORD, ONE_GRU):
+        if reader.has(f"{known.stack}.conv_in.weight"):
+            network = _network(
+                reader, known, sample_rate or known.sample_rate, curve or known.companding
+            )
+            reader.finish()
+            return network
+    first = next(iter(tensors), None)
+    raise InvalidInput(
+        f"the checkpoint begins with tensor {first!r} and has no {FATCHORD.stack}.conv_in.weight, "
+        "which fatchord's WaveRNN has; describe other networks by a VoiceSpec"
     )
-    output = MixtureOfLogistics(_MIXTURE // 3) if outputs == _MIXTURE else None
-    spec = _spec(
+
+
+def _network(
+    reader: TensorReader, known: KnownFormat, sample_rate: int, companding: Companding
+) -> TrainedNetwork:
+    numbers = count(known.first_kernel, known.kernel_step)
+    names = takewhile(reader.has, (known.kernel.format(number) for number in numbers))
+    axes = (1,) * known.kernel_axes
+    kernels = [reader.take(name, *axes, _ANY).reshape(-1) for name in names]
+    _, bands, width = reader.take(f"{known.stack}.conv_in.weight", _ANY, _ANY, _ANY).shape
+    stack, features = _stack(reader, known)
+    ends = np.arange(known.parts + 1) * (features // known.parts)
+    aux = {f"aux{n + 1}": (int(ends[n]), int(ends[n + 1])) for n in range(known.parts)}
+    aux["aux1"] = (0, aux["aux1"][1] - known.unread)
+    sizes = {name: len(reader.take(f"{name}.weight", _ANY, _ANY)) for name in ("I", *known.dense)}
+    last = [*known.dense][-1]
+    activations = {**dict.fromkeys(known.dense, Activation.RELU), last: Activation.NONE}
+    layers: tuple[SampleLayer, ...] = (
+        DenseSpec("I", sizes["I"], concatenated=(MEL, "aux1")),
+        *(GruSpec(name, sizes["I"], True, joined) for name, joined in known.grus.items()),
+        *(
+            DenseSpec(name, sizes[name], activations[name], joined)
+            for name, joined in known.dense.items()
+        ),
+    )
+    held = (HeldConditioning(name, end - first) for name, (first, end) in aux.items())
+    spec = VoiceSpec(
         sample_rate,
-        kernels,
-        (InterpolatedConditioning(MEL, bands, width), *_held(aux)),
+        prod((len(kernel) - 1) // 2 for kernel in kernels),
+        (LastSample(),),
+        (InterpolatedConditioning(MEL, bands, width), *held),
         layers,
-        output or _categorical("fc3.weight", outputs, companding),
+        _output(f"{last}.weight", sizes[last], companding),
     )
     reads = StackReader(bands, stack, aux)
-    return TrainedNetwork(spec, _tensors(reader, spec, kernels, "_l0"), reads)
+    return TrainedNetwork(spec, _tensors(reader, spec, kernels, known.gru_suffix), reads)
 
 
-def _one_gru(reader: TensorReader, sample_rate: int, companding: Companding) -> TrainedNetwork:
-    names: list[str] = []
-    while reader.has(f"upsample.{len(names)}.kernel"):
-        names.append(f"upsample.{len(names)}.kernel")
-    kernels = [reader.take(name, _ANY) for name in names]
-    conv_in = reader.take(f"{_ONE_GRU.stack}.conv_in.weight", _ANY, _ANY, _ANY)
-    _, bands, width = conv_in.shape
-    stack, features = _stack(reader, _ONE_GRU)
-    half, hidden = features // 2, len(reader.take("I.weight", _ANY, _ANY))
-    fc, outputs = (len(reader.take(name, _ANY, _ANY)) for name in ("fc1.weight", "fc2.weight"))
-    # Its last feature of the first half is not read.
-    aux = {"aux1": (0, half - 1), "aux2": (half, 2 * half)}
-    layers: tuple[SampleLayer, ...] = (
-        DenseSpec("I", hidden, concatenated=(MEL, "aux1")),
-        GruSpec("rnn", hidden, residual=True),
-        DenseSpec("fc1", fc, Activation.RELU, concatenated=("aux2",)),
-        DenseSpec("fc2", outputs),
-    )
-    spec = _spec(
-        sample_rate,
-        kernels,
-        (InterpolatedConditioning(MEL, bands, width), *_held(aux)),
-        layers,
-        _categorical("fc2.weight", outputs, companding),
-    )
-    reads = StackReader(bands, stack, aux)
-    return TrainedNetwork(spec, _tensors(reader, spec, kernels, ""), reads)
-
-
-def _held(aux: Mapping[str, tuple[int, int]]) -> tuple[HeldConditioning, ...]:
-    return tuple(HeldConditioning(name, end - first) for name, (first, end) in aux.items())
-
-
-def _spec(
-    sample_rate: int,
-    kernels: list[FloatArray],
-    conditioning: tuple[InterpolatedConditioning | HeldConditioning, ...],
-    layers: tuple[SampleLayer, ...],
-    output: Categorical | MixtureOfLogistics,
-) -> VoiceSpec:
-    hop = 1
-    for kernel in kernels:
-        hop *= (len(kernel) - 1) // 2
-    return VoiceSpec(sample_rate, hop, (LastSample(),), conditioning, layers, output)
-
-
-def _categorical(name: str, outputs: int, companding: Companding) -> Categorical:
-    """Raises InvalidInput where so many outputs are no power of two."""
+def _output(
+    name: str, outputs: int, companding: Companding
+) -> Categorical | MixtureOfLogistics:
+    """Raises InvalidInput where so many outputs are no power of two, nor a mixture."""
+    if outputs == _MIXTURE:
+        return MixtureOfLogistics(_MIXTURE // 3)
     if outputs < 2 or outputs & (outputs - 1):
         raise InvalidInput(
             f"tensor {name!r} has {outputs} outputs, neither classes of some bits nor a mixture of "
@@ -270,7 +283,7 @@ def _tensors(
     return tensors
 
 
-def _stack(reader: TensorReader, names: StackNames) -> tuple[ResidualStack, int]:
+def _stack(reader: TensorReader, names: KnownFormat) -> tuple[ResidualStack, int]:
     """The residual stack, and how many features it gives."""
     prefix = names.stack
     conv_in = reader.take(f"{prefix}.conv_in.weight", _ANY, _ANY, _ANY)
