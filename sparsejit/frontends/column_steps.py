@@ -90,8 +90,10 @@ def _numbers(columns: Any, features: int, names: Any) -> Array:
     if isinstance(columns, slice) and not isinstance(columns.start or columns.stop, str):
         return every[columns]
     listed = np.atleast_1d(np.asarray(columns))
+    if not listed.size:
+        return every[:0]
     if listed.dtype.kind in "biu":
-        return every[listed] if listed.size else every[:0]
+        return every[listed]
     if names is None or not set(listed.tolist()) <= set(names):
         raise InvalidInput(f"the ColumnTransformer takes columns {columns}; name them by numbers")
     places = {name: number for number, name in enumerate(names)}

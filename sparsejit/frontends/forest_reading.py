@@ -228,8 +228,11 @@ class _Reader:
         trees = np.stack([np.array(roots, np.int64), column.astype(np.int64)], axis=1)
         average = bool(_array(header, "average_tree_output")[0])
         per_output = count if self.width == self.outputs else count / self.outputs
+        thresholds = np.concatenate([np.zeros(0), *self.nodes.thresholds])
+        if type(estimator).__module__.startswith("lightgbm"):
+            thresholds = _around_zero(thresholds)
         operands = (
-            np.concatenate([np.zeros(0), *self.nodes.thresholds]),
+            thresholds,
             np.concatenate([np.zeros((0, 4), np.int64), *self.nodes.rows]),
             np.concatenate(self.leaves).astype(np.float32),
             trees,
@@ -304,6 +307,14 @@ def _inclusive_thresholds(
     wide = thresholds.astype(np.float64)
     swapped = np.isin(comparisons, (_GREATER, _GREATER_EQUAL)) & ~categorical
     return np.where(exclusive, np.nextafter(wide, -np.inf), wide), swapped
+
+
+def _around_zero(thresholds: Array) -> Array:
+    """LightGBM takes numbers no greater than its kZeroThreshold (meta.h) for zero."""
+    least = float(np.float32(1e-35))
+    below = (thresholds >= -least) & (thresholds < 0)
+    above = (thresholds >= 0) & (thresholds < least)
+    return np.where(below, np.nextafter(-least, -np.inf), np.where(above, least, thresholds))
 
 
 def rounded_down(thresholds: Array) -> Array:

@@ -54,6 +54,15 @@ def test_numbers_that_float32_cannot_tell_apart(name: str, batch: int, target: s
     np.testing.assert_allclose(found, estimator.predict(short), rtol=1e-6, atol=2e-6)
 
 
+def test_numbers_that_lightgbm_takes_for_zero() -> None:
+    rows = np.where(np.abs(X) < 1, 0, X).astype(np.float64)
+    estimator = lightgbm.LGBMRegressor(n_estimators=20, verbose=-1).fit(rows, SCORE)
+    least = float(np.float32(1e-35))
+    edges = [least, np.nextafter(least, 1), np.nextafter(least, 0), 1e-300, 0.0]
+    rows = np.where(rows == 0, GENERATOR.choice([*edges, *(-np.array(edges))], X.shape), rows)
+    same(sparsejit.compile(estimator), estimator, rows)
+
+
 def test_histograms_of_measured_data() -> None:
     """Of 569 rows 22 went another way while X was rounded to float32."""
     rows, classes = load_breast_cancer(return_X_y=True)

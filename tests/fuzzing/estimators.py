@@ -1,0 +1,229 @@
+"""Random estimators against the libraries that fitted them.
+
+    case = make(seed)        kinds take turns; data, parameters and steps before are at random
+    check(case)              "equal" in all methods, or "refused" where the library refuses too
+
+Rows are seen ones, others near them, values missing and unseen, and in float64 values on thresholds
+and one ulp beside.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fuzzing.estimator_kinds import KINDS, EstimatorKind, column_steps, steps_before
+from sklearn.pipeline import make_pipeline
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.sklearn import read_estimator
+from sparsejit.ir.graph import Array, Element
+from sparsejit.ir.ops.forest import Forest
+from sparsejit.machine.target import ISA_LEVELS, Target
+
+TOLERANCE = 2e-6  # of the largest result
+PROBABLE = 1e-6
+# Scores that float32 cannot tell apart, of the largest: then the class may be the other.
+TIE = 1e-7
+SMALLEST_LOGARITHM = -12
+LEVELS = [name for name in ISA_LEVELS if Target.named(name).runs_on(Target.detect())]
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorCase:
+    """A fitted estimator, rows to try it on, and how it is compiled: for an example, or one row."""
+
+    seed: int
+    title: str
+    estimator: Any
+    rows: Any
+    example: Any
+    target: str
+
+
+def make(seed: int) -> EstimatorCase:
+    """The case of a seed."""
+    generator = np.random.default_rng(seed)
+    kind = KINDS[seed % len(KINDS)]
+    data = _data(generator, kind)
+    steps = steps_before(generator, kind, bool(np.isnan(data["X"]).any()))
+    encodes = data["categories"] and generator.random() < 0.4 and not np.isnan(data["X"]).any()
+    if encodes:
+        steps = [column_steps(generator, data["X"].shape[1])]
+    last = kind.make(generator)
+    if steps and hasattr(last, "missing"):
+        last.set_params(missing=np.nan)
+    options: Mapping[str, Any] = {}
+    if data["categories"] and not encodes and not steps and kind.categories:
+        options = _with_categories(last, kind, data["X"].shape[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if steps:
+            estimator = make_pipeline(*steps, last).fit(data["X"], data["y"])
+        else:
+            estimator = last.fit(data["X"], data["y"], **options)
+    rows = _rows(generator, kind, data, estimator)
+    example = rows if generator.integers(2) else None
+    title = "-".join(type(step).__name__ for step in [*steps, last])
+    target = LEVELS[seed // len(KINDS) % len(LEVELS)]
+    return EstimatorCase(seed, title, estimator, rows, example, target)
+
+
+def _data(generator: np.random.Generator, kind: EstimatorKind) -> dict[str, Any]:
+    """X, y, and how many categories the last feature of X has, 0 where it has none."""
+    samples = int(generator.integers(40, 300))
+    sizes = [1, 4, 12, 40] if kind.is_forest else [2, 7, 20]
+    features = int(generator.choice(sizes))
+    X = generator.standard_normal((samples, features))
+    if generator.random() < 0.5:
+        X = X.astype(np.float32)
+    elif generator.random() < 0.3:
+        X += 1e5
+    has_categories = features > 1 and generator.random() < 0.3
+    categories = int(generator.choice([3, 12, 40])) if has_categories else 0
+    if categories:
+        X[:, -1] = generator.integers(0, categories, samples)
+    plain = (X - X.mean(axis=0)) / (X.std(axis=0) + 1e-9)
+    score = plain[:, 0] + np.sin(3 * plain[:, -1]) + 0.3 * generator.standard_normal(samples)
+    if kind.missing and generator.random() < 0.4:
+        X[generator.random(X.shape) < 0.1] = np.nan
+    if kind.is_classifier:
+        classes = int(generator.choice([2, 3, 5]))
+        y = np.digitize(score, np.quantile(score, np.arange(1, classes) / classes))
+        if kind.module != "xgboost" and generator.integers(2):
+            y = np.array(["cherry", "apple", "date", "banana", "elder"])[y]
+    elif kind.positive:
+        y = np.exp(score / 3)
+    else:
+        targets = int(generator.choice(kind.targets))
+        y = score if targets == 1 else np.stack([score, -score, score**2], axis=1)
+    return {"X": X, "y": y, "categories": categories}
+
+
+def _with_categories(estimator: Any, kind: EstimatorKind, features: int) -> dict[str, Any]:
+    """The last feature is one; what `fit` must be told besides."""
+    if kind.module == "lightgbm":
+        return {kind.categories: [features - 1]}
+    if kind.module == "xgboost":
+        types = [*["q"] * (features - 1), "c"]
+        estimator.set_params(feature_types=types, enable_categorical=True)
+    else:
+        estimator.set_params(categorical_features=[features - 1])
+    return {}
+
+
+def _rows(
+    generator: np.random.Generator, kind: EstimatorKind, data: dict[str, Any], estimator: Any
+) -> Any:
+    """Rows of either element, or a frame of them."""
+    X = data["X"]
+    rows = X[generator.integers(0, len(X), 70)].copy()
+    if np.isnan(X).any():
+        rows[generator.random(rows.shape) < 0.1] = np.nan
+    else:
+        rows[::3] = np.round(rows[::3], 1)
+    # Of float32 far from zero the library's own scalers leave no digits.
+    if generator.random() < 0.2 and np.nanmax(np.abs(rows)) < 1e4:
+        rows = rows.astype(np.float32 if rows.dtype == np.float64 else np.float64)
+    if kind.is_forest:
+        _on_thresholds(generator, estimator, rows)
+    if data["categories"]:
+        rows[:, -1] = np.abs(np.round(rows[:, -1]))
+    missing = getattr(estimator, "missing", np.nan)
+    if not np.isnan(missing):
+        rows[generator.random(rows.shape) < 0.1] = missing
+    if generator.random() < 0.1:
+        odd = generator.choice([np.nan, np.inf, -np.inf])
+        rows[generator.integers(len(rows)), generator.integers(rows.shape[1])] = odd
+    return _framed(generator, rows) if generator.random() < 0.25 else rows
+
+
+def _on_thresholds(generator: np.random.Generator, estimator: Any, rows: Array) -> None:
+    """Put values where a forest compares them, and next to that, in the element of the rows."""
+    read = read_estimator(estimator)
+    element = Element.FLOAT64 if Element.FLOAT64 in read.writes else Element.FLOAT32
+    graph = read.graphs(1, element)["predict"]
+    (node,) = (node for node in graph.nodes if isinstance(node.op, Forest))
+    thresholds, nodes = (graph.constants[value] for value in node.inputs[1:3])
+    if not len(thresholds):
+        return
+    chosen = generator.integers(0, len(nodes), rows.size // 2)
+    values = thresholds[chosen].astype(rows.dtype)
+    away = np.array([-np.inf, np.inf], rows.dtype)[generator.integers(0, 2, len(chosen))]
+    values = np.where(generator.random(len(chosen)) < 0.5, values, np.nextafter(values, away))
+    values = np.where(np.isfinite(values), values, 0)
+    rows[generator.integers(0, len(rows), len(chosen)), nodes[chosen, 0]] = values
+
+
+def _framed(generator: np.random.Generator, rows: Array) -> Any:
+    """A frame, some of whose columns have another dtype; the rows where there is no pandas."""
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    frame = pandas.DataFrame(rows)
+    for column in generator.choice(rows.shape[1], rows.shape[1] // 3, replace=False):
+        values = frame[column]
+        if np.isfinite(values).all() and (np.abs(values) < 1e6).all():
+            kind = generator.choice(["float32", "int64", "Int64", "int32"])
+            frame[column] = (values if kind == "float32" else np.round(values)).astype(kind)
+    return frame
+
+
+def check(case: EstimatorCase) -> str:
+    """Raises AssertionError for a difference."""
+    compiled = sparsejit.compile(case.estimator, _plain(case.example), target=case.target)
+    answers = [_compare(case, compiled, method) for method in compiled.methods]
+    assert len(set(answers)) == 1, f"{case.seed} {case.title}: {answers}"
+    return answers[0]
+
+
+def _plain(example: Any) -> Any:
+    """An example with as many rows, of what any estimator takes."""
+    return None if example is None else np.ones(example.shape)
+
+
+def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
+    name = f"{case.seed} {case.title}.{method}"
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            wanted = np.asarray(getattr(case.estimator, method)(case.rows))
+        except ValueError as error:
+            try:
+                getattr(compiled, method)(case.rows)
+            except InvalidInput:
+                return "refused"
+            raise AssertionError(f"{name}: the library refuses: {error}") from error
+    found = getattr(compiled, method)(case.rows)
+    assert found.shape == wanted.shape, f"{name} has shape {found.shape}, not {wanted.shape}"
+    if method == "predict" and hasattr(case.estimator, "classes_"):
+        assert found.dtype == wanted.dtype, f"{name} is of {found.dtype}, not {wanted.dtype}"
+        wrong = (found != wanted) & ~_is_tied(case)
+        assert not wrong.any(), f"{name} chooses {wrong.sum()} other classes"
+        return "equal"
+    finite, bound = np.isfinite(wanted), TOLERANCE
+    if method == "predict_proba":
+        bound = PROBABLE
+    if method == "predict_log_proba":  # below, the library's own has lost its digits
+        finite &= wanted > SMALLEST_LOGARITHM
+    largest = max(1.0, np.abs(wanted[finite]).max(initial=0.0))
+    worst = np.abs(found[finite] - wanted[finite]).max(initial=0.0) / largest
+    assert worst <= bound, f"{name} differs by {worst:.1e}"
+    return "equal"
+
+
+def _is_tied(case: EstimatorCase) -> Array:
+    """Where the library's own scores of two classes are the same to float32's precision."""
+    decides = hasattr(case.estimator, "decision_function")
+    method = "decision_function" if decides else "predict_proba"
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scores = np.asarray(getattr(case.estimator, method)(case.rows), np.float64)
+    scores = np.stack([-scores, scores], axis=1) if scores.ndim == 1 else np.sort(scores, axis=1)
+    gap = np.abs(scores[:, -1] - scores[:, -2])
+    return np.asarray(gap <= TIE * max(1.0, np.abs(scores).max(initial=0.0)))
