@@ -29,6 +29,7 @@ from sparsejit.selftest.trials import Trials
 KINDS = {
     "torch": "fuzzing.torch_models",
     "files": "fuzzing.saved_files",
+    "estimators": "fuzzing.estimators",
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0

@@ -17,7 +17,8 @@ class EstimatorKind:
     """A class of estimators, and its parameters at random.
 
     `categories` is the parameter that names categorical features; `missing` says whether fitting
-    takes NaN, `positive` whether it wants a positive target, `targets` how many it may have.
+    takes NaN, `positive` whether it wants a positive target, `ranks` whether it orders rows of one
+    group, `targets` how many it may have.
     """
 
     module: str
@@ -26,6 +27,7 @@ class EstimatorKind:
     categories: str = ""
     missing: bool = False
     positive: bool = False
+    ranks: bool = False
     targets: tuple[int, ...] = (1,)
 
     @property
@@ -142,6 +144,8 @@ KINDS = (
         )
         for end in _ENDS
     ),
+    EstimatorKind("xgboost", "XGBRanker", _boosted, ranks=True),
+    EstimatorKind("lightgbm", "LGBMRanker", _boosted, ranks=True),
     *(
         EstimatorKind(_LINEAR, name, targets=_ANY)
         for name in ("LinearRegression", "Ridge", "Lasso", "ElasticNet", "RidgeCV")
@@ -153,6 +157,7 @@ KINDS = (
             *("ElasticNetCV", "LarsCV", "LassoLarsCV", "LassoLarsIC", "SGDRegressor"),
             *("OrthogonalMatchingPursuit", "OrthogonalMatchingPursuitCV", "QuantileRegressor"),
             *("TheilSenRegressor", "RidgeClassifier", "RidgeClassifierCV", "Perceptron"),
+            *("PassiveAggressiveClassifier", "PassiveAggressiveRegressor"),
         )
     ),
     *(

@@ -10,11 +10,11 @@ and one ulp beside.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xgboost
 from fuzzing.estimator_kinds import KINDS, EstimatorKind, column_steps, steps_before
 from sklearn.pipeline import make_pipeline
 
@@ -57,20 +57,42 @@ def make(seed: int) -> EstimatorCase:
     last = kind.make(generator)
     if steps and hasattr(last, "missing"):
         last.set_params(missing=np.nan)
-    options: Mapping[str, Any] = {}
+    options: dict[str, Any] = {"group": [len(data["X"])]} if kind.ranks else {}
     if data["categories"] and not encodes and not steps and kind.categories:
-        options = _with_categories(last, kind, data["X"].shape[1])
+        options |= _with_categories(last, kind, data["X"].shape[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if steps:
-            estimator = make_pipeline(*steps, last).fit(data["X"], data["y"])
+            named = {f"{type(last).__name__.lower()}__{key}": options[key] for key in options}
+            estimator = make_pipeline(*steps, last).fit(data["X"], data["y"], **named)
         else:
             estimator = last.fit(data["X"], data["y"], **options)
+            if not data["categories"] and generator.random() < 0.2:
+                estimator = _booster_of(estimator)
     rows = _rows(generator, kind, data, estimator)
     example = rows if generator.integers(2) else None
     title = "-".join(type(step).__name__ for step in [*steps, last])
     target = LEVELS[seed // len(KINDS) % len(LEVELS)]
     return EstimatorCase(seed, title, estimator, rows, example, target)
+
+
+def _booster_of(estimator: Any) -> Any:
+    """What is inside of an estimator of XGBoost or LightGBM; another as it is."""
+    if hasattr(estimator, "get_booster"):
+        return estimator.get_booster()
+    return getattr(estimator, "booster_", estimator)
+
+
+def _answer(case: EstimatorCase, method: str) -> Array:
+    """What the library returns."""
+    estimator, rows = case.estimator, case.rows
+    if type(estimator).__name__ == "Booster":
+        rows = np.asarray(rows, np.float64)
+        if hasattr(estimator, "save_config"):
+            rows = xgboost.DMatrix(rows)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(getattr(estimator, method)(rows))
 
 
 def _data(generator: np.random.Generator, kind: EstimatorKind) -> dict[str, Any]:
@@ -96,6 +118,8 @@ def _data(generator: np.random.Generator, kind: EstimatorKind) -> dict[str, Any]
         y = np.digitize(score, np.quantile(score, np.arange(1, classes) / classes))
         if kind.module != "xgboost" and generator.integers(2):
             y = np.array(["cherry", "apple", "date", "banana", "elder"])[y]
+    elif kind.ranks:
+        y = np.digitize(score, [-1, 0, 1])
     elif kind.positive:
         y = np.exp(score / 3)
     else:
@@ -189,16 +213,14 @@ def _plain(example: Any) -> Any:
 
 def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
     name = f"{case.seed} {case.title}.{method}"
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    try:
+        wanted = _answer(case, method)
+    except (ValueError, xgboost.core.XGBoostError) as error:
         try:
-            wanted = np.asarray(getattr(case.estimator, method)(case.rows))
-        except ValueError as error:
-            try:
-                getattr(compiled, method)(case.rows)
-            except InvalidInput:
-                return "refused"
-            raise AssertionError(f"{name}: the library refuses: {error}") from error
+            getattr(compiled, method)(case.rows)
+        except InvalidInput:
+            return "refused"
+        raise AssertionError(f"{name}: the library refuses: {error}") from error
     found = getattr(compiled, method)(case.rows)
     assert found.shape == wanted.shape, f"{name} has shape {found.shape}, not {wanted.shape}"
     if method == "predict" and hasattr(case.estimator, "classes_"):
@@ -221,9 +243,7 @@ def _is_tied(case: EstimatorCase) -> Array:
     """Where the library's own scores of two classes are the same to float32's precision."""
     decides = hasattr(case.estimator, "decision_function")
     method = "decision_function" if decides else "predict_proba"
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scores = np.asarray(getattr(case.estimator, method)(case.rows), np.float64)
+    scores = _answer(case, method).astype(np.float64)
     scores = np.stack([-scores, scores], axis=1) if scores.ndim == 1 else np.sort(scores, axis=1)
     gap = np.abs(scores[:, -1] - scores[:, -2])
     return np.asarray(gap <= TIE * max(1.0, np.abs(scores).max(initial=0.0)))

@@ -12,7 +12,6 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.frontends import forest_reading
 from sparsejit.frontends.sklearn import graph_of_estimator
-from sparsejit.machine.target import Target
 
 pytest.importorskip("treelite")
 lightgbm = pytest.importorskip("lightgbm")
@@ -43,20 +42,10 @@ from sklearn.preprocessing import (  # noqa: E402
 )
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor  # noqa: E402
 
-from sparsejit.perf.forest_survey import FOREST_KINDS, differences, fitted_forest  # noqa: E402
-
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.standard_normal((300, 9)).astype(np.float32)
 SCORE = X[:, 0] + X[:, 1] * X[:, 2] + 0.1 * GENERATOR.standard_normal(300)
 CLASSES = np.array(["cherry", "apple", "banana"])[np.digitize(SCORE, [-0.5, 0.5])]
-ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
-
-
-@pytest.mark.parametrize("seed", range(2 * len(FOREST_KINDS)))
-def test_a_random_model_equals_its_library(seed: int) -> None:
-    model = fitted_forest(seed)
-    target = ISAS[seed // 3 % len(ISAS)]
-    assert not differences(model, model.rows if seed >= len(FOREST_KINDS) else None, target)
 
 
 @pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler()], ids=repr)

@@ -1,0 +1,24 @@
+"""Random estimators of every kind answer as the libraries that fitted them."""
+
+import pytest
+
+for name in ("treelite", "lightgbm", "xgboost"):
+    pytest.importorskip(name)
+from fuzzing.estimator_kinds import KINDS  # noqa: E402
+from fuzzing.estimators import check, make  # noqa: E402
+
+from sparsejit.frontends import sklearn  # noqa: E402
+from sparsejit.frontends.forests import FORESTS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("seed", range(len(KINDS)))
+def test_it_equals_its_library(seed: int) -> None:
+    assert check(make(seed)) in ("equal", "refused")
+
+
+def test_every_kind_is_tried() -> None:
+    """Scalers stand before others, and boosters inside of them."""
+    supported = sklearn._KNOWN.union(*FORESTS.values()) - sklearn._SCALERS - {"Booster"}
+    assert {kind.name for kind in KINDS} == supported
