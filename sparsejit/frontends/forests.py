@@ -1,24 +1,20 @@
 """What the methods of estimators made of trees compute from the sums of leaves."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
+from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
 from sparsejit.frontends.forest_reading import ReadForest
-from sparsejit.ir.graph import Array, Element, Origin
-from sparsejit.ir.ops.casts import Cast
+from sparsejit.frontends.writing.activations import log_sigmoid, softplus
+from sparsejit.frontends.writing.arranging import joined, reshaped
+from sparsejit.ir.graph import Array, Origin, Value
 from sparsejit.ir.ops.forest import Forest
-from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
-from sparsejit.ir.ops.views import Concat, Reshape
-
-Write = Callable[[EstimatorWriter], None]
 
 _SOFTMAX = "multi:softmax"  # whose predictions are classes
 
@@ -87,47 +83,42 @@ def _has_one_axis(estimator: Any) -> bool:
     return int(getattr(estimator, "n_outputs_", 1)) == 1
 
 
-def _sum(writer: EstimatorWriter, forest: ReadForest) -> None:
+def _sum(writer: EstimatorWriter, forest: ReadForest) -> Value:
     """The sums of leaves, (batch, outputs)."""
+    x = writer.x
     if not np.isnan(forest.missing):
-        numbers = writer.value
-        writer.pointwise("equal", forest.missing, name="missing")
-        nothing = writer.builder.constant(np.array([np.nan]), Origin("missing"))
-        writer.apply(Pointwise("where"), nothing, numbers, name="missing")
-    x = writer.value.type.element
-    constants = [
-        writer.builder.constant(
-            array, Origin(f"forest.{name}"), x if name == "thresholds" else Element.FLOAT32
-        )
-        for name, array in zip(
-            ("thresholds", "nodes", "leaves", "trees", "base"), forest.operands, strict=True
-        )
-    ]
-    writer.apply(Forest(forest.scale, x), *constants, name="forest")
+        is_missing = writer.at("missing").pointwise("equal", x, forest.missing)
+        x = writer.pointwise("where", is_missing, float("nan"), x)
+    element = x.type.element
+    thresholds, *others = forest.operands
+    constants = [writer.builder.constant(thresholds, Origin("forest.thresholds"), element)]
+    for name, array in zip(("nodes", "leaves", "trees", "base"), others, strict=True):
+        constants.append(writer.builder.constant(array, Origin(f"forest.{name}")))
+    return writer.at("forest").one(Forest(forest.scale, element), x, *constants)
 
 
 def _averages(forest: ReadForest) -> dict[str, Write]:
     """Means of what the leaves hold of each class."""
 
-    def probabilities(writer: EstimatorWriter) -> None:
-        _sum(writer, forest)
+    def logarithms(writer: EstimatorWriter) -> Value:
+        means = _sum(writer, forest)
+        return writer.at("log").pointwise("log", means)
 
-    def logarithms(writer: EstimatorWriter) -> None:
-        _sum(writer, forest)
-        writer.pointwise("log", name="log")
+    def choose(writer: EstimatorWriter) -> Value:
+        means = _sum(writer, forest)
+        return writer.at("predict").one(ArgMax(), means)
 
-    def choose(writer: EstimatorWriter) -> None:
-        _sum(writer, forest)
-        writer.apply(ArgMax(), name="predict")
+    return {
+        "predict": choose,
+        "predict_proba": lambda writer: _sum(writer, forest),
+        "predict_log_proba": logarithms,
+    }
 
-    return {"predict": choose, "predict_proba": probabilities, "predict_log_proba": logarithms}
 
-
-def _scores(writer: EstimatorWriter, forest: ReadForest) -> None:
+def _scores(writer: EstimatorWriter, forest: ReadForest) -> Value:
     """Sums that are not averaged: what LightGBM calls raw, of random forests too."""
-    _sum(writer, replace(forest, scale=1.0))
-    if forest.outputs == 1:
-        writer.apply(Reshape((writer.batch,)), name="decision_function")
+    sums = _sum(writer, replace(forest, scale=1.0))
+    return reshaped(writer, sums, (writer.batch,)) if forest.outputs == 1 else sums
 
 
 def _raw_scores(forest: ReadForest) -> dict[str, Write]:
@@ -165,27 +156,29 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     each_label = has_several_labels(estimator)
     # XGBoost compares what it calls a probability with a half, also where it is a raw score.
     second_from = 0.5 if getattr(estimator, "objective", "") == "binary:logitraw" else 0.0
+    if type(estimator).__name__ == "GradientBoostingClassifier":
+        # The first of equals wins: with a score just below 0, zero is for the second class.
+        second_from = float(np.nextafter(np.float32(0), np.float32(-1)))
 
-    def choose(writer: EstimatorWriter) -> None:
-        _sum(writer, forest)
+    def choose(writer: EstimatorWriter) -> Value:
+        sums = _sum(writer, forest)
+        writer.at("predict")
         if each_label:
-            writer.pointwise("greater", second_from, name="predict")
-            return
+            return writer.pointwise("greater", sums, second_from)
         if forest.outputs == 1:
-            # The first of equals wins: with a score just below 0, zero is for the second class.
-            zero_is_second = type(estimator).__name__ == "GradientBoostingClassifier"
-            below = np.nextafter(np.float32(0), np.float32(-1)) if zero_is_second else second_from
-            _beside(writer, float(below))
-        writer.apply(ArgMax(), name="predict")
+            sums = joined(writer, [np.full((writer.batch, 1), second_from), sums], 1)
+        return writer.one(ArgMax(), sums)
 
-    def probabilities(writer: EstimatorWriter) -> None:
-        _sum(writer, forest)
-        _post_process(writer, _link(estimator, forest), forest.alpha)
-        if forest.outputs == 1:
-            _with_complement(writer)
+    def probabilities(writer: EstimatorWriter) -> Value:
+        sums = _sum(writer, forest)
+        found = _post_process(writer, sums, _link(estimator, forest), forest.alpha)
+        if forest.outputs > 1:
+            return found
+        other = writer.pointwise("add", writer.pointwise("neg", found), 1.0)
+        return joined(writer, [other, found], 1)
 
-    def logarithms(writer: EstimatorWriter) -> None:
-        _log_probabilities(writer, estimator, forest)
+    def logarithms(writer: EstimatorWriter) -> Value:
+        return _log_probabilities(writer, estimator, forest)
 
     methods: dict[str, Write] = {"predict": choose, "predict_proba": probabilities}
     if hasattr(estimator, "decision_function"):
@@ -195,19 +188,15 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     return methods
 
 
-def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadForest) -> None:
+def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadForest) -> Value:
     """In a form that keeps small probabilities; for two classes log sigmoid of -z and z."""
-    _sum(writer, forest)
+    sums = _sum(writer, forest)
+    writer.at("log")
     if forest.outputs > 1:
-        writer.apply(log_softmax((writer.batch, forest.outputs)), name="softmax")
-        return
+        return writer.one(log_softmax(sums.shape), sums)
     if _link(estimator, forest) == "sigmoid of twice":
-        writer.pointwise("mul", 2.0, name="loss")
-    score = writer.value
-    writer.pointwise("neg", name="other")
-    other, writer.value = writer.value, score
-    _join(writer, other)
-    log_sigmoid(writer)
+        sums = writer.pointwise("mul", sums, 2.0)
+    return log_sigmoid(writer, joined(writer, [writer.pointwise("neg", sums), sums], 1))
 
 
 def _link(estimator: Any, forest: ReadForest) -> str:
@@ -216,45 +205,39 @@ def _link(estimator: Any, forest: ReadForest) -> str:
     return "sigmoid of twice" if is_exponential else forest.postprocessor
 
 
-def _predict(writer: EstimatorWriter, estimator: Any, forest: ReadForest, flat: bool) -> None:
-    _sum(writer, forest)
+def _predict(writer: EstimatorWriter, estimator: Any, forest: ReadForest, flat: bool) -> Value:
+    sums = _sum(writer, forest)
     link = forest.postprocessor
     if getattr(estimator, "loss", "") in ("poisson", "gamma"):
         link = "exponential"
     if _is_booster_of_classes(estimator):
         link = "max_index"
-    _post_process(writer, link, forest.alpha)
-    if flat and link != "max_index":
-        writer.apply(Reshape((writer.batch,)), name="predict")
+    found = _post_process(writer, sums, link, forest.alpha)
+    return reshaped(writer, found, (writer.batch,)) if flat else found
 
 
-def _post_process(writer: EstimatorWriter, link: str, alpha: float) -> None:
+def _post_process(writer: EstimatorWriter, sums: Value, link: str, alpha: float) -> Value:
     """What treelite calls so (its page "Post-processor functions"), and one more."""
+    writer.at(link)
     if link in ("sigmoid", "multiclass_ova", "sigmoid of twice"):
         factor = 2.0 if link == "sigmoid of twice" else alpha
-        if factor != 1.0:
-            writer.pointwise("mul", factor, name="alpha")
-        sigmoid(writer)
-    elif link == "softmax":
-        writer.apply(softmax(writer.value.shape), name="softmax")
-    elif link == "exponential":
-        writer.pointwise("exp", name="exp")
-    elif link == "logarithm_one_plus_exp":  # -log sigmoid(-z)
-        writer.pointwise("neg", name=link)
-        log_sigmoid(writer)
-        writer.pointwise("neg", name=link)
-    elif link == "signed_square":
-        value = writer.value
-        writer.pointwise("abs", name=link)
-        writer.apply(Pointwise("mul"), value, name=link)
-    elif link == "hinge":
-        writer.pointwise("greater", 0.0, name=link)
-        writer.apply(Cast(Element.FLOAT32), name=link)
-    elif link == "max_index":
-        writer.apply(ArgMax(), name=link)
-        writer.apply(Cast(Element.FLOAT32), name=link)
-    elif link not in ("identity", "identity_multiclass"):
-        raise InvalidInput(f"the forest ends in {link!r}, which has no graph; use another loss")
+        scaled = sums if factor == 1.0 else writer.pointwise("mul", sums, factor)
+        return writer.pointwise("sigmoid", scaled)
+    if link == "softmax":
+        return writer.one(softmax(sums.shape), sums)
+    if link == "exponential":
+        return writer.pointwise("exp", sums)
+    if link == "logarithm_one_plus_exp":
+        return softplus(writer, sums, threshold=np.inf)
+    if link == "signed_square":
+        return writer.pointwise("mul", writer.pointwise("abs", sums), sums)
+    if link == "hinge":
+        return writer.floats(writer.pointwise("greater", sums, 0.0))
+    if link == "max_index":
+        return writer.floats(writer.one(ArgMax(), sums))
+    if link in ("identity", "identity_multiclass"):
+        return sums
+    raise InvalidInput(f"the forest ends in {link!r}, which has no graph; use another loss")
 
 
 def _is_booster_of_classes(estimator: Any) -> bool:
@@ -263,23 +246,3 @@ def _is_booster_of_classes(estimator: Any) -> bool:
     if (library, kind) != ("xgboost", "Booster"):
         return False
     return bool(_learner(estimator)["objective"]["name"] == _SOFTMAX)
-
-
-def _beside(writer: EstimatorWriter, number: float) -> None:
-    """A column of a number before the value's."""
-    column = np.full((writer.batch, 1), number, np.float32)
-    _join(writer, writer.builder.constant(column, Origin("other")))
-
-
-def _with_complement(writer: EstimatorWriter) -> None:
-    """1 - p before p."""
-    value = writer.value
-    writer.pointwise("neg", name="other")
-    writer.pointwise("add", 1.0, name="other")
-    other, writer.value = writer.value, value
-    _join(writer, other)
-
-
-def _join(writer: EstimatorWriter, first: Any) -> None:
-    """[first, value] along the last axis."""
-    writer.value = writer.builder.one(Concat(1), first, writer.value, origin=Origin("both"))

@@ -6,8 +6,8 @@
 several labels it gives a bool for each. Parameters are rounded to float32.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_steps import COLUMN_STEPS, each_step
 from sparsejit.frontends.estimator_inputs import EstimatorInput, Refusals
-from sparsejit.frontends.estimator_writer import EstimatorWriter, log_sigmoid, sigmoid
+from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
 from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS, behind
 from sparsejit.frontends.forest_reading import read_forest
-from sparsejit.frontends.forests import FORESTS, Write, features_of, forest_methods, is_forest
-from sparsejit.ir.graph import Element, Graph, Origin, TensorType
-from sparsejit.ir.ops.row_chains import ChainWriter, log_softmax, softmax
+from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
+from sparsejit.frontends.writing.activations import log_sigmoid
+from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.ir.graph import Element, Graph, TensorType, Value
+from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
-from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
 
 _Floats = npt.NDArray[np.float64]
@@ -79,8 +80,7 @@ class ReadEstimator:
         graphs = {}
         for method, write in self.writes[element].items():
             writer = EstimatorWriter(TensorType((batch, self.input.features), element))
-            write(writer)
-            graphs[method] = writer.builder.finish([writer.value])
+            graphs[method] = writer.builder.finish([write(writer)])
         return graphs
 
 
@@ -123,10 +123,10 @@ def _behind(steps: Sequence[Any], methods: Mapping[str, Write]) -> dict[str, Wri
     """Methods of the last estimator, with what stands before it."""
 
     def behind_all(write: Write) -> Write:
-        def whole(writer: EstimatorWriter) -> None:
+        def whole(writer: EstimatorWriter) -> Value:
             for step in steps:
                 writer.transform(step)
-            write(writer)
+            return write(writer)
 
         return whole
 
@@ -183,23 +183,29 @@ def _no_graph(estimator: Any) -> InvalidInput:
 
 @dataclass(frozen=True)
 class _Scores:
-    """The last product: weights (rows, in) and bias (rows,), and what lies before it."""
+    """The last product: weights (rows, in) and bias (rows,), behind hidden layers."""
 
     weights: _Floats
     bias: _Floats
-    hidden: Callable[[EstimatorWriter], None]
+    hidden: tuple[tuple[_Floats, _Floats], ...] = ()
+    activation: Activation = Activation.NONE
 
-    def write(self, writer: EstimatorWriter) -> None:
-        self.hidden(writer)
-        writer.linear(self.weights, self.bias, "scores")
+    def write(self, writer: EstimatorWriter) -> Value:
+        if not self.hidden:
+            return writer.scores(self.weights, self.bias, "scores")
+        x = writer.columns()
+        for number, (weights, bias) in enumerate(self.hidden):
+            x = writer.linear(x, weights, bias, f"layer{number}", self.activation)
+        return writer.linear(x, self.weights, self.bias, "scores")
 
     def against(self, row: int) -> "_Scores":
         """With a first row for the other class: `row` times the only one, 0 or -1."""
         weights = np.concatenate([row * self.weights, self.weights])
-        return _Scores(weights, np.concatenate([row * self.bias, self.bias]), self.hidden)
+        bias = np.concatenate([row * self.bias, self.bias])
+        return replace(self, weights=weights, bias=bias)
 
 
-def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
+def _methods(estimator: Any) -> dict[str, Write]:
     """What writes each method of the last estimator behind the scalers."""
     kind = type(estimator).__name__
     if kind not in _KNOWN | COLUMN_STEPS:
@@ -210,18 +216,18 @@ def _methods(estimator: Any) -> dict[str, Callable[[EstimatorWriter], None]]:
     scores = _perceptron(estimator) if kind in _PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
         return {"predict": lambda writer: _regress(writer, estimator, scores)}
-    methods = {"predict": lambda writer: _choose(writer, estimator, scores)}
+    methods: dict[str, Write] = {"predict": lambda writer: _choose(writer, estimator, scores)}
     if hasattr(estimator, "decision_function"):
-        methods["decision_function"] = lambda writer: _decide(writer, scores)
+        methods["decision_function"] = lambda writer: _flat(writer, scores.write(writer))
     for name, logarithm in zip(_PROBABILITIES, (False, True), strict=True):
         if hasattr(estimator, name):
             methods[name] = _probabilities(estimator, scores, logarithm)
     return methods
 
 
-def _transform(writer: EstimatorWriter, step: Any) -> None:
+def _transform(writer: EstimatorWriter, step: Any) -> Value:
     writer.transform(step)
-    writer.settle()
+    return writer.columns()
 
 
 def _linear_model(estimator: Any) -> _Scores:
@@ -230,36 +236,30 @@ def _linear_model(estimator: Any) -> _Scores:
         coefficients = coefficients.toarray()
     weights = np.atleast_2d(np.asarray(coefficients, np.float64))
     bias = np.broadcast_to(np.asarray(estimator.intercept_, np.float64), len(weights))
-    return _Scores(weights, bias, lambda writer: None)
+    return _Scores(weights, bias)
 
 
 def _perceptron(estimator: Any) -> _Scores:
-    activation = _ACTIVATIONS[estimator.activation]
-    layers = [(w.T, b) for w, b in zip(estimator.coefs_, estimator.intercepts_, strict=True)]
-
-    def hidden(writer: EstimatorWriter) -> None:
-        for number, (weights, bias) in enumerate(layers[:-1]):
-            writer.linear(weights, bias, f"layer{number}", activation)
-
-    weights, bias = layers[-1]
-    return _Scores(weights.astype(np.float64), bias.astype(np.float64), hidden)
+    layers = [
+        (np.asarray(w.T, np.float64), np.asarray(b, np.float64))
+        for w, b in zip(estimator.coefs_, estimator.intercepts_, strict=True)
+    ]
+    return _Scores(*layers[-1], tuple(layers[:-1]), _ACTIVATIONS[estimator.activation])
 
 
-def _regress(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> None:
-    scores.write(writer)
+def _regress(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
+    result = scores.write(writer)
     is_perceptron = type(estimator).__name__ in _PERCEPTRONS
     has_log_link = type(estimator).__name__ in _LOG_LINK_REGRESSORS
     if has_log_link or (is_perceptron and estimator.out_activation_ == "exp"):
-        writer.pointwise("exp", name="exp")
+        result = writer.at("exp").pointwise("exp", result)
     one_axis = len(scores.weights) == 1 if is_perceptron else np.ndim(estimator.coef_) == 1
-    if one_axis:
-        writer.apply(Reshape((writer.batch,)), name="predict")
+    return _flat(writer, result) if one_axis else result
 
 
-def _decide(writer: EstimatorWriter, scores: _Scores) -> None:
-    scores.write(writer)
-    if len(scores.weights) == 1:
-        writer.apply(Reshape((writer.batch,)), name="decision_function")
+def _flat(writer: EstimatorWriter, scores: Value) -> Value:
+    """(batch,) where there is one score a sample."""
+    return scores if scores.shape[1] > 1 else reshaped(writer, scores, (writer.batch,))
 
 
 def _has_labels(estimator: Any) -> bool:
@@ -268,39 +268,32 @@ def _has_labels(estimator: Any) -> bool:
     return binarizer is not None and binarizer.y_type_.startswith("multilabel")
 
 
-def _choose(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> None:
+def _choose(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
     """The first of the largest; of two classes the second only if its score is above 0."""
     if _has_labels(estimator):
-        scores.write(writer)
-        writer.pointwise("greater", 0.0, name="predict")
-        return
-    (scores.against(0) if len(scores.weights) == 1 else scores).write(writer)
-    writer.apply(ArgMax(), name="predict")
+        found = scores.write(writer)
+        return writer.at("predict").pointwise("greater", found, 0.0)
+    found = (scores.against(0) if len(scores.weights) == 1 else scores).write(writer)
+    return writer.at("predict").one(ArgMax(), found)
 
 
-def _probabilities(
-    estimator: Any, scores: _Scores, logarithm: bool
-) -> Callable[[EstimatorWriter], None]:
+def _probabilities(estimator: Any, scores: _Scores, logarithm: bool) -> Write:
     """Writes predict_proba, or its logarithm in a form that keeps small probabilities."""
     link, has_labels = _link(estimator), _has_labels(estimator)
     binary = len(scores.weights) == 1 and not has_labels
     both = scores.against(-1) if binary else scores
 
-    def write(writer: EstimatorWriter) -> None:
-        both.write(writer)
-        shape = (writer.batch, len(both.weights))
+    def write(writer: EstimatorWriter) -> Value:
+        found = both.write(writer)
+        writer.at(link)
         if link == "modified_huber":
-            _clipped(writer)
-            if not binary:
-                _normalise(writer, shape)
-            if logarithm:
-                writer.pointwise("log", name="log")
-        elif link == "logistic" and (binary or has_labels):
-            (log_sigmoid if logarithm else sigmoid)(writer)
-        else:
-            if link == "logistic":  # p / sum(p) = softmax(log p), also where each p is tiny
-                log_sigmoid(writer)
-            writer.apply((log_softmax if logarithm else softmax)(shape), name="softmax")
+            found = _clipped(writer, found, not binary)
+            return writer.pointwise("log", found) if logarithm else found
+        if link == "logistic" and (binary or has_labels):
+            return log_sigmoid(writer, found) if logarithm else writer.pointwise("sigmoid", found)
+        if link == "logistic":  # p / sum(p) = softmax(log p), also where each p is tiny
+            found = log_sigmoid(writer, found)
+        return writer.one((log_softmax if logarithm else softmax)(found.shape), found)
 
     return write
 
@@ -321,23 +314,13 @@ def _link(estimator: Any) -> str:
     return "logistic" if each_alone else "softmax"
 
 
-def _clipped(writer: EstimatorWriter) -> None:
-    """(clip(z, -1, 1) + 1) / 2."""
-    for kind, number in (("maximum", -1.0), ("minimum", 1.0), ("add", 1.0), ("mul", 0.5)):
-        writer.pointwise(kind, number, name="modified_huber")
-
-
-def _normalise(writer: EstimatorWriter, shape: tuple[int, int]) -> None:
-    """Divide by the sum of each row; a row of zeros becomes uniform."""
-    write = ChainWriter(shape, 4)
-    total = write.step("row_sum", 0)
-    is_zero = write.step("equal", total, 1)
-    numerator = write.step("where", is_zero, 2, 0)
-    chain = write.finish(
-        write.step("div", numerator, write.step("where", is_zero, 3, total)), title="normalise"
-    )
-    numbers = [
-        writer.builder.constant(np.array([number], np.float32), Origin(f"normalise.{number}"))
-        for number in (0, 1, shape[1])
-    ]
-    writer.apply(chain, *numbers, name="normalise")
+def _clipped(writer: EstimatorWriter, scores: Value, normalised: bool) -> Value:
+    """(clip(z, -1, 1) + 1) / 2, by the sum of each row if asked; a row of zeros is uniform."""
+    f = writer.formula("modified_huber")
+    p = f("mul", f("add", f("minimum", f("maximum", scores, -1.0), 1.0), 1.0), 0.5)
+    if normalised:
+        total = f("row_sum", p)
+        is_zero = f("equal", total, 0.0)
+        shares = f("where", is_zero, 1.0, p)
+        p = f("div", shares, f("where", is_zero, float(scores.shape[1]), total))
+    return f.finish(p, shape=scores.shape)
