@@ -141,6 +141,7 @@ def layer_report(
         real_gflops=flops / time if time and flops else None,
         share_of_limit=limit / ns if ns and flops else None,
         reason=main.reason,
+        shape=None if main.layer is None else (main.layer.out_features, main.layer.in_features),
         candidates=() if main.plan is None else candidates_of(main.plan),
     )
 

@@ -26,6 +26,7 @@ class Column(NamedTuple):
 _LAYERS = (
     Column("layer", lambda layer: layer.layer, True),
     Column("kernel", lambda layer: layer.kernel, True),
+    Column("size", lambda layer: "{} x {}".format(*layer.shape) if layer.shape else ""),
     Column("nnz", lambda layer: f"{layer.nnz:,}" if layer.weights else ""),
     Column("density", lambda layer: _percent(layer.density)),
     Column("KiB", lambda layer: f"{layer.weight_bytes / 1024:.0f}" if layer.weights else ""),

@@ -185,7 +185,7 @@ def _write_page(
 
 def _density(voice: WaveRNN) -> float:
     """The share of the weights used once a sample that pruning left."""
-    return sum(la.nnz for la in voice.layers) / sum(la.rows * la.columns for la in voice.layers)
+    return sum(la.nnz for la in voice.layers) / sum(la.weights for la in voice.layers)
 
 
 def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":

@@ -188,7 +188,7 @@ def test_a_voice_of_another_project_shows_itself_and_has_no_weights_of_ours() ->
     voice = WaveRNN.from_checkpoint(fatchord().state_dict(), sample_rate=24_000)
     assert repr(voice).startswith("<WaveRNN, 48 units, ")
     assert repr(voice).endswith("temperature 1, 24,000 Hz>")
-    assert [layer.name for layer in voice.layers] == [
+    assert [layer.layer for layer in voice.layers] == [
         "rnn1",
         "rnn2.input",
         "rnn2",

@@ -198,7 +198,7 @@ def test_stored_shorter_it_still_speaks(target: Target) -> None:
 def test_layers_may_have_dtypes_of_their_own() -> None:
     weights = VoiceWeights.random(hidden=64)
     voice = WaveRNN(weights, dtype={"recurrent": "int8"})
-    kernels = {layer.name: layer.kernel for layer in voice.layers}
+    kernels = {layer.layer: layer.kernel for layer in voice.layers}
     assert "int8" in kernels["recurrent"] and "f32" in kernels["dense"]
 
 

@@ -1,8 +1,7 @@
 """How a voice shows itself: repr, print, rich, and in a notebook."""
 
-import re
-
 import pytest
+from fake_clock import TICK_NS
 from rich.console import Console
 
 from sparsejit.voice.speak.wavernn import WaveRNN
@@ -17,32 +16,33 @@ def voice() -> WaveRNN:
 
 
 def test_layers_are_those_of_the_sample_loop(voice: WaveRNN) -> None:
-    assert [layer.name for layer in voice.layers] == list(voice.loop.plans)
+    assert [layer.layer for layer in voice.layers] == list(voice.loop.plans)
     for layer in voice.layers:
-        assert layer.density == layer.nnz / (layer.rows * layer.columns) <= 0.1
+        assert layer.density == layer.nnz / layer.weights <= 0.1
         assert layer.predicted_ns > 0
+        assert layer.candidates[0].kernel in layer.kernel
 
 
 def test_repr_is_one_line(voice: WaveRNN) -> None:
     assert repr(voice) == f"<{TITLE}>"
 
 
-def test_print_and_rich_show_a_table(voice: WaveRNN) -> None:
-    console = Console(width=120, color_system=None)
+def test_print_rich_and_a_notebook_show_a_table(voice: WaveRNN) -> None:
+    console = Console(width=250, color_system=None)
     with console.capture() as capture:
         console.print(voice)
-    for text in (str(voice), capture.get()):
+    assert "<audio" not in voice._repr_html_()
+    for text in (str(voice), capture.get(), voice._repr_html_()):
         assert TITLE in text
         for layer in voice.layers:
-            (line,) = (line for line in text.splitlines() if f" {layer.name} " in line)
-            for part in (SIZES[layer.name], f"{layer.density:.1%}", layer.kernel):
+            (line,) = (line for line in text.splitlines() if line.startswith(f"{layer.layer} "))
+            for part in (SIZES[layer.layer], f"{layer.density:.1%}", layer.kernel):
                 assert part in line
-            assert f"{layer.predicted_ns:,.0f}" in line
 
 
-def test_a_notebook_shows_a_table_and_no_audio(voice: WaveRNN) -> None:
-    html = voice._repr_html_()
-    assert html.startswith(f"<table><caption>{TITLE}</caption><tr><th>layer</th>")
-    assert "<audio" not in html
-    rows = re.findall(r"<tr><td>(.*?)</td></tr>", html)
-    assert [row.split("</td><td>") for row in rows] == [list(la.cells()) for la in voice.layers]
+@pytest.mark.usefixtures("steady_clock")
+def test_it_explains_what_it_costs(voice: WaveRNN) -> None:
+    assert voice.explain().whole_ns is None
+    report = voice.explain(measure=True)
+    assert report.whole_ns == TICK_NS / (20 * voice.hop_length)
+    assert " times real time" in str(report) and TITLE in report.html()

@@ -1,23 +1,27 @@
 """The voice as users see it: mel in, speech out."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.table import Table
 
+from sparsejit.api.layers_report import layers_of
+from sparsejit.api.report import LayerReport, Report
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.copying import SharedCode
+from sparsejit.runtime.native_timing import duration_ns, pinned
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import POWER_FLOOR, FloatArray, log_mel
 from sparsejit.voice.speak.post_filter import FRAMES_AHEAD, post_filtered
 from sparsejit.voice.speak.streams import speak_side_by_side
-from sparsejit.voice.speak.summary import LayerSummary, VoiceSummary
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint
 from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler, check_seed
@@ -25,8 +29,13 @@ from sparsejit.voice.spec.trained import GivenConditioning, TrainedNetwork
 from sparsejit.voice.spec.voice_spec import VoiceSpec
 from sparsejit.voice.weights import VoiceWeights
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 # Of a stream: more gain no speed, and nothing interrupts what is being spoken.
 _MOST_FRAMES_AT_ONCE = 64
+# What `explain` times: so many frames at once, so many times.
+_FRAMES_TIMED, _TIMES = 20, 9
 
 
 class WaveRNN(SharedCode):
@@ -67,9 +76,8 @@ class WaveRNN(SharedCode):
         self.post_filter = post_filter and network.reads.is_log_mel
         self.sample_rate, self.hop_length = network.sample_rate, network.hop_length
         self.n_mels = network.n_mels
-        self.loop: SampleLoop = compile_sample_loop(
-            network.graph.sample, calibrated(Target.resolve(target)), dtype
-        )
+        self._target = calibrated(Target.resolve(target))
+        self.loop: SampleLoop = compile_sample_loop(network.graph.sample, self._target, dtype)
         # What is made or faulted in at first use, here, or a first stream would wait for it.
         self.generate(np.full((self.n_mels, 1), np.log10(POWER_FLOOR)))
 
@@ -77,16 +85,16 @@ class WaveRNN(SharedCode):
         return type(self), (self._weights or self.source, *self._compiled_with)
 
     def __repr__(self) -> str:
-        return f"<{self._summary().title}>"
+        return f"<{self._title()}>"
 
     def __str__(self) -> str:
-        return str(self._summary())
+        return str(self.explain())
 
-    def __rich__(self) -> Table:
-        return self._summary().table()
+    def __rich__(self) -> RenderableType:
+        return self.explain().__rich__()
 
     def _repr_html_(self) -> str:
-        return self._summary().html()
+        return self.explain()._repr_html_()
 
     @property
     def weights(self) -> VoiceWeights:
@@ -96,29 +104,57 @@ class WaveRNN(SharedCode):
         return self._weights
 
     @property
-    def layers(self) -> tuple[LayerSummary, ...]:
+    def layers(self) -> tuple[LayerReport, ...]:
         """The matrices of the network that runs once a sample, with the kernels chosen for them."""
-        return tuple(
-            LayerSummary(
-                step.origin.name,
-                step.facts.layer.out_features,
-                step.facts.layer.in_features,
-                step.facts.nnz,
-                step.facts.plan.chosen.template.name,
-                step.facts.plan.chosen.cost.ns,
-            )
-            for step in self.loop.steps
-            if step.facts.plan is not None and step.facts.layer is not None
-        )
+        return tuple(layer for layer in self.explain().layers if layer.candidates)
 
-    def _summary(self) -> VoiceSummary:
-        layers = self.layers
-        density = sum(layer.nnz for layer in layers) / sum(la.rows * la.columns for la in layers)
-        title = (
+    def explain(self, *, measure: bool = False) -> Report:
+        """What every layer costs a sample and why; `measure` speaks for about a second.
+
+        Only the whole is measured, pinned to one core: nanoseconds a sample.
+        """
+        loop = self.loop
+        layers = layers_of(loop.steps, self._target)
+        image, core = loop.program.image, self._target.core
+        facts = {
+            "code_bytes": image.code_bytes,
+            "pool_bytes": image.pool_bytes,
+            "workspace_bytes": loop.workspace_bytes,
+            "sample_rate": self.sample_rate,
+            "hop_length": self.hop_length,
+            "processor": self._target.model,
+            "rates": core.origin,
+        }
+        lines = [
+            f"{image.code_bytes:,} bytes of code, {image.pool_bytes:,} of literals; "
+            f"{loop.workspace_bytes:,} bytes a stream; rates: {core.origin}"
+        ]
+        ns = self._ns_a_sample() if measure else None
+        if ns is not None:
+            speed = 1e9 / (ns * self.sample_rate)
+            lines.append(f"measured: {ns:,.0f} ns a sample, {speed:.1f} times real time")
+        return Report(self._title(), tuple(lines), tuple(layers), facts, ns)
+
+    def _ns_a_sample(self) -> float:
+        mel = np.full((self.n_mels, _FRAMES_TIMED), np.log10(POWER_FLOOR))
+        conditioning = self.source.conditioning(mel)
+        sampler = Sampler(self.loop, 0)
+
+        def speak(count: int) -> None:
+            for _ in range(count):
+                sampler.generate(conditioning)
+
+        with pinned():
+            took = [duration_ns(speak, 1) for _ in range(_TIMES)]
+        return median(took) / (_FRAMES_TIMED * self.hop_length)
+
+    def _title(self) -> str:
+        facts = [step.facts for step in self.loop.steps if step.facts.layer is not None]
+        density = sum(each.nnz for each in facts) / sum(each.weights for each in facts)
+        return (
             f"WaveRNN, {self.source.hidden_size} units, {density:.1%} of weights left, "
             f"temperature {self.source.temperature:g}, {self.sample_rate:,} Hz"
         )
-        return VoiceSummary(title, layers)
 
     @classmethod
     def from_pretrained(
@@ -129,7 +165,7 @@ class WaveRNN(SharedCode):
         dtype: str | Mapping[str, str] = "float32",
         temperature: float | None = None,
         post_filter: bool = True,
-    ) -> "WaveRNN":
+    ) -> WaveRNN:
         """The bundled voice, or the one in a file that `sparsejit train` wrote, its checkpoint too.
 
         Raises InvalidInput where there is no such file or temperature, DamagedFile where it is not
@@ -149,7 +185,7 @@ class WaveRNN(SharedCode):
         dtype: str | Mapping[str, str] = "float32",
         temperature: float | None = None,
         post_filter: bool = True,
-    ) -> "WaveRNN":
+    ) -> WaveRNN:
         """Compile a network that another project trained, pruned or not.
 
         source: a state dict, or a file of one, safetensors or torch's (only tensors are read).
@@ -181,7 +217,7 @@ class WaveRNN(SharedCode):
         dtype: str | Mapping[str, str] = "float32",
         temperature: float | None = None,
         post_filter: bool = True,
-    ) -> "WaveRNN":
+    ) -> WaveRNN:
         """Compile a `sparsejit.voice.train.module.WaveRNNModule`, pruned or not.
 
         Raises InvalidInput for another module.
