@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+# Of one tensor.
+_MOST_BYTES = 1 << 43
+
 
 class Element(Choice):
     """What a tensor holds. Only operators that say so take float64."""
@@ -43,6 +46,14 @@ class TensorType:
 
     shape: tuple[int, ...]
     element: Element = Element.FLOAT32
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for sizes that no memory holds."""
+        if any(size < 0 for size in self.shape) or self.bytes > _MOST_BYTES:
+            raise InvalidInput(
+                f"a tensor of sizes {list(self.shape)}; give sizes from 0 on, which take at most "
+                f"{_MOST_BYTES >> 40} TiB"
+            )
 
     @property
     def size(self) -> int:

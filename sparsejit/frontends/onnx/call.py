@@ -86,12 +86,37 @@ class Call:
         return operand
 
     def numbers(self, place: int, what: str) -> list[int]:
-        """A known operand of whole numbers."""
-        return [int(n) for n in self.known(place, what).reshape(-1)]
+        """A known operand of whole numbers. Raises Unmapped where it holds others."""
+        array = self.known(place, what).reshape(-1)
+        is_whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and np.all(array % 1 == 0))
+        if not is_whole:
+            raise Unmapped(f"its {what} is {array.tolist()}, not whole numbers")
+        return [int(n) for n in array]
+
+    def number(self, place: int, what: str) -> int:
+        """A known operand of one whole number."""
+        numbers = self.numbers(place, what)
+        if len(numbers) != 1:
+            raise Unmapped(f"its {what} is {numbers}, not one number")
+        return numbers[0]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python holds it."""
         return self._attributes.get(name, default)
+
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """An attribute of these, by default the first. Raises Unmapped for any other."""
+        chosen = self.attribute(name, known[0])
+        if chosen not in known:
+            raise Unmapped(f"its {name} is {chosen!r}, not one of {', '.join(known)}")
+        return str(chosen)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """An attribute that is 0 or 1. Raises Unmapped for any other."""
+        number = self.attribute(name, int(default))
+        if number not in (0, 1):
+            raise Unmapped(f"its {name} is {number}, not 0 or 1")
+        return bool(number)
 
     def axes(self, place: int, since: int) -> list[int] | None:
         """Axes: an operand from opset `since` on, an attribute before; None where not given."""

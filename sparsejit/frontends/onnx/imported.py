@@ -11,7 +11,7 @@ from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.frontends.onnx.interpreting import graph_of
-from sparsejit.frontends.onnx.reading import is_onnx, opset_of, read_model
+from sparsejit.frontends.onnx.reading import is_onnx, opset_of, read_model, tensor_array
 from sparsejit.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ class ImportedModel:
     """
 
     def __init__(self, model: ModelProto, examples: tuple[Any, ...], free_batch: bool) -> None:
-        from onnx.numpy_helper import to_array as tensor_to_array
-
         self._model, self._opset = model.graph, opset_of(model, "the model")
         self._arrays: dict[str, Array] = {
-            each.name: tensor_to_array(each) for each in model.graph.initializer
+            each.name: tensor_array(each) for each in model.graph.initializer
         }
         inputs = [each for each in model.graph.input if each.name not in self._arrays]
         self._declared: dict[str, Shape] = {each.name: _declared(each) for each in inputs}
@@ -91,14 +89,17 @@ class ImportedModel:
 
 
 def _declared(value: Any) -> Shape:
-    """The sizes in the file: a number, a name, or None."""
+    """The sizes in the file: a number, a name, or None. Raises InvalidInput for a negative one."""
     kind = value.type.tensor_type
     if not kind.HasField("shape"):
         raise InvalidInput(f"input {value.name} has no shape in the file; export it with one")
-    return tuple(
+    shape = tuple(
         axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
         for axis in kind.shape.dim
     )
+    if any(isinstance(n, int) and n < 0 for n in shape):
+        raise InvalidInput(f"input {value.name} has sizes {shape} in the file; export it again")
+    return shape
 
 
 def _sizes(

@@ -10,8 +10,10 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
 from sparsejit.frontends.onnx.expansions import expanded
+from sparsejit.frontends.onnx.inference import Inference, check_found, check_known, version_of
 from sparsejit.frontends.onnx.operators.quantisation import note_stored
 from sparsejit.frontends.onnx.quantised import Quantised
+from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
 from sparsejit.frontends.onnx.table import OPERATORS
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.views import stack
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
 # Stands for what a missing operator would have made, and for masks and places that none makes.
 _ABSENT: Any = object()
-# The package computes no earlier versions of these, which say the same of fewer dtypes.
-_COMPUTED_AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
 # More turns of a Loop would make a function too long to compile.
 _MOST_TURNS = 256
 _REMEDY = "write them with others, or leave this model to ONNX Runtime"
@@ -47,6 +47,7 @@ def graph_of(
     for each in model.input:
         if each.name not in arrays:
             kind = TensorType(shapes[each.name], _element(each))
+            interpreter.inference.name(each.name, each.type.tensor_type.elem_type)
             known[each.name] = interpreter.write.builder.input(kind, Origin(each.name))
     interpreter.run(model.node, known)
     results = {each.name: known[each.name] for each in model.output}
@@ -63,9 +64,7 @@ def graph_of(
 
 
 def _element(value: Any) -> Element:
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    dtype = tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
     if dtype.kind not in ELEMENTS:
         raise InvalidInput(f"input {value.name} has {dtype}; give float32, int64, int32 or bool")
     return ELEMENTS[dtype.kind]
@@ -77,6 +76,7 @@ class NodeInterpreter:
     def __init__(self, opset: int) -> None:
         self.write = Writer(GraphBuilder(), {})
         self.missing: list[Missing] = []
+        self.inference = Inference(opset)
         self._opset = opset
         self._constants: dict[int, tuple[Array, Value]] = {}
         self._quantised: dict[str, Quantised] = {}
@@ -99,17 +99,21 @@ class NodeInterpreter:
             if node.op_type in ("If", "Loop"):
                 region = self._chosen if node.op_type == "If" else self._unrolled
                 return region(node, operands, known)
-            if all(not isinstance(operand, Value) for operand in operands):
+            mapping = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            is_known = all(not isinstance(operand, Value) for operand in operands)
+            if mapping is None and not is_known:
+                raise Unmapped("")
+            sizes = self.inference.sizes(node, operands)
+            if mapping is None or is_known:
+                check_known(sizes)
                 note_stored(node, operands, self._quantised)
                 return _computed(node, operands, self._opset)
-            mapping = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-            if mapping is None:
-                raise Unmapped("")
             attributes = _attributes(node)
             call = Call(
                 node, operands, attributes, self._opset, self._constants, self._quantised
             )
             result = mapping(self.write, call)
+            check_found(result if isinstance(result, tuple) else (result,), sizes)
         except (Unmapped, InvalidInput) as reason:
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             where = Origin(name, source=f"node {node.name or node.output[0]}")
@@ -154,9 +158,7 @@ class NodeInterpreter:
         self, region: GraphProto, given: Sequence[Operand], outside: Mapping[str, Operand]
     ) -> Sequence[Operand]:
         """What a graph within a node returns; it sees what lies around it."""
-        from onnx.numpy_helper import to_array
-
-        known = {**outside, **{each.name: to_array(each) for each in region.initializer}}
+        known = {**outside, **{each.name: tensor_array(each) for each in region.initializer}}
         known.update(zip((each.name for each in region.input), given, strict=True))
         self.run(region.node, known)
         return [known[each.name] for each in region.output]
@@ -177,7 +179,6 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
     """As Python holds them: text, numbers, lists, arrays."""
     from onnx import AttributeProto
     from onnx.helper import get_attribute_value
-    from onnx.numpy_helper import to_array
 
     found = {}
     for attribute in node.attribute:
@@ -187,7 +188,7 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
         elif attribute.type == AttributeProto.STRINGS:
             value = [text.decode() for text in value]
         elif attribute.type == AttributeProto.TENSOR:
-            value = to_array(value)
+            value = tensor_array(value)
         found[attribute.name] = value
     return found
 
@@ -197,8 +198,7 @@ def _computed(node: NodeProto, operands: Sequence[Operand], opset: int) -> list[
     from onnx.reference import ReferenceEvaluator
 
     given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
-    version = max(opset, _COMPUTED_AS_OF.get(node.op_type, 0))
     try:
-        return list(ReferenceEvaluator(node, opsets={"": version}).run(None, given))
+        return list(ReferenceEvaluator(node, opsets={"": version_of(node, opset)}).run(None, given))
     except Exception as error:  # of whatever type its operator raises
         raise Unmapped(str(error).partition("\n")[0]) from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, TensorProto
 
 SUFFIX = ".onnx"
 OLDEST_OPSET, NEWEST_OPSET = 11, 21
@@ -61,3 +64,28 @@ def opset_of(model: ModelProto, name: str) -> int:
             f"it with onnx.version_converter.convert_version(model, {NEWEST_OPSET})"
         )
     return opset
+
+
+def tensor_array(tensor: TensorProto) -> Array:
+    """What a tensor of the file holds. Raises DamagedFile where it has not what its sizes say."""
+    from onnx.numpy_helper import to_array
+
+    try:
+        return to_array(tensor)
+    except (KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise DamagedFile(
+            f"tensor {tensor.name or 'of a node'} of sizes {list(tensor.dims)} and type "
+            f"{tensor.data_type} cannot be read ({error}); export the model again"
+        ) from error
+
+
+def dtype_of(number: int, whose: str) -> np.dtype[Any]:
+    """The dtype that ONNX numbers so. Raises InvalidInput for a number that names none."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    try:
+        return np.dtype(tensor_dtype_to_np_dtype(number))
+    except KeyError:
+        raise InvalidInput(
+            f"{whose} has the type {number}, which ONNX does not know; export the model again"
+        ) from None

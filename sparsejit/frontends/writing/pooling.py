@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsejit.frontends.writing.arranging import (
-    moved,
-)
+from sparsejit.frontends.writing.arranging import moved, reshaped
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import repeat_each
 from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.convolution import Pooling
 from sparsejit.ir.ops.products import Linear
+
+
+def over_windows(write: Writer, op: Pooling, x: Value) -> Value:
+    """Pooling over any number of spatial axes; of three over the last two, then over the first."""
+    if len(op.kernel) < 3:
+        return write.one(op, x)
+    batch, channels, depth, *rest = x.shape
+    over_rest = Pooling(
+        op.kind, op.kernel[1:], op.stride[1:], op.padding[1:], op.dilation[1:], op.counts_padding
+    )
+    flat = over_windows(write, over_rest, reshaped(write, x, (batch, channels * depth, *rest)))
+    over_first = Pooling(
+        op.kind,
+        (op.kernel[0], 1),
+        (op.stride[0], 1),
+        (op.padding[0], (0, 0)),
+        (op.dilation[0], 1),
+        op.counts_padding,
+    )
+    columns = write.one(over_first, reshaped(write, flat, (batch, channels, depth, -1)))
+    return reshaped(write, columns, (*columns.shape[:3], *flat.shape[2:]))
 
 
 def beyond_the_end(

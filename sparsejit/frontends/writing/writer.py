@@ -12,6 +12,7 @@ from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType,
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
+from sparsejit.ir.ops.types import broadcast_shape
 
 # From the least: what an operation on two kinds yields is the later one.
 _PROMOTION = (Element.BOOL, Element.INT64, Element.FLOAT32)
@@ -227,7 +228,7 @@ class Formula:
             ChainStep(kind, tuple(n + count * is_step for is_step, n in places))
             for kind, places in self._steps
         )
-        whole = np.broadcast_shapes(*(value.shape for value in self._operands))
+        whole = broadcast_shape(self._title, [value.type for value in self._operands])
         chain = Chain(
             tuple(whole if shape is None else shape),
             count,

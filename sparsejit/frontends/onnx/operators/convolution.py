@@ -24,7 +24,7 @@ Widths = list[tuple[int, int]]
 def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
     """Padding before and after each spatial axis, as `pads` or `auto_pad` says."""
     rank = len(kernel)
-    mode = call.attribute("auto_pad", "NOTSET")
+    mode = call.choice("auto_pad", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
     pads = call.attribute("pads") or [0] * (2 * rank)
     if mode == "NOTSET":
         return list(zip(pads[:rank], pads[rank:], strict=True))
@@ -116,16 +116,17 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
         strides = tuple(call.attribute("strides") or [1] * len(kernel))
         spans = tuple(call.attribute("dilations") or [1] * len(kernel))
         widths = _around(call, x.shape[2:], kernel)
-        if call.attribute("ceil_mode", 0):
+        if call.flag("ceil_mode"):
             geometry = zip(x.shape[2:], kernel, strides, widths, spans, strict=True)
             more = [pooling.beyond_the_end(*axis) for axis in geometry]
             widths = [(first, last + n) for (first, last), n in zip(widths, more, strict=True)]
-        counts = bool(call.attribute("count_include_pad", 0)) or not any(map(any, widths))
-        if kind is PoolingKind.AVERAGE and counts and call.attribute("ceil_mode", 0) and any(
+        counts = call.flag("count_include_pad") or not any(map(any, widths))
+        if kind is PoolingKind.AVERAGE and counts and call.flag("ceil_mode") and any(
             map(any, widths)
         ):
             raise Unmapped("ceil_mode, which counts padding differently at the end")
-        result = write.one(Pooling(kind, kernel, strides, tuple(widths), spans, counts), x)
+        op = Pooling(kind, kernel, strides, tuple(widths), spans, counts)
+        result = pooling.over_windows(write, op, x)
         return (result, None) if call.outputs > 1 else result
 
     return mapping

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 from sparsejit.frontends.onnx.call import ELEMENTS, Call
+from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import activations, pointwise, remainders
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
@@ -52,7 +53,7 @@ def divide(write: Writer, call: Call) -> Value:
 def modulo(write: Writer, call: Call) -> Value:
     """The remainder with the sign of the divisor, or with fmod that of x."""
     x, other = call.values(write)
-    function = remainders.fmod if call.attribute("fmod", 0) else remainders.remainder
+    function = remainders.fmod if call.flag("fmod") else remainders.remainder
     return function(write, x, other)
 
 
@@ -72,10 +73,9 @@ def clip(write: Writer, call: Call) -> Value:
 
 def cast(write: Writer, call: Call) -> Value:
     """To the graph's element for a dtype; floats to whole numbers towards zero."""
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    dtype = tensor_dtype_to_np_dtype(call.attribute("to"))
-    if dtype.kind not in ELEMENTS:
+    dtype = dtype_of(call.attribute("to"), "attribute to")
+    is_short = dtype.kind == "f" and dtype.itemsize == 1
+    if dtype.kind not in ELEMENTS or is_short:
         raise Unmapped(f"to {dtype}")
     return write.cast(call.value(write, 0), ELEMENTS[dtype.kind])
 
@@ -99,8 +99,8 @@ def dropout(write: Writer, call: Call) -> tuple[Value, None]:
 
 def gelu(write: Writer, call: Call) -> Value:
     """x Phi(x), or its form with tanh."""
-    kind = call.attribute("approximate", "none")
-    return activations.gelu(write, call.value(write, 0), str(kind))
+    kind = call.choice("approximate", ("none", "tanh"))
+    return activations.gelu(write, call.value(write, 0), kind)
 
 
 def prelu(write: Writer, call: Call) -> Value:
@@ -143,7 +143,7 @@ def shrink(write: Writer, x: Value, bias: float, lambd: float) -> Value:
 def is_infinite(write: Writer, call: Call) -> Value:
     """Whether x is infinite; with one sign alone where the other is switched off."""
     x = call.value(write, 0)
-    down, up = call.attribute("detect_negative", 1), call.attribute("detect_positive", 1)
+    down, up = call.flag("detect_negative", True), call.flag("detect_positive", True)
     if down and up:
         return pointwise.is_infinite(write, x)
     return write.pointwise("equal", x, float("inf") if up else float("-inf"))

@@ -17,7 +17,7 @@ _EPSILON = 1e-5  # what ONNX takes where none is given
 
 def batch_normalization(write: Writer, call: Call) -> Any:
     """With the statistics of training."""
-    training = bool(call.attribute("training_mode", 0))
+    training = call.flag("training_mode")
     epsilon = call.attribute("epsilon", _EPSILON)
     x, scale, shift, middle, square = (call.value(write, place) for place in range(5))
     result = normalisation.batch_norm(

@@ -42,17 +42,17 @@ def _layer(write: Writer, call: Call, x: Value, matrix: Value, bias: Value | Non
 def gemm(write: Writer, call: Call) -> Value:
     """alpha A B + beta C; a Linear where B is known and C its bias."""
     a, b, c = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
-    if call.attribute("transA", 0):
+    if call.flag("transA"):
         a = arranging.swapped(write, a, 0, 1)
     alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
     weights, bias = write.known(b), None if c is None else write.known(c)
     if weights is None or (c is not None and bias is None):
-        b = arranging.swapped(write, b, 0, 1) if call.attribute("transB", 0) else b
+        b = arranging.swapped(write, b, 0, 1) if call.flag("transB") else b
         product = products.matmul(write, a, b)
         return products.scaled_sum(write, 0.0 if c is None else c, product, beta if c else 0, alpha)
-    rows = weights if call.attribute("transB", 0) else weights.T
+    rows = weights if call.flag("transB") else weights.T
     # A factor of one leaves the value as it is, shared by all its readers.
-    if alpha == 1 and call.attribute("transB", 0):
+    if alpha == 1 and call.flag("transB"):
         matrix = b
     else:
         matrix = write.constant(np.ascontiguousarray(alpha * rows), b.origin.name)

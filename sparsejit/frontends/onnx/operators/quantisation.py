@@ -14,6 +14,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call, Operand, plain
 from sparsejit.frontends.onnx.quantised import Quantised
+from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.passes.quantised_values import rounded_to_steps
@@ -83,9 +84,7 @@ def _dtype(call: Call) -> np.dtype[Any]:
     if call.has(2):
         return call.known(2, "zero point").dtype
     if call.attribute("output_dtype"):
-        from onnx.helper import tensor_dtype_to_np_dtype
-
-        return np.dtype(tensor_dtype_to_np_dtype(call.attribute("output_dtype")))
+        return dtype_of(call.attribute("output_dtype"), "attribute output_dtype")
     return np.dtype(np.uint8)
 
 

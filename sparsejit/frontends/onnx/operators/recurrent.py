@@ -22,25 +22,28 @@ _GATES = {
     RecurrentCell.RNN_TANH: (0,),
     RecurrentCell.RNN_RELU: (0,),
 }
+# Which directions are backwards; the default first.
+_DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _USUAL = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
 def layer(write: Writer, call: Call) -> tuple[Value, ...]:
     """One layer in one or two directions: all h (time, directions, batch, H), last states."""
     cell = _cell(call)
-    batch_first = bool(call.attribute("layout", 0))
+    batch_first = call.flag("layout")
     x = call.value(write, 0)
     if call.has(4):
         _require_whole_sequences(call, x.shape[1 if batch_first else 0])
     if call.has(7):
         raise Unmapped("has peepholes")
     sequence = permuted(write, x, (1, 0, 2)) if batch_first else x
-    direction = call.attribute("direction", "forward")
-    reverses = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    reverses = _DIRECTIONS[call.choice("direction", list(_DIRECTIONS))]
+    hidden = _hidden_size(call, cell, len(reverses))
     every, last = [], []
     for way, reverse in enumerate(reverses):
         places = range(5, 5 + cell.states)
-        states = [_state(write, call, place, way, batch_first, sequence) for place in places]
+        shape = sequence.shape[1], hidden
+        states = [_state(write, call, place, way, batch_first, shape) for place in places]
         weights = _weights(write, call, cell, way)
         h, *final = one_layer(write, Recurrence(cell, reverse), sequence, states, weights)
         every.append(reshaped(write, h, (h.shape[0], 1, *h.shape[1:])))
@@ -69,9 +72,9 @@ def _cell(call: Call) -> RecurrentCell:
     if functions and functions != usual * (len(functions) // len(usual)):
         raise Unmapped(f"has the activations {functions}")
     if call.operator == "GRU":
-        resets_first = not call.attribute("linear_before_reset", 0)
+        resets_first = not call.flag("linear_before_reset")
         return RecurrentCell.GRU_RESET_FIRST if resets_first else RecurrentCell.GRU
-    if call.attribute("input_forget", 0):
+    if call.flag("input_forget"):
         raise Unmapped("couples its input and forget gates")
     return RecurrentCell.LSTM
 
@@ -80,6 +83,21 @@ def _require_whole_sequences(call: Call, time: int) -> None:
     lengths = call.operand(4)
     if not isinstance(lengths, np.ndarray) or np.any(lengths != time):
         raise Unmapped("has sequences of several lengths")
+
+
+def _hidden_size(call: Call, cell: RecurrentCell, directions: int) -> int:
+    """H. Raises Unmapped where weights and bias are not of that many units and directions."""
+    w, r = call.known(1, "weights W"), call.known(2, "weights R")
+    hidden = int(call.attribute("hidden_size", r.shape[-1] if r.ndim else 0))
+    rows = cell.gates * hidden
+    wanted = {1: (directions, rows, *w.shape[2:3]), 2: (directions, rows, hidden)}
+    if call.has(3):
+        wanted[3] = (directions, 2 * rows)
+    for place, shape in wanted.items():
+        found = call.known(place, "weights").shape
+        if found != shape:
+            raise Unmapped(f"operand {call.name(place)} has shape {found}, not {shape}")
+    return hidden
 
 
 def _weights(write: Writer, call: Call, cell: RecurrentCell, way: int) -> list[Value]:
@@ -100,13 +118,12 @@ def _weights(write: Writer, call: Call, cell: RecurrentCell, way: int) -> list[V
 
 
 def _state(
-    write: Writer, call: Call, place: int, way: int, batch_first: bool, sequence: Value
+    write: Writer, call: Call, place: int, way: int, batch_first: bool, shape: tuple[int, int]
 ) -> Value:
     """The initial state (batch, H) of one direction; zeros where none is given."""
-    hidden = call.attribute("hidden_size")
     given = call.operand(place)
     if given is None or (isinstance(given, np.ndarray) and not given.any()):
-        return write.zeros((sequence.shape[1], hidden))
+        return write.zeros(shape)
     return at(write, call.value(write, place), 1 if batch_first else 0, way)
 
 

@@ -23,10 +23,10 @@ def over_axes(
     def mapping(write: Writer, call: Call) -> Value:
         x, axes = call.value(write, 0), call.axes(1, since)
         if not axes:
-            if call.attribute("noop_with_empty_axes", 0):
+            if call.flag("noop_with_empty_axes"):
                 return x
             axes = list(range(len(x.shape)))
-        return function(write, x, axes, bool(call.attribute("keepdims", 1)))
+        return function(write, x, axes, call.flag("keepdims", True))
 
     return mapping
 
@@ -53,9 +53,9 @@ def place(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
     """The first place of the largest or least along an axis."""
 
     def mapping(write: Writer, call: Call) -> Value:
-        if call.attribute("select_last_index", 0):
+        if call.flag("select_last_index"):
             raise Unmapped("the last of equals")
-        axis, keepdims = call.attribute("axis", 0), bool(call.attribute("keepdims", 1))
+        axis, keepdims = call.attribute("axis", 0), call.flag("keepdims", True)
         return function(write, call.value(write, 0), axis, keepdims)
 
     return mapping
@@ -63,19 +63,19 @@ def place(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
 
 def top_k(write: Writer, call: Call) -> tuple[Value, ...]:
     """The largest or least elements along an axis, in order, and their places."""
-    (count,) = call.numbers(1, "k")
-    axis, largest = call.attribute("axis", -1), bool(call.attribute("largest", 1))
+    count = call.number(1, "k")
+    axis, largest = call.attribute("axis", -1), call.flag("largest", True)
     return selection.top_k(write, call.value(write, 0), count, axis, largest)
 
 
 def cumulative_sum(write: Writer, call: Call) -> Value:
     """Sums up to each place, itself left out if exclusive, from the end if reverse."""
-    x, (axis,) = call.value(write, 0), call.numbers(1, "axis")
+    x, axis = call.value(write, 0), call.number(1, "axis")
     axis = axis_of(axis, len(x.shape))
-    backwards = bool(call.attribute("reverse", 0))
+    backwards = call.flag("reverse")
     if backwards:
         x = selection.flip(write, x, [axis])
-    if call.attribute("exclusive", 0):
+    if call.flag("exclusive"):
         widths = [(1, -1) if other == axis else (0, 0) for other in range(len(x.shape))]
         x = arranging.padded(write, x, widths)
     x = reductions.cumulative_sum(write, x, axis)

@@ -13,6 +13,14 @@ from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 
+_MOST_CLASSES = 1 << 20
+# What a Resize may be asked for, the default first.
+_MODES = ("nearest", "linear", "cubic")
+_COORDINATES = (
+    *("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"),
+    *("half_pixel_symmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize"),
+)
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 # What says how a Resize computes positions, for the package's own reference.
 _RESIZING = (
     *("coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode"),
@@ -34,8 +42,8 @@ def gather(write: Writer, call: Call) -> Value:
 
 def triangle(write: Writer, call: Call) -> Value:
     """x with zeros below a diagonal, or above it."""
-    diagonal = call.numbers(1, "diagonal")[0] if call.has(1) else 0
-    upper = call.attribute("upper", 1)
+    diagonal = call.number(1, "diagonal") if call.has(1) else 0
+    upper = call.flag("upper", True)
     function = selection.upper_triangle if upper else selection.lower_triangle
     return function(write, call.value(write, 0), diagonal)
 
@@ -43,7 +51,12 @@ def triangle(write: Writer, call: Call) -> Value:
 def one_hot(write: Writer, call: Call) -> Value:
     """values[1] where the place is the index, else values[0]."""
     index = call.value(write, 0)
-    (depth,), (off, on) = call.numbers(1, "depth"), call.known(2, "values").tolist()
+    depth, values = call.number(1, "depth"), call.known(2, "values")
+    if values.shape != (2,):
+        raise Unmapped(f"its values have shape {values.shape}, not (2,)")
+    off, on = values.tolist()
+    if not 0 < depth <= _MOST_CLASSES:
+        raise Unmapped(f"of {depth} classes, not 1 to {_MOST_CLASSES}")
     axis = axis_of(call.attribute("axis", -1), len(index.shape) + 1)
     wrapped = write.pointwise(
         "where",
@@ -63,14 +76,20 @@ def resize(write: Writer, call: Call) -> Value:
     named = call.attribute("axes") or range(len(x.shape))
     axes = [axis_of(axis, len(x.shape)) for axis in named]
     wanted: list[tuple[int, float | None, int | None]]
+    call.choice("mode", _MODES)
+    call.choice("nearest_mode", _ROUNDINGS)
+    if call.choice("coordinate_transformation_mode", _COORDINATES) == "tf_crop_and_resize":
+        raise Unmapped("crops")
     if call.has(3):
         if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
             raise Unmapped("keeps the aspect ratio")
         sizes = call.numbers(3, "sizes")
         wanted = [(axis, None, size) for axis, size in zip(axes, sizes, strict=True)]
     else:
-        scales = call.known(2, "scales").astype(float).tolist()
+        scales = call.known(2, "scales").astype(float).reshape(-1).tolist()
         wanted = [(axis, scale, None) for axis, scale in zip(axes, scales, strict=True)]
+    if 0 in x.shape or any(size == 0 for _, _, size in wanted):
+        raise Unmapped("of no elements")
     for axis, scale, size in wanted:
         if scale != 1 and size != x.shape[axis]:
             x = _resized(write, x, axis, _positions(call, x.shape[axis], scale, size))
@@ -83,8 +102,6 @@ def _positions(call: Call, length: int, scale: float | None, size: int | None) -
     from onnx.reference import ReferenceEvaluator
 
     given = {name: call.attribute(name) for name in _RESIZING if call.attribute(name) is not None}
-    if call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
-        raise Unmapped("crops")
     operands = ["x", "", "scales"] if size is None else ["x", "", "", "sizes"]
     node = make_node("Resize", operands, ["y"], **given)
     inputs: dict[str, Array] = {"x": np.eye(length, dtype=np.float32)}

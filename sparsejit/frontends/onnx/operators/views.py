@@ -30,7 +30,7 @@ def reshape(write: Writer, call: Call) -> Value:
     """As another shape; 0 keeps a size unless allowzero is set."""
     x = call.value(write, 0)
     sizes = call.numbers(1, "shape")
-    if not call.attribute("allowzero", 0):
+    if not call.flag("allowzero"):
         sizes = [x.shape[axis] if n == 0 else n for axis, n in enumerate(sizes)]
     return arranging.reshaped(write, x, sizes)
 
@@ -71,7 +71,8 @@ def concatenate(write: Writer, call: Call) -> Value:
 
 def split(write: Writer, call: Call) -> tuple[Value, ...]:
     """Parts of given lengths, or as many as there are outputs, the last the shortest."""
-    x, axis = call.value(write, 0), call.attribute("axis", 0)
+    x = call.value(write, 0)
+    axis = axis_of(call.attribute("axis", 0), len(x.shape))
     lengths = call.attribute("split") if call.opset < 13 else None
     if call.has(1):
         lengths = call.numbers(1, "split")
@@ -116,6 +117,10 @@ def tile(write: Writer, call: Call) -> Value:
     return views.repeat(write, call.value(write, 0), call.numbers(1, "repeats"))
 
 
+# ONNX's modes of padding, the default first, and ours.
+_PADDING = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
+
+
 def pad(write: Writer, call: Call) -> Value:
     """With a number, or with elements of x itself."""
     x, widths = call.value(write, 0), call.numbers(1, "pads")
@@ -123,8 +128,7 @@ def pad(write: Writer, call: Call) -> Value:
     around = [(0, 0)] * len(x.shape)
     for place, axis in enumerate(axes):
         around[axis_of(axis, len(x.shape))] = widths[place], widths[place + len(widths) // 2]
-    modes = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
-    mode = modes[call.attribute("mode", "constant")]
+    mode = _PADDING[call.choice("mode", list(_PADDING))]
     number = float(call.known(2, "constant").reshape(())) if call.has(2) else 0.0
     last_first = [width for pair in reversed(around) for width in pair]
     return views.pad_any(write, x, last_first, mode, number)
@@ -133,7 +137,7 @@ def pad(write: Writer, call: Call) -> Value:
 def depth_to_space(write: Writer, call: Call) -> Value:
     """Channels to positions."""
     x, block = call.value(write, 0), call.attribute("blocksize")
-    if call.attribute("mode", "DCR") == "CRD":
+    if call.choice("mode", ("DCR", "CRD")) == "CRD":
         return views.pixel_shuffle(write, x, block)
     batch, _, height, width = x.shape
     apart = arranging.reshaped(write, x, (batch, block, block, -1, height, width))

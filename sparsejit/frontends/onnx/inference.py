@@ -1,0 +1,145 @@
+"""What the onnx package says of a node before it is mapped: whether it is one, and its sizes.
+
+Its schemas declare for every operator which operands and attributes go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import ELEMENTS, Operand
+from sparsejit.frontends.writing.writer import Unmapped
+from sparsejit.ir.graph import Value
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TypeProto
+
+# Known operands of at most so many elements may say shapes, axes or counts.
+_MOST_SAYING = 1024
+# What a node makes of known operands alone is kept in the model: no more than so many elements.
+_MOST_KNOWN = 2**28
+Sizes = tuple[int | None, ...]
+# Earlier versions of these, which the package does not compute, say the same of fewer dtypes.
+_AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
+# With ceil_mode the package counts, before opset 22, a last window that begins in the padding.
+_SIZED_OTHERWISE = ("AveragePool", "MaxPool")
+
+
+class Inference:
+    """Asks of node after node; keeps ONNX's own dtypes of values, which a graph holds as three."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
+        self._dtypes: dict[str, int] = {}
+
+    def name(self, value: str, dtype: int) -> None:
+        """Note the dtype of a value of the file."""
+        self._dtypes[value] = dtype
+
+    def sizes(self, node: NodeProto, operands: Sequence[Operand]) -> list[Sizes | None]:
+        """Of each result, None where the package does not say.
+
+        Raises Unmapped for operands and attributes that the operator does not take.
+        """
+        from onnx.checker import ValidationError
+        from onnx.helper import make_opsetid
+        from onnx.shape_inference import InferenceError, infer_node_outputs
+
+        version = version_of(node, self._opset)
+        schema = _schema(node.op_type, version)
+        given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
+        if schema is None or not all(map(_is_plain, given.values())):
+            return [None] * len(node.output)
+        try:
+            found = infer_node_outputs(
+                schema,
+                node,
+                {name: self._type(name, x) for name, x in given.items()},
+                {name: _tensor(x) for name, x in given.items() if _says(x)},
+                opset_imports=[make_opsetid("", version)],
+            )
+        except (InferenceError, ValidationError, ValueError) as error:
+            raise Unmapped(_reason(error)) from None
+        for name, kind in found.items():
+            self._dtypes[name] = kind.tensor_type.elem_type
+        if node.op_type in _SIZED_OTHERWISE:
+            return [None] * len(node.output)
+        return [_sizes(found.get(name)) for name in node.output]
+
+    def _type(self, name: str, operand: Any) -> TypeProto:
+        from onnx.helper import make_tensor_type_proto, np_dtype_to_tensor_dtype
+
+        if isinstance(operand, np.ndarray):
+            dtype: int = np_dtype_to_tensor_dtype(operand.dtype)
+        else:
+            held = np_dtype_to_tensor_dtype(np.dtype(operand.type.element.value))
+            dtype = self._dtypes.get(name) or held
+        return make_tensor_type_proto(dtype, operand.shape)
+
+
+def version_of(node: NodeProto, opset: int) -> int:
+    """The opset that says what a node does."""
+    return max(opset, _AS_OF.get(node.op_type, 0))
+
+
+def check_known(sizes: Sequence[Sizes | None]) -> None:
+    """Raise Unmapped for results that are too large to be kept as constants."""
+    for each in sizes:
+        whole = () if each is None else tuple(0 if n is None else n for n in each)
+        if prod(whole) > _MOST_KNOWN:
+            raise Unmapped(f"makes a constant of {list(whole)}, more than {_MOST_KNOWN} elements")
+
+
+def check_found(results: Sequence[Any], sizes: Sequence[Sizes | None]) -> None:
+    """Raise Unmapped where a result has not the sizes that the operator gives it."""
+    for result, wanted in zip(results, sizes, strict=False):
+        if wanted is None or not isinstance(result, Value | np.ndarray):
+            continue
+        pairs = zip(result.shape, wanted, strict=False)
+        if len(result.shape) != len(wanted) or any(m not in (n, None) for n, m in pairs):
+            raise Unmapped(f"would give {list(result.shape)} where ONNX gives {list(wanted)}")
+
+
+@cache
+def _schema(operator: str, opset: int) -> Any:
+    from onnx.defs import SchemaError, get_schema
+
+    try:
+        schema = get_schema(operator, opset, "")
+    except SchemaError:
+        return None
+    return schema if schema.has_type_and_shape_inference_function else None
+
+
+def _is_plain(operand: Operand) -> bool:
+    if isinstance(operand, np.ndarray):
+        return operand.dtype.kind in ELEMENTS
+    return isinstance(operand, Value)
+
+
+def _says(operand: Operand) -> bool:
+    return isinstance(operand, np.ndarray) and operand.size <= _MOST_SAYING
+
+
+def _tensor(array: Any) -> Any:
+    from onnx.numpy_helper import from_array
+
+    return from_array(array)
+
+
+def _sizes(kind: Any) -> Sizes | None:
+    if kind is None or not kind.tensor_type.HasField("shape"):
+        return None
+    axes = kind.tensor_type.shape.dim
+    return tuple(axis.dim_value if axis.HasField("dim_value") else None for axis in axes)
+
+
+def _reason(error: Exception) -> str:
+    """The text without the package's own mark."""
+    text = str(error).strip().partition("\n")[0]
+    return text.removeprefix("[ShapeInferenceError]").strip()
