@@ -8,7 +8,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_scales import ColumnScales
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, Origin, TensorType, Value
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
@@ -20,9 +20,9 @@ class EstimatorWriter(Writer):
     """Writes what methods of an estimator compute of X (batch, features)."""
 
     def __init__(self, x: TensorType) -> None:
-        super().__init__(GraphBuilder(), {})
+        super().__init__()
         self.batch = x.shape[0]
-        self.x = self.builder.input(x, Origin("X"))
+        self.x = self.input(x, "X")
         self._columns = ColumnScales.of(x.shape[1])  # of X, not written yet
 
     def at(self, name: str) -> "EstimatorWriter":
@@ -43,8 +43,8 @@ class EstimatorWriter(Writer):
             raise InvalidInput("the steps before the last give no columns; keep one")
         self.at("columns")
         constants = (
-            self.builder.constant(columns.source, Origin("columns")),
-            self.builder.constant(columns.numbers, Origin("columns.numbers"), Element.FLOAT64),
+            self.constant(columns.source, "columns"),
+            self.constant(columns.numbers, "columns.numbers", Element.FLOAT64),
         )
         return self.one(ScaledColumns(x.type.element), x, *constants)
 
@@ -55,7 +55,7 @@ class EstimatorWriter(Writer):
             return self.linear(self.columns(), weights, bias, name)
         weights, bias = self._columns.folded(weights, bias, self.x.shape[1])
         operands = [
-            self.builder.constant(array, Origin(f"{name}.{what}"), Element.FLOAT64)
+            self.constant(array, f"{name}.{what}", Element.FLOAT64)
             for what, array in (("weights", weights), ("bias", bias))
         ]
         return self.at(name).one(DoubleProduct(), self.x, *operands)

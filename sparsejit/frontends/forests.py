@@ -11,7 +11,7 @@ from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
 from sparsejit.frontends.forest_reading import ReadForest
 from sparsejit.frontends.writing.activations import log_sigmoid, softplus
 from sparsejit.frontends.writing.arranging import joined, reshaped
-from sparsejit.ir.graph import Array, Origin, Value
+from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
@@ -91,9 +91,9 @@ def _sum(writer: EstimatorWriter, forest: ReadForest) -> Value:
         x = writer.pointwise("where", is_missing, float("nan"), x)
     element = x.type.element
     thresholds, *others = forest.operands
-    constants = [writer.builder.constant(thresholds, Origin("forest.thresholds"), element)]
+    constants = [writer.constant(thresholds, "forest.thresholds", element)]
     for name, array in zip(("nodes", "leaves", "trees", "base"), others, strict=True):
-        constants.append(writer.builder.constant(array, Origin(f"forest.{name}")))
+        constants.append(writer.constant(array, f"forest.{name}"))
     return writer.at("forest").one(Forest(forest.scale, element), x, *constants)
 
 

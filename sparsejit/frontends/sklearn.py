@@ -80,7 +80,7 @@ class ReadEstimator:
         graphs = {}
         for method, write in self.writes[element].items():
             writer = EstimatorWriter(TensorType((batch, self.input.features), element))
-            graphs[method] = writer.builder.finish([write(writer)])
+            graphs[method] = writer.finish(write(writer))
         return graphs
 
 

@@ -10,7 +10,7 @@ from sparsejit.lowering.loop import Role
 from sparsejit.voice.spec.graph_turns import GraphTurns
 from sparsejit.voice.spec.loop_arrays import LoopArrays
 from sparsejit.voice.spec.sample_draws import SampleDraw, UniformNumbers
-from sparsejit.voice.spec.sample_graph import SampleGraph, SampleGraphBuilder
+from sparsejit.voice.spec.sample_graph import SampleGraph, SampleWriter
 from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,
@@ -24,14 +24,14 @@ SEED, TEMPERATURE, SAMPLES = 11, 0.7, 400
 
 def draws_of(output: SampleOutput) -> SampleGraph:
     """A graph that is nothing but the draw of parameters that are given."""
-    make, index = SampleGraphBuilder(SAMPLES), TensorType((), Element.INT64)
-    seed = make.input(Role.CALL, "seed", index)
-    parameters = make.input(Role.SAMPLE, "parameters", float_type((output.parameters,)))
+    make, index = SampleWriter(SAMPLES), TensorType((), Element.INT64)
+    seed = make.given(Role.CALL, "seed", index)
+    parameters = make.given(Role.SAMPLE, "parameters", float_type((output.parameters,)))
     uniform = UniformNumbers(make, seed, make.state("counter", np.array(0, np.int64)))
     choice = SampleDraw(make, TEMPERATURE, uniform).of(output, parameters)  # type: ignore[arg-type]
     make.give(choice)
     make.keep(uniform.counter)
-    return make.finish()
+    return make.loop()
 
 
 def softmax(logits: Array) -> Array:

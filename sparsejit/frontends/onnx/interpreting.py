@@ -18,8 +18,7 @@ from sparsejit.frontends.onnx.table import OPERATORS
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
-from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.ir.graph import Array, Element, Graph, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -48,7 +47,7 @@ def graph_of(
         if each.name not in arrays:
             kind = TensorType(shapes[each.name], _element(each))
             interpreter.inference.name(each.name, each.type.tensor_type.elem_type)
-            known[each.name] = interpreter.write.builder.input(kind, Origin(each.name))
+            known[each.name] = interpreter.write.input(kind, each.name)
     interpreter.run(model.node, known)
     results = {each.name: known[each.name] for each in model.output}
     lacking = [
@@ -59,8 +58,7 @@ def graph_of(
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
     write = interpreter.write
-    outputs = [write.value(_plain(result)) for result in results.values()]
-    return remove_dead_code(write.builder.finish(outputs))
+    return write.finish(*(_plain(result) for result in results.values()))
 
 
 def _element(value: Any) -> Element:
@@ -74,7 +72,7 @@ class NodeInterpreter:
     """Runs nodes in order; what has no mapping is collected in `missing`."""
 
     def __init__(self, opset: int) -> None:
-        self.write = Writer(GraphBuilder(), {})
+        self.write = Writer()
         self.missing: list[Missing] = []
         self.inference = Inference(opset)
         self._opset = opset

@@ -13,8 +13,7 @@ from sparsejit.frontends.torch_export.origins import origin_of
 from sparsejit.frontends.torch_export.table import OPERATORS
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.writer import Unmapped, Writer, type_of
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, Value
-from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.ir.graph import Array, Graph, Value
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +52,7 @@ def missing_in(
     module: GraphModule, constants: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> list[Missing]:
     """What `graph_of` would refuse, each with its node's name as origin; inputs of any dtype."""
-    interpreter = Interpreter(Writer(GraphBuilder(), {}), sizes)
+    interpreter = Interpreter(Writer(), sizes)
     given = [
         in_float32(constants[node.name])
         if node.name in constants
@@ -73,8 +72,7 @@ def _graph_of(
     names: Mapping[str, str],
     first: int,
 ) -> Graph:
-    builder = GraphBuilder()
-    write = Writer(builder, {} if arrays is None else arrays)
+    write = Writer(arrays)
     interpreter = Interpreter(write, sizes)
     given: list[Result] = []
     for node in module.graph.nodes:
@@ -87,8 +85,7 @@ def _graph_of(
     outputs = interpreter.run(module, given)
     if interpreter.missing:
         refuse(interpreter.missing)
-    results = [write.value(x) for x in leaves(outputs)[first:] if is_value(x)]
-    return remove_dead_code(builder.finish(results))
+    return write.finish(*(x for x in leaves(outputs)[first:] if is_value(x)))
 
 
 def is_value(x: Result) -> bool:
@@ -124,7 +121,7 @@ class Interpreter:
         if not is_tensor(example):
             return self._number(example)
         try:
-            return self.write.builder.input(self._type(example), Origin(node.name))
+            return self.write.input(self._type(example), node.name)
         except Unmapped as reason:
             raise InvalidInput(
                 f"input {node.name} has {reason}; give float32, int64, int32 or bool"

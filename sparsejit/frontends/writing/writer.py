@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
-from sparsejit.ir.ops.types import broadcast_shape
+from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise, write_activation
+from sparsejit.ir.spec import Activation
+from sparsejit.passes.dead_code import remove_dead_code
 
 # From the least: what an operation on two kinds yields is the later one.
 _PROMOTION = (Element.BOOL, Element.INT64, Element.FLOAT32)
@@ -25,17 +28,30 @@ class Unmapped(Exception):
 
 
 class Writer:
-    """Appends operators to a graph. Constants become values once, when something reads them."""
+    """Appends operators to a graph. Constants become values once, when something reads them.
 
-    def __init__(self, builder: GraphBuilder, arrays: dict[str, Array]) -> None:
-        self.builder = builder
+    What is written comes from `origin`, which who reads a model sets for each of its operators, or
+    where a name is given, from that.
+    """
+
+    def __init__(self, arrays: dict[str, Array] | None = None) -> None:
+        self.builder = GraphBuilder()
         self.origin = Origin("")
-        self._arrays = arrays  # of named tensors, by key; shared by all graphs of a model
+        # Of named tensors, by key; shared by all graphs of a model.
+        self._arrays = {} if arrays is None else arrays
         # By id of a tensor that is held as well: its key and name, and its value.
         self._names: dict[int, tuple[Any, str, str]] = {}
         self._tensors: dict[int, tuple[Any, Value]] = {}
         self._numbers: dict[tuple[bytes, Element], Value] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
+
+    def input(self, kind: TensorType, name: str) -> Value:
+        """An operand that a call gives."""
+        return self.builder.input(kind, Origin(name))
+
+    def finish(self, *outputs: Operand) -> Graph:
+        """The graph of what outputs depend on."""
+        return remove_dead_code(self.builder.finish([self.value(x) for x in outputs]))
 
     def name(self, tensor: Any, key: str, name: str) -> None:
         """Name a known tensor; its key is that of its array."""
@@ -72,10 +88,9 @@ class Writer:
             self._zeros[shape] = self.constant(np.zeros(shape, np.float32), "zeros")
         return self._zeros[shape]
 
-    def constant(self, array: Array, name: str) -> Value:
-        """A value known now."""
-        origin = self.origin
-        return self.builder.constant(array, Origin(name, origin.module, origin.source, origin.code))
+    def constant(self, array: Array, name: str, floats: Element = Element.FLOAT32) -> Value:
+        """A value known now; floating-point numbers are rounded to `floats`."""
+        return self.builder.constant(array, replace(self.origin, name=name), floats)
 
     def array(self, tensor: Any) -> Array:
         """What a known tensor holds."""
@@ -100,15 +115,16 @@ class Writer:
             array = self.array(x) if is_tensor(x) else np.asarray(x)
         return array.astype(np.float64) if array.dtype.kind == "f" else array
 
-    def one(self, op: Operator, *operands: Operand) -> Value:
+    def one(self, op: Operator, *operands: Operand, name: str = "") -> Value:
         """The only output of an operator."""
-        (value,) = self.many(op, *operands)
+        (value,) = self.many(op, *operands, name=name)
         return value
 
-    def many(self, op: Operator, *operands: Operand) -> tuple[Value, ...]:
+    def many(self, op: Operator, *operands: Operand, name: str = "") -> tuple[Value, ...]:
         """All outputs of an operator."""
         values = map(self.value, operands)
-        return self.builder.add(op, *values, origin=self.origin)
+        origin = Origin(name) if name else self.origin
+        return self.builder.add(op, *values, origin=origin)
 
     def shape(self, x: Operand) -> tuple[int, ...]:
         """Of any operand."""
@@ -152,7 +168,7 @@ class Writer:
             return Element.INT64 if isinstance(x, int) else Element.FLOAT32
         return self.element(x)
 
-    def pointwise(self, kind: str, *operands: Operand) -> Value:
+    def pointwise(self, kind: str, *operands: Operand, name: str = "") -> Value:
         """A function of promoted operands; `where` promotes all but its condition."""
         if kind == "where":
             condition, *rest = operands
@@ -161,7 +177,16 @@ class Writer:
             values = self.promoted(*operands)
         if kind in _OF_WHOLES and values[0].type.element is not Element.FLOAT32:
             return _OF_WHOLES[kind](self, values[0])
-        return self.one(Pointwise(kind), *values)
+        return self.one(Pointwise(kind), *values, name=name)
+
+    def activated(self, activation: Activation, x: Value, name: str = "") -> Value:
+        """The function that products apply, by itself."""
+        return write_activation(
+            activation,
+            x,
+            partial(self.pointwise, name=name),
+            lambda number: self.constant(np.asarray(number, np.float32), name),
+        )
 
     def formula(self, title: str) -> Formula:
         """To write a chain in."""
@@ -228,7 +253,7 @@ class Formula:
             ChainStep(kind, tuple(n + count * is_step for is_step, n in places))
             for kind, places in self._steps
         )
-        whole = broadcast_shape(self._title, [value.type for value in self._operands])
+        whole = self._whole()
         chain = Chain(
             tuple(whole if shape is None else shape),
             count,
@@ -237,6 +262,16 @@ class Formula:
             self._title,
         )
         return self._write.many(chain, *self._operands)
+
+
+    def _whole(self) -> tuple[int, ...]:
+        """The shape that the operands broadcast to. Raises Unmapped where they do not."""
+        shapes = [value.shape for value in self._operands]
+        try:
+            return np.broadcast_shapes(*shapes)
+        except ValueError:
+            found = ", ".join(str(list(shape)) for shape in shapes)
+            raise Unmapped(f"its operands, {found}, do not broadcast") from None
 
 
 class FormulaStep:

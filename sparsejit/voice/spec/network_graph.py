@@ -22,7 +22,7 @@ from sparsejit.voice.features import FloatArray
 from sparsejit.voice.spec.known_parts import DoubleArray, Features, columns_of
 from sparsejit.voice.spec.layers import SampleLayer
 from sparsejit.voice.spec.sample_draws import SampleDraw, UniformNumbers
-from sparsejit.voice.spec.sample_graph import STATE_STEP, SampleGraph, SampleGraphBuilder
+from sparsejit.voice.spec.sample_graph import STATE_STEP, SampleGraph, SampleWriter
 from sparsejit.voice.spec.sample_turn import SampleTurn
 from sparsejit.voice.spec.voice_spec import (
     DenseSpec,
@@ -79,7 +79,7 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)
     make, turn = build.make, build.turn
-    seed = make.input(Role.CALL, "seed", INDEX)
+    seed = make.given(Role.CALL, "seed", INDEX)
     uniform = UniformNumbers(make, seed, make.state("counter", np.array(0, np.int64)))
     draw = SampleDraw(make, spec.temperature, uniform)
     if isinstance(spec.output, DualSoftmax):
@@ -100,7 +100,7 @@ def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)
     if isinstance(spec.output, DualSoftmax):
-        given = [build.make.input(Role.SAMPLE, name, INDEX) for name in ("coarse", "fine")]
+        given = [build.make.given(Role.SAMPLE, name, INDEX) for name in ("coarse", "fine")]
 
         def choose(half: int, logits: Value) -> Value:
             build.make.give(logits)
@@ -109,7 +109,7 @@ def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
         build.turn.after_halves(spec.output, *build.halves(spec.output, choose))
         return build.finish()
     kind = INDEX if spec.has_classes else float_type(())
-    choice = build.make.input(Role.SAMPLE, "given", kind)
+    choice = build.make.given(Role.SAMPLE, "given", kind)
     build.make.give(build.network())
     build.turn.after(choice)
     return build.finish()
@@ -139,7 +139,7 @@ class _NetworkBuilder:
     """Builds the layers, and notes what they want of a frame."""
 
     def __init__(self, spec: VoiceSpec, tensors: Tensors) -> None:
-        self.spec, self.make = spec, SampleGraphBuilder(spec.hop_length)
+        self.spec, self.make = spec, SampleWriter(spec.hop_length)
         self._tensors = {name: array.astype(np.float64) for name, array in tensors.items()}
         self._terms: list[FrameTerm] = []
         self._kernels: dict[str, list[Value]] = {}
@@ -157,7 +157,7 @@ class _NetworkBuilder:
 
     def _kernel_weights(self, each: InterpolatedConditioning) -> list[Value]:
         """The weight of each tap, ()."""
-        row = self.make.input(Role.SAMPLE, f"{each.name}.kernel", float_type((each.taps,)))
+        row = self.make.given(Role.SAMPLE, f"{each.name}.kernel", float_type((each.taps,)))
         return [_element(self.make, row, tap) for tap in range(each.taps)]
 
     def network(self) -> Value:
@@ -189,22 +189,22 @@ class _NetworkBuilder:
             own = self._part(gates, number)
             if number:
                 level = self.turn.half_level(output, chosen[0])
-                weights = self.make.constant(f"{gru.name}.coarse", column.astype(np.float32))
-                own = self.make.number("fma", weights, level, own, name=f"{gru.name}.input")
+                weights = self.make.constant(column.astype(np.float32), f"{gru.name}.coarse")
+                own = self.make.pointwise("fma", weights, level, own, name=f"{gru.name}.input")
             operands = own, self._part(recurrent, number), self._part(state, number)
-            states.append(self.make.apply(GruStep(), *operands, name=f"{gru.name}.gates"))
+            states.append(self.make.one(GruStep(), *operands, name=f"{gru.name}.gates"))
             result = Features.of_computed(states[-1], 1.0)
             for layer in head:
                 result = self._dense(layer, [result])
             chosen.append(choose(number, self._value(f"half {number}", result)))
-        self._states[gru.name] = self.make.apply(Concat(0), *states, name=gru.name)
+        self._states[gru.name] = self.make.one(Concat(0), *states, name=gru.name)
         return chosen[0], chosen[1]
 
     def _part(self, vector: Value, half: int) -> Value:
         """One half of a vector."""
         size = vector.shape[0] // 2
         both = Slice(0, half * size, (half + 1) * size)
-        return self.make.apply(both, vector, name=vector.origin.name)
+        return self.make.one(both, vector, name=vector.origin.name)
 
     def _input(self, each: NetworkInput) -> Features:
         last = self.turn.last(each)
@@ -230,9 +230,9 @@ class _NetworkBuilder:
         joined = layer.concatenated, layer.added
         result = self._dense(DenseSpec(name, 2 * layer.size, Activation.TANH, *joined), parts)
         halves = [self._part(self._value(name, result), number) for number in range(2)]
-        scales = [self.make.constant(f"{name}.scale", row.astype(np.float32)) for row in scale]
-        first = self.make.number("mul", halves[0], scales[0], name=name)
-        total = self.make.number("fma", halves[1], scales[1], first, name=name)
+        scales = [self.make.constant(row.astype(np.float32), f"{name}.scale") for row in scale]
+        first = self.make.pointwise("mul", halves[0], scales[0], name=name)
+        total = self.make.pointwise("fma", halves[1], scales[1], first, name=name)
         return Features.of_computed(total)
 
     def _dense(self, layer: DenseSpec, parts: Sequence[Features]) -> Features:
@@ -256,7 +256,7 @@ class _NetworkBuilder:
         name = layer.name
         products = self._gate_products(layer, parts, np.arange(3 * layer.size))
         operands = *products, self._states[name]
-        self._states[name] = state = self.make.apply(GruStep(), *operands, name=f"{name}.gates")
+        self._states[name] = state = self.make.one(GruStep(), *operands, name=f"{name}.gates")
         if not layer.residual:
             return Features.of_computed(state, 1.0)
         return self._with_residual(layer, parts[0], state)
@@ -282,7 +282,7 @@ class _NetworkBuilder:
             name,
             self._states[name],
             weight_hh[order].astype(np.float32),
-            self.make.constant(f"{name}.bias", new_bias.astype(np.float32)),
+            self.make.constant(new_bias.astype(np.float32), f"{name}.bias"),
             input_scale=STATE_STEP,
         )
         return gates, recurrent
@@ -290,7 +290,7 @@ class _NetworkBuilder:
     def _with_residual(self, layer: GruSpec, before: Features, state: Value) -> Features:
         if before.computed is None:
             return before.plus(Features.of_computed(state, 1.0))
-        total = self.make.number("add", before.computed, state, name=layer.name)
+        total = self.make.pointwise("add", before.computed, state, name=layer.name)
         largest = None if before.largest is None else before.largest + 1
         return before.known.plus(Features.of_computed(total, largest))
 
@@ -331,31 +331,31 @@ class _NetworkBuilder:
         """All of it in one vector."""
         if features.computed is not None and not features.known.is_zero:
             value = self._value(name, features.known)
-            return self.make.number("add", features.computed, value, name=name)
+            return self.make.pointwise("add", features.computed, value, name=name)
         if features.computed is not None:
             return features.computed
         value = self._held(name, features)
         for scalar, column in features.scaled:
-            vector = self.make.constant(name, column.astype(np.float32))
-            value = self.make.number("fma", vector, scalar, value, name=name)
+            vector = self.make.constant(column.astype(np.float32), name)
+            value = self.make.pointwise("fma", vector, scalar, value, name=name)
         for each, weights in features.conditioning.items():
             if each in self._kernels:
                 value = self._interpolated(name, each, weights, value)
         if features.rows:
             tables = [
-                self.make.constant(name, table.astype(np.float32)) for _, table in features.rows
+                self.make.constant(table.astype(np.float32), name) for _, table in features.rows
             ]
             indices = (index for index, _ in features.rows)
-            value = self.make.apply(SumOfRows(), *indices, *tables, value, name=name)
+            value = self.make.one(SumOfRows(), *indices, *tables, value, name=name)
         return value
 
     def _held(self, name: str, features: Features) -> Value:
         """The constant, and what a frame adds for all its samples."""
         held = {n: w for n, w in features.conditioning.items() if n not in self._kernels}
         if not held:
-            return self.make.constant(f"{name}.bias", features.constant.astype(np.float32))
+            return self.make.constant(features.constant.astype(np.float32), f"{name}.bias")
         self._terms.append(FrameTerm(name, features.constant, held))
-        return self.make.input(Role.FRAME, name, float_type(features.constant.shape))
+        return self.make.given(Role.FRAME, name, float_type(features.constant.shape))
 
     def _interpolated(self, name: str, each: str, weights: DoubleArray, value: Value) -> Value:
         """value + the sum over taps of weight * the vector of that frame."""
@@ -364,8 +364,8 @@ class _NetworkBuilder:
             FrameTerm(f"{name}.{each}", np.zeros(size), {each: weights}, len(kernel))
         )
         for tap, weight in enumerate(kernel):
-            frame = self.make.input(Role.FRAME, f"{name}.{each}.{tap}", float_type((size,)))
-            value = self.make.number("fma", frame, weight, value, name=name)
+            frame = self.make.given(Role.FRAME, f"{name}.{each}.{tap}", float_type((size,)))
+            value = self.make.pointwise("fma", frame, weight, value, name=name)
         return value
 
     def finish(self, *states: Value) -> SpecGraph:
@@ -374,9 +374,9 @@ class _NetworkBuilder:
         kernels = (self._tensors[f"{name}.kernel"] for name in self._kernels)
         narrow = tuple(np.ascontiguousarray(kernel, np.float32) for kernel in kernels)
         given = () if self.turn.signal is None else self.turn.signal.terms
-        return SpecGraph(self.make.finish(), (*given, *self._terms), narrow)
+        return SpecGraph(self.make.loop(), (*given, *self._terms), narrow)
 
 
-def _element(make: SampleGraphBuilder, row: Value, index: int) -> Value:
-    one = make.apply(Slice(0, index, index + 1), row, name="kernel")
-    return make.apply(Reshape(()), one, name="kernel")
+def _element(make: SampleWriter, row: Value, index: int) -> Value:
+    one = make.one(Slice(0, index, index + 1), row, name="kernel")
+    return make.one(Reshape(()), one, name="kernel")

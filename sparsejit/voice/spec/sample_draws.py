@@ -16,7 +16,7 @@ from sparsejit.voice.spec.outputs import (
     Gaussian,
     MixtureOfLogistics,
 )
-from sparsejit.voice.spec.sample_graph import SampleGraphBuilder
+from sparsejit.voice.spec.sample_graph import SampleWriter
 
 # All but a dual softmax, whose second parameters depend on the first draw.
 SingleOutput: TypeAlias = Categorical | MixtureOfLogistics | Gaussian | BinaryTree
@@ -29,21 +29,21 @@ _EDGE = 1e-5
 class UniformNumbers:
     """The numbers of a seed's stream one after the other; `counter` is that of the next."""
 
-    make: SampleGraphBuilder
+    make: SampleWriter
     seed: Value
     counter: Value
 
     def one(self) -> Value:
         """A number ()."""
-        number = self.make.apply(Uniform(), self.seed, self.counter, name="uniform")
+        number = self.make.one(Uniform(), self.seed, self.counter, name="uniform")
         self.counter = self.make.next(self.counter)
         return number
 
     def row(self, count: int) -> Value:
         """Numbers (count,)."""
-        numbers = self.make.apply(UniformRow(count), self.seed, self.counter, name="uniform")
-        more = self.make.constant("numbers", np.array(count, np.int64))
-        self.counter = self.make.number("add", self.counter, more, name="counter")
+        numbers = self.make.one(UniformRow(count), self.seed, self.counter, name="uniform")
+        more = self.make.constant(np.array(count, np.int64), "numbers")
+        self.counter = self.make.pointwise("add", self.counter, more, name="counter")
         return numbers
 
 
@@ -51,7 +51,7 @@ class UniformNumbers:
 class SampleDraw:
     """Draws by uniform numbers: a class, or a sample."""
 
-    make: SampleGraphBuilder
+    make: SampleWriter
     temperature: float
     uniform: UniformNumbers
 
@@ -70,16 +70,16 @@ class SampleDraw:
     def categorical(self, logits: Value) -> Value:
         """A class int64 () ~ softmax(logits / temperature), of logits (classes,)."""
         draw = Draw(1 / self.temperature)
-        return self.make.apply(draw, logits, self.uniform.one(), name="draw")
+        return self.make.one(draw, logits, self.uniform.one(), name="draw")
 
     def _mixture(self, output: MixtureOfLogistics, parameters: Value) -> Value:
         count = output.components
         logits, means, scales = (
-            self.make.apply(Slice(0, n * count, (n + 1) * count), parameters, name="mixture")
+            self.make.one(Slice(0, n * count, (n + 1) * count), parameters, name="mixture")
             for n in range(3)
         )
         draw = Draw(1 / self.temperature)
-        component = self.make.apply(draw, logits, self.uniform.one(), name="component")
+        component = self.make.one(draw, logits, self.uniform.one(), name="component")
         mean, log_scale = (picked(self.make, each, component) for each in (means, scales))
         u = self.uniform.one()
         # 1 - u is exact: log of it keeps its digits where u is near 1.
@@ -113,25 +113,25 @@ class SampleDraw:
         # 1 - u is exact.
         logs = (self._number("log", each) for each in (u, self._number("sub", 1.0, u)))
         thresholds = self._number("mul", self._number("sub", *logs), self.temperature)
-        return self.make.apply(TreeDraw(output.bits), parameters, thresholds, name="draw")
+        return self.make.one(TreeDraw(output.bits), parameters, thresholds, name="draw")
 
     def _element(self, numbers: Value, index: int) -> Value:
-        one = self.make.apply(Slice(0, index, index + 1), numbers, name="parameter")
-        return self.make.apply(Reshape(()), one, name="parameter")
+        one = self.make.one(Slice(0, index, index + 1), numbers, name="parameter")
+        return self.make.one(Reshape(()), one, name="parameter")
 
     def _constant(self, name: str, array: Array) -> Value:
-        return self.make.constant(name, array.astype(np.float32))
+        return self.make.constant(array.astype(np.float32), name)
 
     def _number(self, kind: str, *operands: Value | float) -> Value:
         values = (
             each if isinstance(each, Value) else self._constant("number", np.array(each))
             for each in operands
         )
-        return self.make.number(kind, *values, name="sample")
+        return self.make.pointwise(kind, *values, name="sample")
 
 
-def picked(make: SampleGraphBuilder, numbers: Value, index: Value) -> Value:
+def picked(make: SampleWriter, numbers: Value, index: Value) -> Value:
     """Number `index` of numbers (n,): ()."""
-    column = make.apply(Reshape((numbers.shape[0], 1)), numbers, name="picked")
-    row = make.apply(Embedding(), index, column, name="picked")
-    return make.apply(Reshape(()), row, name="picked")
+    column = make.one(Reshape((numbers.shape[0], 1)), numbers, name="picked")
+    row = make.one(Embedding(), index, column, name="picked")
+    return make.one(Reshape(()), row, name="picked")

@@ -14,7 +14,7 @@ from sparsejit.ir.ops.types import float_type
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.prediction import class_levels, expanded
 from sparsejit.voice.spec.sample_draws import picked
-from sparsejit.voice.spec.sample_graph import SampleGraphBuilder
+from sparsejit.voice.spec.sample_graph import SampleWriter
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,
     PREDICTOR,
@@ -39,15 +39,15 @@ class PredictedSignal:
     # In the order of the loop's inputs.
     terms = (PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE)
 
-    def __init__(self, make: SampleGraphBuilder, spec: LinearPrediction) -> None:
+    def __init__(self, make: SampleWriter, spec: LinearPrediction) -> None:
         self._make, self._spec = make, spec
-        predictor = make.input(Role.FRAME, PREDICTOR, float_type((PREDICTION_WINDOW,)))
-        self._residual_scale = make.input(Role.FRAME, RESIDUAL_SCALE, float_type(()))
-        self._level_scale = make.input(Role.FRAME, LEVEL_SCALE, float_type(()))
+        predictor = make.given(Role.FRAME, PREDICTOR, float_type((PREDICTION_WINDOW,)))
+        self._residual_scale = make.given(Role.FRAME, RESIDUAL_SCALE, float_type(()))
+        self._level_scale = make.given(Role.FRAME, LEVEL_SCALE, float_type(()))
         self._history = make.state("history", np.zeros(PREDICTION_WINDOW, np.float32))
         self._last_output = make.state("last output", np.array(0, np.float32))
         self.last = make.newest(self._history)
-        self.prediction = make.apply(Predict(), self._history, predictor, name="prediction")
+        self.prediction = make.one(Predict(), self._history, predictor, name="prediction")
 
     def level(self, signal: Value) -> Value:
         """Its row of a table."""
@@ -57,7 +57,7 @@ class PredictedSignal:
         """The sample of a class; `keep` comes next."""
         op = Reconstruct(self._spec.limit, self._spec.emphasis)
         operands = choice, amplitudes, self._residual_scale, self.prediction, self._last_output
-        signal, output = self._make.apply_all(op, *operands, name="signal")
+        signal, output = self._make.many(op, *operands, name="signal")
         self._history = self._make.shifted(self._history, signal)
         self._last_output = output
         return output
@@ -70,7 +70,7 @@ class PredictedSignal:
 class SampleTurn:
     """The states that samples leave to the next ones."""
 
-    make: SampleGraphBuilder
+    make: SampleWriter
     spec: VoiceSpec
 
     def __post_init__(self) -> None:
@@ -118,15 +118,15 @@ class SampleTurn:
     def after_halves(self, output: DualSoftmax, coarse: Value, fine: Value) -> tuple[Value, Value]:
         """The sample that is given, and its class int64 (), by its halves; as `after`."""
         make = self.make
-        count = make.constant("half classes", np.array(output.half_classes, np.int64))
-        high = make.number("mul", coarse, count, name="class")
-        whole = make.number("add", high, fine, name="class")
+        count = make.constant(np.array(output.half_classes, np.int64), "half classes")
+        high = make.pointwise("mul", coarse, count, name="class")
+        whole = make.pointwise("add", high, fine, name="class")
         height, lowest = (
-            make.constant("amplitude", np.array(number, np.float32))
+            make.constant(np.array(number, np.float32), "amplitude")
             for number in (2 / output.classes, -1)
         )
-        wide = make.apply(Cast(Element.FLOAT32), whole, name="class")
-        sample = make.number("fma", wide, height, lowest, name="sample")
+        wide = make.one(Cast(Element.FLOAT32), whole, name="class")
+        sample = make.pointwise("fma", wide, height, lowest, name="sample")
         fed_back = self.half_level(output, coarse), self.half_level(output, fine)
         for each in self._states:
             self._states[each] = fed_back if isinstance(each, LastHalves) else (sample,)
@@ -135,21 +135,21 @@ class SampleTurn:
     def half_level(self, output: DualSoftmax, half: Value) -> Value:
         """What the network is fed for a half, float32 ()."""
         levels = class_levels(output.half_classes).astype(np.float32)
-        return picked(self.make, self.make.constant("levels", levels), half)
+        return picked(self.make, self.make.constant(levels, "levels"), half)
 
     def _of_class(self, output: Categorical | BinaryTree, choice: Value) -> tuple[Value, Value]:
         """Its sample, and what the network is fed."""
         levels = class_levels(output.classes)
         is_linear = output.companding is Companding.LINEAR
         heights = levels if is_linear else expanded(levels, output.classes)
-        amplitudes = self.make.constant("amplitudes", heights.astype(np.float32))
+        amplitudes = self.make.constant(heights.astype(np.float32), "amplitudes")
         if self.signal is not None:
             sample = self.signal.after(choice, amplitudes)
             return sample, sample
         sample = picked(self.make, amplitudes, choice)
         if is_linear:
             return sample, sample
-        table = self.make.constant("levels", levels.astype(np.float32))
+        table = self.make.constant(levels.astype(np.float32), "levels")
         return sample, picked(self.make, table, choice)
 
     def states(self) -> tuple[Value, ...]:
