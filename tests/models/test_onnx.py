@@ -253,3 +253,41 @@ def test_why_a_batch_is_fixed_is_said() -> None:
     assert not model.batch_is_free and model.why_not_free
     free = import_onnx(graph_model(relu, {"x": ("n", 3)}, {}), free_batch=False)
     assert not free.batch_is_free
+
+
+@pytest.mark.parametrize("operator", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize("counted", [0, 1])
+def test_pooling_over_three_axes(operator: str, counted: int) -> None:
+    more = {"count_include_pad": counted} if operator == "AveragePool" else {}
+    node = helper.make_node(
+        operator, ["x"], ["y"], kernel_shape=[2, 3, 2], strides=[2, 1, 1],
+        pads=[1, 1, 0, 0, 1, 1], **more,
+    )  # fmt: skip
+    model = graph_model([node], {"x": (2, 3, 5, 6, 7)}, {}, axes=5)
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 6, 7)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(sparsejit.compile(model)(x), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_file_says_wrongly_is_named() -> None:
+    relu = [helper.make_node("Relu", ["x"], ["y"])]
+    with pytest.raises(InvalidInput, match=r"input x has sizes \(-3,\) in the file"):
+        sparsejit.compile(graph_model(relu, {"x": (-3,)}, {}, axes=1))
+    odd = graph_model(relu, {"x": (3,)}, {}, axes=1)
+    odd.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(InvalidInput, match="input x has the type 99"):
+        sparsejit.compile(odd)
+    add = [helper.make_node("Add", ["x", "c"], ["y"])]
+    long = graph_model(add, {"x": (3,)}, {"c": np.ones(3, np.float32)}, axes=1)
+    long.graph.initializer[0].raw_data = bytes(16)
+    with pytest.raises(DamagedFile, match="tensor c of sizes"):
+        sparsejit.compile(long)
+    wide = graph_model(add, {"x": (3,)}, {"c": np.ones(4, np.float32)}, axes=1)
+    with pytest.raises(UnsupportedOperator, match="Incompatible dimensions"):
+        sparsejit.compile(wide)
+    widened = helper.make_node("Expand", ["c", "n"], ["w"])
+    huge = [widened, helper.make_node("Add", ["x", "w"], ["y"])]
+    sizes = np.array([2**20, 2**20], np.int64)
+    large = graph_model(huge, {"x": (3,)}, {"c": np.ones(1, np.float32), "n": sizes})
+    with pytest.raises(UnsupportedOperator, match="makes a constant of"):
+        sparsejit.compile(large)
