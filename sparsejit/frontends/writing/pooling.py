@@ -9,29 +9,33 @@ from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import repeat_each
 from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Array, Value
-from sparsejit.ir.ops.convolution import Pooling
+from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 
+Sizes = tuple[int, ...]
 
-def over_windows(write: Writer, op: Pooling, x: Value) -> Value:
-    """Pooling over any number of spatial axes; of three over the last two, then over the first."""
-    if len(op.kernel) < 3:
-        return write.one(op, x)
+
+def over_windows(
+    write: Writer,
+    kind: PoolingKind,
+    x: Value,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: tuple[tuple[int, int], ...],
+    dilation: Sizes,
+    counts_padding: bool,
+) -> Value:
+    """Pooling over one to three spatial axes; three are the last two, then the first."""
+    if len(kernel) < 3:
+        return write.one(Pooling(kind, kernel, stride, padding, dilation, counts_padding), x)
     batch, channels, depth, *rest = x.shape
-    over_rest = Pooling(
-        op.kind, op.kernel[1:], op.stride[1:], op.padding[1:], op.dilation[1:], op.counts_padding
-    )
-    flat = over_windows(write, over_rest, reshaped(write, x, (batch, channels * depth, *rest)))
-    over_first = Pooling(
-        op.kind,
-        (op.kernel[0], 1),
-        (op.stride[0], 1),
-        (op.padding[0], (0, 0)),
-        (op.dilation[0], 1),
-        op.counts_padding,
-    )
-    columns = write.one(over_first, reshaped(write, flat, (batch, channels, depth, -1)))
-    return reshaped(write, columns, (*columns.shape[:3], *flat.shape[2:]))
+    planes = reshaped(write, x, (batch, channels * depth, *rest))
+    inner = Pooling(kind, kernel[1:], stride[1:], padding[1:], dilation[1:], counts_padding)
+    flat = write.one(inner, planes)
+    first = ((kernel[0], 1), (stride[0], 1), (padding[0], (0, 0)), (dilation[0], 1))
+    columns = reshaped(write, flat, (batch, channels, depth, -1))
+    whole = write.one(Pooling(kind, *first, counts_padding), columns)
+    return reshaped(write, whole, (*whole.shape[:3], *flat.shape[2:]))
 
 
 def beyond_the_end(

@@ -177,11 +177,11 @@ class Pooling(Operator):
     types: ClassVar[str] = (
         "x float32 [batch, channels, *space] -> float32 [batch, channels, *positions]"
     )
-    needs: ClassVar[str] = ", at least as large as the window, of one or two axes"
+    needs: ClassVar[str] = ", at least as large as the window"
     mixing: ClassVar[str] = "pools over the batch"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        if len(bound["*space"]) != len(self.kernel) or len(self.kernel) > 2:
+        if len(bound["*space"]) != len(self.kernel):
             return None
         padded = tuple(n + sum(p) for n, p in zip(bound["*space"], self.padding, strict=True))
         spatial = positions(padded, self.kernel, self.stride, self.dilation)

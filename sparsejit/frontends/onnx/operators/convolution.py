@@ -15,7 +15,7 @@ from sparsejit.frontends.writing import (
 )
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.convolution import Convolution, PoolingKind
 from sparsejit.ir.spec import DType
 
 Widths = list[tuple[int, int]]
@@ -125,8 +125,9 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
             map(any, widths)
         ):
             raise Unmapped("ceil_mode, which counts padding differently at the end")
-        op = Pooling(kind, kernel, strides, tuple(widths), spans, counts)
-        result = pooling.over_windows(write, op, x)
+        windows = kernel, strides, tuple(widths), spans
+        pooled = pooling.over_windows(write, kind, write.floats(x), *windows, counts)
+        result = write.cast(pooled, x.type.element)  # bytes, which float32 holds exactly
         return (result, None) if call.outputs > 1 else result
 
     return mapping
