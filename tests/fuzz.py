@@ -30,6 +30,7 @@ KINDS = {
     "torch": "fuzzing.torch_models",
     "files": "fuzzing.saved_files",
     "estimators": "fuzzing.estimators",
+    "onnx": "fuzzing.onnx_graphs",
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0

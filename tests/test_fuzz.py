@@ -40,13 +40,13 @@ def first_equal() -> torch_models.TorchCase:
 
 def test_a_wrong_result_is_a_finding() -> None:
     case = first_equal()
-    wanted = torch_models._arrays(case.program(*(x.clone() for x in case.inputs)))
-    torch_models._compare(case, case.inputs, wanted)
+    wanted = torch_models.by_torch(case, case.inputs)
+    torch_models.compare(case, case.inputs, wanted, wanted)
     wrong = [~x if x.dtype == bool else x + 1 for x in wanted]
     with pytest.raises(AssertionError, match="instead of"):
-        torch_models._compare(case, case.inputs, wrong)
+        torch_models.compare(case, case.inputs, wrong, wanted)
     with pytest.raises(AssertionError, match="shape"):
-        torch_models._compare(case, case.inputs, [x[None] for x in wanted])
+        torch_models.compare(case, case.inputs, [x[None] for x in wanted], wanted)
 
 
 def test_a_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

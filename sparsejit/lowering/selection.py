@@ -28,7 +28,8 @@ def lower_embedding(low: Lowering, node: Node) -> None:
     places = low.view(indices).reshaped((count,)) or low.contiguous(indices).reshaped((count,))
     into = _row_result(low, node.output, count)
     assert places is not None
-    spec = RowCopies(count, rows, features, places.strides[0], into.strides[0])
+    floats = features * table.type.element.bytes // _FLOAT  # an int64 is copied as two
+    spec = RowCopies(count, rows, floats, places.strides[0], into.strides[0])
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rdi)
@@ -123,7 +124,7 @@ def _row_result(low: Lowering, value: Value, count: int) -> View:
 
     def fits(view: View) -> bool:
         rows = view.reshaped(shape)
-        return rows is not None and rows.strides[1] == _FLOAT
+        return rows is not None and rows.strides[1] == value.type.element.bytes
 
     rows = low.result(value, fits).reshaped(shape)
     assert rows is not None

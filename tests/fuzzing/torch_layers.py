@@ -151,6 +151,28 @@ def product(grow: Growing) -> None:
         grow.add("bmm", lambda x, y: torch.bmm(x, y.transpose(1, 2)), place, other)
 
 
+def matrices(grow: Growing) -> None:
+    """Products of what has axes enough, stacks broadcast."""
+    place = grow.any(lambda x: is_float(x) and x.dim() > 1 and min(x.shape) > 0)
+    if place is None:
+        return
+    x = grow.values[place]
+    other = grow.any(
+        lambda y: is_float(y) and y.dim() > 1 and min(y.shape) > 0 and x.shape[-1] == y.shape[-1]
+    )
+    if other is not None:
+        grow.add("matmul", lambda x, y: torch.matmul(x, y.transpose(-1, -2)), place, other)
+
+
+def pick(grow: Growing) -> None:
+    """Places of an axis by whole numbers of the model's, kept within it."""
+    place = grow.any(lambda x: x.dim() > 1 and x.shape[1] > 0)
+    index = grow.any(lambda x: is_whole(x) and x.dim() == 1)
+    if place is not None and index is not None:
+        last = grow.values[place].shape[1] - 1
+        grow.add("pick", lambda x, i: x[:, i.clamp(0, last).long()], place, index)
+
+
 def resize(grow: Growing) -> None:
     place = grow.any(lambda x: _long_enough(x, 4))
     mode = grow.draw.choice(["nearest", "bilinear"])
@@ -163,5 +185,5 @@ def resize(grow: Growing) -> None:
 # A row as often as it is to be taken.
 LAYERS: tuple[Row, ...] = (
     *(linear, linear, convolution, convolution, pool, normalise, recurrent, attention, embed),
-    *(product, resize),
+    *(product, matrices, pick, resize),
 )

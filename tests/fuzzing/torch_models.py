@@ -42,6 +42,7 @@ class Step:
     function: Function
     places: tuple[int, ...]
     is_fresh: bool
+    in_place: bool
 
 
 class Program(torch.nn.Module):
@@ -109,7 +110,7 @@ class Growing:
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
             return False
         aliases = any(_shares(result, x) for x in self.values)
-        self.program.steps.append(Step(name, function, places, not aliases))
+        self.program.steps.append(Step(name, function, places, not aliases, in_place))
         self.values.append(result)
         return True
 
@@ -192,8 +193,8 @@ def check(case: TorchCase) -> str:
             rows = [x[:batch] for x in case.inputs]
             if not _runs(case, rows):
                 continue
-            found = _arrays(compiled(*(x.clone() for x in rows)))
-            _compare(case, rows, found)
+            found = arrays(compiled(*(x.clone() for x in rows)))
+            compare(case, rows, found, by_torch(case, rows))
             if case.is_saved:
                 _check_file(compiled, rows, found)
     return "equal"
@@ -208,17 +209,25 @@ def _runs(case: TorchCase, rows: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _arrays(nest: Any) -> list[np.ndarray]:
+def arrays(nest: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in tree_leaves(nest)]
 
 
-def _compare(case: TorchCase, rows: Sequence[torch.Tensor], found: Sequence[np.ndarray]) -> None:
-    def by_torch() -> list[np.ndarray]:
-        return _arrays(case.program(*(x.clone() for x in rows)))
+def by_torch(case: TorchCase, rows: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """What torch computes of them."""
+    with torch.no_grad():
+        return arrays(case.program(*(x.clone() for x in rows)))
 
-    wanted = by_torch()
+
+def compare(
+    case: TorchCase,
+    rows: Sequence[torch.Tensor],
+    found: Sequence[np.ndarray],
+    wanted: Sequence[np.ndarray],
+) -> None:
+    """Raises AssertionError where results differ by more than rounding in their steps may."""
     case.program.noise = NOISE
-    noisy = [by_torch() for _ in range(2)]
+    noisy = [by_torch(case, rows) for _ in range(2)]
     case.program.noise = 0.0
     for number, (got, like) in enumerate(zip(found, wanted, strict=True)):
         where = f"output {number} of batch {len(rows[0])}"
@@ -229,7 +238,8 @@ def _compare(case: TorchCase, rows: Sequence[torch.Tensor], found: Sequence[np.n
             continue
         if not like.size:
             continue
-        spread = max(float(np.nanmax(np.abs(other[number] - like), initial=0)) for other in noisy)
+        one, other = (each[number] for each in noisy)
+        spread = float(np.nanmax(np.abs(one - other), initial=0))
         bound = ROUNDING * case.largest + MARGIN * spread
         same = (got == like) | (np.isnan(got) & np.isnan(like))
         with np.errstate(invalid="ignore"):
@@ -244,6 +254,6 @@ def _check_file(compiled: Any, rows: Sequence[torch.Tensor], found: Sequence[np.
         path = Path(folder) / "model.sparsejit"
         compiled.save(path)
         loaded = sparsejit.load(path)
-    again = _arrays(loaded(*(x.clone() for x in rows)))
+    again = arrays(loaded(*(x.clone() for x in rows)))
     for one, other in zip(found, again, strict=True):
         assert one.tobytes() == other.tobytes(), "loaded it gives other bits"

@@ -305,9 +305,60 @@ def softmax(grow: Growing) -> None:
         grow.add(f"{function.__name__} {axis}", lambda x: function(x, axis), place)
 
 
+def quotient(grow: Growing) -> None:
+    """Floored division and remainders of floats, by numbers and tensors."""
+    place, number = grow.any(is_float), grow.draw.choice([0.75, -1.5, 3.0])
+    if place is None:
+        return
+    x = grow.values[place] / number
+    if not UNARY["trunc"](x):
+        return
+    rows: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+        ("//", lambda x: x // number),
+        ("%", lambda x: x % number),
+        ("fmod", lambda x: torch.fmod(x, number)),
+        ("trunc", lambda x: torch.div(x, number, rounding_mode="trunc")),
+    ]
+    name, function = grow.draw.choice(rows)
+    grow.add(f"{name} {number}", function, place)
+
+
+def mixed(grow: Growing) -> None:
+    """Of several operands, or of whole axes with care for infinities."""
+    place = grow.any(lambda x: is_float(x) and x.dim() > 1)
+    if place is None:
+        return
+    axis = axis_for(grow, grow.values[place])
+    other = _partner(grow, grow.values[place])
+    mask = grow.any(lambda m: is_bool(m) and fills(m, grow.values[place]))
+    rows: list[tuple[str, Callable[..., Tensor], tuple[int, ...]]] = [
+        (f"std {axis}", lambda x: x.std(axis), (place,)),
+        (f"norm {axis}", lambda x: x.norm(dim=axis), (place,)),
+        (f"prod {axis}", lambda x: x.prod(axis), (place,)),
+        ("clamp", lambda x: x.clamp(-0.5, 1.5), (place,)),
+        ("lerp", lambda x: x.lerp(x * 2, 0.75), (place,)),
+        (f"normalize {axis}", lambda x: functional.normalize(x, dim=axis), (place,)),
+    ]
+    if other is not None and is_float(grow.values[other]):
+        rows += [
+            ("addcmul", lambda x, y: torch.addcmul(x, y, y, value=0.5), (place, other)),
+            ("dot", lambda x, y: (x * y).sum(-1), (place, other)),
+        ]
+    if mask is not None:
+        rows.append(
+            (
+                f"masked softmax {axis}",
+                lambda x, m: x.masked_fill(m, -torch.inf).softmax(axis).nan_to_num(),
+                (place, mask),
+            )
+        )
+    name, function, places = grow.draw.choice(rows)
+    grow.add(name, function, *places)
+
+
 # A row as often as it is to be taken.
 STEPS: tuple[Row, ...] = (
     *(unary, unary, activation, binary, binary, binary, divide, with_number, with_number, power),
     *(compare, compare, logic, where, where, masked_fill, cast, cast, reduce, reduce, place_of),
-    *(order, cumulative, softmax),
+    *(order, cumulative, softmax, quotient, mixed, mixed, mixed),
 )

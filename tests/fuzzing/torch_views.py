@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def _views(grow: Growing, x: Tensor) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
     draw, axis = grow.draw, axis_for(grow, x)
     length = x.shape[axis]
-    first = draw.randint(0, length)
-    end = draw.randint(first, length)
+    first, end = sorted(draw.randint(0, length) for _ in range(2))
     step = draw.choice([1, 1, 2, 3])
     rest = list(range(1, x.dim()))
     draw.shuffle(rest)
@@ -36,7 +35,6 @@ def _views(grow: Growing, x: Tensor) -> list[tuple[str, Callable[[Tensor], Tenso
         ("reshape", lambda x: x.reshape(x.shape[0], -1)),
         (f"unsqueeze {axis}", lambda x: x.unsqueeze(axis)),
         ("unsqueeze -1", lambda x: x.unsqueeze(-1)),
-        (f"squeeze {axis}", lambda x: x.squeeze(axis)),
         (f"flip {axis}", lambda x: x.flip(axis)),
         (f"roll {shift} {axis}", lambda x: x.roll(shift, axis)),
         (f"repeat {times}", lambda x: x.repeat(1, *([times] * (x.dim() - 1)))),
@@ -55,6 +53,8 @@ def _views(grow: Growing, x: Tensor) -> list[tuple[str, Callable[[Tensor], Tenso
         chosen = [draw.randrange(length) for _ in range(draw.randint(1, 4))]
         index = torch.tensor(chosen)
         found.append((f"index_select {chosen}", lambda x: x.index_select(axis, index.clone())))
+    if axis % x.dim():  # the batch stays, also where it is one sample: docs/models.md
+        found.append((f"squeeze {axis}", lambda x: x.squeeze(axis)))
     if x.dim() > 2:
         found += [
             ("transpose", lambda x: x.transpose(1, 2)),

@@ -121,6 +121,7 @@ SELECTIONS: dict[str, list[Call]] = {
         call(CUBE, 1, Known(torch.tensor([0, 1, 3]))),
         call(CUBE, 2, Known(torch.tensor([4, 3, 2, 1, 0] * 2))),
         call(CUBE, 1, whole(4, 6)),
+        *(call(x, 1, whole(5, 3)) for x in (whole(99, 3, 5, 2), truths(3, 5, 2), whole(9, 2, 5))),
     ],
     "aten.index.Tensor": [
         call(CUBE, [None, Known(torch.tensor([3, -1, 0]))]),
@@ -132,7 +133,10 @@ SELECTIONS: dict[str, list[Call]] = {
         call(IMAGE, [None, None, Known(torch.tensor([[0], [8]])), Known(torch.tensor([1, 1, 2]))]),
         call(CUBE, [Known(torch.tensor([[2]])), Known(torch.tensor([[1, 3]]))]),
     ],
-    "aten.flip.default": [call(CUBE, [0]), call(CUBE, [1, 2]), call(rand(2, 12), [-1])],
+    "aten.flip.default": [
+        *(call(CUBE, [0]), call(CUBE, [1, 2]), call(rand(2, 12), [-1])),
+        *(call(whole(99, 2, 12), [-1]), call(truths(2, 12), [1])),
+    ],
     "aten.topk.default": [
         call(X, 2),
         call(X, 5, 1, False),

@@ -48,8 +48,8 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def looked_up(write: Writer, x: Operand, axis: int, indices: Operand) -> Value:
     """Places of an axis by indices (...), which come in its place."""
-    if write.element(x) is not Element.FLOAT32:
-        raise Unmapped("takes whole numbers by index")
+    if write.element(x) is Element.BOOL:
+        return write.cast(looked_up(write, write.floats(x), axis, indices), Element.BOOL)
     rows = moved(write, x, axis, 0)
     table = reshaped(write, rows, (rows.shape[0], prod(rows.shape[1:])))
     places = write.cast(indices, Element.INT64)

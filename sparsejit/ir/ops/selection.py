@@ -17,7 +17,8 @@ class Embedding(Operator):
     """table[indices]: indices int64 (...), table (rows, features), result (..., features)."""
 
     types: ClassVar[str] = (
-        "indices int64 [*places], table float32 [rows, features] -> float32 [*places, features]"
+        "indices int64 [*places], table float32|int64 [rows, features]"
+        " -> float32|int64 [*places, features]"
     )
     mixing: ClassVar[str] = "takes samples out of the batch"
 

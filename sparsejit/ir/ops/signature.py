@@ -2,11 +2,11 @@
 
     x float32 [*rows, in], weights float32 [out, in], bias? float32 [out] -> float32 [*rows, out]
 
-An element is a name of `Element`, several of them (float32|int64), `any` of float32, int64 and
-bool, or X: any of these, but the same one throughout. An axis is a number, a name, which is one
-size throughout, a product of these (3*hidden), any number of axes (*rows), or axes that broadcast
-(...). A name that is an attribute of the operator has its value. An operand with a question mark
-may be left out.
+An element is a name of `Element`, `any` of float32, int64 and bool, X: any of these, but the same
+one throughout, or some of them (float32|int64), the same one throughout as well. An axis is a
+number, a name, which is one size throughout, a product of these (3*hidden), any number of axes
+(*rows), or axes that broadcast (...). A name that is an attribute of the operator has its value. An
+operand with a question mark may be left out.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def _is_many(axis: str) -> bool:
 def _binds_element(bound: Bound, wanted: str, found: Element) -> bool:
     if wanted == ALIKE:
         return found in _USUAL and bound.setdefault(wanted, found) is found
-    return found in _USUAL if wanted == "any" else found.value in wanted.split("|")
+    if "|" in wanted:
+        return found.value in wanted.split("|") and bound.setdefault(wanted, found) is found
+    return found in _USUAL if wanted == "any" else found.value == wanted
 
 
 def _binds_many(bound: Bound, axis: str, sizes: tuple[int, ...], op: object) -> bool:
@@ -178,5 +180,5 @@ def _made(declared: DeclaredTensor, bound: Mapping[str, Any], op: object) -> Ten
             assert not unknown, f"{op} makes {axis}, which nothing says"
             shape.append(known)
     name = declared.element
-    element = bound[name] if name == ALIKE else getattr(op, name, None) or Element(name)
+    element = bound[name] if name in bound else getattr(op, name, None) or Element(name)
     return TensorType(tuple(shape), element)

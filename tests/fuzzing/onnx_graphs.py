@@ -1,0 +1,67 @@
+"""Random torch models written as ONNX by torch's exporter, compared with what ONNX says of them.
+
+    case = make(seed)        as of torch_models
+    check(case)              "equal", "refused" by one of our errors, or "not exported" by torch
+
+The reference is the onnx package's own: torch's exporter errs now and then, and crashes for what
+is written in place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+
+import numpy as np
+import torch
+from fuzzing import torch_models
+from fuzzing.torch_models import TorchCase
+
+import sparsejit
+from sparsejit.errors import SparseJitError
+
+OPSET = 17
+
+make = torch_models.make
+
+
+def check(case: TorchCase) -> str:
+    """What became of it. Raises AssertionError for a wrong result, and whatever else comes."""
+    from onnx import load_from_string
+    from onnx.reference import ReferenceEvaluator
+    from onnx.shape_inference import InferenceError, infer_shapes
+
+    if any(step.in_place for step in case.program.steps):
+        return "not exported"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        inputs = tuple(x[: case.example].clone() for x in case.inputs)
+        file = BytesIO()
+        names = [f"x{number}" for number in range(len(inputs))]
+        try:
+            torch.onnx.export(
+                case.program, inputs, file, dynamo=False, opset_version=OPSET, input_names=names
+            )
+        except Exception:  # of whatever type torch raises for what it cannot write
+            return "not exported"
+        model = load_from_string(file.getvalue())
+        try:
+            infer_shapes(model, check_type=True, strict_mode=True)
+        except InferenceError:
+            return "not exported"
+        kept = {declared.name for declared in model.graph.input}
+        given = [x for name, x in zip(names, inputs, strict=True) if name in kept]
+        try:
+            compiled = sparsejit.compile(model, target=case.options["target"], free_batch=False)
+            found = compiled(*(x.numpy() for x in given))
+        except SparseJitError as refused:
+            return f"refused: {type(refused).__name__}"
+        results = found if isinstance(found, tuple | list) else (found,)
+        arrays = {x.name: y.numpy() for x, y in zip(model.graph.input, given, strict=True)}
+        try:
+            wanted = ReferenceEvaluator(model).run(None, arrays)
+        except Exception:  # of whatever type it raises for what it has not
+            return "no reference"
+        wanted = [np.asarray(x) for x in wanted]
+        torch_models.compare(case, inputs, [np.asarray(x) for x in results], wanted)
+    return "equal"
