@@ -2,7 +2,7 @@
 
     four columns   x         read side by side, or gathered; float32 widened
                    d         x - centre, or one where x == centre
-                   y         clip(scale d + shift, low, high), rounded to float32
+                   y         clip(scale d + shift, low, high), rounded to float32 if asked
 
 What no column asks for is left out. The last few of a row are stored under a mask, and gathered.
 """
@@ -24,11 +24,15 @@ _EQUAL = 0
 
 @dataclass(frozen=True, eq=False)
 class ColumnScaling:
-    """`rows` of x with so many features, each a number of `x_bytes`; see `ScaledColumns`."""
+    """`rows` of x with so many features; a number is of `x_bytes`, of y `y_bytes`.
+
+    See `ScaledColumns`.
+    """
 
     rows: int
     features: int
     x_bytes: int
+    y_bytes: int
     columns: Array
     numbers: Array
 
@@ -60,13 +64,13 @@ def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
             asm.emit("add", r8, writer.chunk_bytes)
             if not scaling.is_gathered:
                 asm.emit("add", r9, LANES * scaling.x_bytes)
-            asm.emit("add", rsi, LANES * _FLOAT)
+            asm.emit("add", rsi, LANES * scaling.y_bytes)
 
         repeat(asm, whole, rax, whole_vector)
         if rest:
             asm.emit("mov", r9, rdi)
             writer.columns(rest, is_gathered=True)
-            asm.emit("add", rsi, rest * _FLOAT)
+            asm.emit("add", rsi, rest * scaling.y_bytes)
         asm.emit("add", rdi, scaling.features * scaling.x_bytes)
 
     repeat(asm, scaling.rows, r10, row)
@@ -124,13 +128,20 @@ class _ColumnWriter:
             if number in self.used:  # the second operand, where it is NaN
                 asm.emit("vmovupd", ymm(1), self.place(number))
                 asm.emit(mnemonic, value, ymm(1), value)
-        asm.emit("vcvtpd2ps", xmm(0), value)
+        self._store(value, count)
+
+    def _store(self, value: Register, count: int) -> None:
+        asm, is_double = self.asm, self.scaling.y_bytes == _DOUBLE
+        result, mask = (value, ymm(1)) if is_double else (xmm(0), xmm(1))
+        if not is_double:
+            asm.emit("vcvtpd2ps", result, value)
         if count == LANES:
-            asm.emit("vmovups", Memory(rsi), xmm(0))
+            asm.emit("vmovups", Memory(rsi), result)
             return
-        mask = np.where(np.arange(LANES) < count, -1, 0).astype(np.int32)
-        asm.emit("vmovups", xmm(1), Literal(asm.literal(mask)))
-        asm.emit("vmaskmovps", Memory(rsi), xmm(1), xmm(0))
+        exists = np.where(np.arange(LANES) < count, -1, 0)
+        lanes = exists.astype(np.int64 if is_double else np.int32)
+        asm.emit("vmovups", mask, Literal(asm.literal(lanes)))
+        asm.emit("vmaskmovpd" if is_double else "vmaskmovps", Memory(rsi), mask, result)
 
     def _load(self, value: Register, is_gathered: bool) -> None:
         asm, is_double = self.asm, self.scaling.x_bytes == _DOUBLE

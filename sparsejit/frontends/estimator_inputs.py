@@ -132,7 +132,9 @@ class EstimatorInput:
         if self._refuses:
             flat = array.ravel("K")
             # Of a sum of squares that is finite all terms are.
-            if not isfinite(flat.dot(flat)):
+            with np.errstate(all="ignore"):
+                total = flat.dot(flat)
+            if not isfinite(total):
                 self._check_finite(array)
         if self.refusals.known:
             self._check_known(array)

@@ -34,10 +34,10 @@ class EstimatorWriter(Writer):
         """What a scaler, ColumnTransformer or OneHotEncoder does to the columns so far."""
         self._columns = self._columns.behind(step)
 
-    def columns(self) -> Value:
-        """The columns that steps have made of X so far, in float32."""
+    def columns(self, element: Element = Element.FLOAT32) -> Value:
+        """The columns that steps have made of X so far."""
         columns, x = self._columns, self.x
-        if columns.changes_nothing(x.shape[1]) and x.type.element is Element.FLOAT32:
+        if columns.changes_nothing(x.shape[1]) and x.type.element is element:
             return x
         if not len(columns.source):
             raise InvalidInput("the steps before the last give no columns; keep one")
@@ -46,19 +46,23 @@ class EstimatorWriter(Writer):
             self.constant(columns.source, "columns"),
             self.constant(columns.numbers, "columns.numbers", Element.FLOAT64),
         )
-        return self.one(ScaledColumns(x.type.element), x, *constants)
+        return self.one(ScaledColumns(x.type.element, element), x, *constants)
 
     def scores(self, weights: Array, bias: Array, name: str) -> Value:
         """The columns by weights: for X in float64 in float64, unless the weights are many."""
         is_double = self.x.type.element is Element.FLOAT64 and weights.size <= _MOST_DOUBLES
-        if not is_double or not self._columns.is_affine:
+        if not is_double:
             return self.linear(self.columns(), weights, bias, name)
-        weights, bias = self._columns.folded(weights, bias, self.x.shape[1])
+        x = self.x
+        if self._columns.is_affine:
+            weights, bias = self._columns.folded(weights, bias, x.shape[1])
+        else:
+            x = self.columns(Element.FLOAT64)
         operands = [
             self.constant(array, f"{name}.{what}", Element.FLOAT64)
             for what, array in (("weights", weights), ("bias", bias))
         ]
-        return self.at(name).one(DoubleProduct(), self.x, *operands)
+        return self.at(name).one(DoubleProduct(), x, *operands)
 
     def linear(
         self,

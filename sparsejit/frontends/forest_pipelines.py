@@ -226,6 +226,9 @@ def _transformed(steps: Sequence[Any], x: Array) -> Array:
         warnings.simplefilter("ignore")  # of names of features, which x has not
         for step in steps:
             x = _stepped(step, x)
+            if x.dtype.kind == "f":  # the next step refuses what is infinite
+                limits = np.finfo(x.dtype)
+                x = np.clip(x, limits.min, limits.max)
     return x
 
 
@@ -236,5 +239,8 @@ def _stepped(step: Any, x: Array) -> Array:
     if kind == "ColumnTransformer":  # one of names takes frames alone
         parts = parts_of(step, x.shape[1])
         return np.hstack([_transformed(part.steps, x[:, part.columns]) for part in parts])
+    if kind == "PowerTransformer":  # it refuses what its own powers make infinite
+        largest = float(np.finfo(x.dtype).max) ** (1 / (2 + np.abs(step.lambdas_).max()))
+        x = np.clip(x, -largest, largest)
     made = step.transform(x.copy())
     return np.asarray(made.toarray() if hasattr(made, "toarray") else made)

@@ -28,7 +28,8 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     if wrong.size:
         raise InvalidInput(f"column {wrong[0]} of x is read; give numbers below {features}")
     scaling = ColumnScaling(
-        rows, features, x.type.element.bytes, places, low.constant(numbers)
+        *(rows, features, x.type.element.bytes, node.output.type.element.bytes),
+        *(places, low.constant(numbers)),
     )
     vectors = rows * -(-scaling.outputs // 4)
     reason = f"{scaling.outputs} columns in float64 of {features}, {rows} times"

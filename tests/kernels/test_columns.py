@@ -31,7 +31,8 @@ def scaling(rows: int, features: int, outputs: int, dtype: type, seed: int) -> C
     neutral = np.array([0, 1, 0, -np.inf, np.inf, 0])
     plain = generator.random(6) < 0.4
     numbers[plain] = neutral[plain][:, None]
-    return ColumnScaling(rows, features, np.dtype(dtype).itemsize, columns, numbers)
+    y_bytes = int(generator.choice([4, 8]))
+    return ColumnScaling(rows, features, np.dtype(dtype).itemsize, y_bytes, columns, numbers)
 
 
 def rows_of(spec: ColumnScaling, dtype: type, seed: int) -> Array:
@@ -58,7 +59,7 @@ def test_any_columns(
     spec = scaling(rows, features, outputs, dtype, seed)
     x = rows_of(spec, dtype, seed)
     (wanted,) = ScaledColumns().reference(x.astype(np.float64), spec.columns, spec.numbers)
-    y = np.zeros((rows, outputs), np.float32)
+    y = np.zeros((rows, outputs), f"f{spec.y_bytes}")
     program = build("columns", Target.named(isa), lambda asm: emit_scaled_columns(asm, spec))
     call_native(program.memory.address, (x.ctypes.data, y.ctypes.data))
     np.testing.assert_allclose(y, wanted, rtol=2e-7, atol=1e-9)
@@ -103,17 +104,18 @@ def test_nothing_beyond_x_and_y_is_touched(isa: str, size: int) -> None:
     x = np.random.default_rng(3).standard_normal((3, size))
     (scaled,) = ScaledColumns().reference(x, columns.columns, columns.numbers)
     (sums,) = DoubleProduct().reference(x, spec.weights, spec.bias)
-    programs = (
-        (build("columns", target, lambda asm: emit_scaled_columns(asm, columns)), scaled),
-        (build("product", target, lambda asm: emit_double_product(asm, spec)), sums),
-    )
+    scaling_code = build("columns", target, lambda asm: emit_scaled_columns(asm, columns))
+    product_code = build("product", target, lambda asm: emit_double_product(asm, spec))
+    programs = ((scaling_code, scaled, columns.y_bytes), (product_code, sums, 4))
 
     def try_at(edge: str) -> None:
-        for program, wanted in programs:
+        for program, wanted, size in programs:
             source = GuardedArray(x.reshape(-1).view(np.float32), edge)  # type: ignore[arg-type]
-            result = GuardedArray(np.zeros(wanted.size, np.float32), edge)  # type: ignore[arg-type]
+            floats = wanted.size * size // 4
+            result = GuardedArray(np.zeros(floats, np.float32), edge)  # type: ignore[arg-type]
             call_native(program.memory.address, (source.address, result.address))
-            np.testing.assert_allclose(result.values, wanted.reshape(-1), rtol=1e-6, atol=1e-6)
+            found = result.values.view(f"f{size}")
+            np.testing.assert_allclose(found, wanted.reshape(-1), rtol=1e-6, atol=1e-6)
             assert source.surroundings_intact() and result.surroundings_intact()
 
     run_in_child([(edge, lambda edge=edge: try_at(edge)) for edge in EDGES]).assert_clean()  # type: ignore[misc]

@@ -21,6 +21,7 @@ from sparsejit.runtime.step_timing import StepTimes
 pytest.importorskip("sklearn")
 from sklearn import linear_model, neural_network, preprocessing, svm
 from sklearn.cluster import KMeans
+from sklearn.compose import make_column_transformer
 from sklearn.datasets import (
     make_classification,
     make_multilabel_classification,
@@ -191,6 +192,17 @@ def test_data_far_from_zero(last: str, scaler: str, batch: int, isa: str) -> Non
         before.insert(0, preprocessing.StandardScaler())
     estimator = fitted(make_pipeline(*before, FAR_AWAY[last]), far, y)
     check(sparsejit.compile(estimator, far[:batch], target=isa), estimator, far[:SAMPLES])
+
+
+@pytest.mark.parametrize("name", ["ridge", "logistic"])
+def test_categories_beside_data_far_from_zero(name: str) -> None:
+    X, y = make_classification(200, FEATURES, n_informative=8, random_state=1)
+    X += 1e6
+    X[:, 0] = np.arange(200) % 4
+    encoder = preprocessing.OneHotEncoder(handle_unknown="ignore")
+    before = make_column_transformer((encoder, [0]), remainder="passthrough")
+    estimator = fitted(make_pipeline(before, FAR_AWAY[name]), X, y)
+    check(sparsejit.compile(estimator), estimator, X[:SAMPLES])
 
 
 @pytest.mark.parametrize("name", ["ridge", "logistic"])

@@ -22,20 +22,22 @@ class ScaledColumns(Operator):
     d[j] is x[columns[j]] - centre[j], or for a category 1 where the two are equal, else 0. NaN
     stays NaN.
 
-    Operands: x of `element`, float32 or float64; columns int64 (outputs,), from 0 to below the
-    features; numbers float64 (6, outputs): centre, scale, shift, low, high, and for a category 1.
+    Operands: x of `element`, float32 or float64, as y of `result`; columns int64 (outputs,), from 0
+    to below the features; numbers float64 (6, outputs): centre, scale, shift, low, high, and for a
+    category 1.
     """
 
     element: Element = Element.FLOAT32
+    result: Element = Element.FLOAT32
 
     types: ClassVar[str] = (
         "x element [batch, features], columns int64 [outputs], numbers float64 [6, outputs] "
-        "-> float32 [batch, outputs]"
+        "-> result [batch, outputs]"
     )
     mixes: ClassVar[tuple[str, ...]] = ("outputs",)
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        return {} if self.element in _FLOATS else None
+        return {} if self.element in _FLOATS and self.result in _FLOATS else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, columns, numbers = operands
