@@ -19,10 +19,10 @@ from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_dat
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
-from sparsejit.api.variant import GRAPH_REFUSALS, Variant, lowered_variant
+from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
-from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.runtime.program import Program
@@ -172,7 +172,7 @@ def compile_saved(source: ModelSource) -> CompiledModel:
             lowered_variant(graph, replace(options, shares_tiles=shared), tile, source.name)
             for graph, tile, shared in source.graphs
         ]
-    except GRAPH_REFUSALS as error:
+    except (CompileError, InvalidInput) as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
     return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
 

@@ -17,16 +17,13 @@ from typing import Any
 
 from sparsejit.artefact.arrays import ArrayReader, array_to_data, type_from_data, type_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
-from sparsejit.errors import DamagedFile
+from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.operator import OPERATORS
 
 Data = dict[str, Any]
 
 OPERATOR_RECORDS = RecordCodec(OPERATORS.values())
-
-# What an operator that meets operands it never heard of may raise.
-_REFUSALS = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
 
 
 def graph_to_data(graph: Graph) -> tuple[Data, dict[str, Array]]:
@@ -106,7 +103,7 @@ def _node_from_data(data: Any, known: list[Value]) -> Node:
     made = tuple(map(_value_from_data, outputs))
     try:
         types = op.infer(*(value.type for value in operands))
-    except _REFUSALS as error:
+    except InvalidInput as error:
         raise DamagedFile(f"has a node that cannot be: {error}") from error
     if types != tuple(value.type for value in made):
         found = ", ".join(str(value.type) for value in made)

@@ -89,11 +89,16 @@ def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give a DamagedFile that says what is wrong with a file's contents the path and the remedy."""
+    """Give a DamagedFile that says what is wrong with a file's contents the path and the remedy.
+
+    Asking for more memory than there is counts as wrong.
+    """
     try:
         yield
     except DamagedFile as error:
         raise DamagedFile(f"{path} {error}; {REMEDY}") from error
+    except MemoryError as error:
+        raise DamagedFile(f"{path} needs more memory than there is; {REMEDY}") from error
 
 
 def _check_format(file: Path, metadata: Mapping[str, str]) -> None:

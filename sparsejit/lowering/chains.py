@@ -1,5 +1,6 @@
 """Chains of elementwise functions and row reductions."""
 
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
@@ -27,6 +28,8 @@ def lower_cast(low: Lowering, node: Node) -> None:
 
 
 def _lower(low: Lowering, node: Node, chain: Chain) -> None:
+    if 0 in chain.shape:  # or nothing would be there that has elements
+        raise InvalidInput(f"{chain.title} reduces rows of {chain.shape}; give them elements")
     reads = [low.view(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]
     writes = [low.result(value) for value in node.outputs]

@@ -118,7 +118,7 @@ def check_alike(lowered: LoweredModel, plain: LoweredModel, case: GraphCase) -> 
 
 
 def _blank(kind: TensorType, tiles: int) -> Array:
-    fill = {Element.FLOAT32: np.nan, Element.INT64: -7, Element.BOOL: True}[kind.element]
+    fill = {Element.INT64: -7, Element.BOOL: True}.get(kind.element, np.nan)
     return np.full((tiles, *kind.shape), fill, kind.element.value)
 
 
@@ -135,7 +135,7 @@ class _Plain:
 
 def _placed(array: Array, edge: Edge | None) -> GuardedArray | _Plain:
     flat = np.ascontiguousarray(array).ravel()
-    if edge is None or flat.nbytes % 4:
+    if edge is None or flat.nbytes % 4 or not flat.size:
         return _Plain(flat)
     return GuardedArray(flat.view(np.float32), edge)
 

@@ -87,6 +87,8 @@ def lower_chain(
     Raises CompileError for functions without code (most of int64) and for more arrays than
     MOST_OPERANDS and MOST_ARRAYS.
     """
+    if any(array.element is Element.FLOAT64 for array in (*operands, *results)):
+        raise CompileError(f"chain {chain.title!r} has no code for float64; convert to float32")
     reads = sum(operand.constant is None for operand in operands)
     if reads > MOST_OPERANDS or reads + len(results) > MOST_ARRAYS:
         raise CompileError(

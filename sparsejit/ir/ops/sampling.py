@@ -87,7 +87,7 @@ class SumOfRows(Operator):
     dtype: DType = DType.FLOAT32
 
     def signature(self, operands: int) -> Signature:
-        tables = range(operands // 2)
+        tables = range(max(operands // 2, 1))
         indices = "".join(f"index{n} int64 [], " for n in tables)
         rows = "".join(f"table{n} float32 [rows{n}, features], " for n in tables)
         return signature(f"{indices}{rows}rest float32 [features] -> float32 [features]")

@@ -12,6 +12,8 @@ from sparsejit.ir.ops.operator import Operator
 
 # A class is one of 2^24 at most: as many as float32 can number.
 MOST_BITS = 24
+# Each number is a piece of code.
+MOST_NUMBERS = 1024
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class UniformRow(Operator):
     """
 
     count: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count <= MOST_NUMBERS:
+            raise InvalidInput(f"{self}: give 1 to {MOST_NUMBERS} numbers")
 
     types: ClassVar[str] = "seed int64 [], counter int64 [] -> float32 [count]"
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
-from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.graph import Array, Element, Node
 from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.ops.signature import ALIKE, Bound, Signature, signature
 from sparsejit.ir.ops.types import axis_of, broadcasts_to
 
 
@@ -170,11 +170,13 @@ class Pad(Operator):
 
     types: ClassVar[str] = "x X [*given] -> X [*padded]"
 
-    needs: ClassVar[str] = ", of as many axes"
+    needs: ClassVar[str] = ", of as many axes, whose elements can be that value"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
         given = bound["*given"]
         if len(self.widths) != len(given) or min(map(min, self.widths), default=0) < 0:
+            return None
+        if bound[ALIKE] is not Element.FLOAT32 and not float(self.value).is_integer():
             return None
         pairs = zip(given, self.widths, strict=True)
         return {"*padded": tuple(n + before + after for n, (before, after) in pairs)}
