@@ -9,6 +9,7 @@ import numpy as np
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.machine.target import Target
 from sparsejit.planner.core_loops import least_ns, load_bandwidth, padded_l2_bandwidth
+from sparsejit.planner.limits import nearest_places
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import rax, ymm, zmm
 
@@ -38,18 +39,18 @@ class MachineLimits:
     def least_ns(self, flops: int, data_bytes: int, target: Target) -> tuple[float, str]:
         """The time below which no kernel can get, and what sets it: FMA, or a cache's bandwidth.
 
-        `data_bytes` is the data one call touches, warm in the nearest cache that holds it.
-        Code is left out: it arrives another way.
+        `data_bytes` is the data one call touches, warm in the nearest caches that hold them; the
+        farthest of these is named. Code is left out: it arrives another way.
         """
-        if data_bytes <= target.l1d_bytes:
-            level, rate = "L1", self.l1_bytes_per_ns
-        elif data_bytes <= target.l2_bytes:
-            level, rate = "L2", self.l2_bytes_per_ns
-        elif data_bytes <= target.l3_bytes:
-            level, rate = "L3", self.l3_bytes_per_ns
-        else:
-            level, rate = "memory", self.memory_bytes_per_ns
-        return max((data_bytes / rate, level), (flops / self.fma_gflops, "FMA"))
+        rates = {
+            "L1": self.l1_bytes_per_ns,
+            "L2": self.l2_bytes_per_ns,
+            "L3": self.l3_bytes_per_ns,
+            "memory": self.memory_bytes_per_ns,
+        }
+        places = nearest_places(data_bytes, 0, target)
+        loading = sum(count / rates[level] for level, count in places.items())
+        return max((loading, [*places][-1]), (flops / self.fma_gflops, "FMA"))
 
 
 @cache

@@ -4,6 +4,8 @@
 >>> y = fast(x)
 """
 
+from types import ModuleType
+
 from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, compile_matrix, load
 from sparsejit.api import compile_model as compile  # noqa: A004, the verb users know
 from sparsejit.errors import (
@@ -38,3 +40,12 @@ __all__ = [
     "load",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`sparsejit.prune`, which needs torch, where it is first asked for."""
+    if name == "prune":
+        import sparsejit.prune
+
+        return sparsejit.prune
+    raise AttributeError(f"module 'sparsejit' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and the question whether they can appear."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +21,6 @@ def atomic_path(destination: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = _temporary_beside(final)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(final)
     finally:
         with suppress(FileNotFoundError):
@@ -70,14 +69,9 @@ def _obstacle(final: Path) -> str | None:
 
 
 def _temporary_beside(final: Path) -> Path:
-    handle, name = tempfile.mkstemp(
-        dir=final.parent, prefix=f".{final.stem}.", suffix=final.suffix
-    )
-    os.close(handle)
-    return Path(name)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    """A new empty file, with the permissions that the system gives any."""
+    while True:
+        name = final.with_name(f".{final.stem}.{secrets.token_hex(4)}{final.suffix}")
+        with suppress(FileExistsError):
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            return name

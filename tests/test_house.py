@@ -174,6 +174,15 @@ def test_only_the_machine_room_asks_about_the_processor(path: Path) -> None:
             )
 
 
+def test_prune_is_there_when_it_is_asked_for() -> None:
+    script = (
+        "import sys, sparsejit; assert 'torch' not in sys.modules; "
+        "assert sparsejit.prune.Pruner and 'torch' in sys.modules; "
+        "assert not hasattr(sparsejit, 'prunes')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_the_core_imports_without_the_extras() -> None:
     rooms = set(ROOMS) - NEEDS_EXTRAS
     modules = [name for path in SOURCES if room_of(name := module_name(path)) in rooms]
@@ -210,9 +219,7 @@ PROCESSORS = re.compile(
     re.IGNORECASE,
 )
 # Where figures and data of single processors belong.
-MAY_NAME_PROCESSORS = (
-    *("perf/", "tests/", "sparsejit/machine/"),
-)
+MAY_NAME_PROCESSORS = (*("perf/", "tests/", "sparsejit/machine/"),)
 
 
 def house_path(path: Path) -> str:

@@ -19,7 +19,7 @@ from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
-from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx
+from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.tiles import batch_tiles
@@ -145,7 +145,7 @@ class _Compiler:
         """Read the model's graph and compile it for inputs like these."""
         progress("exporting the model", 0.0)
         exported = self._graphs(args, kwargs)
-        name = type(self.model).__name__
+        name = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
         if not exported.batch_is_free:
             graph = exported.graph(None)
             return exported, make_variant(graph, self.options, self.dtype, None, name, progress)
@@ -155,9 +155,7 @@ class _Compiler:
         graph = exported.graph(tile)
         return exported, make_variant(graph, options, self.dtype, tile, name, progress)
 
-    def _graphs(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Exported | ImportedModel:
+    def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         if not is_onnx(self.model):
             return export(self.model, args, dict(kwargs), self.free_batch)
         if kwargs:

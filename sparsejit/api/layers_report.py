@@ -18,7 +18,7 @@ from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.limits import least_ns
+from sparsejit.planner.limits import limit_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
 
@@ -117,7 +117,7 @@ def layer_report(
     effective_flops = sum(each.effective_flops for each in facts)
     own_bytes = sum(each.weight_bytes for each in facts)
     limit = sum(
-        least_ns(
+        limit_ns(
             each.flops,
             each.weight_bytes + each.moved_bytes,
             other_bytes + own_bytes - each.weight_bytes,

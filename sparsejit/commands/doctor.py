@@ -57,6 +57,6 @@ def _print_target(target: Target) -> None:
     }
     sizes = ", ".join(f"{name} {size >> 10} KiB" for name, size in caches.items())
     registers = f"{target.vector_registers} vector registers of {target.lanes} float32"
-    console.print(f"level in force: {target.isa}, {registers}")
-    console.print(f"instruction sets: {' '.join(sorted(target.instruction_sets))}")
-    console.print(f"caches: {sizes}")
+    say(f"level in force: {target.isa}, {registers}")
+    say(f"instruction sets: {' '.join(sorted(target.instruction_sets))}")
+    say(f"caches: {sizes}")

@@ -1,8 +1,10 @@
 """What this machine and this Python offer sparsejit, and the remedy for what they lack."""
 
+import operator
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
@@ -17,6 +19,14 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.cache import cache_file
 from sparsejit.planner.calibration import recalled
 
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _TARGET_FIELDS = ("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "model")
 
 
@@ -24,17 +34,19 @@ _TARGET_FIELDS = ("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "mode
 class Finding:
     """One thing looked for. `found` is None where it is missing; `needed_by` says by what.
 
-    `needed_by` is "core" or the name of an extra; only the core is needed to run at all.
+    `needed_by` is "core" or the name of an extra; only the core is needed to run at all. `fits`:
+    whether what was found is of a version that will do.
     """
 
     name: str
     found: str | None
     needed_by: str
     remedy: str = ""
+    fits: bool = True
 
     @property
     def ok(self) -> bool:
-        return self.found is not None
+        return self.found is not None and self.fits
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,26 @@ def _package(requirement: str) -> Finding:
     extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
     name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0]
     needed_by = extra.group(1) if extra else "core"
+    remedy = f"{sys.executable} -m pip install '{wanted}'"
     try:
-        return Finding(name, metadata.version(name), needed_by)
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, None, needed_by, f"{sys.executable} -m pip install '{wanted}'")
+        return Finding(name, None, needed_by, remedy)
+    if _fits(version, wanted):
+        return Finding(name, version, needed_by)
+    return Finding(name, f"{version}, but {wanted} is needed", needed_by, remedy, fits=False)
+
+
+def _fits(version: str, wanted: str) -> bool:
+    """Whether a version is one that a requirement such as torch<3,>=2.9 allows."""
+    limits = re.findall(r"([<>=!]=|[<>])\s*([\d.]+)", wanted)
+    return all(_COMPARE[sign](_numbers(version), _numbers(limit)) for sign, limit in limits)
+
+
+def _numbers(version: str) -> list[int]:
+    """Those that a version begins with, without zeros at their end: 2.13.0+cpu is 2, 13."""
+    begin = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in begin.group().split(".")] if begin else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

@@ -21,7 +21,7 @@ from sparsejit.voice.speak.wav_file import check_wav
 from sparsejit.voice.speak.wavernn import WaveRNN
 
 _Voice = Annotated[
-    Path, typer.Option(help="A voice file, or a WaveRNN checkpoint of another project.")
+    Path, typer.Option(help="A voice, or a checkpoint of `train` or of another project.")
 ]
 _Temperature = Annotated[
     float | None, typer.Option(help="Of the draw; the voice's own if left out.")

@@ -206,7 +206,8 @@ class Core:
     @property
     def origin(self) -> str:
         """Whose prices these are, in words."""
-        known = self.measured or f"data of {self.data_of}"
+        assumed = " (assumed)" if self.assumed else ""
+        known = self.measured or f"data of {self.data_of}{assumed}"
         return f"{known}, because {self.unused}" if self.unused else known
 
 

@@ -1,16 +1,37 @@
 """The least time that a processor could take, whatever the kernel."""
 
 from sparsejit.machine.target import Target
-from sparsejit.planner.cost import cache_level
 
 
-def least_ns(flops: int, data_bytes: int, other_bytes: int, target: Target) -> float:
+def limit_ns(flops: int, data_bytes: int, other_bytes: int, target: Target) -> float:
     """Of so much work on data that shares caches with `other_bytes` of a model's other layers.
 
     The larger of what the multipliers need and what the data need to arrive.
     """
-    level = cache_level(data_bytes + other_bytes, 0, target, target.l1d_bytes)
     core = target.core
+    rates = {**core.rates.data, "L2": max(core.rates.data["L2"], core.rates.data["padded L2"])}
+    places = nearest_places(data_bytes, other_bytes, target)
     computing = flops / (2 * core.multipliers * target.lanes)
-    loading = data_bytes / core.rates.data[level]
+    loading = sum(count / rates[level] for level, count in places.items())
     return max(computing, loading) / core.rates.cycles_per_ns
+
+
+def nearest_places(data_bytes: int, other_bytes: int, target: Target) -> dict[str, float]:
+    """How many bytes of data come from which cache at best, when they are read over and over.
+
+    No cache keeps more than it holds, and each keeps as much of the data as of what else is read.
+    """
+    left = data_bytes + other_bytes
+    own = data_bytes / max(left, 1)
+    places: dict[str, float] = {}
+    for level, size in (
+        ("L1", target.l1d_bytes),
+        ("L2", target.l2_bytes),
+        ("L3", target.l3_bytes),
+        ("memory", left),
+    ):
+        kept = min(left, size)
+        left -= kept
+        if kept or not places:
+            places[level] = own * kept
+    return places

@@ -7,12 +7,12 @@ which then loses write permission as it gains execute permission, for good.
 import ctypes
 import errno
 import os
+import stat
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from sparsejit.errors import CompileError
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.runtime.copying import NotCopied, SharedCode
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -24,7 +24,12 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
 ]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -62,9 +67,29 @@ class ExecutableMemory(SharedCode):
 
 
 def write_perf_map(address: int, code_bytes: int, name: str) -> None:
-    """Name a piece of code for Linux's `perf` (/tmp/perf-PID.map: start, size, symbol)."""
-    with Path(f"/tmp/perf-{os.getpid()}.map").open("a") as symbols:
+    """Name a piece of code for Linux's `perf` (/tmp/perf-PID.map: start, size, symbol).
+
+    Anybody may put a file or a link there before us. Raises InvalidInput unless it is a file of
+    this user's alone.
+    """
+    path = f"/tmp/perf-{os.getpid()}.map"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise _not_ours(path, str(error.strerror)) from error
+    with os.fdopen(handle, "a") as symbols:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+            raise _not_ours(path, "it is another user's, linked elsewhere, or no regular file")
         symbols.write(f"{address:x} {code_bytes:x} {name}\n")
+
+
+def _not_ours(path: str, reason: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path}, where perf looks for names of code, cannot be written: {reason}; remove it, or "
+        "set SPARSEJIT_DEBUG to less than 2"
+    )
 
 
 def _map(size: int) -> int:

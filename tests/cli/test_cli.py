@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import sparsejit
 from sparsejit.commands import calibrate, cli, console, doctor, machine_report
 from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
 
 ROOT = Path(__file__).parents[2]
@@ -51,14 +53,14 @@ def test_doctor_json_is_json() -> None:
 def test_doctor_names_the_rates_and_where_measurements_are_kept(tmp_path: Path) -> None:
     done = run("doctor", "--json", XDG_CACHE_HOME=str(tmp_path))
     report = json.loads(done.stdout)
-    assert report["rates"] == f"data of {Target.detect().core.data_of}"
+    assert report["rates"] == Target.detect().core.origin
     assert report["cache"] == str(tmp_path / "sparsejit")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "sparsejit").write_text("a file in its place")
     done = run("doctor", XDG_CACHE_HOME=str(tmp_path), SPARSEJIT_CALIBRATE="1")
     assert done.returncode == 0
     assert "\ncache: nothing is kept: " in done.stdout
-    assert f"\nrates: data of {Target.detect().core.data_of}, because " in done.stdout
+    assert f"\nrates: {Target.detect().core.origin}, because " in done.stdout
     assert " cannot be read: Not a directory; XDG_CACHE_HOME " in done.stdout
 
 
@@ -98,7 +100,7 @@ def test_doctor_measures_and_writes_nothing(peachpy: str, tmp_path: Path) -> Non
     done = run("doctor", "--json", unset="SPARSEJIT_CALIBRATE", **folders)
     report = json.loads(done.stdout)
     assert (done.returncode, report["can_run"]) == ((1, False) if peachpy else (0, True))
-    assert report["rates"] == f"data of {Target.detect().core.data_of}"
+    assert report["rates"] == Target.detect().core.origin
     assert done.stderr == "" and list(kept.iterdir()) == []
 
 
@@ -115,6 +117,36 @@ def test_a_missing_package(requirement: str, name: str, needed_by: str, remedy: 
     finding = machine_report._package(requirement)
     assert (finding.name, finding.found, finding.needed_by) == (name, None, needed_by)
     assert finding.remedy == f"{sys.executable} -m pip install {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        *(("torch>=2.9,<3", True), ("torch<3,>=2.13.0", True), ("torch==2.13", True)),
+        *(("torch", True), ("torch>=2.14", False), ("torch<2.9", False), ("torch!=2.13.0", False)),
+    ],
+)
+def test_a_package_of_another_version_is_told(
+    wanted: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_report.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(machine_report.metadata, "requires", lambda name: [wanted])
+    found = {each.name: each for each in machine_report.examine().findings}["torch"]
+    assert found.ok is fits
+    if not fits:
+        assert found.found == f"2.13.0+cpu, but {wanted} is needed"
+        assert found.remedy == f"{sys.executable} -m pip install '{wanted}'"
+
+
+def test_doctor_says_where_data_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = replace(Target.detect(), core=core_named("zen4"))
+    monkeypatch.setattr(Target, "detect", lambda: target)
+    assert machine_report.examine().rates == "data of zen4 (assumed)"
+
+
+def test_doctor_breaks_no_line_that_a_script_may_read() -> None:
+    sets = " ".join(sorted(Target.detect().instruction_sets))
+    assert f"\ninstruction sets: {sets}\n" in run("doctor", COLUMNS="80").stdout
 
 
 def test_only_the_core_decides_whether_it_can_run() -> None:

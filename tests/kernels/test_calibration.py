@@ -107,7 +107,8 @@ def test_prices_that_were_not_measured_change_as_those_of_their_kind() -> None:
 def test_without_a_file_prices_are_the_core_s_data() -> None:
     target = Target.detect()
     assert calibration.calibrated(target) == target
-    assert target.core.origin == f"data of {target.core.data_of}"
+    assumed = " (assumed)" if target.core.assumed else ""
+    assert target.core.origin == f"data of {target.core.data_of}{assumed}"
 
 
 def test_a_damaged_file_is_as_good_as_none() -> None:
@@ -120,7 +121,7 @@ def test_a_damaged_file_is_as_good_as_none() -> None:
         calibration.forget_calibration()
         core = calibration.calibrated(target).core
         assert core.rates == target.core.rates, name
-        known = f"data of {target.core.data_of}"
+        known = target.core.origin
         assert core.origin.startswith(f"{known}, because {file} is damaged: "), name
         assert "\n" not in core.origin and len(core.origin) < 500, name
         assert core.origin.endswith("; `sparsejit calibrate` writes it anew"), name
@@ -186,7 +187,7 @@ def test_a_folder_in_place_of_the_file() -> None:
     processor_file(target).mkdir()
     core = calibration.calibrated(target).core
     assert core.rates == target.core.rates
-    assert core.measured == "" and core.origin.startswith(f"data of {core.data_of}, because ")
+    assert core.measured == "" and core.origin.startswith(f"{target.core.origin}, because ")
     assert "cannot be read: Is a directory" in core.origin
 
 

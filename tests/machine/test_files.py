@@ -64,6 +64,22 @@ def test_what_cannot_be_written_is_named_with_the_reason(
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_are_those_of_any_new_file(
+    folder: Path, mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask is the process's: other threads make files meanwhile."""
+    before = os.umask(mask)
+    try:
+        monkeypatch.setattr(os, "umask", None)
+        with atomic_path("inner/new.json") as path:
+            path.write_text("new")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert (folder / "inner/new.json").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
 def test_a_folder_of_another_s(folder: Path) -> None:
     (folder / "inner").chmod(0o555)

@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import sparsejit
-from sparsejit.errors import CompileError
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.runtime import executable_memory
 from sparsejit.runtime.executable_memory import PAGE_BYTES, ExecutableMemory, write_perf_map
@@ -124,6 +126,19 @@ def test_the_perf_map_names_code() -> None:
         assert path.read_text().splitlines()[-1] == "7f00 10 sparsejit:some kernel"
     finally:
         path.unlink()
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_the_perf_map_follows_no_link(link: Callable[[str, Path], None]) -> None:
+    path = Path(f"/tmp/perf-{os.getpid()}.map")
+    with tempfile.NamedTemporaryFile("r+", dir="/tmp") as other:
+        link(other.name, path)
+        try:
+            with pytest.raises(InvalidInput, match=rf"{path}, .*; remove it, or set SPARSEJIT"):
+                write_perf_map(0x7F00, 0x10, "sparsejit:some kernel")
+        finally:
+            path.unlink()
+        assert other.read() == ""
 
 
 def test_a_thousand_kernels_leave_nothing_behind() -> None:

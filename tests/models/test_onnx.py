@@ -200,6 +200,44 @@ def test_a_cast_like_and_a_known_branch_and_a_loop() -> None:
     np.testing.assert_array_equal(sparsejit.compile(model)(x), np.trunc([-x + x, x, 2 * x]))
 
 
+def test_loops_in_loops_are_bounded() -> None:
+    """Three of 200 turns, which would be eight million."""
+
+    def turning(body: Any) -> Any:
+        node = helper.make_node("Loop", ["turns", "yes", "x"], ["made"], body=body)
+        return helper.make_graph(
+            [node, helper.make_node("Identity", ["yes"], ["still"])],
+            "body",
+            [
+                helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+                helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("state", TensorProto.FLOAT, [3]),
+            ],
+            [
+                helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("made", TensorProto.FLOAT, [3]),
+            ],
+        )
+
+    inner = turning(None)
+    del inner.node[:]
+    inner.node.append(helper.make_node("Neg", ["state"], ["made"]))
+    inner.node.append(helper.make_node("Identity", ["yes"], ["still"]))
+    constants = {"yes": np.array(True), "turns": np.array(200)}
+    nodes = [helper.make_node("Loop", ["turns", "yes", "x"], ["y"], body=turning(turning(inner)))]
+    with pytest.raises(UnsupportedOperator, match="turns more than 4096 times, with other loops"):
+        sparsejit.compile(graph_model(nodes, {"x": (3,)}, constants, axes=1))
+
+
+def test_a_compiled_file_is_called_as_the_file(tmp_path: Path) -> None:
+    model = graph_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (3,)}, {}, axes=1)
+    (tmp_path / "denoiser.onnx").write_bytes(model.SerializeToString())
+    for given, name in ((str(tmp_path / "denoiser.onnx"), "denoiser"), (model, "test")):
+        header = tmp_path / "model.h"
+        sparsejit.compile(given).export(tmp_path / "model.o", header=header)
+        assert f"The model {name}. " in header.read_text()
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"absent\.onnx is missing"):
         sparsejit.compile(tmp_path / "absent.onnx")

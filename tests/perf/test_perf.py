@@ -33,6 +33,8 @@ from sparsejit.runtime.native_timing import (
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, r8, r9, rax, rcx, rdi, rdx, rsi, rsp, xmm
 
+# Bytes of the caches of a named target.
+L1, L2, L3 = 48 << 10, 1 << 20, 32 << 20
 LIMITS = MachineLimits("avx512", 500.0, 250.0, 100.0, 10.0, 280.0)
 
 
@@ -126,9 +128,7 @@ def test_the_least_and_the_median_of_uneven_samples(fake_clock: FakeClock) -> No
 
 
 @pytest.mark.parametrize(("budget_ns", "samples"), [(50_000_000, 10), (1, 5), (10**12, 1000)])
-def test_the_budget_limits_the_samples(
-    fake_clock: FakeClock, budget_ns: int, samples: int
-) -> None:
+def test_the_budget_limits_the_samples(fake_clock: FakeClock, budget_ns: int, samples: int) -> None:
     def call() -> None:
         fake_clock.pass_time(5_000_000)
 
@@ -230,14 +230,15 @@ def test_the_limits_are_bytes_and_operations_over_time(isa: str, steady_clock: F
     ("flops", "data_bytes", "expected"),
     [
         (0, 40_000, (80.0, "L1")),
-        (0, 500_000, (2000.0, "L2")),
-        (0, 4_000_000, (40_000.0, "L3")),
-        (0, 40_000_000, (4_000_000.0, "memory")),
+        (0, L1 + 500_000, (L1 / 500 + 2000, "L2")),
+        (0, L1 + L2 + 4_000_000, (L1 / 500 + L2 / 250 + 40_000, "L3")),
+        (0, L1 + L2 + L3 + 1_000, (L1 / 500 + L2 / 250 + L3 / 100 + 100, "memory")),
         (280_000, 1000, (1000.0, "FMA")),
     ],
 )
 def test_the_least_time(flops: int, data_bytes: int, expected: tuple[float, str]) -> None:
-    assert LIMITS.least_ns(flops, data_bytes, Target.named("avx512")) == expected
+    ns, limit = LIMITS.least_ns(flops, data_bytes, Target.named("avx512"))
+    assert (pytest.approx(ns), limit) == expected
 
 
 def test_results_are_appended_with_their_circumstances(

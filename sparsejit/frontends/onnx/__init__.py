@@ -1,8 +1,9 @@
 """ONNX files as graphs.
 
-    reading --> interpreting, node by node --> operators: what each becomes --> graphs of any batch
+reading --> interpreting, node by node --> operators: what each becomes --> graphs of any batch
 """
 
-from sparsejit.frontends.onnx.imported import ImportedModel, import_onnx, is_onnx
+from sparsejit.frontends.onnx.imported import ImportedModel, import_onnx
+from sparsejit.frontends.onnx.reading import is_onnx, model_name
 
-__all__ = ["ImportedModel", "import_onnx", "is_onnx"]
+__all__ = ["ImportedModel", "import_onnx", "is_onnx", "model_name"]

@@ -11,13 +11,11 @@ from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.frontends.onnx.interpreting import graph_of
-from sparsejit.frontends.onnx.reading import is_onnx, opset_of, read_model, tensor_array
+from sparsejit.frontends.onnx.reading import opset_of, read_model, tensor_array
 from sparsejit.ir.graph import Graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-__all__ = ["ImportedModel", "import_onnx", "is_onnx"]
 
 Shape = tuple[int | str | None, ...]
 

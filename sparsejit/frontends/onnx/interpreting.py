@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Stands for what a missing operator would have made, and for masks and places that none makes.
 _ABSENT: Any = object()
-# More turns of a Loop would make a function too long to compile.
-_MOST_TURNS = 256
+# More turns of a Loop would make a function too long to compile; of loops in loops, so many in all.
+_MOST_TURNS, _MOST_TURNS_IN_ALL = 256, 4096
 _REMEDY = "write them with others, or leave this model to ONNX Runtime"
 
 
@@ -76,6 +76,7 @@ class NodeInterpreter:
         self.missing: list[Missing] = []
         self.inference = Inference(opset)
         self._opset = opset
+        self._turns = 0
         self._constants: dict[int, tuple[Array, Value]] = {}
         self._quantised: dict[str, Quantised] = {}
 
@@ -143,6 +144,9 @@ class NodeInterpreter:
         for turn in range(int(turns)):
             if isinstance(condition, np.ndarray) and not condition.all():
                 break
+            self._turns += 1
+            if self._turns > _MOST_TURNS_IN_ALL:
+                raise Unmapped(f"turns more than {_MOST_TURNS_IN_ALL} times, with other loops")
             given = np.array(turn, np.int64), np.array(True), *carried
             condition, *made = self._inside(body, given, known)
             if isinstance(condition, Value):

@@ -25,6 +25,13 @@ def is_onnx(model: Any) -> bool:
     return type(model).__name__ == "ModelProto"
 
 
+def model_name(model: str | Path | ModelProto) -> str:
+    """What an ONNX model is called: its file, or its graph."""
+    if isinstance(model, str | Path):
+        return Path(model).stem
+    return str(model.graph.name) or "model"
+
+
 def read_model(source: str | Path | ModelProto) -> ModelProto:
     """The model, with tensors in files beside it, and its own functions written out.
 
