@@ -6,8 +6,10 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+PLANS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m plans \
+  $$(grep -rl --include='test_*.py' mark.plans tests)
 
-.PHONY: demo test lint docs package-check setup clean
+.PHONY: demo test plans lint docs package-check setup clean
 
 demo: setup
 	$(BIN)/sparsejit calibrate
@@ -15,6 +17,11 @@ demo: setup
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(PROCESSOR),--processor $(PROCESSOR))
+
+# Whatever plans, prices or explains, as on each processor that has data, and without AVX-512.
+plans: setup
+	set -e; for each in zen5 zen4 golden_cove unknown; do $(PLANS) --processor $$each; done
+	SPARSEJIT_MAX_ISA=avx2 $(PLANS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -20,6 +20,8 @@ from sparsejit.machine.target import ISA_LEVELS, MAX_ISA_VARIABLE, Target
 from sparsejit.perf.kernels import available_strategies
 from sparsejit.planner.plan import strategies
 
+pytestmark = pytest.mark.plans
+
 
 def sparse_weights(rows: int = 20, columns: int = 30, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)

@@ -10,6 +10,8 @@ from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.ir.spec import MOST_BYTES
 from sparsejit.planner.batch_plan import batch_strategies
 
+pytestmark = pytest.mark.plans
+
 RANDOM = np.random.default_rng(0)
 W = np.where(RANDOM.random((20, 30)) < 0.2, RANDOM.standard_normal((20, 30)), 0).astype(np.float32)
 X = RANDOM.standard_normal((7, 30)).astype(np.float32)

@@ -14,6 +14,8 @@ import sparsejit
 from sparsejit.planner import cache, tuning
 from sparsejit.planner.plan import Candidate
 
+pytestmark = pytest.mark.plans
+
 WEIGHTS = block_weights((64, 64), 0.2)
 
 

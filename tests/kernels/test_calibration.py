@@ -20,6 +20,8 @@ from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache, calibration
 
+pytestmark = pytest.mark.plans
+
 WEIGHTS = block_weights((64, 64), 0.2)
 MEASURED = {
     "rates": {

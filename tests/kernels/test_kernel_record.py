@@ -21,6 +21,8 @@ from sparsejit.planner import split
 from sparsejit.planner.batch_plan import batch_strategies
 from sparsejit.planner.plan import strategies
 
+pytestmark = pytest.mark.plans
+
 W = scattered((20, 30), 0.2)
 BIAS = np.linspace(-1, 1, 20).astype(np.float32)
 X = np.random.default_rng(1).standard_normal((7, 30)).astype(np.float32)

@@ -14,6 +14,8 @@ from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
+pytestmark = pytest.mark.plans
+
 TARGET = Target.named("avx512")
 
 

@@ -17,6 +17,8 @@ from sparsejit.ir.spec import DType
 from sparsejit.planner import split
 from sparsejit.runtime.workers import MAX_THREADS
 
+pytestmark = pytest.mark.plans
+
 
 @pytest.fixture(autouse=True, scope="module")
 def barriers_are_free() -> Iterator[None]:

@@ -17,6 +17,8 @@ from sparsejit.machine.target import Target
 from sparsejit.planner import calibration, step_times, tuning
 from sparsejit.planner.plan import Candidate
 
+pytestmark = pytest.mark.plans
+
 WEIGHTS = block_weights((64, 64), 0.2)
 X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 

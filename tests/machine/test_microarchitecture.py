@@ -11,6 +11,8 @@ from sparsejit.machine.microarchitecture import (
     core_of,
 )
 
+pytestmark = pytest.mark.plans
+
 
 @pytest.mark.parametrize(
     ("vendor", "family", "model", "key"),

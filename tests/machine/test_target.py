@@ -8,6 +8,8 @@ from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.machine.cpuinfo import parse_cache_size, read_caches
 from sparsejit.machine.target import Target, parse_target
 
+pytestmark = pytest.mark.plans
+
 HASWELL = "fpu sse2 avx f16c fma bmi1 bmi2 avx2"
 KNIGHTS_LANDING = f"{HASWELL} avx512f avx512cd"
 ZEN5 = f"{HASWELL} avx512f avx512dq avx512bw avx512vl avx512vbmi avx512_vnni avx512_bf16 avx_vnni"

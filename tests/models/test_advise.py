@@ -27,6 +27,8 @@ from sparsejit.planner.plan import plan
 from sparsejit.planner.split import parallel_ns, worthwhile_threads
 from sparsejit.runtime.step_timing import StepTimes
 
+pytestmark = pytest.mark.plans
+
 SLOWER = 2.0  # than predicted, say the times that tests make up
 TARGET = Target.detect()
 

@@ -35,6 +35,8 @@ from sparsejit.runtime.step_timing import (
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, rax
 
+pytestmark = pytest.mark.plans
+
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 HOSTILE = 'a<script>alert("&")</script>'
 

@@ -23,6 +23,8 @@ from sparsejit.perf.problems import Problem
 from sparsejit.perf.survey_layers import PATTERNS, SHAPES, SPARSITIES, SurveyLayer, survey_layers
 from sparsejit.perf.survey_report import summary
 
+pytestmark = pytest.mark.plans
+
 TARGET = Target.detect()
 
 

@@ -11,6 +11,8 @@ from sparsejit.ir.spec import DType
 from sparsejit.prune import Pruner, layer_time, time_layers
 from sparsejit.prune.convolutions import CompiledConvolution
 
+pytestmark = pytest.mark.plans
+
 
 @pytest.fixture(autouse=True)
 def fake_times(monkeypatch: pytest.MonkeyPatch) -> None:

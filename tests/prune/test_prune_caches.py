@@ -13,6 +13,8 @@ from torch import nn
 from sparsejit.prune import Pruner, in_model
 from sparsejit.prune.latency import LatencyTable, latency_table
 
+pytestmark = pytest.mark.plans
+
 TARGETS = ["*.weight"]
 DEEP = "[" * 200_000
 NO_TIME = (0, -1.0, float("nan"), float("inf"), 1e300, 10**400, "1", None, True, [1.0], {})

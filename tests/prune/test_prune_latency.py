@@ -22,6 +22,8 @@ from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.patterns import PATTERNS
 from sparsejit.prune.prunable import prunables
 
+pytestmark = pytest.mark.plans
+
 TARGETS = ["*.weight"]
 # What the pretended machine takes: microseconds a kernel, a nonzero, and a model of such kernels.
 A_CALL, A_NONZERO, IN_TURN = 0.01, 1e-3, 1.25

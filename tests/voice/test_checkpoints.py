@@ -260,6 +260,7 @@ def predicted_gains(voice: TrainedNetwork) -> dict[tuple[str, str], float]:
     }
 
 
+@pytest.mark.plans
 def test_dtypes_are_chosen_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsejit.voice.spec.short_dtypes.ForcedNetwork", PricedNetwork)
     voice, mel = known_network(read_checkpoint(fatchord(64).state_dict())), random_mel(3)
