@@ -5,101 +5,53 @@ spec, under the same terms as a matrix-vector template.
 """
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panel_sums import MOST_INTEGERS
 from sparsejit.asm_templates.dense_product import layer
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, MatVecTemplate
-from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, MatMul
-from sparsejit.machine.target import Target
-from sparsejit.x86.assembler import Assembler
+from sparsejit.asm_templates.lowered import Stages
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, SHORT_NAMES, Template
+from sparsejit.ir.spec import DType
 
 
-class BatchStages(NamedTuple):
-    """How a family counts, lowers and emits a batch: as `lowered.Stages` does for one vector."""
+@dataclass(frozen=True)
+class PanelBytes:
+    """Bytes of code for a weight, more where four come with one load, and for an input."""
 
-    expect: Callable[[MatMul, SparseMatrix, Target], Any]
-    lower: Callable[[MatMul, SparseMatrix, Target], Any]
-    emit: Callable[[Assembler, Any], None]
+    weight: float
+    by_four: float
+    input: float
 
 
-class MatMulTemplate(NamedTuple):
-    """One kernel; `each` is the matrix-vector kernel that it repeats, if any.
-
-    `workspace_inputs` is how many inputs its workspace on the stack can hold.
-    """
-
-    name: str
-    family: str
-    isa: str
-    stages: BatchStages
-    source: str
-    dtype: DType
-    requires: frozenset[str] = frozenset()
-    each: MatVecTemplate | None = None
-    workspace_inputs: float = math.inf
-
-    def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
-        """That of the kernel it repeats; all others keep weights as they are."""
-        return 0.0 if self.each is None else self.each.weight_change(matrix, target)
-
-    @property
-    def takes_vast(self) -> bool:
-        """Whether it, and the kernel it repeats, follows the nonzeros alone."""
-        alone = self.family in ("panels", "csr")
-        return alone if self.each is None else self.each.takes_vast
-
-    @property
-    def most_inputs(self) -> float:
-        """As many as the repeated kernel takes, or the workspace holds."""
-        return self.each.most_inputs if self.each else self.workspace_inputs
-
-    def made_for(self, target: Target) -> bool:
-        """Whether the planner may choose it for `target`."""
-        return self.isa == target.isa and self.requires <= target.instruction_sets
-
-    def expect(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> Any:
-        """What the layer's zeros let expect."""
-        return self.stages.expect(spec, matrix, target)
-
-    def lower(self, spec: MatMul, matrix: SparseMatrix, target: Target) -> Any:
-        """The batch as `emit` takes it, with the `counts` of what was made."""
-        return self.stages.lower(spec, matrix, target)
-
-    def emit(self, asm: Assembler, lowered: Any) -> None:
-        """Append the code."""
-        self.stages.emit(asm, lowered)
+PANEL_BYTES = {"avx512": PanelBytes(7.3, 7.7, 7), "avx2": PanelBytes(12, 0, 8)}
 
 
 def _whole_batch(
     family: str,
-    each: MatVecTemplate | None = None,
+    each: Template | None = None,
     arithmetic: Arithmetic = Arithmetic.FLOATS,
-) -> BatchStages:
+) -> Stages:
     """Panels, a repeated kernel, or both."""
     of_each = each.stages if each else None
     how = arithmetic, family, of_each
     expect, lower = partial(lowered_batch.expect, *how), partial(lowered_batch.lower, *how)
-    return BatchStages(expect, lower, whole.emit)
+    return Stages(expect, lower, whole.emit)
 
 
-def _repeating(each: MatVecTemplate, family: str) -> MatMulTemplate:
+def _repeating(each: Template, family: str) -> Template:
     """The batch kernel that repeats a matrix-vector kernel."""
     name = each.name.replace("-", f"-{family}-", 1)
-    source = "one column after the other"
-    stages = _whole_batch(family, each)
-    return MatMulTemplate(name, family, each.isa, stages, source, each.dtype, each.requires, each)
+    source, stages = "one column after the other", _whole_batch(family, each)
+    return each._replace(name=name, family=family, stages=stages, source=source, each=each)
 
 
-def _csr(arithmetic: Arithmetic) -> BatchStages:
+def _csr(arithmetic: Arithmetic) -> Stages:
     """A loop over compressed rows."""
     expect, lower = partial(csr.expect, arithmetic), partial(csr.lower, arithmetic)
-    return BatchStages(expect, lower, csr.emit)
+    return Stages(expect, lower, csr.emit)
 
 
 _CSR_SOURCE = "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001"
@@ -109,34 +61,39 @@ _INT8: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
     ("floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
     ("avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
 )
+_MOST_INPUTS = {("panels", Arithmetic.INTEGERS): MOST_INTEGERS}
+_TAKE_VAST = ("panels", "csr")
 _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _BY_ITSELF = (
     ("panels", _whole_batch("panels"), _PANELS_SOURCE),
     ("csr", _csr(Arithmetic.FLOATS), _CSR_SOURCE),
     (
-        *("dense", BatchStages(layer.expect, layer.lower, layer.emit)),
+        *("dense", Stages(layer.expect, layer.lower, layer.emit)),
         "outer products in registers: Goto and van de Geijn 2008",
     ),
 )
-_TILES = MatMulTemplate(
+_TILES = Template(
     "int8-tiles-avx512",
     "int8-tiles",
     "avx512",
-    BatchStages(amx_layout.expect, amx_layout.lower, amx.emit),
+    Stages(amx_layout.expect, amx_layout.lower, amx.emit),
     "compressed weights expanded into AMX tiles: SparAMX, AbouElhamayed et al. 2025",
     DType.INT8,
     frozenset({"amx_tile", "amx_int8", "avx512_vbmi2"}),
-    workspace_inputs=amx_layout.MOST_INPUTS,
+    most_inputs=amx_layout.MOST_INPUTS,
 )
-MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
+MATMUL_TEMPLATES: tuple[Template, ...] = (
     *(
-        MatMulTemplate(f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, stages, source, dtype)
+        Template(
+            *(f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, stages, source, dtype),
+            takes_vast=family in _TAKE_VAST,
+        )
         for family, stages, source in _BY_ITSELF
         for dtype in _FLOATS
         for isa in ("avx512", "avx2")
     ),
     *(
-        MatMulTemplate(
+        Template(
             f"int8-{family}-{name}",
             family,
             isa,
@@ -144,8 +101,8 @@ MATMUL_TEMPLATES: tuple[MatMulTemplate, ...] = (
             _CSR_SOURCE if family == "csr" else _PANELS_SOURCE,
             DType.INT8,
             requires,
-            None,
-            MOST_INTEGERS if (family, arithmetic) == ("panels", Arithmetic.INTEGERS) else math.inf,
+            most_inputs=_MOST_INPUTS.get((family, arithmetic), math.inf),
+            takes_vast=True,
         )
         for family in ("panels", "csr")
         for name, isa, arithmetic, requires in _INT8

@@ -8,12 +8,12 @@
 The planner prices the counts of what was lowered, and that is what is emitted.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
@@ -69,9 +69,37 @@ class Counts:
         return sum(part.steps for part in self.work)
 
 
-class Stages(NamedTuple):
-    """How a family counts, lowers and emits: `lower` returns what `emit` takes."""
+@dataclass(frozen=True)
+class StepKind:
+    """What a step takes by level and stored dtype: `code_bytes`, and of cycles, by level, as many.
 
-    expect: Callable[[MatVec, SparseMatrix, Target], Counts]
-    lower: Callable[[MatVec, SparseMatrix, Target], Any]
+    These cycles hold for a core whose own are not known. It takes `weights_a_lane` weights in each
+    lane.
+    """
+
+    code_bytes: Mapping[tuple[str, DType], float]
+    cycles: Mapping[str, float] = field(default_factory=dict)
+    weights_a_lane: int = 1
+
+
+_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+
+
+def steps_of(
+    kind: str, cycles: Mapping[str, float] | None = None, **code_bytes: tuple[float, ...]
+) -> dict[str, StepKind]:
+    """A kind whose code bytes are, by level, of float32, bfloat16 and float16 as far as stored."""
+    by_dtype = {
+        (isa, dtype): size
+        for isa, sizes in code_bytes.items()
+        for dtype, size in zip(_FLOATS, sizes, strict=False)
+    }
+    return {kind: StepKind(by_dtype, cycles or {})}
+
+
+class Stages(NamedTuple):
+    """How a family counts, lowers and emits a spec: `lower` returns what `emit` takes."""
+
+    expect: Callable[[Any, SparseMatrix, Target], Any]
+    lower: Callable[[Any, SparseMatrix, Target], Any]
     emit: Callable[[Assembler, Any], None]

@@ -1,8 +1,7 @@
 """Every kernel there is. Dispatch, tests and benchmarks walk this table.
 
-Naming law: element type, family, instruction set. Adding a kernel touches its template file, its
-row here, the bytes of its code in `sparsejit/planner/prices.py`, its cycles in the data of a core
-(`sparsejit/machine/processors/`), its oracle in `sparsejit/ir/reference.py`.
+Naming law: element type, family, instruction set. Adding a kernel touches its template file and
+its row here; what was measured of it on a core belongs to that core (`sparsejit/machine`).
 
 A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
 rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
@@ -10,7 +9,8 @@ writes nothing outside y, and falls through at its end (no `ret`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.broadcast import dense, fours, immediate, loop, mixed, straight, strips
@@ -28,9 +28,9 @@ from sparsejit.asm_templates.gather import (
 )
 from sparsejit.asm_templates.gather.lookup_layout import chunk_count
 from sparsejit.asm_templates.gather.lookup_storage import Format
-from sparsejit.asm_templates.lowered import Counts, Stages
+from sparsejit.asm_templates.lowered import Stages, StepKind, steps_of
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.spec import DType, Layer
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
@@ -44,14 +44,14 @@ def _beyond_l2(matrix: SparseMatrix, target: Target) -> bool:
     return Format.fitting(DType.FLOAT32, chunk_count(matrix), target).index_in_weight
 
 
-class MatVecTemplate(NamedTuple):
+class Template(NamedTuple):
     """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that.
 
     `changes_weights_by` is the most by which a weight differs from what its dtype holds, as a
     share of itself, where the kernel keeps an index in the weight's lowest bits; it does so for
     those matrices and targets that `changes_weights_of` says. Weights below 2**-125 become zeros.
     `most_inputs` is how many its workspace on the stack can hold. `takes_vast`: it follows the
-    nonzeros alone, so that a vast matrix may have it.
+    nonzeros alone, so that a vast matrix may have it. `each` is what a kernel for a batch repeats.
     """
 
     name: str
@@ -60,11 +60,12 @@ class MatVecTemplate(NamedTuple):
     stages: Stages
     source: str
     dtype: DType
-    requires: frozenset[str]
-    changes_weights_by: float
-    changes_weights_of: Callable[[SparseMatrix, Target], bool]
-    most_inputs: float
-    takes_vast: bool
+    requires: frozenset[str] = frozenset()
+    changes_weights_by: float = 0.0
+    changes_weights_of: Callable[[SparseMatrix, Target], bool] = _any_matrix
+    most_inputs: float = math.inf
+    takes_vast: bool = False
+    each: "Template | None" = None
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
         """By what share of itself a weight of this matrix may change; 0 where all are exact."""
@@ -75,11 +76,11 @@ class MatVecTemplate(NamedTuple):
         """Whether the planner may choose it for `target`."""
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
-    def expect(self, spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    def expect(self, spec: Layer, matrix: SparseMatrix, target: Target) -> Any:
         """What the layer's zeros let expect."""
         return self.stages.expect(spec, matrix, target)
 
-    def lower(self, spec: MatVec, matrix: SparseMatrix, target: Target) -> Any:
+    def lower(self, spec: Layer, matrix: SparseMatrix, target: Target) -> Any:
         """The layer as `emit` takes it, with the `counts` of what was made."""
         return self.stages.lower(spec, matrix, target)
 
@@ -88,96 +89,191 @@ class MatVecTemplate(NamedTuple):
         self.stages.emit(asm, lowered)
 
 
-_STAGES = {
-    "broadcast": Stages(straight.expect, straight.lower, straight.emit),
-    "broadcast-loop": Stages(loop.expect, loop.lower, loop.emit),
-    "broadcast-mixed": Stages(mixed.expect, mixed.lower, mixed.emit),
-    "broadcast-4x4": Stages(fours.expect, fours.lower, fours.emit),
-    "broadcast-4x1": Stages(strips.expect, strips.lower, strips.emit),
-    "dense": Stages(dense.expect, dense.lower, dense.emit),
-    "dot": Stages(dot.expect, dot.lower, dot.emit),
-    "permute": Stages(permute.expect, permute.lower, permute.emit),
-    "permute-inline": Stages(permute_inline.expect, permute_inline.lower, permute.emit),
-    "immediate": Stages(immediate.expect, immediate.lower, immediate.emit),
-    "lane16": Stages(lane16.expect, lane16.lower, permute.emit),
-    "lookup": Stages(lookup.expect, lookup.lower, lookup.emit),
-    "int8-permute": Stages(int8_permute.expect, int8_permute.lower, int8_permute.emit),
-    "int8-single": Stages(int8_single.expect, int8_single.lower, int8_permute.emit),
-    "int8-staged": Stages(int8_staged.expect, int8_staged.lower, int8_staged.emit),
-    "int8-pairs": Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
-}
+def _index_of(bits: int, isa: str, *dtypes: DType) -> dict[tuple[str, DType], float]:
+    """By what share of itself so many bits of index in a weight change it at most."""
+    return {(isa, dtype): 2.0 ** (bits - 24) for dtype in dtypes}
 
-# Where a level has a kernel of its own.
-_STAGES_AT = {
-    ("permute-inline", "avx2"): Stages(
-        permute_anywhere.expect, permute_anywhere.lower, permute_anywhere.emit
-    ),
-}
+
+@dataclass(frozen=True)
+class Family:
+    """A row: one algorithm at `levels`, for `dtypes`, that needs the sets in `requires`.
+
+    `source` says where the idea is from; `steps` what a step takes, of each kind that is its own.
+    `stages_at`: where a level has code of its own. `Template` has the rest.
+    """
+
+    name: str
+    stages: Stages
+    levels: tuple[str, ...]
+    dtypes: tuple[DType, ...]
+    source: str
+    steps: Mapping[str, StepKind]
+    requires: frozenset[str] = frozenset()
+    stages_at: Mapping[str, Stages] = field(default_factory=dict)
+    changes_weights_by: Mapping[tuple[str, DType], float] = field(default_factory=dict)
+    changes_weights_of: Callable[[SparseMatrix, Target], bool] = _any_matrix
+    most_inputs: float = math.inf
+    takes_vast: bool = False
+
 
 _BOTH, _AVX512, _AVX2 = ("avx512", "avx2"), ("avx512",), ("avx2",)
-_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+_F32, _BF16, _F16, _INT8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8
+_FLOATS = (_F32, _BF16, _F16)
 _VBMI = frozenset({"avx512vbmi"})
 _VNNI = _VBMI | {"avx512_vnni"}
-_NONE: frozenset[str] = frozenset()
 _BLOCKS = "blocks of outputs as lanes: Kalchbrenner et al. 2018, Efficient Neural Audio Synthesis"
 _OWN = "our own: a lane picks its input by a permutation"
 
-# Family, levels, dtypes, instruction sets beyond the level, and where the idea is from.
-_ROWS = (
-    ("broadcast", _BOTH, _FLOATS, _NONE, _BLOCKS),
-    ("broadcast-loop", _BOTH, _FLOATS, _NONE, _BLOCKS),
-    ("broadcast-mixed", _AVX512, _FLOATS, _NONE, _BLOCKS),
-    ("broadcast-4x4", _BOTH, _FLOATS, _NONE, _BLOCKS),
-    ("broadcast-4x1", _AVX2, _FLOATS, _NONE, _BLOCKS),
-    ("dense", _BOTH, _FLOATS, _NONE, "outer products in registers: Goto and van de Geijn 2008"),
-    ("dot", _BOTH, _FLOATS, _NONE, "inner products, lanes over inputs, as in BLAS's gemv"),
-    ("permute", _BOTH, _FLOATS, _NONE, _OWN),
-    ("permute-inline", _BOTH, _FLOATS, _NONE, _OWN),
-    ("immediate", _BOTH, (DType.FLOAT32,), _NONE, "weights as immediates: the plainest JIT"),
-    ("lane16", _AVX512, (DType.FLOAT32, DType.BFLOAT16), _NONE, _OWN),
-    ("lookup", _AVX512, _FLOATS, _VBMI, "our own: byte tables of x, as in table-driven decoders"),
-    ("int8-permute", _AVX512, (DType.INT8,), _VNNI, _OWN),
-    ("int8-single", _AVX512, (DType.INT8,), _VNNI, _OWN),
-    ("int8-staged", _AVX512, (DType.INT8,), _VNNI, _BLOCKS),
-    ("int8-pairs", _BOTH, (DType.INT8,), _NONE, "pairs for vpmaddwd: Intel's optimisation manual"),
+FAMILIES = (
+    Family(
+        "broadcast",
+        Stages(straight.expect, straight.lower, straight.emit),
+        *(_BOTH, _FLOATS, _BLOCKS),
+        steps_of("broadcast", avx512=(8.5, 13, 13), avx2=(8.5, 15, 12)),
+        takes_vast=True,
+    ),
+    # Loops have hardly any code; that of this one is of the ends of block rows.
+    Family(
+        "broadcast-loop",
+        Stages(loop.expect, loop.lower, loop.emit),
+        *(_BOTH, _FLOATS, _BLOCKS),
+        steps_of("broadcast-loop", avx512=(1, 1, 1), avx2=(1, 1, 1)),
+        takes_vast=True,
+    ),
+    Family(
+        "broadcast-mixed",
+        Stages(mixed.expect, mixed.lower, mixed.emit),
+        *(_AVX512, _FLOATS, _BLOCKS),
+        steps_of("broadcast-mixed", avx512=(8.5, 17, 14)),
+        takes_vast=True,
+    ),
+    Family(
+        "broadcast-4x4",
+        Stages(fours.expect, fours.lower, fours.emit),
+        *(_BOTH, _FLOATS, _BLOCKS),
+        steps_of("broadcast-4x4", avx512=(9.5, 16.5, 14.3), avx2=(8.8, 14, 12.2)),
+    ),
+    Family(
+        "broadcast-4x1",
+        Stages(strips.expect, strips.lower, strips.emit),
+        *(_AVX2, _FLOATS, _BLOCKS),
+        steps_of("broadcast-4x1", avx2=(20,), cycles={"avx2": 1.2}),
+    ),
+    # Where few outputs share an input its load counts.
+    Family(
+        "dense",
+        Stages(dense.expect, dense.lower, dense.emit),
+        *(_BOTH, _FLOATS, "outer products in registers: Goto and van de Geijn 2008"),
+        steps_of("dense", avx512=(0.1, 0.1, 0.1), avx2=(0.1, 0.1, 0.1))
+        | steps_of("dense-narrow", avx512=(0, 0, 0), avx2=(0, 0, 0)),
+    ),
+    Family(
+        "dot",
+        Stages(dot.expect, dot.lower, dot.emit),
+        *(_BOTH, _FLOATS, "inner products, lanes over inputs, as in BLAS's gemv"),
+        steps_of("dot", avx512=(0.1, 0.1, 0.1), avx2=(0.1, 0.1, 0.1))
+        | steps_of("dot-end", avx512=(6, 6, 6), avx2=(6, 6, 6)),
+    ),
+    Family(
+        "permute",
+        Stages(permute.expect, permute.lower, permute.emit),
+        *(_BOTH, _FLOATS, _OWN),
+        steps_of("permute", avx512=(21, 28, 28), avx2=(18.5, 27, 24.5)),
+        changes_weights_by=_index_of(3, "avx2", _F32),
+    ),
+    Family(
+        "permute-inline",
+        Stages(permute_inline.expect, permute_inline.lower, permute.emit),
+        *(_BOTH, _FLOATS, _OWN),
+        steps_of(
+            "permute-inline", avx512=(25,), avx2=(18.5,), cycles={"avx512": 1.4, "avx2": 2.2}
+        ),
+        stages_at={
+            "avx2": Stages(permute_anywhere.expect, permute_anywhere.lower, permute_anywhere.emit)
+        },
+        changes_weights_by=_index_of(5, "avx512", *_FLOATS) | _index_of(3, "avx2", *_FLOATS),
+    ),
+    Family(
+        "immediate",
+        Stages(immediate.expect, immediate.lower, immediate.emit),
+        *(_BOTH, (_F32,), "weights as immediates: the plainest JIT"),
+        steps_of("immediate", avx512=(16,), avx2=(16,)),  # mov, vmovd and scalar FMA a weight
+        takes_vast=True,
+    ),
+    Family(
+        "lane16",
+        Stages(lane16.expect, lane16.lower, permute.emit),
+        *(_AVX512, (_F32, _BF16), _OWN),
+        steps_of("lane16", avx512=(19, 19)),
+        changes_weights_by=_index_of(4, "avx512", _F32, _BF16),
+    ),
+    Family(
+        "lookup",
+        Stages(lookup.expect, lookup.lower, lookup.emit),
+        *(_AVX512, _FLOATS, "our own: byte tables of x, as in table-driven decoders"),
+        steps_of("lookup", avx512=(0.5, 0.5, 0.5)),
+        _VBMI,
+        changes_weights_by=_index_of(7, "avx512", _F32),
+        changes_weights_of=_beyond_l2,
+    ),
+    Family(
+        "int8-permute",
+        Stages(int8_permute.expect, int8_permute.lower, int8_permute.emit),
+        *(_AVX512, (_INT8,), _OWN),
+        {"int8-permute": StepKind({("avx512", _INT8): 10}, weights_a_lane=4)},
+        _VNNI,
+    ),
+    Family(
+        "int8-single",
+        Stages(int8_single.expect, int8_single.lower, int8_permute.emit),
+        *(_AVX512, (_INT8,), _OWN),
+        {"int8-single": StepKind({("avx512", _INT8): 10}, weights_a_lane=4)},
+        _VNNI,
+    ),
+    # A step is in a loop; the code is what brings inputs together.
+    Family(
+        "int8-staged",
+        Stages(int8_staged.expect, int8_staged.lower, int8_staged.emit),
+        *(_AVX512, (_INT8,), _BLOCKS),
+        {"int8-staged": StepKind({("avx512", _INT8): 5}, weights_a_lane=4)},
+        _VNNI,
+        most_inputs=int8_staged.MOST_INPUTS,
+    ),
+    Family(
+        "int8-pairs",
+        Stages(int8_pairs.expect, int8_pairs.lower, int8_pairs.emit),
+        *(_BOTH, (_INT8,), "pairs for vpmaddwd: Intel's optimisation manual"),
+        {"int8-pairs": StepKind({(isa, _INT8): 1 for isa in _BOTH}, weights_a_lane=2)},
+        most_inputs=int8_pairs.MOST_INPUTS,
+        takes_vast=True,
+    ),
 )
 
-# By family, level and dtype: b bits of index change a weight by 2**(b - 24) of itself at most.
-_CHANGES_WEIGHTS_BY = {
-    ("permute", "avx2", DType.FLOAT32): 2.0**-21,
-    **{("permute-inline", "avx512", dtype): 2.0**-19 for dtype in _FLOATS},
-    **{("permute-inline", "avx2", dtype): 2.0**-21 for dtype in _FLOATS},
-    ("lane16", "avx512", DType.FLOAT32): 2.0**-20,
-    ("lane16", "avx512", DType.BFLOAT16): 2.0**-20,
-    ("lookup", "avx512", DType.FLOAT32): 2.0**-17,
+# Of every kind of step.
+STEP_KINDS: Mapping[str, StepKind] = {
+    kind: step for family in FAMILIES for kind, step in family.steps.items()
 }
-_CHANGES_WEIGHTS_OF = {"lookup": _beyond_l2}
-_MOST_INPUTS = {
-    "int8-pairs": int8_pairs.MOST_INPUTS, "int8-staged": int8_staged.MOST_INPUTS
-}  # fmt: skip
-
-_TAKE_VAST = {"broadcast", "broadcast-loop", "broadcast-mixed", "immediate", "int8-pairs"}
 
 # The naming law's element types; the int8 families carry theirs in the name.
 SHORT_NAMES = {
     DType.FLOAT32: "f32-", DType.BFLOAT16: "bf16-", DType.FLOAT16: "f16-", DType.INT8: ""
 }  # fmt: skip
 
-MATVEC_TEMPLATES: tuple[MatVecTemplate, ...] = tuple(
-    MatVecTemplate(
-        f"{SHORT_NAMES[dtype]}{family}-{isa}",
-        family,
+MATVEC_TEMPLATES: tuple[Template, ...] = tuple(
+    Template(
+        f"{SHORT_NAMES[dtype]}{row.name}-{isa}",
+        row.name,
         isa,
-        _STAGES_AT.get((family, isa), _STAGES[family]),
-        source,
+        row.stages_at.get(isa, row.stages),
+        row.source,
         dtype,
-        requires,
-        _CHANGES_WEIGHTS_BY.get((family, isa, dtype), 0.0),
-        _CHANGES_WEIGHTS_OF.get(family, _any_matrix),
-        _MOST_INPUTS.get(family, math.inf),
-        family in _TAKE_VAST,
+        row.requires,
+        row.changes_weights_by.get((isa, dtype), 0.0),
+        row.changes_weights_of,
+        row.most_inputs,
+        row.takes_vast,
     )
-    for family, levels, dtypes, requires, source in _ROWS
-    for dtype in dtypes
-    for isa in levels
+    for row in FAMILIES
+    for dtype in row.dtypes
+    for isa in row.levels
 )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
@@ -35,7 +35,7 @@ def block_weights(
     return weights * np.repeat(kept, block_rows, axis=0)[:out_features]
 
 
-def target_of(row: MatVecTemplate) -> Target:
+def target_of(row: Template) -> Target:
     """The least target that a row of the table is made for."""
     level = Target.named(row.isa)
     return replace(level, instruction_sets=level.instruction_sets | row.requires)
@@ -71,7 +71,7 @@ def shapes() -> Iterator[tuple[int, int]]:
 
 
 def compile_kernel(
-    row: MatVecTemplate, spec: MatVec, matrix: SparseMatrix, target: Target | None = None
+    row: Template, spec: MatVec, matrix: SparseMatrix, target: Target | None = None
 ) -> Image:
     """The template's code with the return that its caller adds, for the least target or another."""
     asm = Assembler(target or target_of(row))
@@ -82,7 +82,7 @@ def compile_kernel(
 
 
 def check(
-    row: MatVecTemplate,
+    row: Template,
     weights: FloatArray,
     bias: FloatArray | None = None,
     activation: Activation = Activation.NONE,

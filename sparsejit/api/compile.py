@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -54,10 +56,8 @@ def compile_matrix(
     dtype: how weights are stored. "float32", or "bfloat16" or "float16", all else being float32;
         or "int8", which also quantises x, by `input_scale` or else by its largest magnitude / 127,
         and sums integers.
-    strategy: "auto", or a family of kernels. For one x: permute, permute-inline, lane16, lookup,
-        broadcast, broadcast-4x1, broadcast-4x4, broadcast-loop, broadcast-mixed, dense, dot,
-        immediate; int8: int8-permute, int8-single, int8-staged, int8-pairs. For a batch: panels,
-        csr, dense, rows, mixed, int8-tiles. Not all exist for every dtype and target.
+    strategy: "auto", or a family of kernels. {families}
+        Not all exist for every dtype and target.
     target: "native", a level ("avx2", "avx512") or a Target.
     threads: how many may share the rows, or the columns of a batch, where that pays, or "auto" for
         one a core.
@@ -75,6 +75,18 @@ def compile_matrix(
     kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)
     options = kernel(target=target, input_scale=input_scale, pitch=pitch)
     return _compiled(weights, bias, options, progress)
+
+
+def _families() -> str:
+    """Those of the tables, in a few lines of the docstring above."""
+    tables = (("For one x", MATVEC_TEMPLATES), ("For a batch", MATMUL_TEMPLATES))
+    parts = (f"{when}: {', '.join(dict.fromkeys(row.family for row in t))}." for when, t in tables)
+    lines = textwrap.wrap(" ".join(parts), 92)
+    return "\n        ".join(["", *lines]).rstrip()
+
+
+if compile_matrix.__doc__:  # there is none under python -OO
+    compile_matrix.__doc__ = compile_matrix.__doc__.replace(" {families}", _families())
 
 
 def compile_source(source: KernelSource) -> Kernel:

@@ -17,13 +17,13 @@ from sparsejit.api.options import KernelSource
 from sparsejit.api.report import Report
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.artefact.sealed import SealedFile
+from sparsejit.asm_templates.table import STEP_KINDS
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.lowering.products import planned_facts
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan
-from sparsejit.planner.prices import FAMILY_STEPS
 from sparsejit.planner.split import Split
 from sparsejit.runtime.kernel_call import KernelCall
 from sparsejit.runtime.native_timing import aligned, time_native
@@ -158,7 +158,7 @@ def _steps(
 ) -> dict[str, float]:
     """What a kernel on one thread counted, and its share of lanes in use; {} if it counts none."""
     template, counts = choice.chosen.template, program.image.counts
-    if len(division.parts) > 1 or template.family not in FAMILY_STEPS or not counts.get("steps"):
+    if len(division.parts) > 1 or template.family not in STEP_KINDS or not counts.get("steps"):
         return {}
     use = lane_use(template.family, matrix, counts["steps"], Target.named(template.isa))
     return {**counts, "lane_use": use}

@@ -18,6 +18,7 @@ class StepPrice(NamedTuple):
     source: str
 
 
+_MULTIPLIERS = 2  # of 512 bits, that prices of unknown kinds assume
 # By kind of step, level and the dtype in which weights are stored, such as "avx512", "float32".
 StepPrices = Mapping[tuple[str, str, str], StepPrice]
 
@@ -199,9 +200,13 @@ class Core:
     def __hash__(self) -> int:
         return hash((self.key, self.data_of, self.measured, self.unused))
 
-    def step_cycles(self, kind: str, isa: str, stored: str) -> float:
-        """Cycles of a step of that kind."""
-        return self.steps[kind, isa, stored].cycles
+    def step_cycles(self, key: tuple[str, str, str], default: float) -> float:
+        """Cycles of a step of kind, level and stored dtype; `default` where two vectors of 512
+        bits are multiplied in one.
+        """
+        if key in self.steps:
+            return self.steps[key].cycles
+        return default * (_MULTIPLIERS / self.multipliers if key[1] == "avx512" else 1.0)
 
     @property
     def origin(self) -> str:

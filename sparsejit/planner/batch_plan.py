@@ -6,15 +6,16 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, PANEL_BYTES
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
+from sparsejit.asm_templates.table import Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -22,18 +23,6 @@ from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
-
-
-@dataclass(frozen=True)
-class _PanelBytes:
-    """Bytes of code for a weight, more where four come with one load, and for an input."""
-
-    weight: float
-    by_four: float
-    input: float
-
-
-_PANEL_BYTES = {"avx512": _PanelBytes(7.3, 7.7, 7), "avx2": _PanelBytes(12, 0, 8)}
 
 # Of the next family's time: a layer that changes layouts has nothing but panels to fall back to.
 _PANELS_ARE_BETTER = 0.85
@@ -80,7 +69,7 @@ def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bo
     return bool(costs[True]) and min(costs[True]) < _PANELS_ARE_BETTER * others
 
 
-def _is_possible(template: MatMulTemplate, spec: MatMul, target: Target) -> bool:
+def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
     """Whether the workspace suffices, and whether `mixed` is neither of the other two.
 
     Panels alone, if they are full, take one layout to another.
@@ -174,7 +163,7 @@ def _panels(counts: BatchCounts) -> Cost:
     panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
-    share, code = shared_loads(target, at_once), _PANEL_BYTES[target.isa]
+    share, code = shared_loads(target, at_once), PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
     fetching, code_level = _fetching(code_bytes, data_bytes, target)

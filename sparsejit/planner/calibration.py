@@ -24,6 +24,7 @@ from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
 from sparsejit.planner import core_loops
 from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
+from sparsejit.planner.cost import all_steps
 from sparsejit.planner.step_times import Key, step_prices
 
 CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
@@ -61,7 +62,7 @@ class Measured:
         return replace(
             core,
             rates=self.rates,
-            steps={key: self._step(key, core) for key in core.steps.keys() | self.steps.keys()},
+            steps={key: self._step(key, core) for key in all_steps(core)},
             shared_way=self.shared_way,
             measured=measured,
             padding=self.tricks["padding"],
@@ -76,12 +77,13 @@ class Measured:
         """
         if key in self.steps:
             return StepPrice(self.steps[key], "measured here")
-        cycles, source = core.steps[key]
-        kin = [one for one in self.steps if one[:2] == key[:2] and one in core.steps]
+        known = all_steps(core)
+        kin = [one for one in self.steps if one[:2] == key[:2]]
         if not kin:
-            return core.steps[key]
-        factor = geometric_mean(self.steps[one] / core.steps[one].cycles for one in kin)
-        return StepPrice(cycles * factor, f"{source}, times what its kin measured")
+            return known[key]
+        factor = geometric_mean(self.steps[one] / known[one].cycles for one in kin)
+        source = f"{known[key].source}, times what its kin measured"
+        return StepPrice(known[key].cycles * factor, source)
 
     def _far_rates(self, own: Rates) -> Rates:
         data, code = (
@@ -277,7 +279,7 @@ def _checked(stored: object, core: Core) -> Measured:
         for name, known in (("data", core.rates.data), ("code", core.rates.code))
     )
     steps, tricks = found["steps"], _fields("tricks", found["tricks"], set(TRICKS))
-    known_steps = {" ".join(key): price.cycles for key, price in core.steps.items()}
+    known_steps = {" ".join(key): price.cycles for key, price in all_steps(core).items()}
     if not isinstance(steps, dict) or not steps.keys() <= known_steps.keys():
         raise DamagedFile("steps has keys that are no kind, level and dtype of a step")
     if not all(isinstance(gains, bool) for gains in tricks.values()):

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
+from sparsejit.asm_templates.table import STEP_KINDS
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DType
+from sparsejit.machine.core import Core, StepPrice
 from sparsejit.machine.target import Target
-from sparsejit.planner.prices import FAMILY_STEPS
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,30 @@ def price(counts: Counts) -> Cost:
 
 def _cycles(counts: Counts, work: Work) -> float:
     target = counts.target
-    return work.steps * target.core.step_cycles(work.kind, target.isa, counts.stored.value)
+    return work.steps * step_cycles(target, work.kind, counts.stored)
+
+
+def all_steps(core: Core) -> dict[tuple[str, str, str], StepPrice]:
+    """What is known of the core, and what the table of kernels says of other kinds of steps."""
+    rows = {
+        (kind, isa, stored.value): StepPrice(
+            core.step_cycles((kind, isa, stored.value), step.cycles.get(isa, 1.0)), "assumed"
+        )
+        for kind, step in STEP_KINDS.items()
+        for isa, stored in step.code_bytes
+    }
+    return {**rows, **core.steps}
+
+
+def step_cycles(target: Target, kind: str, stored: DType) -> float:
+    """Cycles of a step of that kind: what is known of the core, or what its row says."""
+    default = STEP_KINDS[kind].cycles.get(target.isa, 1.0)
+    return target.core.step_cycles((kind, target.isa, stored.value), default)
 
 
 def _code_bytes(counts: Counts, work: Work) -> float:
     """Of steps that stand in the code."""
-    each = FAMILY_STEPS[work.kind].code_bytes[counts.target.isa, counts.stored]
+    each = STEP_KINDS[work.kind].code_bytes[counts.target.isa, counts.stored]
     return work.steps * each / work.runs
 
 
@@ -93,7 +113,7 @@ def _data_rate(counts: Counts, level: str) -> float:
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
     """Nonzeros over the weights that so many steps could take; 1 where no lane ever idles."""
-    places = max(steps, 1) * target.lanes * FAMILY_STEPS[family].weights_a_lane
+    places = max(steps, 1) * target.lanes * STEP_KINDS[family].weights_a_lane
     return matrix.nnz / places
 
 

@@ -9,50 +9,18 @@ A strategy named by the caller overrides the price, not the record of it.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, Layer, MatMul, MatVec
+from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, price
 from sparsejit.x86.assembler import Assembler
 
 AUTO = "auto"
 MANY_INPUTS = 1 << 17  # so many may be why there is no kernel
-
-
-class Template(Protocol):
-    """A row of a table of kernels."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def isa(self) -> str: ...
-
-    @property
-    def dtype(self) -> DType: ...
-
-    @property
-    def most_inputs(self) -> float: ...
-
-    @property
-    def takes_vast(self) -> bool: ...
-
-    def made_for(self, target: Target) -> bool: ...
-
-    def expect(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
-
-    def lower(self, spec: Any, matrix: SparseMatrix, target: Target) -> Any: ...
-
-    def emit(self, asm: Assembler, lowered: Any) -> None: ...
-
-    def weight_change(self, matrix: SparseMatrix, target: Target) -> float: ...
 
 
 @dataclass(frozen=True)

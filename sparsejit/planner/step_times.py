@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.lowered import Counts
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.core_loops import CHAIN_CYCLES, dependent_additions, function_of
-from sparsejit.planner.cost import price
+from sparsejit.planner.cost import price, step_cycles
 from sparsejit.runtime.native_timing import aligned, duration_ns, native_loop, pinned
 
 Key = tuple[str, str, str]
@@ -36,7 +36,7 @@ _SHARE_OF_L1 = 0.75
 class _SmallKernel:
     """A template's kernel of a layer. `expected` are the cycles of its steps as they are priced."""
 
-    template: MatVecTemplate
+    template: Template
     counts: Counts
     expected: float
     loop: Callable[[int], None]
@@ -56,11 +56,12 @@ def step_prices(target: Target) -> dict[Key, float]:
             key = work.kind, target.isa, probe.counts.stored.value
             # A kind that several templates have is its own family's.
             if work.kind == probe.template.family or key not in found:
-                found[key] = target.core.step_cycles(*key) * cycles / probe.expected
+                priced = step_cycles(target, work.kind, probe.counts.stored)
+                found[key] = priced * cycles / probe.expected
     return found
 
 
-def _probe(row: MatVecTemplate, target: Target) -> _SmallKernel:
+def _probe(row: Template, target: Target) -> _SmallKernel:
     for size in _SIZES:
         spec, matrix = MatVec(*size, dtype=row.dtype), _matrix(size)
         lowered = row.lower(spec, matrix, target)
@@ -73,8 +74,9 @@ def _probe(row: MatVecTemplate, target: Target) -> _SmallKernel:
     x = aligned(np.random.default_rng(0).standard_normal(spec.in_features).astype(np.float32))
     y = aligned(np.zeros(spec.out_features, np.float32))
     loop = native_loop([(memory.address, (x.ctypes.data, y.ctypes.data))])
-    keys = ((work.steps, work.kind, target.isa, counts.stored.value) for work in counts.work)
-    expected = sum(steps * target.core.step_cycles(*key) for steps, *key in keys)
+    expected = sum(
+        work.steps * step_cycles(target, work.kind, counts.stored) for work in counts.work
+    )
     calls = max(1, round(_SAMPLE_NS / (cost.ns + 10)))
     return _SmallKernel(row, counts, expected, loop, calls, (memory, x, y))
 

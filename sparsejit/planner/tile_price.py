@@ -48,4 +48,4 @@ def _vectors(spec: MatMul, features: int) -> int:
 
 def _cycles(counts: TileCounts, what: str) -> float:
     core, spec = counts.target.core, counts.spec
-    return core.step_cycles(f"tile-{what}", counts.target.isa, spec.dtype.value)
+    return core.steps[f"tile-{what}", counts.target.isa, spec.dtype.value].cycles

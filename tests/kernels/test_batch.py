@@ -13,7 +13,8 @@ from matvec_checks import TOLERANCE, block_weights, target_of
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.batch.row_tiles import products, tile_rows
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -31,7 +32,7 @@ PANELS = [row for row in KINDS if row.family == "panels"]
 WITH_PANELS = [row for row in KINDS if row.family != "rows"]
 
 
-def compiled(row: MatMulTemplate, spec: MatMul, matrix: SparseMatrix) -> ExecutableMemory:
+def compiled(row: Template, spec: MatMul, matrix: SparseMatrix) -> ExecutableMemory:
     asm = Assembler(target_of(row))
     row.emit(asm, row.lower(spec, matrix, asm.target))
     asm.emit("vzeroupper")
@@ -40,7 +41,7 @@ def compiled(row: MatMulTemplate, spec: MatMul, matrix: SparseMatrix) -> Executa
 
 
 def spec_of(
-    row: MatMulTemplate,
+    row: Template,
     matrix: SparseMatrix,
     batch: int,
     layout: Layout,
@@ -79,7 +80,7 @@ def columns(spec: MatMul, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
-def test_any_shape_and_batch_inside_guard_pages(row: MatMulTemplate) -> None:
+def test_any_shape_and_batch_inside_guard_pages(row: Template) -> None:
     checks = []
 
     @settings(max_examples=30, deadline=None, database=None, derandomize=True)
@@ -112,7 +113,7 @@ def test_any_shape_and_batch_inside_guard_pages(row: MatMulTemplate) -> None:
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
-def test_any_pitch_inside_guard_pages(row: MatMulTemplate) -> None:
+def test_any_pitch_inside_guard_pages(row: Template) -> None:
     """Padding of x is nan: it reaches no column, and columns that fit are computed in place."""
     checks = []
 
@@ -147,7 +148,7 @@ def test_any_pitch_inside_guard_pages(row: MatMulTemplate) -> None:
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("row", PANELS, ids=lambda row: row.name)
-def test_panels_take_one_layout_to_the_other(row: MatMulTemplate, layout: Layout) -> None:
+def test_panels_take_one_layout_to_the_other(row: Template, layout: Layout) -> None:
     checks = []
     for number, batch in enumerate((2, 8, 15, 16, 17, 60, 64, 65, 124, 165)):
         matrix = SparseMatrix(block_weights((37, 21 + 30 * (number % 3)), 0.3))
@@ -165,7 +166,7 @@ def test_panels_take_one_layout_to_the_other(row: MatMulTemplate, layout: Layout
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("row", RUNNABLE, ids=lambda row: row.name)
 def test_every_template_with_several_chunks(
-    row: MatMulTemplate, layout: Layout, pitch: int
+    row: Template, layout: Layout, pitch: int
 ) -> None:
     """Two full chunks of 64 columns, a shorter one, and columns left over."""
     matrix = SparseMatrix(block_weights((37, 21), 0.3))
@@ -178,7 +179,7 @@ def test_every_template_with_several_chunks(
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("row", RUNNABLE, ids=lambda row: row.name)
-def test_tiles_without_weights(row: MatMulTemplate, layout: Layout) -> None:
+def test_tiles_without_weights(row: Template, layout: Layout) -> None:
     """Most rows are empty, and panels enough for each to ask for what the next tile needs."""
     weights = block_weights((90, 21), 0.3)
     weights[5:80] = 0
@@ -190,7 +191,7 @@ def test_tiles_without_weights(row: MatMulTemplate, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("row", WITH_PANELS, ids=lambda row: row.name)
-def test_every_batch_of_many_inputs(row: MatMulTemplate) -> None:
+def test_every_batch_of_many_inputs(row: Template) -> None:
     """A copy of x that exceeds L1 has padding lines: 301 inputs from 44 columns on, 1700 from 8."""
     many = SparseMatrix(block_weights((20, 301), 0.05))
     most = SparseMatrix(block_weights((3, 1700), 0.05))
@@ -208,7 +209,7 @@ def test_every_batch_of_many_inputs(row: MatMulTemplate) -> None:
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
 @pytest.mark.parametrize(("batch", "pitch"), [(32, None), (80, None), (33, 48), (5, 16)])
 def test_x_may_lie_anywhere(
-    row: MatMulTemplate, batch: int, pitch: int | None, offset: int
+    row: Template, batch: int, pitch: int | None, offset: int
 ) -> None:
     """Feature-major x of whole panels is used where it lies if aligned, else copied."""
     matrix = SparseMatrix(block_weights((30, 50), 0.3))

@@ -22,7 +22,8 @@ from sparsejit.asm_templates.batch.csr_stream import (
     float_words,
 )
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import Template
 from sparsejit.ir import reference
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -93,7 +94,7 @@ def test_rows_beyond_the_workspace_are_cut_into_blocks() -> None:
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_blocks_of_rows_and_inputs(row: MatMulTemplate, layout: Layout) -> None:
+def test_blocks_of_rows_and_inputs(row: Template, layout: Layout) -> None:
     """Several of each, the last ones smaller; two passes; rows cut into segments; activation."""
     random = np.random.default_rng(2)
     tall = np.where(random.random((4500, 40)) < 0.05, 1.0, 0.0).astype(np.float32)
@@ -110,7 +111,7 @@ def test_blocks_of_rows_and_inputs(row: MatMulTemplate, layout: Layout) -> None:
 
 @pytest.mark.parametrize("batch", [9, 30, 64, 75, 140])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_column_has_the_same_bits_wherever_it_lies(row: MatMulTemplate, batch: int) -> None:
+def test_a_column_has_the_same_bits_wherever_it_lies(row: Template, batch: int) -> None:
     matrix = SparseMatrix(block_weights((50, 400), 0.2, 1))
     spec = spec_of(row, matrix, batch, Layout.FEATURE_MAJOR, Activation.TANH)
     column = np.random.default_rng(4).standard_normal((400, 1), np.float32)
@@ -140,7 +141,7 @@ def test_a_word_has_the_weights_of_four_inputs() -> None:
 @pytest.mark.parametrize("steps", [(None,), (0.02,), (0.02, -128), (0.02, 41)])
 @pytest.mark.parametrize("row", INT8_ROWS, ids=lambda row: row.name)
 def test_int8_sums_are_exact(
-    row: MatMulTemplate, steps: tuple[Any, ...], layout: Layout
+    row: Template, steps: tuple[Any, ...], layout: Layout
 ) -> None:
     """Batches of one vector and of several, every column with a scale of its own."""
     random = np.random.default_rng(6)

@@ -19,6 +19,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache, calibration
+from sparsejit.planner.cost import all_steps
 
 pytestmark = pytest.mark.plans
 
@@ -79,7 +80,7 @@ def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
         assert (core.padding, core.redirects, core.placement) == (True, True, True)
     else:
         assert core.rates.data == MEASURED["rates"]["data"]
-        assert core.step_cycles("permute", "avx512", "bfloat16") == 2.5
+        assert all_steps(core)["permute", "avx512", "bfloat16"].cycles == 2.5
         assert (core.padding, core.redirects, core.placement) == (True, False, True)
     assert core.origin == f"measured on 2026-01-31, {file}"
 
@@ -99,11 +100,11 @@ def test_prices_that_were_not_measured_change_as_those_of_their_kind() -> None:
     target = replace(Target.detect(), core=core_named("generic"))
     processor_file(target).write_bytes(as_json(MEASURED))
     core, own = calibration.calibrated(target).core, target.core
-    factor = 2.5 / own.step_cycles("permute", "avx512", "bfloat16")
+    factor = 2.5 / all_steps(own)["permute", "avx512", "bfloat16"].cycles
     key = "permute", "avx512", "float16"
-    assert core.step_cycles(*key) == pytest.approx(factor * own.step_cycles(*key))
+    assert all_steps(core)[key].cycles == pytest.approx(factor * all_steps(own)[key].cycles)
     other = "lookup", "avx512", "float32"
-    assert core.step_cycles(*other) == own.step_cycles(*other)
+    assert all_steps(core)[other] == all_steps(own)[other]
 
 
 def test_without_a_file_prices_are_the_core_s_data() -> None:
@@ -148,7 +149,7 @@ def test_what_no_core_of_the_kind_does_is_damage(times: float) -> None:
         (("rates", "cycles_per_ns"), own.rates.cycles_per_ns),
         (("rates", "data", "L2"), own.rates.data["L2"]),
         (("rates", "code", "memory"), own.rates.code["memory"]),
-        (("steps", " ".join(key)), own.step_cycles(*key)),
+        (("steps", " ".join(key)), all_steps(own)[key].cycles),
     )
     for path, known in changes:
         content = changed_copy({**MEASURED, "steps": {" ".join(key): 1.0}}, path, times * known)

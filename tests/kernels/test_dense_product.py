@@ -16,7 +16,7 @@ from sparsejit.asm_templates.dense_product.lane_sums import add_lanes
 from sparsejit.asm_templates.dense_product.packing import pack_columns, pack_rows
 from sparsejit.asm_templates.dense_product.tiling import most_sums, tiling
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.table import MatVecTemplate
+from sparsejit.asm_templates.table import Template
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.spec import Activation, DenseProduct
@@ -233,17 +233,17 @@ def test_a_strip_too_deep_for_the_stack_is_not_transposed(isa: str) -> None:
 class TestDot:
     """The family of few outputs."""
 
-    def test_every_shape(self, row: MatVecTemplate) -> None:
+    def test_every_shape(self, row: Template) -> None:
         for number, shape in enumerate(shapes()):
             check(row, block_weights(shape, (1.0, 0.3)[number % 2], block_rows=1))
 
     @pytest.mark.parametrize("activation", Activation)
-    def test_bias_and_activation(self, row: MatVecTemplate, activation: Activation) -> None:
+    def test_bias_and_activation(self, row: Template, activation: Activation) -> None:
         for outputs in range(1, 19):
             bias = np.linspace(-2, 2, outputs, dtype=np.float32)
             check(row, block_weights((outputs, 10 + 37 * outputs), 0.5), bias, activation)
 
-    def test_code_does_not_grow_with_inputs(self, row: MatVecTemplate) -> None:
+    def test_code_does_not_grow_with_inputs(self, row: Template) -> None:
         few, many = (check(row, block_weights((8, size), 1.0)) for size in (512, 4096))
         assert many.code_bytes == few.code_bytes
 

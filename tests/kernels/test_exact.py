@@ -9,7 +9,7 @@ from matvec_checks import compile_kernel, scattered, target_of, templates_of
 
 import sparsejit
 from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -37,7 +37,7 @@ CHANGED_BY = {
 SMALL_L2 = 4096
 
 
-def weights_in(row: MatVecTemplate, target: Target, weights: np.ndarray) -> np.ndarray:
+def weights_in(row: Template, target: Target, weights: np.ndarray) -> np.ndarray:
     """The weights that a kernel multiplies by, column by column: y of each unit vector."""
     spec, matrix = MatVec(*weights.shape, dtype=row.dtype), SparseMatrix(weights)
     memory = ExecutableMemory(compile_kernel(row, spec, matrix, target).data)
@@ -50,7 +50,7 @@ def weights_in(row: MatVecTemplate, target: Target, weights: np.ndarray) -> np.n
 @pytest.mark.parametrize("l2_bytes", [SMALL_L2, 1 << 20], ids=["far", "near"])
 @pytest.mark.parametrize("row", EVERY_FAMILY)
 def test_a_weight_changes_by_no_more_than_the_table_says(
-    row: MatVecTemplate, l2_bytes: int
+    row: Template, l2_bytes: int
 ) -> None:
     """To the bit where it says 0; else by more than half of the bound, for some weight."""
     target = replace(target_of(row), l2_bytes=l2_bytes)

@@ -13,7 +13,7 @@ from matvec_checks import block_weights, compile_kernel, target_of
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, BlockShape, SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, GruUpdate, MatVec
@@ -68,7 +68,7 @@ def test_the_guard_sees_a_stray_write_inside_the_page() -> None:
 
 @pytest.mark.parametrize("pattern", [UNSTRUCTURED, BLOCK_1X8], ids=lambda pattern: pattern.name)
 @pytest.mark.parametrize("row", RUNNABLE_ROWS, ids=lambda row: row.name)
-def test_matrix_kernels(row: MatVecTemplate, pattern: BlockShape) -> None:
+def test_matrix_kernels(row: Template, pattern: BlockShape) -> None:
     checks = []
     for number, shape in enumerate(SHAPES):
         matrix = SparseMatrix(block_weights(shape, 0.3, pattern.rows, seed=number))

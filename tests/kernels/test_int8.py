@@ -21,7 +21,7 @@ from sparsejit.asm_templates.gather.int8_permute import (
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.row_order import row_panels
 from sparsejit.asm_templates.scheduling.schedule import Covering, Demand, registers_in_turn
-from sparsejit.asm_templates.table import MatVecTemplate
+from sparsejit.asm_templates.table import Template
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -41,7 +41,7 @@ PERMUTE = [*templates_of("int8-permute"), *templates_of("int8-single")]
 VNNI = Target.named("avx512")  # as far as counting steps goes
 
 
-def outputs(row: MatVecTemplate, spec: MatVec, weights: FloatArray, x: FloatArray) -> FloatArray:
+def outputs(row: Template, spec: MatVec, weights: FloatArray, x: FloatArray) -> FloatArray:
     """What the kernel makes of x."""
     memory = ExecutableMemory(compile_kernel(row, spec, SparseMatrix(weights)).data)
     y = np.full(spec.out_features, np.nan, np.float32)

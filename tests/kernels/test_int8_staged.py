@@ -8,7 +8,7 @@ from matvec_checks import block_weights, compile_kernel, templates_of
 from sparsejit.asm_templates.gather.int8_layout import REGISTER_INPUTS, byte_of_input
 from sparsejit.asm_templates.gather.int8_staged import expect, lower
 from sparsejit.asm_templates.gather.int8_staged_layout import SLOTS, StagedGroup, staged_groups
-from sparsejit.asm_templates.table import MatVecTemplate
+from sparsejit.asm_templates.table import Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
@@ -62,7 +62,7 @@ def staged(group: StagedGroup, x: npt.NDArray[np.integer]) -> npt.NDArray[np.int
 
 @pytest.mark.parametrize("row", templates_of("int8-staged"))
 @pytest.mark.parametrize("shape", [(300, 1024), (1030, 2500)])
-def test_sums_of_few_blocks_are_exact(row: MatVecTemplate, shape: tuple[int, int]) -> None:
+def test_sums_of_few_blocks_are_exact(row: Template, shape: tuple[int, int]) -> None:
     """Inputs of a trip lie in many registers of x."""
     random = np.random.default_rng(3)
     weights = np.rint(100 * block_weights(shape, 0.02, 16)).clip(-127, 127).astype(np.float32)

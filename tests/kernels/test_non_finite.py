@@ -5,7 +5,7 @@ import pytest
 from matvec_checks import compile_kernel, scattered, target_of, templates_of
 
 import sparsejit
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.runtime.executable_memory import ExecutableMemory
@@ -31,7 +31,7 @@ IN_IDLE_LANES = {"broadcast-4x1", "permute", "permute-inline", "lane16", "lookup
 
 
 def product(
-    row: MatVecTemplate,
+    row: Template,
     x: np.ndarray,
     activation: Activation = Activation.NONE,
     input_scale: float | None = None,
@@ -58,7 +58,7 @@ def test_every_family_is_stated() -> None:
 @pytest.mark.parametrize("value", BAD, ids=str)
 @pytest.mark.parametrize("row", FLOATS)
 def test_outputs_with_a_weight_for_it_show_it(
-    row: MatVecTemplate, value: float, place: int
+    row: Template, value: float, place: int
 ) -> None:
     """Infinity may become NaN where the kernel keeps the index in the weight."""
     used = WEIGHTS[:, place] != 0
@@ -73,7 +73,7 @@ def test_outputs_with_a_weight_for_it_show_it(
 @pytest.mark.parametrize("value", BAD, ids=str)
 @pytest.mark.parametrize("row", FLOATS)
 def test_outputs_without_a_weight_for_it_are_nan_or_as_they_were(
-    row: MatVecTemplate, value: float, place: int
+    row: Template, value: float, place: int
 ) -> None:
     used = WEIGHTS[:, place] != 0
     y, without = product(row, with_value(value, place)), product(row, with_value(0, place))
@@ -94,7 +94,7 @@ def test_outputs_without_a_weight_for_it_are_nan_or_as_they_were(
 
 
 @pytest.mark.parametrize("row", INTEGERS)
-def test_int8_with_a_step_of_its_own_spoils_every_output(row: MatVecTemplate) -> None:
+def test_int8_with_a_step_of_its_own_spoils_every_output(row: Template) -> None:
     """The step is that of the largest magnitude, which is then no number."""
     for value in BAD:
         y = product(row, with_value(value, 21))
@@ -102,7 +102,7 @@ def test_int8_with_a_step_of_its_own_spoils_every_output(row: MatVecTemplate) ->
 
 
 @pytest.mark.parametrize("row", INTEGERS)
-def test_int8_with_a_fixed_step_clips(row: MatVecTemplate) -> None:
+def test_int8_with_a_fixed_step_clips(row: Template) -> None:
     """NaN counts as the largest value."""
     for value, clipped in ((np.nan, 1e6), (np.inf, 1e6), (-np.inf, -1e6)):
         y = product(row, with_value(value, 21), input_scale=0.05)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, target_of
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
@@ -22,7 +22,7 @@ def spec_of(matrix: SparseMatrix, dtype: DType = DType.FLOAT32) -> MatVec:
     return MatVec(matrix.out_features, matrix.in_features, dtype=dtype)
 
 
-def template(name: str) -> MatVecTemplate:
+def template(name: str) -> Template:
     return next(row for row in MATVEC_TEMPLATES if row.name == name)
 
 
@@ -77,7 +77,7 @@ def test_an_unknown_strategy_is_named_with_the_known() -> None:
 
 
 @pytest.mark.parametrize("row", MATVEC_TEMPLATES, ids=lambda row: row.name)
-def test_an_empty_matrix_costs_next_to_nothing_but_in_dense_code(row: MatVecTemplate) -> None:
+def test_an_empty_matrix_costs_next_to_nothing_but_in_dense_code(row: Template) -> None:
     empty = SparseMatrix(np.zeros((256, 256)))
     expected = row.expect(spec_of(empty, row.dtype), empty, target_of(row))
     lowered = row.lower(spec_of(empty, row.dtype), empty, target_of(row))
@@ -106,7 +106,7 @@ def test_the_bound_names_the_cache_the_bytes_come_from() -> None:
 
 
 @pytest.mark.parametrize("row", MATVEC_TEMPLATES, ids=lambda row: row.name)
-def test_expected_counts_are_near_those_of_what_is_lowered(row: MatVecTemplate) -> None:
+def test_expected_counts_are_near_those_of_what_is_lowered(row: Template) -> None:
     """Or candidates would be passed over that should win."""
     matrix = SparseMatrix(block_weights((300, 200), 0.2, 8))
     target = target_of(row)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, compile_kernel, target_of
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, MatMulTemplate
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, MatVecTemplate
+from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
@@ -35,7 +35,7 @@ def call_and_report(code: bytes, isa: str, x: np.ndarray, y: np.ndarray) -> Stat
 @pytest.mark.parametrize("shape", [(1, 1), (33, 40), (300, 515)], ids=str)
 @pytest.mark.parametrize("row", RUNNABLE, ids=lambda row: row.name)
 def test_a_kernel_keeps_what_it_must(
-    row: MatVecTemplate, shape: tuple[int, int], activation: Activation
+    row: Template, shape: tuple[int, int], activation: Activation
 ) -> None:
     matrix = SparseMatrix(block_weights(shape, 0.3))
     spec = MatVec(*shape, None, activation, row.dtype)
@@ -49,7 +49,7 @@ def test_a_kernel_keeps_what_it_must(
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("row", RUNNABLE_BATCH, ids=lambda row: row.name)
-def test_a_batch_kernel_keeps_what_it_must(row: MatMulTemplate, layout: Layout) -> None:
+def test_a_batch_kernel_keeps_what_it_must(row: Template, layout: Layout) -> None:
     matrix = SparseMatrix(block_weights((33, 40), 0.3))
     spec = MatMul(MatVec(33, 40, None, Activation.TANH, row.dtype), 21, layout)
     asm = Assembler(target_of(row))

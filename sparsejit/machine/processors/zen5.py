@@ -31,8 +31,6 @@ STEPS = {
     ("permute", "avx512", "float16"): StepPrice(1.25, "A unpacked: 181 ns"),
     ("permute", "avx2", "float16"): StepPrice(1.3, "256x256 at 90 % in 1x8 in 267 ns"),
     # An index in the weight took 0.87 to 1.06 of the time of packed ones, by place: left behind.
-    ("permute-inline", "avx512", "float32"): StepPrice(1.4, "assumed"),
-    ("permute-inline", "avx2", "float32"): StepPrice(2.2, "assumed: never timed there"),
     ("lane16", "avx512", "float32"): StepPrice(0.73, "A-lane in 71 ns"),
     ("lane16", "avx512", "bfloat16"): StepPrice(0.73, "the same kernel as float32"),
     ("lookup", "avx512", "float32"): StepPrice(1.7, "C90 and C95 in 3140 and 2010 ns at 4.0 GHz"),
@@ -52,7 +50,6 @@ STEPS = {
     ("broadcast-4x4", "avx2", "bfloat16"): StepPrice(0.66, _DERIVED),
     ("broadcast-4x4", "avx512", "float16"): StepPrice(0.86, _DERIVED),
     ("broadcast-4x4", "avx2", "float16"): StepPrice(0.61, _DERIVED),
-    ("broadcast-4x1", "avx2", "float32"): StepPrice(1.2, "assumed: never timed there"),
     ("broadcast-loop", "avx512", "float32"): StepPrice(
         1.12, "64x64; code is that of the block rows' ends"
     ),
@@ -95,12 +92,8 @@ STEPS = {
     ("int8-permute", "avx512", "int8"): StepPrice(
         1.0, "A in 43 ns; 20 bytes, 5 where folded four times"
     ),
-    ("int8-single", "avx512", "int8"): StepPrice(1.0, "two loads, as int8-permute"),
-    ("int8-staged", "avx512", "int8"): StepPrice(1.0, "two loads, not timed"),
     ("int8-pairs", "avx512", "int8"): StepPrice(1.5, "A in 610 ns, C90 in 10.9 us"),
     ("int8-pairs", "avx2", "int8"): StepPrice(1.15, "A in 970 ns, C90 in 15.4 us"),
-    ("immediate", "avx2", "float32"): StepPrice(1.0, "mov, vmovd and scalar FMA a weight"),
-    ("immediate", "avx512", "float32"): StepPrice(1.0, "mov, vmovd and scalar FMA a weight"),
 }
 
 # From fewer nonzeros on code fits where it is kept; docs/kernels/gather.md.
