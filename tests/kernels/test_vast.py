@@ -137,7 +137,7 @@ def test_a_kernel_is_saved_copied_and_tuned(tmp_path: Path, monkeypatch: Any) ->
         copy.deepcopy(kernel),
     ):
         assert other.image.data == kernel.image.data
-    assert "4100 x 4100" in kernel.explain()
+    assert "4100 x 4100" in str(kernel.explain())
 
 
 @pytest.mark.parametrize("inputs", [1_000_000, 8_000_000])
