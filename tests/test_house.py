@@ -35,6 +35,12 @@ VOICE_ROOMS = (
 )
 INNER_ROOMS = {"asm_templates": TEMPLATE_ROOMS, "voice": VOICE_ROOMS}
 
+# What lowering may ask the planner: choices, and what a step should take. It knows no prices.
+CHOICES = {
+    *("attention_plan", "convolution_plan", "forest_plan", "layer_planner", "plan", "split"),
+    "vector_cost",
+}
+
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
 ONLY_IN = {
     "peachpy": {"x86", "artefact"},
@@ -139,6 +145,17 @@ def test_imports_come_from_the_left(path: Path) -> None:
         if inner and room_of(imported) == room_of(module):
             assert is_to_the_left(inner, room_of(imported, 2), room_of(module, 2)), (
                 f"{path.relative_to(ROOT)} imports {imported}, which lies to its right"
+            )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_lowering_never_prices(path: Path) -> None:
+    if room_of(module_name(path)) != "lowering":
+        return
+    for imported in imports_of(path):
+        if imported.startswith("sparsejit.planner."):
+            assert room_of(imported, 2) in CHOICES, (
+                f"{house_path(path)} imports {imported}: ask the planner for a choice"
             )
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 import textwrap
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,13 @@ from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, Layer, Layout, MatMul
+from sparsejit.ir.spec import Activation, Layout
 from sparsejit.lowering.context import Progress
 from sparsejit.machine.target import Target
-from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.planner.batch_split import split_batch
 from sparsejit.planner.calibration import calibrated
-from sparsejit.planner.plan import AUTO, Plan, plan
-from sparsejit.planner.split import Split, available_cores, parse_threads, split
-from sparsejit.planner.tuning import tuned
+from sparsejit.planner.layer_planner import LayerPlanner
+from sparsejit.planner.plan import AUTO
+from sparsejit.planner.split import available_cores, parse_threads
 from sparsejit.runtime.program import build, debug_level
 
 
@@ -105,18 +103,22 @@ def _compiled(
     spec = options.layer(matrix, own_bias)
     target = calibrated(Target.resolve(options.target))
     target.check_allowed(_needed_sets(options.strategy) - target.instruction_sets)
-    planner = _Planner(options, target, parse_threads(options.threads))
+    threads = parse_threads(options.threads)
+    planner = LayerPlanner(target, options.strategy, options.exact, options.tune)
     progress("choosing a kernel", 0.1)
     choice = planner.plan(spec, matrix)
-    division = planner.split(spec, matrix, choice)
+    division = planner.split(spec, matrix, choice, threads)
+    if options.threads == AUTO and available_cores() == 1:
+        alone = "'auto' is one a core; this process may use one core"
+        division = replace(division, reason=alone)
     choice = choice.record()  # a part has what was lowered
     progress("writing the code", 0.8)
-    program = build(choice.chosen.template.name, planner.target, division.emit)
+    program = build(choice.chosen.template.name, target, division.emit)
     progress("done", 1.0)
     kept = KernelSource(matrix.held, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)
     division = division.record()
-    kernel = Kernel(spec, matrix, choice, division, program, planner.target, compile_ms, kept)
+    kernel = Kernel(spec, matrix, choice, division, program, target, compile_ms, kept)
     if debug_level() >= 1:
         print(f"sparsejit: {kernel.explain()}", file=sys.stderr)
     return kernel
@@ -126,30 +128,3 @@ def _needed_sets(strategy: str) -> frozenset[str]:
     """All instruction sets that batch kernels of a family need, beyond those of their level."""
     rows = (row for row in MATMUL_TEMPLATES if row.family == strategy)
     return frozenset[str]().union(*(row.requires for row in rows))
-
-
-@dataclass(frozen=True)
-class _Planner:
-    """Chooses kernels, and how many threads share one, as the options say."""
-
-    options: Options
-    target: Target
-    most_threads: int
-
-    def plan(self, layer: Layer, rows: SparseMatrix) -> Plan:
-        options = self.options
-        if isinstance(layer, MatMul):
-            choice = plan_batch(layer, rows, self.target, options.strategy, options.exact)
-        else:
-            choice = plan(layer, rows, self.target, options.strategy, options.exact)
-        measure = options.tune and options.strategy == AUTO
-        return tuned(choice, layer, rows, self.target) if measure else choice
-
-    def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan) -> Split:
-        if isinstance(layer, MatMul):
-            division = split_batch(layer, matrix, whole, self.target, self.most_threads, self.plan)
-        else:
-            division = split(layer, matrix, whole, self.target, self.most_threads, self.plan)
-        if self.options.threads == AUTO and available_cores() == 1:
-            return replace(division, reason="'auto' is one a core; this process may use one core")
-        return division

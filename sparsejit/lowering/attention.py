@@ -25,7 +25,7 @@ from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
 from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
-from sparsejit.planner.attention_price import attention_cycles, attention_products
+from sparsejit.planner.attention_plan import attention_cost, several_steps_ns
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 
@@ -68,15 +68,13 @@ class _Operands(NamedTuple):
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
     _write_permuted(low, node)
-    apart = low.target.core.attention[low.target.isa].apart
-
     trials: dict[_Way, Lowering] = {way: low.trial(node.inputs[:3]) for way in WAYS}
     for way, trial in trials.items():
         way(trial, node)
 
     def predicted_ns(way: _Way) -> float:
         ns = sum(step.ns for step in trials[way].steps)
-        return ns * (apart if way is lower_apart else 1)
+        return several_steps_ns(ns, low.target) if way is lower_apart else ns
 
     low.adopt(trials[min(trials, key=predicted_ns)])
 
@@ -216,10 +214,11 @@ def _facts(stack: AttentionStack, tiles: AttentionTiles, masks: BoolArray, targe
             f"look at {looked:.1%}"
         )
     effective = 2 * count * queries * keys * (stack.depth + stack.values)
+    cost = attention_cost(stack, tiles, target)
     return Facts(
         reason,
-        attention_cycles(stack, tiles, target) / target.core.rates.cycles_per_ns,
+        cost.ns,
         effective_flops=effective,
-        flops=2 * target.lanes * sum(attention_products(stack, tiles)),
+        flops=2 * target.lanes * cost.steps,
         bound="execution",
     )

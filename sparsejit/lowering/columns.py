@@ -11,10 +11,8 @@ from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.table import lowers
-from sparsejit.planner.cost import cache_level
+from sparsejit.planner.vector_cost import vector_cost
 from sparsejit.x86.assembler import Assembler
-
-_INSTRUCTIONS_A_CYCLE = 2  # vectors
 
 
 @lowers(ScaledColumns)
@@ -68,14 +66,12 @@ def _add(
 ) -> None:
     """Append a kernel that takes x in rdi and y in rsi; `work`: its instructions, and bytes."""
     instructions, moved = work
-    rates = low.target.core.rates
-    level = cache_level(moved, 0, low.target, low.target.l1d_bytes)
-    cycles = max(instructions / _INSTRUCTIONS_A_CYCLE, moved / rates.data[level])
+    cost = vector_cost(instructions, moved, low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         body(asm)
 
     reads, into = (low.contiguous(node.inputs[0]),), low.dense_result(node.output)
-    facts = Facts(reason, cycles / rates.cycles_per_ns, moved_bytes=moved)
+    facts = Facts(reason, cost.ns, moved_bytes=moved)
     low.add(Step(name, node.output.origin, reads, (into,), emit, facts, body=body))

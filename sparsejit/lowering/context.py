@@ -16,6 +16,7 @@ from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.step import Locations, Step
 from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.machine.target import Target
+from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.x86.assembler import Assembler
 
 # Told each stage as it begins, and the share of the work done by then, 0 to 1.
@@ -38,6 +39,17 @@ class ModelOptions:
     part_bytes: int | None = None
     weight_bytes: int = 0
     shares_tiles: bool = False
+
+    @property
+    def planner(self) -> LayerPlanner:
+        """That of the model's layers: a sample has the same bits in any batch."""
+        return LayerPlanner(
+            self.target,
+            exact=self.exact,
+            tune=self.tune,
+            alike=True,
+            model_bytes=self.weight_bytes,
+        )
 
     @property
     def threads_a_tile(self) -> int:

@@ -16,7 +16,7 @@ from sparsejit.lowering.images import image_result
 from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
-from sparsejit.planner.convolution_price import price_direct
+from sparsejit.planner.convolution_plan import channel_windows_cost
 from sparsejit.x86.assembler import Assembler
 
 
@@ -126,7 +126,7 @@ def pitches(view: View) -> tuple[int, int, int]:
 
 def _facts(low: Lowering, spec: Depthwise, parameter: str) -> Facts:
     counts = count_windows(spec.loop, low.target)
-    cost = price_direct(counts, low.target)
+    cost = channel_windows_cost(counts, low.target)
     loop = spec.loop
     places = loop.samples * loop.rows.positions * loop.columns.positions
     nnz = int(np.count_nonzero(spec.taps))

@@ -14,15 +14,14 @@ from math import prod
 from sparsejit.ir.graph import Graph, Node, Origin, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.spec import DType, Layout, MatMul
+from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.depthwise import is_depthwise
 from sparsejit.lowering.filters import filter_matrix
-from sparsejit.lowering.products import plan_layer
-from sparsejit.lowering.windows import window_costs, window_image
+from sparsejit.lowering.windows import window_image
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.convolution_price import price_copy, price_gathering
+from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper
 
 
 def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
@@ -76,32 +75,14 @@ def _is_cheaper(low: Lowering, node: Node) -> bool:
     plain = replace(node, op=replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None))
     if op.transposed or is_depthwise(plain):
         return False
-    rounding = price_copy(2 * x.type.bytes, low.target).ns
-    samples = x.shape[0]
-    return _gathered(low, node) < _float_price(low, plain) + rounding / samples
+    int8, floats, image = _product(low, node), _product(low, plain), window_image(low, plain)
+    return int8_is_cheaper(int8, floats, image, x.shape, low.options.planner)
 
 
-def _float_price(low: Lowering, node: Node) -> float:
-    """Nanoseconds of a sample in float32."""
-    image = window_image(low, node)
-    if image is None:
-        return _gathered(low, node)
-    one = replace(image, samples=1)
-    costs = window_costs(one, *filter_matrix(low, node), low.target)
-    moved = 4 * (prod(node.inputs[0].shape[1:]) + one.floats)
-    windows = min(cost.ns for cost in costs.values()) + price_copy(moved, low.target).ns
-    return min(windows, _gathered(low, node))
-
-
-def _gathered(low: Lowering, node: Node) -> float:
-    """Nanoseconds of a sample as a product, of gathered columns where they are not x itself."""
-    matrix, each = filter_matrix(low, node)
-    positions = prod(node.output.shape[2:])
-    layer = MatMul(each, positions, Layout.FEATURE_MAJOR) if positions > 1 else each
-    product = plan_layer(layer, matrix, replace(low.options, tune=False)).chosen.cost.ns
+def _product(low: Lowering, node: Node) -> FilterProduct:
+    """The convolution as a product, of gathered columns where they are not x itself."""
     op = node.op
     assert isinstance(op, Convolution)
-    if prod(node.inputs[1].shape[2:]) == 1 and max(op.stride) == 1 and not any(op.padding):
-        return product
-    elements = matrix.in_features * positions
-    return product + price_gathering(elements, op.stride[-1] > 1, low.target).ns
+    whole = prod(node.inputs[1].shape[2:]) == 1 and max(op.stride) == 1 and not any(op.padding)
+    positions = prod(node.output.shape[2:])
+    return FilterProduct(*filter_matrix(low, node), positions, not whole, op.stride[-1] > 1)

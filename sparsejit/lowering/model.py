@@ -29,7 +29,6 @@ from sparsejit.lowering.crew import ScheduledStep
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
 from sparsejit.lowering.probes import Probe
-from sparsejit.lowering.products import weight_bytes
 from sparsejit.lowering.schedule import Wave, schedule
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.storage import (
@@ -40,6 +39,7 @@ from sparsejit.lowering.storage import (
 )
 from sparsejit.lowering.table import LOWERINGS
 from sparsejit.lowering.wave_code import emit_wave
+from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (

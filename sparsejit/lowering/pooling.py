@@ -16,7 +16,7 @@ from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import ConstantBuffer, View
 from sparsejit.lowering.table import lowers
-from sparsejit.planner.convolution_price import price_direct
+from sparsejit.planner.convolution_plan import channel_windows_cost
 from sparsejit.x86.assembler import Assembler
 
 _TAPS_A_CHAIN = 6
@@ -82,7 +82,7 @@ def _window_step(low: Lowering, node: Node, spec: WindowPooling, x: View, y: Vie
         made = _window_step(low, node, some, x.sliced(1, first, end), y.sliced(1, first, end))
         return replace(made, share=f"channels {first} to {end - 1}")
 
-    cost = price_direct(count_windows(spec.loop, low.target), low.target)
+    cost = channel_windows_cost(count_windows(spec.loop, low.target), low.target)
     facts = Facts(
         f"{op.kind.value} of windows of {list(op.kernel)}, bound by {cost.bound}",
         predicted_ns=cost.ns,

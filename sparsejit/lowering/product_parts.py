@@ -1,41 +1,19 @@
-"""A product as steps that may run at once: some rows of the weights each, or some columns of x."""
+"""A part of a product as a step: some rows of the weights, or some columns of x."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from sparsejit.ir.graph import TensorType
-from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layer, Layout, MatMul
+from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
-from sparsejit.machine.target import Target
-from sparsejit.planner.batch_split import ways_to_split
-from sparsejit.planner.plan import Plan
-from sparsejit.planner.split import Part, split
+from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler
 
 _FLOAT = 4
 
 
-def ways_to_divide(
-    whole: Step,
-    layer: Layer,
-    matrix: SparseMatrix,
-    choice: Plan,
-    target: Target,
-    plan_part: Callable[[Layer, SparseMatrix], Plan],
-    threads: int,
-) -> list[list[Step]]:
-    """By columns and by rows, where there are as many."""
-    if isinstance(layer, MatMul):
-        ways = ways_to_split(layer, matrix, choice, target, threads, plan_part)
-    else:
-        division = split(layer, matrix, choice, target, threads, plan_part)
-        ways = [list(division.parts)] if len(division.parts) > 1 else []
-    return [[_part_step(whole, part) for part in parts] for parts in ways]
-
-
-def _part_step(whole: Step, part: Part) -> Step:
+def part_step(whole: Step, part: Part) -> Step:
+    """The step of one part."""
     body = part.plan.emit
 
     def emit(asm: Assembler, at: Locations) -> None:

@@ -17,20 +17,15 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.product_parts import ways_to_divide
+from sparsejit.lowering.product_parts import part_step
 from sparsejit.lowering.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.lowering.table import lowers
-from sparsejit.planner.batch_plan import plan_batch, prefers_panels
-from sparsejit.planner.plan import Plan, plan
-from sparsejit.planner.row_parts import row_parts
+from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Part
-from sparsejit.planner.tuning import tuned
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi
-
-_BYTES_A_NONZERO = 12  # of code that multiplies by it, and itself
 
 
 @lowers(Linear)
@@ -94,7 +89,7 @@ def _takes_panels(low: Lowering, node: Node, rows: int) -> bool:
     out_features, in_features = weights.shape
     each = MatVec(out_features, in_features, dtype=op.dtype)
     matrix = SparseMatrix(low.constant(weights))
-    return prefers_panels(MatMul(each, rows), matrix, low.target, low.options.exact)
+    return low.options.planner.prefers_panels(each, rows, matrix)
 
 
 def product_step(
@@ -106,18 +101,17 @@ def product_step(
     options: ModelOptions,
 ) -> Step:
     """The kernel that the planner chooses for a layer."""
-    options = _among_others(matrix, options)
-    choice = plan_layer(layer, matrix, options)
+    planner = options.planner.beside(matrix)
+    choice = planner.plan(layer, matrix)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         choice.emit(asm)
 
-    def plan_part(part: Layer, rows: SparseMatrix) -> Plan:
-        return plan_layer(part, rows, _among_others(rows, options, options.threads_a_tile))
-
     def divide(threads: int) -> list[list[Step]]:
-        return ways_to_divide(step, layer, matrix, choice, options.target, plan_part, threads)
+        own = replace(planner, cores=options.threads_a_tile)
+        ways = own.ways_to_split(layer, matrix, choice, threads)
+        return [[part_step(step, part) for part in parts] for parts in ways]
 
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     name, origin = choice.chosen.template.name, node.outputs[0].origin
@@ -146,7 +140,7 @@ def _parts(
     """The product in parts, where they are wanted and there are several; bytes that they keep."""
     if options.part_bytes is None or not isinstance(layer, MatVec):
         return (), 0
-    parts = row_parts(layer, matrix, choice, options.target, options.part_bytes)
+    parts = options.planner.row_parts(layer, matrix, choice, options.part_bytes)
     if len(parts) == 1:
         return (), 0
     kept_bytes = min(kept_input_bytes(part.plan.lowered) for part in parts)
@@ -164,29 +158,6 @@ def _part_code(part: Part, number: int, keeps: bool) -> _Code:
         part.plan.chosen.template.emit(asm, lowered)
 
     return emit
-
-
-def _among_others(matrix: SparseMatrix, options: ModelOptions, shares: int = 1) -> ModelOptions:
-    """As one layer of the model, a share of whose weights the core has: others drive it from L2."""
-    target, whole = options.target, options.weight_bytes // shares
-    if whole <= target.l2_bytes:
-        return options
-    between = max(0, whole - weight_bytes(matrix.nnz, 4 * matrix.size))
-    return replace(options, target=replace(target, between_bytes=between))
-
-
-def weight_bytes(nnz: int, all_bytes: int) -> int:
-    """About what code and data of a layer take: zeros are left out if that is the shorter."""
-    return min(_BYTES_A_NONZERO * nnz, all_bytes)
-
-
-def plan_layer(layer: Layer, matrix: SparseMatrix, options: ModelOptions) -> Plan:
-    """The planner's choice, or where asked the fastest as measured."""
-    if isinstance(layer, MatMul):
-        choice = plan_batch(layer, matrix, options.target, exact=options.exact, alike=True)
-    else:
-        choice = plan(layer, matrix, options.target, exact=options.exact)
-    return tuned(choice, layer, matrix, options.target) if options.tune else choice
 
 
 def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:

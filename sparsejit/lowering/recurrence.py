@@ -28,7 +28,7 @@ from sparsejit.ir.spec import (
     RnnUpdate,
 )
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.products import plan_layer, product_facts
+from sparsejit.lowering.products import product_facts
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.lowering.table import lowers
@@ -113,7 +113,7 @@ def _products(
         if batch > 1:
             of = MatMul(whole, batch) if len(ends) > 1 else None
             layer = MatMul(each, batch, part_of=of)
-        found.append((layer, part, plan_layer(layer, part, low.options)))
+        found.append((layer, part, low.options.planner.of_one_layer.plan(layer, part)))
         first = end
     return found
 

@@ -9,44 +9,41 @@ from dataclasses import replace
 from math import prod
 
 from sparsejit.asm_templates.convolution.dense_windows import (
-    MOST_TAPS,
     emit_dense_windows,
     lower_dense_windows,
-    tile_shape,
 )
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage, can_pad, emit_padding
 from sparsejit.asm_templates.convolution.sparse_windows import (
     emit_sparse_windows,
-    expect_windows,
     lower_sparse_windows,
 )
 from sparsejit.asm_templates.convolution.window_panels import AddedOperand, window_panels
 from sparsejit.ir.graph import Element, Node, TensorType
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
+from sparsejit.ir.spec import DType, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
 from sparsejit.lowering.filters import filter_matrix
 from sparsejit.lowering.images import image_result
-from sparsejit.lowering.products import plan_layer
 from sparsejit.lowering.shape_parts import cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.storage import View
 from sparsejit.machine.target import Target
-from sparsejit.planner.convolution_price import (
-    price_copy,
-    price_dense_windows,
-    price_sparse_windows,
+from sparsejit.planner.convolution_plan import (
+    DENSE_WINDOWS,
+    SPARSE_WINDOWS,
+    WindowPlan,
+    columns_are_cheaper,
+    padding_cost,
+    plan_windows,
 )
-from sparsejit.planner.cost import Cost
 from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
 
 _LEAST_FILLED = 0.4  # of the lanes
 _ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
-_DENSE, _SPARSE = "dense-windows", "sparse-windows"
 _Emit = Callable[[Assembler, Locations], None]
 
 
@@ -55,14 +52,13 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     image = window_image(low, node)
     if image is None:
         return False
-    costs = window_costs(image, matrix, each, low.target)
-    name = min(costs, key=lambda one: costs[one].ns)
-    if name == _SPARSE and _gathers_faster(low, image, matrix, each, costs[name]):
+    choice = plan_windows(image, matrix, each, low.target)
+    if columns_are_cheaper(image, matrix, each, choice, low.options.planner):
         return False
     x, adds = with_whole_rows(low, node), adds_operand(node)
     in_order = low.dense_result(node.output) if adds else None
     y = in_order or image_result(low, node, lambda view: view.is_contiguous)
-    _add_steps(low, node, x, y, image, matrix, each, costs)
+    _add_steps(low, node, x, y, image, matrix, each, choice)
     return True
 
 
@@ -70,7 +66,8 @@ def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, 
     """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
     image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
     matrix, each = filter_matrix(low, node)
-    _add_steps(low, node, x, y, image, matrix, each, window_costs(image, matrix, each, low.target))
+    choice = plan_windows(image, matrix, each, low.target)
+    _add_steps(low, node, x, y, image, matrix, each, choice)
 
 
 def _add_steps(
@@ -81,14 +78,13 @@ def _add_steps(
     image: PaddedImage,
     matrix: SparseMatrix,
     each: MatVec,
-    costs: dict[str, Cost],
+    choice: WindowPlan,
 ) -> None:
     image = replace(image, x_pitches=pitches(x))
     planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
     low.add(_padding_step(low, node, image, x, planes))
-    name = min(costs, key=lambda one: costs[one].ns)
     reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
-    low.add(_product_step(low, node, image, matrix, each, reads, y, name, costs))
+    low.add(_product_step(low, node, image, matrix, each, reads, y, choice))
 
 
 def _padding_step(low: Lowering, node: Node, image: PaddedImage, x: View, planes: View) -> Step:
@@ -119,8 +115,7 @@ def _product_step(
     each: MatVec,
     reads: tuple[View, ...],
     y: View,
-    name: str,
-    costs: dict[str, Cost],
+    choice: WindowPlan,
 ) -> Step:
     """The products of planes, with what is added to them."""
 
@@ -129,15 +124,15 @@ def _product_step(
 
     def some_rows_of(first: int, end: int) -> Step:
         rows, some = matrix.rows(first, end), some_rows(each, first, end)
-        own = window_costs(image, rows, some, low.target)
+        own = plan_windows(image, rows, some, low.target, choice.name)
         from_channels = reads[0], *(added.sliced(1, first, end) for added in reads[1:])
         into = y.sliced(1, first, end)
-        made = _product_step(low, node, image, rows, some, from_channels, into, name, own)
+        made = _product_step(low, node, image, rows, some, from_channels, into, own)
         return replace(made, share=f"channels {first} to {end - 1}")
 
-    emit, scratch = _products(image, matrix, each, y, name, low.target)
-    facts = _facts(matrix, each, costs, name, image, node.inputs[1].origin.name)
-    kernel, origin = f"{name}-{low.target.isa}", node.output.origin
+    emit, scratch = _products(image, matrix, each, y, choice.name, low.target)
+    facts = _facts(matrix, each, choice, image, node.inputs[1].origin.name)
+    kernel, origin = f"{choice.name}-{low.target.isa}", node.output.origin
     return Step(kernel, origin, reads, (y,), emit, facts, scratch, divide=divide)
 
 
@@ -158,39 +153,13 @@ def window_image(low: Lowering, node: Node) -> PaddedImage | None:
     return image if rows.positions * columns.positions >= _LEAST_FILLED * lanes else None
 
 
-def window_costs(
-    image: PaddedImage, matrix: SparseMatrix, each: MatVec, target: Target
-) -> dict[str, Cost]:
-    """Of each kernel that there is code for, without the copy."""
-    counts = expect_windows(image, matrix, target)
-    costs = {_SPARSE: price_sparse_windows(counts, target)}
-    if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
-        cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
-        weight_bytes = 4 * matrix.size
-        costs[_DENSE] = price_dense_windows(cycles, weight_bytes, counts.moved_bytes, target)
-    return costs
-
-
-def _gathers_faster(
-    low: Lowering, image: PaddedImage, matrix: SparseMatrix, each: MatVec, cost: Cost
-) -> bool:
-    """Whether a product of gathered columns is cheaper; asked of long code only."""
-    if cost.code_bytes < low.target.l2_bytes // 2:
-        return False
-    positions = image.rows.positions * image.columns.positions
-    layer = MatMul(each, positions, Layout.FEATURE_MAJOR) if positions > 1 else each
-    product = plan_layer(layer, matrix, low.options).chosen.cost.ns
-    gathering = price_copy(2 * 4 * matrix.in_features * positions, low.target).ns
-    return image.samples * (product + gathering) < cost.ns
-
-
 def _products(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, y: View, name: str, target: Target
 ) -> tuple[_Emit, int]:
     """The code, and the bytes of scratch memory that it needs."""
     y_pitches = y.strides[0], y.strides[1]
     dense = sparse = None
-    if name == _DENSE:
+    if name == DENSE_WINDOWS:
         dense = lower_dense_windows(image, each, matrix.dense, y_pitches, target)
     else:
         sparse = lower_sparse_windows(image, each, matrix, y_pitches, target)
@@ -207,35 +176,33 @@ def _products(
 
 
 def _copy_facts(image: PaddedImage, low: Lowering) -> Facts:
-    elements = image.samples * image.channels * image.rows.size * image.columns.size
-    cost = price_copy(4 * (elements + image.floats), low.target)
+    cost = padding_cost(image, low.target)
     return Facts("padding", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=cost.data_bytes)
 
 
 def _facts(
     matrix: SparseMatrix,
     each: MatVec,
-    costs: dict[str, Cost],
-    name: str,
+    choice: WindowPlan,
     image: PaddedImage,
     parameter: str,
 ) -> Facts:
     positions = image.samples * image.rows.positions * image.columns.positions
     weights = matrix.out_features * matrix.in_features
     others = "".join(
-        f"; {other} at {cost.ns / costs[name].ns:.2f} times that"
-        for other, cost in costs.items()
-        if other != name
+        f"; {other} at {cost.ns / choice.cost.ns:.2f} times that"
+        for other, cost in choice.costs.items()
+        if other != choice.name
     )
     return Facts(
-        f"{name} over a padded image, bound by {costs[name].bound}{others}",
-        predicted_ns=costs[name].ns,
+        f"{choice.name} over a padded image, bound by {choice.cost.bound}{others}",
+        predicted_ns=choice.cost.ns,
         nnz=matrix.nnz,
         weights=weights,
-        weight_bytes=4 * (matrix.nnz if name == _SPARSE else weights),
+        weight_bytes=4 * (matrix.nnz if choice.name == SPARSE_WINDOWS else weights),
         effective_flops=2 * weights * positions,
         flops=2 * matrix.nnz * positions,
-        bound=costs[name].bound,
+        bound=choice.cost.bound,
         zeros=matrix.zero_bits(),
         parameter=parameter,
     )

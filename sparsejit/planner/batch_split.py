@@ -8,9 +8,9 @@ of a column do not depend on the number of threads. Rows leave each core a part 
 the only way to share a batch of one panel.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,21 +32,21 @@ from sparsejit.planner.split import (
     why_alone,
 )
 
-PlanPart = Callable[[MatMul, SparseMatrix], Plan]
+if TYPE_CHECKING:
+    from sparsejit.planner.layer_planner import LayerPlanner
 
 
 def split_batch(
     spec: MatMul,
     matrix: SparseMatrix,
     whole: Plan,
-    target: Target,
+    planner: "LayerPlanner",
     threads: int,
-    plan_part: PlanPart,
 ) -> Split:
-    """Divide a batch over at most `threads` threads; `plan_part` plans the rows of one."""
+    """Divide a batch over at most `threads` threads; `planner` plans the rows of one."""
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
-    layer = _Layer(spec, matrix, whole, target)
-    barrier = barrier_ns(target)
+    layer = _Layer(spec, matrix, whole, planner)
+    barrier = barrier_ns(planner.target)
     scale = ns / max(layer.expected_ns(spec, matrix), 1e-9)
 
     def expected(cut: _Cut) -> float:
@@ -56,7 +56,7 @@ def split_batch(
     best = min(cuts, key=expected, default=None)
     if best is None or ns < LEAST_GAIN * expected(best):
         return undivided(spec, matrix, whole, why_alone(ns, threads, barrier))
-    parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds, plan_part)
+    parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds)
     reason = f"{ns:.0f} ns expected on one thread, {expected(best):.0f} on these"
     return Split(tuple(parts), reason, ns - expected(best))
 
@@ -65,14 +65,13 @@ def ways_to_split(
     spec: MatMul,
     matrix: SparseMatrix,
     whole: Plan,
-    target: Target,
+    planner: "LayerPlanner",
     threads: int,
-    plan_part: PlanPart,
 ) -> list[list[Part]]:
     """A batch in as many parts: by columns, by rows, or both ways, if it has as many."""
-    layer = _Layer(spec, matrix, whole, target)
+    layer = _Layer(spec, matrix, whole, planner)
     return [
-        layer.columns(cut.bounds) if cut.by_columns else layer.rows(cut.bounds, plan_part)
+        layer.columns(cut.bounds) if cut.by_columns else layer.rows(cut.bounds)
         for cut in layer.cuts(threads)
     ]
 
@@ -99,7 +98,11 @@ class _Layer:
     spec: MatMul
     matrix: SparseMatrix
     whole: Plan
-    target: Target
+    planner: "LayerPlanner"
+
+    @property
+    def target(self) -> Target:
+        return self.planner.target
 
     def expected_ns(self, spec: MatMul, matrix: SparseMatrix) -> float:
         """What a part should take with the family of the whole, from its zeros alone."""
@@ -167,10 +170,10 @@ class _Layer:
         chosen = Candidate(template, price_batch(lowered.counts), is_lowered=True)
         return replace(self.whole, chosen=chosen, lowered=lowered)
 
-    def rows(self, bounds: list[int], plan_part: PlanPart) -> list[Part]:
+    def rows(self, bounds: list[int]) -> list[Part]:
         """The parts, each planned for itself."""
         parts = []
         for first, end in pairwise(bounds):
             spec, rows = self._some_rows(first, end), self.matrix.rows(first, end)
-            parts.append(Part(first, spec, rows, plan_part(spec, rows)))
+            parts.append(Part(first, spec, rows, self.planner.plan(spec, rows)))
         return parts

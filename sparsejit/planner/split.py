@@ -7,9 +7,9 @@ threads may plan the parts otherwise, and so round otherwise.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.plan import AUTO, Plan
 from sparsejit.runtime.workers import MAX_THREADS, NativePart, pool
 from sparsejit.x86.assembler import Assembler
+
+if TYPE_CHECKING:
+    from sparsejit.planner.layer_planner import LayerPlanner
 
 # Parts begin where a vector of outputs begins.
 ROW_STEP = 16
@@ -161,15 +164,14 @@ def split(
     spec: MatVec,
     matrix: SparseMatrix,
     whole: Plan,
-    target: Target,
+    planner: "LayerPlanner",
     threads: int,
-    plan_part: Callable[[MatVec, SparseMatrix], Plan],
 ) -> Split:
-    """Divide a layer over at most `threads` threads; `plan_part` plans the rows of one.
+    """Divide a layer over at most `threads` threads; `planner` plans the rows of one.
 
     The parts have about equal predicted cost and begin at multiples of `ROW_STEP` rows.
     """
-    steps = -(-spec.out_features // ROW_STEP)
+    steps, target = -(-spec.out_features // ROW_STEP), planner.target
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     barrier = barrier_ns(target)
     count = worthwhile_threads(ns, min(threads, steps), barrier)
@@ -179,7 +181,7 @@ def split(
     parts = []
     for first, end in pairwise(bounds):
         part_spec, rows = some_rows(spec, first, end), matrix.rows(first, end)
-        parts.append(Part(first, part_spec, rows, plan_part(part_spec, rows)))
+        parts.append(Part(first, part_spec, rows, planner.plan(part_spec, rows)))
     expected = parallel_ns(ns, count, barrier)
     reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
     return Split(tuple(parts), reason, ns - expected)

@@ -1,0 +1,136 @@
+"""How a convolution is computed, by price: windows of a padded image or gathered columns, or int8.
+
+Windows are read by weights as code, or by a loop over channels with all weights. Where code is so
+long that it comes from far, columns gathered after all may be cheaper.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sparsejit.asm_templates.convolution.dense_windows import MOST_TAPS, tile_shape
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.convolution.sparse_windows import expect_windows
+from sparsejit.asm_templates.convolution.window_loop import DirectCounts
+from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Layout, MatMul, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.planner.convolution_price import (
+    price_copy,
+    price_dense_windows,
+    price_direct,
+    price_gathering,
+    price_sparse_windows,
+)
+from sparsejit.planner.cost import Cost
+from sparsejit.planner.layer_planner import LayerPlanner
+
+DENSE_WINDOWS, SPARSE_WINDOWS = "dense-windows", "sparse-windows"
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """The cost of each kernel that there is code for, without the copy; `name` is the choice."""
+
+    costs: Mapping[str, Cost]
+    name: str
+
+    @property
+    def cost(self) -> Cost:
+        return self.costs[self.name]
+
+
+@dataclass(frozen=True)
+class FilterProduct:
+    """A convolution as a product: W, what is multiplied, and how many positions a sample has.
+
+    `gathers`: columns are not x itself; `is_strided`: their windows lie more than one apart.
+    """
+
+    matrix: SparseMatrix
+    each: MatVec
+    positions: int
+    gathers: bool
+    is_strided: bool
+
+    @property
+    def layer(self) -> MatVec | MatMul:
+        """That of a sample."""
+        many = self.positions > 1
+        return MatMul(self.each, self.positions, Layout.FEATURE_MAJOR) if many else self.each
+
+
+def plan_windows(
+    image: PaddedImage, matrix: SparseMatrix, each: MatVec, target: Target, name: str = ""
+) -> WindowPlan:
+    """The cheaper kernel, or that of a name."""
+    counts = expect_windows(image, matrix, target)
+    costs = {SPARSE_WINDOWS: price_sparse_windows(counts, target)}
+    if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
+        cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
+        moved = counts.moved_bytes
+        costs[DENSE_WINDOWS] = price_dense_windows(cycles, 4 * matrix.size, moved, target)
+    return WindowPlan(costs, name or min(costs, key=lambda one: costs[one].ns))
+
+
+def columns_are_cheaper(
+    image: PaddedImage,
+    matrix: SparseMatrix,
+    each: MatVec,
+    windows: WindowPlan,
+    planner: LayerPlanner,
+) -> bool:
+    """Whether a product of gathered columns is; asked of long code only."""
+    if windows.name != SPARSE_WINDOWS or windows.cost.code_bytes < planner.target.l2_bytes // 2:
+        return False
+    positions = image.rows.positions * image.columns.positions
+    layer = MatMul(each, positions, Layout.FEATURE_MAJOR) if positions > 1 else each
+    product = planner.of_one_layer.plan(layer, matrix).chosen.cost.ns
+    gathering = price_copy(2 * 4 * matrix.in_features * positions, planner.target).ns
+    return image.samples * (product + gathering) < windows.cost.ns
+
+
+def int8_is_cheaper(
+    int8: FilterProduct,
+    floats: FilterProduct,
+    image: PaddedImage | None,
+    x_shape: tuple[int, ...],
+    planner: LayerPlanner,
+) -> bool:
+    """Whether int8 is expected to be faster than float32 and the rounding of x, float32 too.
+
+    `image` is what float32 would read by windows, if it may.
+    """
+    samples, *sizes = x_shape
+    elements = samples
+    for size in sizes:
+        elements *= size
+    rounding = price_copy(2 * 4 * elements, planner.target).ns / samples
+    in_floats = _gathered_ns(floats, planner)
+    if image is not None:
+        one = replace(image, samples=1)
+        windows = plan_windows(one, floats.matrix, floats.each, planner.target).cost.ns
+        copied = price_copy(4 * (elements // samples + one.floats), planner.target).ns
+        in_floats = min(windows + copied, in_floats)
+    return _gathered_ns(int8, planner) < in_floats + rounding
+
+
+def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:
+    """Of a sample as a product, of gathered columns where they are not x itself."""
+    untimed = replace(planner.of_one_layer, tune=False)
+    ns = untimed.plan(product.layer, product.matrix).chosen.cost.ns
+    if not product.gathers:
+        return ns
+    elements = product.matrix.in_features * product.positions
+    return ns + price_gathering(elements, product.is_strided, planner.target).ns
+
+
+def padding_cost(image: PaddedImage, target: Target) -> Cost:
+    """To copy x into the planes that windows are read from."""
+    elements = image.samples * image.channels * image.rows.size * image.columns.size
+    return price_copy(4 * (elements + image.floats), target)
+
+
+def channel_windows_cost(counts: DirectCounts, target: Target) -> Cost:
+    """Of windows by channel, whose taps or largest are taken where the image lies."""
+    return price_direct(counts, target)

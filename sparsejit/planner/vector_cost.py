@@ -1,0 +1,54 @@
+"""What loops over vectors should cost: elementwise chains, copies, columns in float64."""
+
+from math import prod
+
+from sparsejit.asm_templates.pointwise.chain import LoweredChain
+from sparsejit.asm_templates.pointwise.chain.passes import COSTS
+from sparsejit.asm_templates.pointwise.chain.plan import ChainPlan
+from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.machine.target import Target
+from sparsejit.planner.cost import Cost, cache_level
+
+_INSTRUCTIONS_A_CYCLE = 2  # vectors
+_TRANSPOSING = 6  # instructions a vector: a load, four exchanges of lanes, a store
+
+
+def vector_cost(
+    instructions: float, moved_bytes: int, target: Target, waiting: float = 0.0
+) -> Cost:
+    """The dearer of instructions and of bytes, which come from the nearest cache.
+
+    `waiting` are cycles in which no other instruction runs.
+    """
+    rates = target.core.rates
+    level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
+    cycles = {
+        "execution": instructions / _INSTRUCTIONS_A_CYCLE + waiting,
+        f"data from {level}": moved_bytes / rates.data[level],
+    }
+    bound = max(cycles, key=lambda resource: cycles[resource])
+    return Cost(int(instructions), 0, moved_bytes, cycles[bound] / rates.cycles_per_ns, bound)
+
+
+def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
+    """That of a chain; None for one without code."""
+    plan = lowered.plan
+    if plan is None:
+        return None
+    moved = lowered.counts["bytes_read"] + lowered.counts["bytes_written"]
+    if isinstance(plan, TransposedCopy):
+        vectors = prod(lowered.chain.shape) / target.lanes
+        return vector_cost(vectors * _TRANSPOSING, moved, target)
+    return vector_cost(*_work(lowered, plan, moved, target))
+
+
+def _work(
+    lowered: LoweredChain, plan: ChainPlan, moved: int, target: Target
+) -> tuple[float, int, Target, float]:
+    rows, kinds = plan.space.rows, [plan.values[number] for number in plan.passes.needed]
+    costs = [COSTS.get(value.kind, 1) for value in kinds if not value.per_row]
+    reductions = sum(value.kind in ROW_REDUCTIONS for value in kinds)
+    arrays = len(lowered.operands) + len(lowered.results)
+    instructions = rows * plan.vectors * (sum(costs) + arrays)
+    return instructions, moved, target, rows * reductions * target.core.reduction_cycles
