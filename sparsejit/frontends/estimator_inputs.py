@@ -120,7 +120,7 @@ class EstimatorInput:
     def read(self, X: Any) -> Array:
         """X as float32, or float64 where that matters. Raises InvalidInput for what is refused."""
         array = X if type(X) is np.ndarray else self._array_of(X)
-        if array.dtype is not self._plain:
+        if array.dtype is not _FLOAT32 and array.dtype is not self._plain:
             array = self._floats(array, is_frame=hasattr(X, "columns"))
         if array.ndim != 2 or array.shape[1] != self.features:
             raise InvalidInput(
