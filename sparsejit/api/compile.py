@@ -16,7 +16,7 @@ from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout
-from sparsejit.lowering.context import Progress
+from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.layer_planner import LayerPlanner
@@ -40,7 +40,7 @@ def compile_matrix(
     layout: str | Layout = Layout.BATCH_MAJOR,
     input_scale: float | None = None,
     pitch: int | None = None,
-    progress: Progress = lambda stage, share: None,
+    progress: Progress | None = None,
 ) -> Kernel:
     """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
 
@@ -72,7 +72,7 @@ def compile_matrix(
     layer = partial(Options, activation=activation, batch=batch, dtype=dtype, layout=layout)
     kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)
     options = kernel(target=target, input_scale=input_scale, pitch=pitch)
-    return _compiled(weights, bias, options, progress)
+    return _compiled(weights, bias, options, told(progress))
 
 
 def _families() -> str:

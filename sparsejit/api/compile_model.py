@@ -21,7 +21,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
-from sparsejit.lowering.context import ModelOptions, Progress
+from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
@@ -36,7 +36,7 @@ def compile_model(
     threads: int | str = 1,
     tune: bool = False,
     exact: bool = False,
-    progress: Progress = lambda stage, share: None,
+    progress: Progress | None = None,
 ) -> CompiledEstimator: ...
 
 
@@ -53,7 +53,7 @@ def compile_model(
     threads: int | str = 1,
     tune: bool = False,
     exact: bool = False,
-    progress: Progress = lambda stage, share: None,
+    progress: Progress | None = None,
 ) -> CompiledModel: ...
 
 
@@ -69,7 +69,7 @@ def compile_model(
     threads: int | str = 1,
     tune: bool = False,
     exact: bool = False,
-    progress: Progress = lambda stage, share: None,
+    progress: Progress | None = None,
 ) -> CompiledModel | CompiledEstimator:
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
@@ -88,23 +88,24 @@ def compile_model(
     dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
         ("encoder.*") to that, of which the last that matches counts.
     target, threads, tune, exact: as in `compile_matrix`, for every layer.
-    progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
+    progress: is told each stage as it begins and the share of the work done by then, 0 to 1; by
+        default nobody is.
 
     Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and
     InvalidInput for arguments that make no sense.
     """
     settings = ModelSettings(target, threads, tune, exact)
-    options = settings.resolved()
+    options, tell = settings.resolved(), told(progress)
     if is_estimator(model):
         if example_kwargs or free_shapes or not free_batch:
             raise InvalidInput(
                 "an estimator takes one X of any length; leave out example_kwargs, free_shapes "
                 "and free_batch"
             )
-        return compile_estimator(model, example_inputs, settings, dtype, progress)
+        return compile_estimator(model, example_inputs, settings, dtype, tell)
     compiler = _Compiler(model, free_batch, dtype, options)
     args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
-    exported, variant = compiler.make(args, kwargs, progress)
+    exported, variant = compiler.make(args, kwargs, tell)
     again = compiler.for_leaves(exported) if free_shapes else None
     return CompiledModel((variant,), exported.input_tree, exported.output_tree, settings, again)
 

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
-from sparsejit.errors import CompileError
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.chain_facts import chain_facts
@@ -21,6 +21,15 @@ from sparsejit.x86.assembler import Assembler
 
 # Told each stage as it begins, and the share of the work done by then, 0 to 1.
 Progress = Callable[[str, float], None]
+
+
+def told(progress: Progress | None) -> Progress:
+    """What is told of progress; None is told nothing. Raises InvalidInput for no function."""
+    if progress is None:
+        return lambda stage, share: None
+    if not callable(progress):
+        raise InvalidInput(f"progress={progress!r}; give a function (stage, share) or None")
+    return progress
 
 
 @dataclass(frozen=True)

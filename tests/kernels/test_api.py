@@ -297,3 +297,13 @@ def test_progress_names_stages_in_order() -> None:
     shares = [share for _, share in stages]
     assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == 1.0
     assert stages[-1][0] == "done"
+
+
+@pytest.mark.parametrize("progress", [None, 3])
+def test_progress_is_a_function_or_none(progress: Any) -> None:
+    weights = np.eye(8, dtype=np.float32)
+    if progress is None:
+        assert sparsejit.compile_matrix(weights, progress=None).stats["nnz"] == 8
+    else:
+        with pytest.raises(InvalidInput, match="progress=3"):
+            sparsejit.compile_matrix(weights, progress=progress)
