@@ -217,3 +217,14 @@ def test_what_torch_cannot_write_without_changes_in_place_is_refused() -> None:
     """torch raises its own errors as it decomposes an operator for types that it does not take."""
     with pytest.raises(InvalidInput, match=r"two bool tensors .* return a new tensor"):
         export(AddsTruthsInPlace(), (torch.ones(4),), free_batch=False)
+
+
+class RepeatedAsAnInputSays(torch.nn.Module):
+    def forward(self, x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
+        return torch.repeat_interleave(x, repeats, dim=1) * 1.5
+
+
+def test_a_size_that_values_decide_is_refused() -> None:
+    inputs = torch.ones(2, 3), torch.tensor([1, 0, 2])
+    with pytest.raises(UnsupportedOperator, match="which leaves the size open"):
+        export(RepeatedAsAnInputSays().eval(), inputs)

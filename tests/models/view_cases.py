@@ -35,6 +35,10 @@ VIEWS: dict[str, list[Call]] = {
     "aten.broadcast_to.default": [call(rand(5), [3, 5])],
     "aten.repeat.default": [call(X, [2, 3]), call(X, [2, 1, 2])],
     "aten.tile.default": [call(X, [2, 3]), call(CUBE, [2])],
+    "aten.repeat_interleave.self_Tensor": [
+        call(CUBE, Known(torch.tensor([2, 0, 1, 3])), 1),
+        call(CUBE, Known(torch.tensor([2])), -1),
+    ],
     "aten.repeat_interleave.self_int": [call(X, 2, 1), call(X, 3), call(CUBE, 2, -3)],
     "aten.cat.default": [
         call([X, rand(2, 5)]),

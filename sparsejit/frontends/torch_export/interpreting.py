@@ -160,7 +160,7 @@ class Interpreter:
         return self._number(nest)
 
     def _number(self, x: Any) -> Any:
-        """A symbol as its number; all else as it is."""
+        """A symbol as its number, _ABSENT where values decide it; all else as it is."""
         if not hasattr(x, "node") or not hasattr(x.node, "expr"):
             return x
         expression = x.node.expr
@@ -168,6 +168,8 @@ class Interpreter:
             symbol: self.sizes.get(str(symbol), x.node.shape_env.backed_var_to_val.get(symbol))
             for symbol in expression.free_symbols
         }
+        if None in numbers.values():
+            return _ABSENT
         result = expression.subs(numbers)
         if result.is_Boolean:
             return bool(result)
@@ -259,6 +261,8 @@ class Interpreter:
 
     def _type(self, example: Any) -> Any:
         sizes = [self._number(n) for n in example.shape]
+        if any(size is _ABSENT for size in sizes):
+            raise Unmapped("its size depends on values")
         return type_of(_Sized(sizes, example.dtype))
 
 

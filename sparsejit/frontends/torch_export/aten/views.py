@@ -17,6 +17,7 @@ from sparsejit.frontends.writing.arranging import (
     sliced,
     swapped,
 )
+from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import (
     Sizes,
     chunk,
@@ -153,6 +154,20 @@ def element_replaced(write: Writer, x: Operand, source: Operand, dim: int, index
     return slice_replaced(write, x, unsqueeze(write, source, dim), dim, place, place + 1)
 
 
+def repeat_by(
+    write: Writer, x: Operand, repeats: Operand, dim: int | None = None, **_: Any
+) -> Value:
+    """Every element of an axis as often as a known tensor says."""
+    counts = write.known(repeats)
+    if counts is None:
+        raise Unmapped("as often as an input says, which leaves the size open")
+    value = reshaped(write, x, (-1,)) if dim is None else write.value(x)
+    axis = axis_of(dim or 0, len(value.shape))
+    if counts.size == 1:
+        return repeat_each(write, value, int(counts.reshape(())), axis)
+    return taken(write, value, axis, np.repeat(np.arange(value.shape[axis]), counts))
+
+
 def pad_with(mode: str) -> Callable[..., Value]:
     """`pad_any` in one mode."""
     return lambda write, x, pad: pad_any(write, x, pad, mode)
@@ -224,6 +239,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.repeat.default": repeat,
     "aten.tile.default": repeat,
     "aten.repeat_interleave.self_int": repeat_each,
+    "aten.repeat_interleave.self_Tensor": repeat_by,
     "aten.cat.default": concatenate,
     "aten.concat.default": concatenate,
     "aten.concatenate.default": concatenate,
