@@ -88,8 +88,7 @@ def compile_model(
     dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
         ("encoder.*") to that, of which the last that matches counts.
     target, threads, tune, exact: as in `compile_matrix`, for every layer.
-    progress: is told each stage as it begins and the share of the work done by then, 0 to 1; by
-        default nobody is.
+    progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
 
     Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and
     InvalidInput for arguments that make no sense.
