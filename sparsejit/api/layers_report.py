@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.limits import limit_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
+
+# A layer is named that takes more times its prediction, if it takes such a share of the whole.
+_MOST_TIMES_PREDICTED, _LEAST_SHARE = 1.5, 0.01
 
 
 def report_of(variant: Variant, title: str, facts: dict[str, Any], measure: bool) -> Report:
@@ -54,8 +57,18 @@ def _measured_lines(ns: float | None, samples: int, layers: Sequence[LayerReport
     parts = sum(layer.measured_ns or 0 for layer in layers)
     return [
         f"measured: {ns:,.0f} ns for {samples} sample{'s' if samples > 1 else ''} at a time; "
-        f"the layers add up to {parts:,.0f}"
+        f"the layers add up to {parts:,.0f}",
+        *unexpected_lines(ns, layers),
     ]
+
+
+def unexpected_lines(whole_ns: float, layers: Sequence[LayerReport]) -> Iterator[str]:
+    """Layers that matter and take clearly longer than predicted."""
+    for layer in layers:
+        measured, predicted = layer.measured_ns or 0.0, layer.predicted_ns or 0.0
+        times = measured / predicted if predicted else 0.0
+        if times > _MOST_TIMES_PREDICTED and measured >= _LEAST_SHARE * whole_ns:
+            yield f"{layer.layer} takes {times:.1f} times its predicted {predicted:,.0f} ns"
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:

@@ -84,9 +84,11 @@ def lowered_variant(
 ) -> Variant:
     """Compile a graph that has been through all passes. Raises as `make_variant` does."""
     started = time.perf_counter()
-    lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
-    progress("writing the code", 0.7)
-    program = (build_shared_tiles if options.shares_tiles else build_model)(lowered, name)
+    lowered, program = _written(final, options, name, progress)
+    target, size = options.target, len(program.image.data)
+    if lowered.options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
+        # What was priced as if it came from L3 does not fit there.
+        lowered, program = _written(final, replace(options, weight_bytes=size), name, progress)
     call = ModelCall(
         program.memory,
         [_array_type(value, tile) for value in final.inputs],
@@ -97,7 +99,7 @@ def lowered_variant(
     progress("done", 1.0)
     return Variant(
         final,
-        options,
+        lowered.options,
         tile,
         without_code(lowered.steps),
         waves_without_code(lowered.waves),
@@ -107,6 +109,14 @@ def lowered_variant(
         call,
         1e3 * (time.perf_counter() - started),
     )
+
+
+def _written(
+    final: Graph, options: ModelOptions, name: str, progress: Progress
+) -> tuple[LoweredModel, Program]:
+    lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
+    progress("writing the code", 0.7)
+    return lowered, (build_shared_tiles if options.shares_tiles else build_model)(lowered, name)
 
 
 def _array_type(value: Value, tile: int | None) -> ArrayType:

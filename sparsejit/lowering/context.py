@@ -37,8 +37,9 @@ class ModelOptions:
     """How a model is compiled; `compile_matrix` says what each means.
 
     Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
-    `weight_bytes` are about those of the whole model, as code or data. `shares_tiles`: threads take
-    turns with the tiles of a batch, instead of sharing the kernels of each.
+    `weight_bytes` are those of the whole model, as code or data: 0 until they are estimated.
+    `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
+    each.
     """
 
     target: Target

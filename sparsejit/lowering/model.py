@@ -91,6 +91,12 @@ class LoweredModel:
         return self.workspace_bytes * (self.options.threads if self.options.shares_tiles else 1)
 
     @property
+    def ask_ahead(self) -> int:
+        """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
+        target = self.options.target
+        return target.core.ask_ahead if self.options.weight_bytes > target.l2_bytes else 0
+
+    @property
     def status_offset(self) -> int:
         """Where the function leaves its result as int64."""
         return POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
@@ -118,9 +124,11 @@ def lower_model(
 
     Raises InvalidInput or CompileError for what no kernel can do.
     """
-    matrices = [array for array in graph.constants.values() if array.ndim > 1]
-    all_bytes = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
-    low = Lowering(graph, replace(options, weight_bytes=all_bytes))
+    if not options.weight_bytes:
+        matrices = [array for array in graph.constants.values() if array.ndim > 1]
+        found = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
+        options = replace(options, weight_bytes=found)
+    low = Lowering(graph, options)
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if not is_empty(low, node):
@@ -145,7 +153,8 @@ def _is_there(view: View, number: int) -> bool:
 
 def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) -> Program:
     """The native function; with a probe, one for timing its steps."""
-    return build(name, lowered.options.target, ModelCode(lowered, probe).emit)
+    code = ModelCode(lowered, probe)
+    return build(name, lowered.options.target, code.emit, lowered.ask_ahead)
 
 
 class ModelCode:

@@ -21,7 +21,7 @@ from sparsejit.x86.stack import pop, push
 
 def build_shared_tiles(lowered: LoweredModel, name: str) -> Program:
     """`int run(inputs, outputs, workspace, tiles)` with the workspaces of all threads."""
-    return build(name, lowered.options.target, _SharedTiles(lowered).emit)
+    return build(name, lowered.options.target, _SharedTiles(lowered).emit, lowered.ask_ahead)
 
 
 class _SharedTiles(ModelCode):

@@ -37,24 +37,21 @@ class BatchPrices:
 
     `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
     that share a load, by level, each takes the place of `spreading` products. Long instructions
-    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; code that
-    takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes of features by n columns are
-    transposed in `square[0] + n * square[1]` cycles, by level; where x is feature-major and y as
-    well, `feature_major_square` says how many. A kernel that runs on column after column takes
-    `repeated` of its price for each. `copy` is cycles by level to bring a vector of x into line; a
-    panel's x becomes integers in `into_integers` of the time that `CsrPrices.into_panel` says.
-    Dense code hides all but `dense_fetch` of fetching weights from beyond L2. Where x and y exceed
-    L1, what is read takes `late_inputs`, and what is written `late_stores` times as long as L2's
-    rate says, beside the products. Products of windows over a padded image, whose vectors lie
-    across lines, take `windows` times as long as those of panels.
+    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code. Lanes of
+    features by n columns are transposed in `square[0] + n * square[1]` cycles, by level; where x is
+    feature-major and y as well, `feature_major_square` says how many. A kernel that runs on column
+    after column takes `repeated` of its price for each. `copy` is cycles by level to bring a vector
+    of x into line; a panel's x becomes integers in `into_integers` of the time that
+    `CsrPrices.into_panel` says. Dense code hides all but `dense_fetch` of fetching weights from
+    beyond L2. Where x and y exceed L1, what is read takes `late_inputs`, and what is written
+    `late_stores` times as long as L2's rate says, beside the products. Products of windows over a
+    padded image, whose vectors lie across lines, take `windows` times as long as those of panels.
     """
 
     loads: float
     products: float
     store_cycles: float
     l2_code: float
-    far_code: float
-    near_l3: float
     square: Mapping[str, tuple[float, float]]
     feature_major_square: Mapping[str, tuple[float, float]]
     repeated: float
@@ -156,9 +153,10 @@ class Core:
     longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
     `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
-    a cycle. `csr`: by level and arithmetic; `attention`: by level. `barrier_ns`: to hand work to
-    another core and to hear of its end. `crossing_bytes`: a nanosecond, of what another core wrote
-    last.
+    a cycle. `csr`: by level and arithmetic; `attention`: by level. `ask_ahead`: bytes ahead of
+    which straight code from beyond L2 asks for the code to come. `l3_share`: the part of L3 that a
+    process can count on. `barrier_ns`: to hand work to another core and to hear of its end.
+    `crossing_bytes`: a nanosecond, of what another core wrote last.
     """
 
     key: str
@@ -186,6 +184,8 @@ class Core:
     unhidden: float
     reduction_cycles: float
     multipliers: float
+    ask_ahead: int
+    l3_share: float
     barrier_ns: float
     crossing_bytes: float
     vendor: str = ""

@@ -122,7 +122,7 @@ def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int
     if own_bytes + target.between_bytes <= level_one:
         return "L1"
     all_bytes = own_bytes + other_bytes + target.between_bytes
-    for name, size in (("L2", target.l2_bytes), ("L3", target.l3_bytes)):
+    for name, size in (("L2", target.l2_bytes), ("L3", target.core.l3_share * target.l3_bytes)):
         if all_bytes <= size:
             return name
     return "memory"

@@ -32,8 +32,12 @@ class Program(SharedCode):
         return self.memory.address
 
 
-def build(name: str, target: Target, body: Callable[[Assembler], None]) -> Program:
+def build(
+    name: str, target: Target, body: Callable[[Assembler], None], ask_ahead: int = 0
+) -> Program:
     """Emit `body` as a System V function; it must keep callee-saved registers itself.
+
+    ask_ahead: bytes ahead of which its straight code asks for the code to come (`Assembler`).
 
     `vzeroupper` before returning: without it the caller's next SSE code pays for dirty upper
     halves (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
@@ -41,7 +45,7 @@ def build(name: str, target: Target, body: Callable[[Assembler], None]) -> Progr
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
     dump_folder()
-    asm = Assembler(target)
+    asm = Assembler(target, ask_ahead)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")

@@ -23,10 +23,20 @@ from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
 from sparsejit.x86.encoder import form_for, instruction_sets, is_vector
 from sparsejit.x86.forms import Form
-from sparsejit.x86.operands import Literal, Memory, Operand, Register, Relative, operand_text, pick
+from sparsejit.x86.operands import (
+    Here,
+    Literal,
+    Memory,
+    Operand,
+    Register,
+    Relative,
+    operand_text,
+    pick,
+)
 from sparsejit.x86.placement import JUMP_BYTES, Placement
 
-POOL_ALIGNMENT = 64
+POOL_ALIGNMENT = 64  # a cache line
+_ASKING_BYTES = 7
 _LEFT_OUT = 0xCC  # int3: what is jumped over must never run
 _IntArray = npt.NDArray[np.int64]
 
@@ -122,9 +132,13 @@ class _Fixup:
 
 
 class Assembler:
-    """Builds one `Image`. Templates append to it; a program may let several do so in turn."""
+    """Builds one `Image`. Templates append to it; a program may let several do so in turn.
 
-    def __init__(self, target: Target) -> None:
+    ask_ahead: bytes ahead of which stamped code asks for the code to come, or 0. Straight code
+        from beyond L2 arrives several times as fast so.
+    """
+
+    def __init__(self, target: Target, ask_ahead: int = 0) -> None:
         self.target = target
         self._code = bytearray()
         self._pool = bytearray()
@@ -133,6 +147,7 @@ class Assembler:
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
+        self._ask_ahead = ask_ahead
 
     @property
     def position(self) -> int:
@@ -183,6 +198,8 @@ class Assembler:
         """
         if count == 0:
             return
+        if self._ask_ahead:
+            lines = [_asking(count, lines, self._ask_ahead), *lines]
         forms = [_form_of(item) for item in lines]
         present = [_present(item, count) for item in lines]
         lengths = np.array([form.length for form in forms])[:, None] * np.array(present)
@@ -301,7 +318,7 @@ def _form_of(item: Line) -> Form:
     """The form of a line: the shortest displacement that fits every row."""
     memory = _memory_of(item)
     if memory is None:
-        elsewhere = any(isinstance(o, Literal | Relative) for o in item.operands)
+        elsewhere = any(isinstance(o, Literal | Here | Relative) for o in item.operands)
         return form_for(item.mnemonic, item.operands, 4 if elsewhere else 0)
     short = form_for(item.mnemonic, item.operands, 1)
     hole = short.displacement
@@ -316,6 +333,18 @@ def _form_of(item: Line) -> Form:
 
 def _memory_of(item: Line) -> Memory | None:
     return next((o for o in item.operands if isinstance(o, Memory)), None)
+
+
+def _distance(item: Line) -> int:
+    """From the end of an instruction to what it asks for."""
+    return next((o.distance for o in item.operands if isinstance(o, Here)), 0)
+
+
+def _asking(count: int, lines: Sequence[Line], distance: int) -> Line:
+    """What asks for code that lies so far ahead, a cache line at a time."""
+    lengths = sum(_form_of(item).length * _present(item, count) for item in lines)
+    asked = np.cumsum(lengths) // (POOL_ALIGNMENT - _ASKING_BYTES)
+    return line("prefetcht1", Here(distance), when=np.diff(asked, prepend=0) > 0)
 
 
 def _present(item: Line, count: int) -> npt.NDArray[np.bool_]:
@@ -335,7 +364,7 @@ def _bytes_of(item: Line, form: Form, rows: _IntArray) -> npt.NDArray[np.uint8]:
         if isinstance(o, Register) and is_vector(o)
     ]
     memory = _memory_of(item)
-    displacement = 0 if memory is None else _column(memory.displacement, rows)
+    displacement = _distance(item) if memory is None else _column(memory.displacement, rows)
     immediates = [o for o in item.operands if isinstance(o, int | np.ndarray | np.integer)]
     immediate = _column(immediates[0], rows) if immediates else 0
     return form.stamp(len(rows), registers, displacement, immediate)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS, Extension
 from sparsejit.x86.forms import Form, Hole
-from sparsejit.x86.operands import VECTOR_BYTES, Literal, Memory, Operand, Register, Relative
+from sparsejit.x86.operands import VECTOR_BYTES, Here, Literal, Memory, Operand, Register, Relative
 
 # Imported here and not when first needed, so that no kernel's compile time includes it. Without
 # PeachPy the package still imports: `sparsejit doctor` must be able to say what is missing.
@@ -113,6 +113,8 @@ def _signature(operand: Operand) -> tuple[Any, ...]:
         return ("relative",)
     if isinstance(operand, Literal):
         return ("literal", operand.broadcast)
+    if isinstance(operand, Here):
+        return ("literal", 0)
     return ("immediate",)
 
 

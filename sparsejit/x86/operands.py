@@ -99,6 +99,16 @@ class Literal:
 
 
 @dataclass(frozen=True, eq=False)
+class Here:
+    """A place so many bytes behind the end of the instruction itself."""
+
+    distance: int
+
+    def text(self, row: int) -> str:
+        return f"[rip+{self.distance}]"
+
+
+@dataclass(frozen=True, eq=False)
 class Relative:
     """The destination of a jump, filled in when its label is placed."""
 
@@ -108,7 +118,7 @@ class Relative:
         return self.name
 
 
-Operand: TypeAlias = Register | Memory | Literal | Relative | int | npt.NDArray[np.integer]
+Operand: TypeAlias = Register | Memory | Literal | Here | Relative | int | npt.NDArray[np.integer]
 
 
 def pick(number: Number, row: int) -> int:
@@ -118,7 +128,7 @@ def pick(number: Number, row: int) -> int:
 
 def operand_text(operand: Operand, row: int) -> str:
     """An operand as it stands in a listing."""
-    if isinstance(operand, Register | Memory | Literal | Relative):
+    if isinstance(operand, Register | Memory | Literal | Here | Relative):
         return operand.text(row)
     return hex(pick(operand, row))
 

@@ -194,6 +194,31 @@ def test_align_pads_with_instructions_that_do_nothing() -> None:
     assert {str(instruction) for instruction in padding} == {"nop"}
 
 
+@given(st.integers(0, 2**32), st.integers(1, 400), st.integers(0, 2**20))
+def test_code_asks_for_what_lies_ahead_once_a_cache_line(
+    seed: int, count: int, distance: int
+) -> None:
+    lines = rows_of(seed, count, near=True)
+    plain, asking = Assembler(TARGET), Assembler(TARGET, ask_ahead=distance)
+    for asm in (plain, asking):
+        asm.literal(np.zeros(2000, np.float32))
+        asm.stamp(count, lines)
+    code = code_of(asking.finish())
+    found, others = [], []
+    for instruction in decode(code):
+        if str(instruction).startswith("prefetcht1"):
+            assert instruction.memory_displacement == instruction.next_ip + distance
+            found.append(instruction.ip)
+        else:
+            others.append(strip(str(instruction)))
+    assert others == [strip(str(each)) for each in decode(code_of(plain.finish()))]
+    if distance:
+        assert len(found) == pytest.approx(len(code) / 64, abs=1 + len(code) / 400)
+        assert max(np.diff(found), default=0) < 2 * 64
+    else:
+        assert not found
+
+
 def test_a_displacement_beyond_32_bits_is_refused() -> None:
     with pytest.raises(CompileError, match=r"4294967296.*does not fit 4 bytes"):
         Assembler(TARGET).emit("vmovups", zmm(1), Memory(rdi, 2**32))

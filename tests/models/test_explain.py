@@ -15,7 +15,13 @@ from small_models import compiled, pruned, small_graph
 from whole_page import WholePage
 
 from sparsejit.api import layers_report
-from sparsejit.api.layers_report import example_arrays, groups_of, report_of
+from sparsejit.api.layers_report import (
+    example_arrays,
+    groups_of,
+    report_of,
+    unexpected_lines,
+)
+from sparsejit.api.report import LayerReport
 from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant
 from sparsejit.asm_templates.shared.location import WORKSPACE
@@ -173,6 +179,19 @@ def test_measured_layers_add_up(
     assert sum(layer.share for layer in report.layers) == pytest.approx(1)
     if prefixes:  # the clock says that all of them take as long as nothing does
         assert [layer.measured_ns for layer in report.layers] == [0, 0, 0, TICK_NS]
+
+
+@pytest.mark.parametrize(
+    ("measured", "predicted", "is_named"),
+    [(200, 100, True), (140, 100, False), (2, 1, False), (200, None, False), (None, 100, False)],
+)
+def test_layers_that_take_much_longer_than_predicted_are_named(
+    measured: float | None, predicted: float | None, is_named: bool
+) -> None:
+    """Not those that take a share of 1 % at most, nor what has no prediction."""
+    layer = LayerReport("fc", measured_ns=measured, predicted_ns=predicted)
+    lines = ["fc takes 2.0 times its predicted 100 ns"] if is_named else []
+    assert list(unexpected_lines(1000, [layer])) == lines
 
 
 def test_kernels_of_one_operator_are_one_layer() -> None:

@@ -144,6 +144,8 @@ GOLDEN_COVE = Core(
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,
+    ask_ahead=16 << 10,  # assumed
+    l3_share=0.5,
     barrier_ns=583.0,
     # 64 KB to 1 MB, read and then written again by the other in order: 8 to 15. With 6 the least
     # time of a transformer and MobileNet on two threads.

@@ -110,8 +110,6 @@ BATCH = BatchPrices(
     products=2.0,
     store_cycles=1.0,  # both multipliers lend it a register port
     l2_code=1.35,  # 16 bytes a cycle
-    far_code=0.25,
-    near_l3=1 / 3,
     square={"avx512": (35, 1.0), "avx2": (8, 0.5)},
     feature_major_square={"avx512": (35, 1.0), "avx2": (8, 0.5)},
     into_integers=1.0,
@@ -185,6 +183,8 @@ ZEN5 = Core(
     gate_cycles=GATE_CYCLES,
     reduction_cycles=25,
     multipliers=2,
+    ask_ahead=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
+    l3_share=0.75,
     barrier_ns=100.0,  # `sparsejit bench threads`; docs/threads.md
     crossing_bytes=20.0,  # assumed: within one L3
 )

@@ -1,0 +1,64 @@
+"""Models that do not fit the caches: their code is asked for ahead, and priced as it comes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from native import ISAS, run_lowered
+from sketch import Sketch
+
+from sparsejit.api.variant import make_variant
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.ops.products import Linear
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import build_model, lower_model
+from sparsejit.machine.target import Target
+
+ROWS, FEATURES, LAYERS = 24, 192, 3
+
+
+def layers() -> Graph:
+    """Linear layers of which each weight is used for several rows."""
+    generator = np.random.default_rng(0)
+    s = Sketch()
+    value = s.input(ROWS, FEATURES)
+    for _ in range(LAYERS):
+        weights = generator.standard_normal((FEATURES, FEATURES)).astype(np.float32)
+        weights *= generator.random(weights.shape) < 0.1
+        value = s(Linear(), value, s.constant(weights))
+    return s.finish(value)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_code_that_is_asked_for_computes_the_same(isa: str) -> None:
+    graph, target = layers(), Target.named(isa)
+    x = np.random.default_rng(1).standard_normal((2, ROWS, FEATURES)).astype(np.float32)
+    outputs = []
+    for distance in (0, 4096):
+        core = replace(target.core, ask_ahead=distance)
+        options = ModelOptions(replace(target, core=core), weight_bytes=target.l2_bytes + 1)
+        lowered = lower_model(graph, options)
+        assert build_model(lowered, "test").image.uses("prefetcht1") is (distance > 0)
+        outputs += run_lowered(lowered, [x]).outputs
+    assert outputs[0].tobytes() == outputs[1].tobytes()
+
+
+def test_a_model_that_stays_in_l2_asks_for_nothing() -> None:
+    lowered = lower_model(layers(), ModelOptions(Target.named("avx2")))
+    assert not build_model(lowered, "test").image.uses("prefetcht1")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_model_that_outgrows_its_cache_is_lowered_as_coming_from_memory(isa: str) -> None:
+    """Its code is longer than its zeros let expect."""
+    target = Target.named(isa)
+    first = make_variant(layers(), ModelOptions(target), "float32", None)
+    expected, found = first.options.weight_bytes, len(first.program.image.data)
+    assert expected < found
+    room = (expected + found) // 2
+    l3_bytes = int(room / target.core.l3_share)
+    small = replace(target, l2_bytes=expected, l3_bytes=l3_bytes)
+    again = make_variant(layers(), ModelOptions(small), "float32", None)
+    assert again.options.weight_bytes > room
+    bounds = {step.facts.bound for step in again.steps if step.facts.weights}
+    assert all("memory" in bound or bound == "execution" for bound in bounds)
