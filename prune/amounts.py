@@ -13,6 +13,9 @@ Amount = float | Mapping[str, float | Sequence[float]]
 
 def check_amount(amount: Amount, pattern: Pattern) -> None:
     """Raise InvalidInput for a share outside [0, 1), or one that an N:M pattern contradicts."""
+    for glob in amount if isinstance(amount, Mapping) else ():
+        if not isinstance(glob, str):
+            raise InvalidInput(f"amount has {glob!r}: give a share by globs, {{'fc*': 0.9}}")
     for share in _shares(amount):
         if not isinstance(share, Real) or isinstance(share, bool):
             raise InvalidInput(f"amount={share!r}: give the share to prune, 0.9 for 90 %")

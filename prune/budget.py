@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ def check_budget(
         )
     if budget_us is None:
         return
-    if not 0 < budget_us < math.inf:
-        raise InvalidInput(f"budget_us={budget_us}: give microseconds above 0")
+    is_number = isinstance(budget_us, Real) and not isinstance(budget_us, bool)
+    if not is_number or not 0 < budget_us < math.inf:
+        raise InvalidInput(f"budget_us={budget_us!r}: give microseconds above 0")
     if allocation != "uniform":
         raise InvalidInput(
             f"budget_us chooses the amount of each layer, as does allocation={allocation!r}: "

@@ -28,6 +28,8 @@ from sparsejit.prune.targets import (
     as_list,
     check_finite,
     check_globs,
+    check_model,
+    check_splits,
     count_gates,
     match_targets,
     protect_diagonal,
@@ -97,7 +99,7 @@ class Pruner:
         self.criterion: Criterion = criterion if criterion is not None else Magnitude()
         check_criterion(self.criterion)
         self.regulariser = regulariser
-        self.keep_diagonal = [keep_diagonal] if isinstance(keep_diagonal, str) else keep_diagonal
+        self.keep_diagonal = as_list(keep_diagonal, "keep_diagonal")
         self._check_combination()
         self._step = 0
         self._gates: dict[str, int] = {}
@@ -120,13 +122,17 @@ class Pruner:
         """Start at step 0 on the model's targets; with `keep_zeros` their zeros count as pruned.
 
         example_inputs, run: as for `latency_table`, which `budget_us` needs for convolutions.
-        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, where what
-        is protected leaves too little to prune, and for a convolution whose images a budget needs.
+        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, where it is
+        one block of the pattern, where what is protected leaves too little to prune, and for a
+        convolution whose images a budget needs.
         """
+        check_model(model)
         if isinstance(self.per_gate, Mapping):
             check_globs([name for name, _ in model.named_parameters()], self.per_gate)
         weights = {name: model.get_parameter(name) for name in match_targets(model, self.targets)}
         self._gates = {name: count_gates(model, name, self.per_gate) for name in weights}
+        for name, weight in weights.items():
+            check_splits(name, weight, self._gates[name], self.pattern)
         check_globs(weights, self.keep_diagonal)
         self._protected = [
             name for name in weights if any(fnmatchcase(name, glob) for glob in self.keep_diagonal)
@@ -235,7 +241,11 @@ class Pruner:
         self._apply()
 
     def _check_combination(self) -> None:
-        if self.allocation not in ALLOCATIONS:
+        if not isinstance(self.per_gate, bool | Mapping):
+            raise InvalidInput(
+                f"per_gate={self.per_gate!r}: give True, False or gates by globs, {{'cell.*': 3}}"
+            )
+        if not isinstance(self.allocation, str) or self.allocation not in ALLOCATIONS:
             raise InvalidInput(
                 f"allocation={self.allocation!r} is unknown: use one of {', '.join(ALLOCATIONS)}"
             )
@@ -354,6 +364,8 @@ class Pruner:
         ]
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):
+            raise InvalidInput(f"the state is {state!r}: pass Pruner.state_dict()")
         missing = self.state_dict().keys() - state.keys()
         if missing:
             raise InvalidInput(f"the state lacks {sorted(missing)}: pass Pruner.state_dict()")
@@ -367,7 +379,12 @@ class Pruner:
                 "one of the saved and this Pruner has budget_us, the other an amount: "
                 "build it as it was saved"
             )
-        found = {name: tuple(mask.shape) for name, mask in state["masks"].items()}
+        masks = state["masks"]
+        if not isinstance(masks, Mapping) or not all(isinstance(m, Tensor) for m in masks.values()):
+            raise InvalidInput("the state's masks are no tensors by name: pass Pruner.state_dict()")
+        if not isinstance(state["step"], int):
+            raise InvalidInput(f"the state's step is {state['step']!r}: pass Pruner.state_dict()")
+        found = {name: tuple(mask.shape) for name, mask in masks.items()}
         wanted = {name: tuple(mask.shape) for name, mask in self._masks.items()}
         if found != wanted:
             differing = sorted(set(found.items()) ^ set(wanted.items()))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.folding import computed_weights
+from sparsejit.prune.patterns import Pattern
 
 GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
@@ -15,9 +16,35 @@ GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LS
 Target = str | Callable[[str, nn.Parameter], bool]
 
 
-def as_list(targets: Target | Sequence[Target]) -> list[Target]:
-    """Many targets, where one may have been given."""
-    return [targets] if isinstance(targets, str) or callable(targets) else [*targets]
+def as_list(targets: Target | Sequence[Target], argument: str = "targets") -> list[Target]:
+    """Many targets, where one may have been given. Raises InvalidInput for what is none."""
+    if isinstance(targets, str) or callable(targets):
+        return [targets]
+    many = isinstance(targets, Iterable) and not isinstance(targets, Tensor)
+    listed = list(targets) if many else [targets]
+    for target in listed:
+        if not isinstance(target, str) and not callable(target):
+            raise InvalidInput(
+                f"{argument} has {target!r}: give globs over parameter names, such as "
+                "'fc*.weight', or functions of a name and a parameter"
+            )
+    return listed
+
+
+def check_model(model: object) -> None:
+    """Raise InvalidInput for what is no torch module, a class of modules included."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is {_described(model)}: give a torch.nn.Module")
+
+
+def check_splits(name: str, weight: Tensor, gates: int, pattern: Pattern) -> None:
+    """Raise InvalidInput where a gate of a weight is one block, so that all or nothing would go."""
+    rows, cols = weight.shape[0] // gates, weight.shape[1:].numel()
+    if rows * cols > 1 and pattern.count(rows, cols) == 1:
+        raise InvalidInput(
+            f"{name} has {gates} x {rows} x {cols} weights (gates, rows, columns), no more than a "
+            f"block of {pattern.name!r} a gate: give a smaller block, or leave it out by '!{name}'"
+        )
 
 
 def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[str]:
@@ -90,6 +117,8 @@ def check_globs(names: Iterable[str], globs: Iterable[str]) -> None:
     """Raise InvalidInput for a glob that matches none of the names."""
     listed = list(names)
     for glob in globs:
+        if not isinstance(glob, str):
+            raise InvalidInput(f"{glob!r} is no glob: give patterns of names, such as 'fc*.weight'")
         if not any(fnmatchcase(name, glob) for name in listed):
             raise InvalidInput(
                 f"{glob!r} matches no parameter: name one or more of {_abbreviate(listed)}"
@@ -126,6 +155,10 @@ def _check_matrix(name: str, weight: Tensor) -> None:
         )
     if not weight.is_floating_point():
         raise InvalidInput(f"{name} has dtype {weight.dtype}: prune before quantising")
+
+
+def _described(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
 
 
 def _abbreviate(names: Sequence[str], limit: int = 12) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,13 +128,9 @@ class EstimatorInput:
             )
         if not len(array):
             return self._without_samples(array)
-        if self._refuses:
-            flat = array.ravel("K")
-            # Of a sum of squares that is finite all terms are.
-            with np.errstate(all="ignore"):
-                total = flat.dot(flat)
-            if not isfinite(total):
-                self._check_finite(array)
+        # For one row the search takes a third of the time of `all`.
+        if self._refuses and b"\0" in np.isfinite(array).tobytes():
+            self._check_finite(array)
         if self.refusals.known:
             self._check_known(array)
         return array

@@ -10,6 +10,9 @@ the signal is taken as a sum of blocks that fade into each other, and each block
 Blocks lie at whole seconds of the recording, so a sample does not depend on how it was cut.
 """
 
+from math import inf
+from numbers import Real
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,8 +33,9 @@ class Resampler:
 
     def __init__(self, rate: int, new_rate: int) -> None:
         for hertz in (rate, new_rate):
-            if hertz <= 0 or hertz != int(hertz):
-                raise InvalidInput(f"the sample rate is {hertz}; give a positive number of Hz")
+            is_number = isinstance(hertz, Real) and not isinstance(hertz, bool)
+            if not is_number or not 0 < hertz < inf or hertz != int(hertz):
+                raise InvalidInput(f"the sample rate is {hertz!r}; give a positive number of Hz")
         self._rate, self._new_rate = int(rate), int(new_rate)
         self._taken = self._given = 0
         # Before the recording was silence, which block 0 fades in from.

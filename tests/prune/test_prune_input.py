@@ -49,7 +49,16 @@ def test_amount_outside_range(amount):
         ({"schedule": "cubic"}, r"schedule='cubic' is no schedule: give CubicSchedule\("),
         ({"criterion": "magnitude"}, r"criterion='magnitude' is no criterion: give Magnitude\(\)"),
         ({"amount": "0.9"}, r"amount='0\.9': give the share to prune, 0\.9 for 90 %"),
+        ({"amount": {0: 0.5}}, r"amount has 0: give a share by globs"),
         ({"targets": []}, r"targets is empty: name weights"),
+        ({"targets": None}, r"targets has None: give globs over parameter names"),
+        ({"targets": ["*", 3]}, r"targets has 3: give globs"),
+        ({"targets": torch.tensor(0.5)}, r"targets has tensor\(0\.5000\): give globs"),
+        ({"keep_diagonal": 3}, r"keep_diagonal has 3: give globs"),
+        ({"per_gate": "x"}, r"per_gate='x': give True, False or gates by globs"),
+        ({"allocation": ["lamp"]}, r"allocation=\['lamp'\] is unknown"),
+        ({"amount": None, "budget_us": "3"}, r"budget_us='3': give microseconds above 0"),
+        ({"amount": None, "budget_us": True}, r"budget_us=True: give microseconds"),
         ({"dtype": "float8"}, r"'float8' is unknown; use one of float32, bfloat16"),
     ],
 )
@@ -175,3 +184,35 @@ def test_top_level_import_fails_with_the_right_name():
 def test_missing_torch_names_the_remedy():
     error = run_python("import sys; sys.modules['torch'] = None; import sparsejit.prune")
     assert "MissingDependency" in error and "pip install 'torch>=2.9,<3'" in error
+
+
+@pytest.mark.parametrize("given", [None, 3, "model", nn.Linear, {}])
+def test_what_is_no_model(given):
+    with pytest.raises(InvalidInput, match=r"model is .*: give a torch\.nn\.Module"):
+        Pruner(0.5, targets=["*"]).prepare(given)
+
+
+@pytest.mark.parametrize("block", [(8, 8), (64, 64)])
+def test_a_block_as_large_as_a_layer_would_prune_nothing_or_all(block):
+    """As one block each of 3 gates of the GRU is 8 x 8; nothing was pruned, without a word."""
+    for target, gates in (("0.weight", 1), ("1.weight_hh_l0", 3)):
+        pruner = Pruner(0.4, targets=[target], block=block)
+        remedy = rf"{target} has {gates} x 8 x 8 weights .*leave it out by '!{target}'"
+        with pytest.raises(InvalidInput, match=remedy):
+            pruner.prepare(model())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, r"the state is None: pass Pruner\.state_dict"),
+        ({"masks": 3}, r"masks are no tensors by name"),
+        ({"masks": {"0.weight": 1}}, r"masks are no tensors by name"),
+        ({"step": "x"}, r"step is 'x': pass Pruner\.state_dict"),
+    ],
+)
+def test_what_is_no_state(change, message):
+    pruner = prepared()
+    state = None if change is None else {**pruner.state_dict(), **change}
+    with pytest.raises(InvalidInput, match=message):
+        pruner.load_state_dict(state)

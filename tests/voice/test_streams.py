@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,3 +145,31 @@ def test_a_bad_batch_is_named(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         voice.generate_batch(mels, seeds)
+
+
+@pytest.mark.parametrize("seed", [None, "7", 1.5, True, [1], -1, 2**64])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    voice, mel = WaveRNN(VoiceWeights.random(hidden=8, density=1, seed=0)), speech_like_mel(3)
+    with pytest.raises(InvalidInput, match="is not a 64-bit number"):
+        voice.generate(mel, seed)
+    with pytest.raises(InvalidInput, match="is not a 64-bit number"):
+        voice.generate_batch([mel], [seed])
+
+
+def test_what_is_no_batch_is_refused() -> None:
+    voice, mel = WaveRNN(VoiceWeights.random(hidden=8, density=1, seed=0)), speech_like_mel(3)
+    with pytest.raises(InvalidInput, match="mels is 3; give a list"):
+        voice.generate_batch(3, [0])
+    with pytest.raises(InvalidInput, match="seeds is 0; give a list"):
+        voice.generate_batch([mel], 0)
+    with pytest.raises(InvalidInput, match=r"mels\[0\]"):
+        voice.generate_batch(["speech"], [0])
+
+
+@pytest.mark.parametrize("rate", [None, "22050", float("nan"), True, 0, -1, 22050.5, [1]])
+def test_what_is_no_rate_is_refused(rate: Any) -> None:
+    voice = WaveRNN(VoiceWeights.random(hidden=8, density=1, seed=0))
+    with pytest.raises(InvalidInput, match="give a positive number of Hz"):
+        voice.features(np.zeros(9000, np.float32), rate)
+    with pytest.raises(InvalidInput, match="the audio"):
+        voice.features("speech", 22050)

@@ -238,7 +238,7 @@ class WaveRNN(SharedCode):
             raise InvalidInput(
                 "this voice was trained on another project's mels; compute them as that does"
             )
-        return log_mel(np.asarray(audio, np.float32), rate)
+        return log_mel(np.asarray(to_array(audio, "the audio"), np.float32), rate)
 
     def generate(self, mel: npt.ArrayLike, seed: int = 0) -> FloatArray:
         """Speak log-mel (80, frames): 220 * frames float32 samples at 22,050 Hz.
@@ -264,6 +264,9 @@ class WaveRNN(SharedCode):
         InvalidInput before anything is spoken: for another number of seeds than of mels, for one
         that is none, and for a mel as `generate` does, by its number.
         """
+        for name, given in (("mels", mels), ("seeds", seeds)):
+            if not isinstance(given, Sequence | np.ndarray):
+                raise InvalidInput(f"{name} is {given!r}; give a list of them")
         if len(mels) != len(seeds):
             raise InvalidInput(f"{len(mels)} mels and {len(seeds)} seeds; give a seed for each mel")
         for seed in seeds:

@@ -1,6 +1,7 @@
 """Runs a compiled voice: frames in, samples out, state kept between calls."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +72,9 @@ class Sampler(NotCopied):
 
 
 def check_seed(seed: int) -> None:
-    """Raises InvalidInput for a number that is not one of 64 bits."""
-    if not 0 <= seed < 2**64:
-        raise InvalidInput(f"seed {seed} is not a 64-bit number; give 0 to 2**64 - 1")
+    """Raises InvalidInput for what is not a whole number of 64 bits."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+        raise InvalidInput(f"seed {seed!r} is not a 64-bit number; give 0 to 2**64 - 1")
 
 
 def run_in_lockstep(
