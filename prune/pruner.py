@@ -29,10 +29,10 @@ from sparsejit.prune.targets import (
     check_finite,
     check_globs,
     check_model,
-    check_splits,
     count_gates,
     match_targets,
     protect_diagonal,
+    warn_of_one_block,
 )
 
 
@@ -99,7 +99,7 @@ class Pruner:
         self.criterion: Criterion = criterion if criterion is not None else Magnitude()
         check_criterion(self.criterion)
         self.regulariser = regulariser
-        self.keep_diagonal = as_list(keep_diagonal, "keep_diagonal")
+        self.keep_diagonal: list[Any] = as_list(keep_diagonal, "keep_diagonal")
         self._check_combination()
         self._step = 0
         self._gates: dict[str, int] = {}
@@ -122,9 +122,9 @@ class Pruner:
         """Start at step 0 on the model's targets; with `keep_zeros` their zeros count as pruned.
 
         example_inputs, run: as for `latency_table`, which `budget_us` needs for convolutions.
-        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, where it is
-        one block of the pattern, where what is protected leaves too little to prune, and for a
-        convolution whose images a budget needs.
+        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, where what
+        is protected leaves too little to prune, and for a convolution whose images a budget needs.
+        Warns of a target that is no more than one block of the pattern.
         """
         check_model(model)
         if isinstance(self.per_gate, Mapping):
@@ -132,7 +132,7 @@ class Pruner:
         weights = {name: model.get_parameter(name) for name in match_targets(model, self.targets)}
         self._gates = {name: count_gates(model, name, self.per_gate) for name in weights}
         for name, weight in weights.items():
-            check_splits(name, weight, self._gates[name], self.pattern)
+            warn_of_one_block(name, weight, self._gates[name], self.pattern)
         check_globs(weights, self.keep_diagonal)
         self._protected = [
             name for name in weights if any(fnmatchcase(name, glob) for glob in self.keep_diagonal)

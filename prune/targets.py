@@ -1,7 +1,9 @@
 """Finding the weights that a pruner is told to prune."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ def as_list(targets: Target | Sequence[Target], argument: str = "targets") -> li
     if isinstance(targets, str) or callable(targets):
         return [targets]
     many = isinstance(targets, Iterable) and not isinstance(targets, Tensor)
-    listed = list(targets) if many else [targets]
+    listed: list[Any] = list(targets) if many else [targets]
     for target in listed:
         if not isinstance(target, str) and not callable(target):
             raise InvalidInput(
@@ -37,13 +39,15 @@ def check_model(model: object) -> None:
         raise InvalidInput(f"model is {_described(model)}: give a torch.nn.Module")
 
 
-def check_splits(name: str, weight: Tensor, gates: int, pattern: Pattern) -> None:
-    """Raise InvalidInput where a gate of a weight is one block, so that all or nothing would go."""
+def warn_of_one_block(name: str, weight: Tensor, gates: int, pattern: Pattern) -> None:
+    """Warn where a gate of a weight is no more than a block, so that all of it goes or nothing."""
     rows, cols = weight.shape[0] // gates, weight.shape[1:].numel()
     if rows * cols > 1 and pattern.count(rows, cols) == 1:
-        raise InvalidInput(
+        warnings.warn(
             f"{name} has {gates} x {rows} x {cols} weights (gates, rows, columns), no more than a "
-            f"block of {pattern.name!r} a gate: give a smaller block, or leave it out by '!{name}'"
+            f"block of {pattern.name!r} a gate, so all of a gate is pruned or nothing: give a "
+            f"smaller block, or leave it out by '!{name}'",
+            stacklevel=3,
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.window_loop import WindowLoop
-from sparsejit.asm_templates.convolution.window_rows import RowWindows
+from sparsejit.asm_templates.convolution.window_rows import RowWindows, registers_to_keep
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.ir.spec import Activation
@@ -46,7 +46,8 @@ class _DepthwiseCode(RowWindows):
 
     def __init__(self, asm: Assembler, spec: Depthwise) -> None:
         self.spec, self.kernel = spec, spec.taps[0].size
-        self.keeps = asm.target.isa == "avx512" and self.kernel <= _MOST_KEPT_TAPS
+        room = min(_MOST_KEPT_TAPS + 1, registers_to_keep(spec.loop, asm.target))
+        self.keeps = asm.target.isa == "avx512" and self.kernel + 1 <= room  # and the bias
         super().__init__(asm, spec.loop, self.kernel + 1 if self.keeps else 0)
         taps = spec.taps.reshape(len(spec.taps), -1)
         each = taps if spec.bias is None else np.concatenate([taps, spec.bias[:, None]], axis=1)

@@ -30,6 +30,7 @@ from sparsejit.asm_templates.convolution.window_loop import (
 )
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, vector
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -305,6 +306,14 @@ class RowWindows(ABC):
                     asm.emit("vmovups", address.masked(self._in_k(self._stored)), total)
                 else:
                     asm.emit("vmaskmovps", address, free[0], total)
+
+
+def registers_to_keep(loop: WindowLoop, target: Target) -> int:
+    """How many vector registers are left beside a tile's sums, what it loads, and patterns."""
+    height, width = tile_shape(loop, target)
+    is_strided = loop.columns.stride == 2
+    patterns = 2 if is_strided and target.isa == "avx512" else 0
+    return target.vector_registers - height * width - width * (3 if is_strided else 1) - patterns
 
 
 def set_mask(asm: Assembler, register: Register, mask: int) -> None:

@@ -36,7 +36,10 @@ def type_from_data(element: Any, shape: Any) -> TensorType:
         raise DamagedFile(f"has a value of shape {shape}")
     if element not in {member.value for member in Element}:
         raise DamagedFile(f"has a value of element {element!r}")
-    return TensorType(tuple(shape), Element(element))
+    try:
+        return TensorType(tuple(shape), Element(element))
+    except InvalidInput as error:
+        raise DamagedFile(f"has a value that no memory holds: {error}") from error
 
 
 def array_to_data(name: str, array: Array) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
     kind = metadata.get("kind", "")
     if kind not in kinds:
         known = " or ".join(sorted(kinds))
-        raise DamagedFile(f"{file} holds a {kind!r}, not a {known}; give the file of one")
+        raise DamagedFile(f"{file} holds a {kind!r}; give the file of: {known}")
     with naming(file):
         try:
             header = json.loads(metadata["header"], parse_constant=_no_number)

@@ -37,11 +37,12 @@ class BatchPrices:
 
     `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
     that share a load, by level, each takes the place of `spreading` products. Long instructions
-    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code. Lanes of
-    features by n columns are transposed in `square[0] + n * square[1]` cycles, by level; where x is
-    feature-major and y as well, `feature_major_square` says how many. A kernel that runs on column
-    after column takes `repeated` of its price for each. `copy` is cycles by level to bring a vector
-    of x into line; a panel's x becomes integers in `into_integers` of the time that
+    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; that of a
+    layer whose code takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes of features
+    by n columns are transposed in `square[0] + n * square[1]` cycles, by level; where x is feature-
+    major and y as well, `feature_major_square` says how many. A kernel that runs on column after
+    column takes `repeated` of its price for each. `copy` is cycles by level to bring a vector of x
+    into line; a panel's x becomes integers in `into_integers` of the time that
     `CsrPrices.into_panel` says. Dense code hides all but `dense_fetch` of fetching weights from
     beyond L2. Where x and y exceed L1, what is read takes `late_inputs`, and what is written
     `late_stores` times as long as L2's rate says, beside the products. Products of windows over a
@@ -52,6 +53,8 @@ class BatchPrices:
     products: float
     store_cycles: float
     l2_code: float
+    far_code: float
+    near_l3: float
     square: Mapping[str, tuple[float, float]]
     feature_major_square: Mapping[str, tuple[float, float]]
     repeated: float

@@ -196,7 +196,7 @@ def _fetching(code_bytes: int, data_bytes: int, target: Target) -> tuple[float, 
     """Cycles in which code arrives, and from where most of it comes."""
     shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
     cycles = {
-        level: share * code_bytes / _code_rate(level, target)
+        level: share * code_bytes / _code_rate(code_bytes, level, target)
         for level, share in shares.items()
     }
     return sum(cycles.values()), max(cycles, key=lambda level: cycles[level])
@@ -212,8 +212,10 @@ def _copying(counts: BatchCounts) -> float:
     return spec.in_features * core.batch.copy[isa] if is_copied else 0.0
 
 
-def _code_rate(level: str, target: Target) -> float:
+def _code_rate(code_bytes: int, level: str, target: Target) -> float:
     """Bytes a cycle."""
     prices = target.core.batch
+    if code_bytes > prices.near_l3 * target.l3_bytes:
+        return prices.far_code
     longer = {"L2": prices.l2_code, "L3": prices.l3_code}
     return target.core.rates.code[level] * longer.get(level, 1.0)

@@ -297,18 +297,16 @@ def test_permuted_copies(element: type, isa: str) -> None:
 
 
 @isas
-def test_conversions(isa: str) -> None:
-    """int64 of any size with float32, truths as numbers, numbers as truths."""
+def test_numbers_as_truths(isa: str) -> None:
+    """int64 of any size, and truths themselves."""
     shape = (3, 21)
     generator = np.random.default_rng(2)
     whole = generator.integers(-(2**62), 2**62, shape) >> generator.integers(0, 62, shape)
-    single, truth = floats(1, shape), floats(2, shape) > 0
-    for first in (whole, truth):
-        operands = [Operand(first), Operand(single)]
-        chain = Chain(shape, 2, (step("mul", 0, 1), step("logical_not", 0)), (2, 3))
-        found, wanted = run(chain, operands, isa), expected(chain, operands)
-        np.testing.assert_allclose(found[0], wanted[0], rtol=3e-7)
-        np.testing.assert_array_equal(found[1], wanted[1])
+    whole[0, ::3] = 0
+    for first in (whole, floats(2, shape) > 0):
+        chain = Chain(shape, 1, (step("logical_not", 0),), (1,))
+        found, wanted = run(chain, [Operand(first)], isa), expected(chain, [Operand(first)])
+        np.testing.assert_array_equal(found[0], wanted[0])
 
 
 @isas

@@ -20,7 +20,7 @@ from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_c
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.shared.location import InWorkspace
 from sparsejit.asm_templates.table import MATVEC_TEMPLATES
-from sparsejit.errors import CompileError
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Element, TensorType
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -195,9 +195,10 @@ def emit_everything(isa: str) -> Iterator[None]:
     kinds = [t for t in MATMUL_TEMPLATES if t.each is None or t.each.name.startswith("f32-permute")]
     for row, batch, layout in product(kinds, (3, 8, 32, 87), Layout):
         if row.isa == isa:
-            row.emit(Assembler(target), row.lower(MatMul(each, batch, layout), matrix, target))
+            spec = MatMul(replace(each, dtype=row.dtype), batch, layout)
+            row.emit(Assembler(target), row.lower(spec, matrix, target))
         if row.isa == isa and "amx_tile" in row.requires:  # compressed weights: beyond any L2
-            beyond, spec = replace(target, l2_bytes=1), MatMul(each, 50)
+            beyond, spec = replace(target, l2_bytes=1), replace(spec, batch=50)
             row.emit(Assembler(beyond), row.lower(spec, matrix, beyond))
     for size in (1, 16, 100):
         emit_gru_update(Assembler(target), GruUpdate(size))
@@ -217,7 +218,10 @@ def emit_chains(target: Target) -> None:
             arity = FUNCTIONS[kind].arity if kind in FUNCTIONS else 1
             arguments = tuple(range(arity))
             chain = Chain(size, arity, (ChainStep(kind, arguments),), (arity,))
-            (made,) = chain.infer(*[TensorType(size, element)] * arity)
+            try:
+                (made,) = chain.infer(*[TensorType(size, element)] * arity)
+            except InvalidInput:  # no function takes float64
+                continue
             result = Strided((made.element.bytes * made.shape[1], made.element.bytes), made.element)
             for strides in ((size[1] * element.bytes, element.bytes), (element.bytes, 160), (8, 0)):
                 read = [Strided(strides, element)] * arity

@@ -168,7 +168,7 @@ def test_no_file_is_said_to_be_none(tmp_path: Path) -> None:
         ({"version": "999999999"}, "install a newer sparsejit"),
         ({"version": "0"}, "has format version '0', which is none"),
         ({"version": ""}, "has format version ''"),
-        ({"kind": "voice"}, "holds a 'voice', not a kernel or model"),
+        ({"kind": "voice"}, "holds a 'voice'; give the file of: .*kernel or model"),
         ({"format": "another"}, "has format 'another', not 'sparsejit'"),
         ({"header": "{"}, "has no readable header"),
         ({"header": "[" * 100_000}, "has no readable header"),

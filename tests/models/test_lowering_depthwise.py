@@ -48,6 +48,19 @@ def test_any_window_at_any_border(isa: str, graph: Graph) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
+    ("size", "kernel", "stride"),
+    [((11, 34), (5, 2), (1, 2)), ((12, 66), (4, 3), (2, 2)), ((6, 130), (5, 2), (1, 1))],
+)
+def test_taps_that_leave_no_register_for_what_is_loaded(
+    isa: str, size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]
+) -> None:
+    """Ten to twelve of them lay where a tile with wide loads has its x."""
+    op = Convolution(stride, (0, 0), (1, 1), 2, activation=Activation.RELU)
+    check(depthwise((1, 2, *size), kernel, 1, op, True), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
     ("size", "stride"), [(112, 1), (112, 2), (56, 1), (56, 2), (28, 2), (14, 1), (14, 2), (7, 1)]
 )
 def test_the_layers_of_mobile_nets(isa: str, size: int, stride: int) -> None:
