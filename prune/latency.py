@@ -105,12 +105,12 @@ def latency_table(
 ) -> LatencyTable:
     """Measure the targets on this machine, pruned by magnitude to each of the amounts.
 
-    Of a Linear one input is measured, of a GRU's or LSTM's matrix one step: a product of
-    weight[out_features, in_features] with one vector, on one core. Of a convolution it is one image
-    of the size that the layer meets, computed as in a compiled model, copies of the image for its
-    padding included. Every layer is timed as one of the model: as many copies of it run in turn as
-    fill the room of all targets' code and weights at that amount, because the others push it out of
-    the nearest caches. A copy of the weights is pruned, as `Pruner` would.
+    A Linear is measured with one input, a GRU's or LSTM's matrix for one step: a product of
+    weight[out_features, in_features] with one vector, on one core. A convolution is measured with
+    one image of the size that the layer meets, computed as in a compiled model, copies of the image
+    for its padding included. Every layer is timed as one of the model: as many copies of it run in
+    turn as fill the room of all targets' code and weights at that amount, because the others push
+    it out of the nearest caches. A copy of the weights is pruned, as `Pruner` would.
 
     example_inputs: what the model is called with, a tensor or a tuple of arguments; the sizes of
         its images are those that convolutions are timed for, its batch does not matter. Without

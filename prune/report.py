@@ -16,8 +16,8 @@ from sparsejit.prune.patterns import Pattern
 class LayerTime:
     """One product with one vector of inputs, on one core, by the planner's choice.
 
-    That is one step of a recurrent layer. Of a convolution it is one image for each of its calls,
-    or where images are not known one position of its output.
+    A recurrent layer takes one step. A convolution takes one image for each of its calls, or one
+    position of its output where images are not known.
     lane_use: nonzeros over the lanes of all steps that the cost model counts (`cost.lane_use`);
         None for images, whose lanes are positions.
     predicted_ns: the cost model's. measured_ns: the least of many calls (of images the median), the

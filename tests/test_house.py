@@ -22,7 +22,7 @@ ROOMS = (
     *("asm_templates", "planner", "lowering", "artefact", "frontends", "api", "prune", "voice"),
     *("selftest", "sparsejit", "perf", "commands"),
 )
-# The same within rooms. Of the templates, the two tables, last, name every kernel of the rooms
+# The same within rooms. The two tables, last of the templates, name every kernel of the rooms
 # before; "voice" is what it offers, voice/__init__.py.
 TEMPLATE_ROOMS = (
     *("scheduling", "lowered", "shared", "pointwise", "broadcast", "gather", "batch"),

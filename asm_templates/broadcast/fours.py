@@ -13,7 +13,7 @@ The inputs of a block are visited in turn; accumulators of a tile's outputs stay
     vfmadd231ps     zmm31, zmm0, [rcx+64*n]   a block of outputs 0..3             7 bytes, 1 load
     vfmadd231ps     zmm30, zmm0, [rcx+64*n]   a block of outputs 4..7
 
-Of the last inputs, where they are fewer, a mask loads those that there are.
+Where the last inputs are fewer than four, a mask loads those that there are.
 docs/kernels/broadcast.md has what bounds it.
 """
 

@@ -125,7 +125,8 @@ class Looped:
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Counts:
     """Vectors of weights, each at the price of its block rows, and the ends of the loops.
 
-    A vector reads two bytes of column for each block row in it. Of the outputs from `first_row` on.
+    A vector reads two bytes of column for each block row in it. Outputs before `first_row` do not
+    count.
     """
     height = block_row_height(matrix, target.lanes)
     shapes = planned_loops(matrix, target.lanes, first_row)

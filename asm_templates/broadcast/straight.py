@@ -102,8 +102,8 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -> int:
     """Blocks of one input by a vector of outputs that hold a nonzero, and a share for inputs.
 
-    Each tile broadcasts its inputs anew, at a third of a step's price. Of the first `rows`, whole
-    vectors, or of all.
+    Each tile broadcasts its inputs anew, at a third of a step's price. Only the first `rows` count,
+    in whole vectors.
     """
     block_row, column = matrix.blocks(target.lanes)
     blocks = int(np.searchsorted(block_row, -(-rows // target.lanes)))

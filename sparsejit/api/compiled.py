@@ -67,9 +67,9 @@ class Compiled(SharedCode):
     def save(self, path: PathLike) -> None:
         """Write weights, graphs and options, for `sparsejit.load` to compile anew where it runs.
 
-        A target of "native" is that of the machine that loads. Of a model, shapes that
-        `free_shapes` has met by then are kept, and no others can be added after loading; nor are
-        classes of named tuples kept but for their names. Raises InvalidInput where the file cannot
+        A target of "native" is that of the machine that loads. A model keeps the shapes that
+        `free_shapes` has met by then, and no others can be added after loading; it keeps the names
+        of classes of named tuples, not the classes. Raises InvalidInput where the file cannot
         be written.
         """
         sealed.write(path, *self._saved())

@@ -38,8 +38,8 @@ class LayerReport:
     Times are in nanoseconds for one run of the native function. `share` is that of all measured
     times, `share_of_limit` the least time the processor could take over what is taken; both None
     where nothing was measured or nothing is computed. GFLOPS are of the measured time, else of the
-    predicted; `effective_gflops` count pruned weights too. Of a product `shape` is (out_features,
-    in_features) of its main kernel, and `candidates` are what that was chosen from, in order of
+    predicted; `effective_gflops` count pruned weights too. A product's `shape` is (out_features,
+    in_features) of its main kernel; its `candidates` are what that was chosen from, in order of
     predicted time.
     """
 

@@ -35,18 +35,25 @@ class FoldingRule(NamedTuple):
 class BatchPrices:
     """What the parts of a batch cost.
 
-    `loads`, `products`: so many start in a cycle; `store_cycles` a vector of outputs. Of weights
-    that share a load, by level, each takes the place of `spreading` products. Long instructions
-    come from L2 and L3 at `l2_code` and `l3_code` of the rate that `Rates` has for code; that of a
-    layer whose code takes more than `near_l3` of L3 at `far_code` bytes a cycle. Lanes of features
-    by n columns are transposed in `square[0] + n * square[1]` cycles, by level; where x is feature-
-    major and y as well, `feature_major_square` says how many. A kernel that runs on column after
-    column takes `repeated` of its price for each. `copy` is cycles by level to bring a vector of x
-    into line; a panel's x becomes integers in `into_integers` of the time that
-    `CsrPrices.into_panel` says. Dense code hides all but `dense_fetch` of fetching weights from
-    beyond L2. Where x and y exceed L1, what is read takes `late_inputs`, and what is written
-    `late_stores` times as long as L2's rate says, beside the products. Products of windows over a
-    padded image, whose vectors lie across lines, take `windows` times as long as those of panels.
+    By level is by that of instructions: "avx512" or "avx2".
+
+    loads, products: how many start in a cycle.
+    store_cycles: cycles to store a vector of outputs.
+    l2_code, l3_code: times the rate that `Rates` has for code from L2 and L3, at which the long
+        instructions of batches come.
+    far_code: bytes a cycle at which code comes that takes more than `near_l3` of L3.
+    near_l3: a share of L3.
+    square: by level, (cycles, cycles a column) to transpose lanes of features by n columns.
+    feature_major_square: the same where x and y are feature-major.
+    repeated: times its price that a kernel takes for each column, run on column after column.
+    copy: by level, cycles to bring a vector of x into line.
+    into_integers: times `CsrPrices.into_panel` that a panel's x takes to become integers.
+    dense_fetch: the share of fetching weights from beyond L2 that dense code does not hide.
+    spreading: by level, products whose place a weight takes that comes by a shared load.
+    late_inputs, late_stores: how many times as long as L2's rate says what is read, and what is
+        written, takes beside the products, where x and y exceed L1.
+    windows: how many times as long as those of panels products of windows over a padded image
+        take, whose vectors lie across lines.
     """
 
     loads: float
@@ -110,11 +117,14 @@ class ForestPrices(NamedTuple):
 class AttentionPrices(NamedTuple):
     """Cycles of attention by its own kernel, in L1 and L2.
 
-    Of vectors multiplied and added `score`, where a tile has one vector of queries, `wide_score`,
-    where it has two, and `value`; `power`: of a vector of scores. Of a tile `square`: as many
-    elements of its queries as there are lanes, transposed; `result`: a vector written. `copy`: a
-    vector of values brought to where others are. Two products around a softmax take `apart` times
-    as long as these are priced by themselves.
+    score: a vector multiplied and added, where a tile has one vector of queries.
+    wide_score: the same, where it has two.
+    value: the same for values.
+    power: a vector of scores raised.
+    square: as many elements of a tile's queries as there are lanes, transposed.
+    result: a vector of results written.
+    copy: a vector of values brought to where others are.
+    apart: times as long as priced by themselves that two products around a softmax take.
     """
 
     score: float

@@ -4,7 +4,7 @@
     h = lstm(g, h0, c0, W_hh, b_hh)   h = lstm(g, h0, c0, W_hh, 0)
                                  ->
 
-Of a GRU only the gates r and z: n multiplies its recurrent part by r first.
+A GRU does so for its gates r and z only: n multiplies its recurrent part by r first.
 """
 
 from __future__ import annotations

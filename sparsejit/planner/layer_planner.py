@@ -1,7 +1,7 @@
 """The planner: one record chooses the kernels of a layer, or of all layers of a model.
 
-Who compiles says once what is wanted; who lowers asks for plans and emits them. Of a model it is
-told what all its layers take, and prices each as one among the others.
+Who compiles says once what is wanted; who lowers asks for plans and emits them. For a model the
+planner is told what all layers take, and prices each as one among the others.
 """
 
 from dataclasses import dataclass, replace

@@ -36,8 +36,8 @@ LEAST_GAIN = 1.25
 class Part:
     """The outputs `first_row` up to `end_row`, as a layer of their own.
 
-    Of a batch it may have all outputs of its `columns` from `first_column` on. Parts with the same
-    plan are the same code.
+    A part of a batch may have all outputs of its `columns` from `first_column` on. Parts with the
+    same plan are the same code.
     """
 
     first_row: int

@@ -114,7 +114,7 @@ class VoiceWeights:
     def save(self, path: str | os.PathLike[str], dtype: npt.DTypeLike = np.float16) -> None:
         """Write the tensors as `dtype`, under a digest of the whole file that `load` verifies.
 
-        Of the pruned matrices zeros are not stored.
+        Zeros of the pruned matrices are not stored.
 
         Raises InvalidInput for a dtype other than float16 and float32, where a value is beyond its
         range, and where the file cannot be written.

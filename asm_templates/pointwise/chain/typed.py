@@ -62,7 +62,7 @@ class Strided:
 class ChainValue:
     """A value of a chain: `kind` is "load", "constant", a function, conversion or reduction.
 
-    Of a value `per_row` there is one for a whole row. `of` is the element of the arguments that
+    A value `per_row` is one for a whole row. `of` is the element of the arguments that
     the function's table is chosen by.
     """
 

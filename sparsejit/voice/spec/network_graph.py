@@ -71,7 +71,7 @@ def spec_graph(spec: VoiceSpec, tensors: Tensors) -> SampleGraph:
 
 
 def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
-    """The graph that draws sample after sample. Of a call: seed, int64.
+    """The graph that draws sample after sample. A call has one seed, int64.
 
     Sample t takes the numbers t n to t n + n - 1 of the seed's stream, in the order in which
     `spec.output` names them. Raises InvalidInput as `check_tensors` does.
@@ -94,8 +94,8 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
 def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     """The graph of the last layer's results (n,) for samples that are given, for a score.
 
-    Of a sample, after the kernels: its class, int64 (), or where it has none itself, float32 ().
-    Of a dual softmax both are two, coarse and fine.
+    A sample has after the kernels its class, int64 (), or where it has none itself, float32 ().
+    A dual softmax has two of either, coarse and fine.
     """
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)

@@ -121,7 +121,7 @@ class LinearPrediction:
     signal = clamp(amplitude of the class * residual scale + prediction, -limit, limit)
     sample = signal + emphasis * the sample before
 
-    Of a frame: PREDICTOR (32,), the oldest signal's weight first, RESIDUAL_SCALE and LEVEL_SCALE.
+    A frame has PREDICTOR (32,), the oldest signal's weight first, RESIDUAL_SCALE and LEVEL_SCALE.
     """
 
     limit: float

@@ -45,7 +45,7 @@ def held_out_nats(
 ) -> dict[str, float]:
     """Return the nats a sample of the voice's own held-out recordings, for each dtype.
 
-    Those of the compiled network, teacher-forced over whole recordings, or the first `most_frames`
+    The compiled network is scored, teacher-forced over whole recordings, or the first `most_frames`
     of each, every sample weighing the same, at temperature 1. `folder` has the recordings, `cache`
     receives their encoding.
 
