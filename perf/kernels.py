@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api import Kernel, compile_matrix
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.asm_templates.table import SHORT_NAMES
+from sparsejit.asm_templates.families import SHORT_NAMES
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, MatMul, MatVec

@@ -26,14 +26,23 @@ ROOMS = (
 # before; "voice" is what it offers, voice/__init__.py.
 TEMPLATE_ROOMS = (
     *("scheduling", "lowered", "shared", "pointwise", "broadcast", "gather", "batch"),
-    *("selection", "attention", "forest", "dense_product", "convolution", "table"),
-    "batch_table",
+    *("selection", "attention", "forest", "dense_product", "convolution", "families"),
+    "batch_families",
+)
+LOWERING_ROOMS = (
+    *("memory", "step", "chain_facts", "dtypes", "tiles", "probes", "threads", "memory_plan"),
+    *("context", "registry", "products", "convolution", "recurrence", "chains", "columns"),
+    *("empty", "forest", "selection", "views", "model", "loop", "shared_tiles", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),
     *("speak", "train", "voice"),
 )
-INNER_ROOMS = {"asm_templates": TEMPLATE_ROOMS, "voice": VOICE_ROOMS}
+INNER_ROOMS = {
+    "asm_templates": TEMPLATE_ROOMS,
+    "lowering": LOWERING_ROOMS,
+    "voice": VOICE_ROOMS,
+}
 
 # What lowering may ask the planner: choices, and what a step should take. It knows no prices.
 CHOICES = {
@@ -108,6 +117,8 @@ def _submodule_or_surface(name: str) -> str:
 
 def _imported_by_call(argument: ast.expr, package: str, path: Path) -> str:
     """A name, or the package that imports all of its own modules."""
+    if path.name == "__init__.py" and ast.unparse(argument) == "_module.name":  # of walk_packages
+        return package
     if isinstance(argument, ast.JoinedStr) and path.name == "__init__.py":
         first = argument.values[0]
         assert isinstance(first, ast.FormattedValue) and ast.unparse(first.value) == "__name__"

@@ -14,8 +14,8 @@ import pytest
 from matvec_checks import block_weights
 
 import sparsejit
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout

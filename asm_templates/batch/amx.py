@@ -79,7 +79,7 @@ _EXPANDED, _NONZERO = zmm(0), k(2)
 
 
 def emit(asm: Assembler, lowered: LoweredTiles) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_table` for the contract."""
+    """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
     _TileCode(asm, lowered).emit()
 
 

@@ -129,7 +129,7 @@ def lower(
 
 
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_table` for the contract."""
+    """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
     _CsrCode(asm, lowered).emit()
 
 

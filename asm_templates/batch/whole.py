@@ -63,7 +63,7 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
 
 def emit(asm: Assembler, lowered: LoweredBatch) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_table` for the contract."""
+    """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
     _BatchCode(asm, lowered).emit()
 
 

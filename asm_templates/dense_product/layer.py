@@ -7,8 +7,8 @@
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
-from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
+from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -60,7 +60,7 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
 
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
-    """Append the kernel; see `batch_table` for the contract."""
+    """Append the kernel; see `batch_families` for the contract."""
     asm.emit("mov", rdx, rdi)  # x is B where weights are A
     emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
 

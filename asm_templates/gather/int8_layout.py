@@ -30,6 +30,12 @@ from sparsejit.asm_templates.gather.pieces import (
     padded_rows,
     pieces_of_panel,
 )
+from sparsejit.asm_templates.scheduling.covering import (
+    Covering,
+    Demand,
+    Windows,
+    registers_in_turn,
+)
 from sparsejit.asm_templates.scheduling.grouping import StepShape, exchange_indices
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
@@ -39,12 +45,6 @@ from sparsejit.asm_templates.scheduling.row_order import (
     row_order,
     row_panels,
     wanted_counts,
-)
-from sparsejit.asm_templates.scheduling.schedule import (
-    Covering,
-    Demand,
-    Windows,
-    registers_in_turn,
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec

@@ -27,8 +27,8 @@ from sparsejit.asm_templates.gather.int8_layout import (
     Int8Layout,
     layout_of,
 )
-from sparsejit.asm_templates.gather.kernel import GatherKernel
 from sparsejit.asm_templates.gather.pieces import LoweredGather
+from sparsejit.asm_templates.gather.window_gather import GatherKernel
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS
 from sparsejit.ir.sparse_matrix import SparseMatrix

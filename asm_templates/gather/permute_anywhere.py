@@ -20,12 +20,12 @@ from sparsejit.asm_templates.gather.permute_layout import weights_and_indices
 from sparsejit.asm_templates.gather.permute_storage import with_index
 from sparsejit.asm_templates.gather.pieces import by_lane, padded_rows
 from sparsejit.asm_templates.lowered import Counts, Work
+from sparsejit.asm_templates.scheduling.covering import Demand, Windows, registers_in_turn
 from sparsejit.asm_templates.scheduling.row_order import (
     PANEL_VECTORS,
     rows_anywhere,
     wanted_counts,
 )
-from sparsejit.asm_templates.scheduling.schedule import Demand, Windows, registers_in_turn
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.redirects import fetch_redirects

@@ -22,10 +22,10 @@ from sparsejit.asm_templates.gather.pieces import (
     pieces_of_panel,
 )
 from sparsejit.asm_templates.gather.row_plan import RowPlan
+from sparsejit.asm_templates.scheduling.covering import Demand, Windows
 from sparsejit.asm_templates.scheduling.grouping import exchange_indices
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
 from sparsejit.asm_templates.scheduling.row_order import RowOrder
-from sparsejit.asm_templates.scheduling.schedule import Demand, Windows
 from sparsejit.asm_templates.shared.padding import StridePadding
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix

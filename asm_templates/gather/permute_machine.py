@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.scheduling.schedule import (
+from sparsejit.asm_templates.scheduling.covering import (
     Covering,
     Demand,
     Windows,

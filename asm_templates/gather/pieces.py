@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.lowered import Counts
+from sparsejit.asm_templates.scheduling.covering import Windows
 from sparsejit.asm_templates.scheduling.interleaving import Steps
 from sparsejit.asm_templates.scheduling.row_order import RowPanel
-from sparsejit.asm_templates.scheduling.schedule import Windows
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.spec import MatVec
 

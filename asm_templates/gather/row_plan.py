@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.gather.permute_machine import Machine
+from sparsejit.asm_templates.scheduling.covering import Windows
 from sparsejit.asm_templates.scheduling.grouping import SWEEPS, StepShape
 from sparsejit.asm_templates.scheduling.row_order import (
     Prices,
@@ -12,7 +13,6 @@ from sparsejit.asm_templates.scheduling.row_order import (
     row_order,
     row_panels,
 )
-from sparsejit.asm_templates.scheduling.schedule import Windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 
 # In steps of 0.85 cycles an exchange takes 1.55.

@@ -13,7 +13,7 @@ over, and each problem keeps its shortest schedule. See docs/kernels/gather.md.
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.scheduling.schedule import Covering, Demand, cover, covering, joined
+from sparsejit.asm_templates.scheduling.covering import Covering, Demand, cover, covering, joined
 
 PRODUCTS = 4  # of a lane in one step: bytes of a 32-bit lane
 _NOISE = 0.02

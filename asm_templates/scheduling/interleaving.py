@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.scheduling.covering import Covering
 from sparsejit.asm_templates.scheduling.row_order import RowPanel
-from sparsejit.asm_templates.scheduling.schedule import Covering
 
 _Numbers = npt.NDArray[np.integer]
 

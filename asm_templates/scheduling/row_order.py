@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.scheduling.covering import Windows
 from sparsejit.asm_templates.scheduling.grouping import (
     StepShape,
     blocks,
@@ -28,7 +29,6 @@ from sparsejit.asm_templates.scheduling.grouping import (
     fullest_together,
     swapped,
 )
-from sparsejit.asm_templates.scheduling.schedule import Windows
 
 _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]

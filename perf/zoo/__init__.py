@@ -3,7 +3,7 @@
 Weights are random, from a fixed seed: nothing here is trained.
 """
 
-from sparsejit.perf.zoo.table import (
+from sparsejit.perf.zoo.zoo_models import (
     SMALL_ZOO,
     ZOO,
     ZooModel,

@@ -1,6 +1,6 @@
 """From weights to a callable kernel, and from models to native functions."""
 
-from sparsejit.api.compile import compile_matrix
+from sparsejit.api.compile_layer import compile_matrix
 from sparsejit.api.compile_model import compile_model
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel

@@ -17,10 +17,10 @@ from sparsejit.api.options import KernelSource
 from sparsejit.api.report import Report
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.artefact.sealed import SealedFile
-from sparsejit.asm_templates.table import STEP_KINDS
+from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul
-from sparsejit.lowering.products import planned_facts
+from sparsejit.lowering.products.linear import planned_facts
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsejit.api import estimator_source, kernel_file, model_file
-from sparsejit.api.compile import compile_source
+from sparsejit.api.compile_layer import compile_source
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.model import CompiledModel, compile_saved

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.lowering.context import ModelOptions, Progress
+from sparsejit.lowering.convolution.int8_convolutions import (
+    with_cheapest_convolutions,
+    with_rounded_inputs,
+)
 from sparsejit.lowering.dtypes import with_dtypes
-from sparsejit.lowering.int8_convolutions import with_cheapest_convolutions, with_rounded_inputs
 from sparsejit.lowering.memory_plan import MemoryPlan
 from sparsejit.lowering.model import (
     LoweredModel,
@@ -19,9 +22,9 @@ from sparsejit.lowering.model import (
     waves_without_code,
     without_code,
 )
-from sparsejit.lowering.schedule import Wave
 from sparsejit.lowering.shared_tiles import build_shared_tiles
 from sparsejit.lowering.step import Step
+from sparsejit.lowering.threads.waves import Wave
 from sparsejit.passes.default import run_passes
 from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.model_call import ModelCall

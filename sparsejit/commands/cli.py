@@ -10,7 +10,7 @@ from sparsejit.commands.calibrate import calibrate
 from sparsejit.commands.console import error_console
 from sparsejit.commands.demo import demo
 from sparsejit.commands.doctor import doctor
-from sparsejit.commands.kernel import disasm, explain
+from sparsejit.commands.explain import disasm, explain
 from sparsejit.commands.models import compile_command, run_command
 from sparsejit.commands.prune import prune
 from sparsejit.commands.selftest import selftest

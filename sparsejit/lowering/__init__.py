@@ -1,10 +1,10 @@
 """From a graph to one native function: kernels in order, one workspace, one image.
 
-All of it is imported at once, so that what lowers an operator is registered (`table.py`).
+All of it is imported at once, so that what lowers an operator is registered (`registry.py`).
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+for _module in walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)

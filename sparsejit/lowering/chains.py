@@ -5,8 +5,8 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.gate_sums import is_scaled_column, only_gates_read
-from sparsejit.lowering.table import lowers
+from sparsejit.lowering.recurrence.gate_sums import is_scaled_column, only_gates_read
+from sparsejit.lowering.registry import lowers
 from sparsejit.passes.chain_steps import as_chain
 
 

@@ -9,8 +9,8 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.table import lowers
 from sparsejit.planner.vector_cost import vector_cost
 from sparsejit.x86.assembler import Assembler
 

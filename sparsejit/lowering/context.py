@@ -11,10 +11,10 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.lowering.chain_facts import chain_facts
-from sparsejit.lowering.destinations import destinations
-from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
+from sparsejit.lowering.memory.destinations import destinations
+from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
+from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.lowering.step import Locations, Step
-from sparsejit.lowering.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.machine.target import Target
 from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.x86.assembler import Assembler

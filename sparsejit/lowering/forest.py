@@ -3,8 +3,8 @@
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.table import lowers
 from sparsejit.planner.forest_plan import plan_forest
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx

@@ -11,8 +11,8 @@ writes stays in that core's caches.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sparsejit.lowering.memory.storage import Buffer
 from sparsejit.lowering.step import Step
-from sparsejit.lowering.storage import Buffer
 
 ALIGNMENT = 64
 

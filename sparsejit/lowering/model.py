@@ -25,20 +25,20 @@ from sparsejit.asm_templates.shared.location import (
 )
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import Lowering, ModelOptions, Progress
-from sparsejit.lowering.crew import ScheduledStep
 from sparsejit.lowering.empty import is_empty
-from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
-from sparsejit.lowering.probes import Probe
-from sparsejit.lowering.schedule import Wave, schedule
-from sparsejit.lowering.step import Locations, StatusWord, Step
-from sparsejit.lowering.storage import (
+from sparsejit.lowering.memory.storage import (
     ConstantBuffer,
     InputBuffer,
     OutputBuffer,
     View,
 )
-from sparsejit.lowering.table import LOWERINGS
-from sparsejit.lowering.wave_code import emit_wave
+from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
+from sparsejit.lowering.probes import Probe
+from sparsejit.lowering.registry import LOWERINGS
+from sparsejit.lowering.step import Locations, StatusWord, Step
+from sparsejit.lowering.threads.crew import ScheduledStep
+from sparsejit.lowering.threads.wave_code import emit_wave
+from sparsejit.lowering.threads.waves import Wave, schedule
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label

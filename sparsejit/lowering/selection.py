@@ -9,9 +9,9 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Element, Node, Value
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.table import lowers
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, r9, rcx, rdi, rdx, rsi
 

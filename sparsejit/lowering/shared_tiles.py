@@ -11,7 +11,7 @@ from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode
-from sparsejit.lowering.wave_code import emit_thread
+from sparsejit.lowering.threads.wave_code import emit_thread
 from sparsejit.runtime.program import Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label

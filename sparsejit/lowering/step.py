@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sparsejit.asm_templates.shared.location import WORKSPACE, Location
 from sparsejit.ir.graph import Origin
 from sparsejit.ir.spec import Layer
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.memory.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, rax, rdi, rsi

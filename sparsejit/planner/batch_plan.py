@@ -13,9 +13,9 @@ from sparsejit.asm_templates.batch.csr_shape import CsrCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
 from sparsejit.asm_templates.batch.panels import shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES, PANEL_BYTES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
-from sparsejit.asm_templates.table import Template
+from sparsejit.asm_templates.families import Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target

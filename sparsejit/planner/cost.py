@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
-from sparsejit.asm_templates.table import STEP_KINDS
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.core import Core, StepPrice

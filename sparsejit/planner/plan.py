@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec

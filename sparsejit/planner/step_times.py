@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.asm_templates.lowered import Counts
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.plan import AUTO

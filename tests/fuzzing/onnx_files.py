@@ -28,8 +28,8 @@ from onnx.reference import ReferenceEvaluator
 import sparsejit
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import import_onnx
+from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import NEWEST_OPSET, OLDEST_OPSET
-from sparsejit.frontends.onnx.table import OPERATORS
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.perf.zoo import SMALL_ZOO
 

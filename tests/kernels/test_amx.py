@@ -13,7 +13,7 @@ from matvec_checks import block_weights, target_of
 from tile_emulator import emulated_instructions, is_native, needs_tiles, run_tiles, tile_target
 
 from sparsejit.asm_templates.batch import amx, amx_layout
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -13,7 +13,7 @@ import pytest
 
 import sparsejit
 from sparsejit import errors
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput, SparseJitError, UnsupportedTarget
 from sparsejit.ir.spec import OVERFLOWS_AT, DType
 from sparsejit.machine.target import ISA_LEVELS, MAX_ISA_VARIABLE, Target

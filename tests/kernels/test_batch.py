@@ -13,8 +13,8 @@ from matvec_checks import TOLERANCE, block_weights, target_of
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.batch.row_tiles import products, tile_rows
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import Template
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -22,8 +22,8 @@ from sparsejit.asm_templates.batch.csr_stream import (
     float_words,
 )
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import Template
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import Template
 from sparsejit.ir import reference
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix

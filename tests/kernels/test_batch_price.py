@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.core import Core

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from matvec_checks import SIZES, TOLERANCE, block_weights, check, shapes, templates_of
 
 from sparsejit.asm_templates.dense_product.few_rows import has_few_rows
-from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
 from sparsejit.asm_templates.dense_product.lane_sums import add_lanes
 from sparsejit.asm_templates.dense_product.packing import pack_columns, pack_rows
+from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import most_sums, tiling
+from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.table import Template
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.spec import Activation, DenseProduct

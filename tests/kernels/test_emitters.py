@@ -7,7 +7,7 @@ from disassembly import decode
 from iced_x86 import EncodingKind, InstructionInfoFactory, OpAccess, RegisterExt
 from iced_x86 import Register as Iced
 
-from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
+from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update

@@ -8,8 +8,8 @@ import pytest
 from matvec_checks import compile_kernel, scattered, target_of, templates_of
 
 import sparsejit
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix

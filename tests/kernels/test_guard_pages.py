@@ -10,10 +10,10 @@ import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
 from matvec_checks import block_weights, compile_kernel, target_of
 
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, BlockShape, SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, GruUpdate, MatVec

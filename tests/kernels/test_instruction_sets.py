@@ -3,8 +3,8 @@
 import pytest
 from matvec_checks import block_weights, target_of
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.x86.assembler import Assembler

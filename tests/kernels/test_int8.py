@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from matvec_checks import block_weights, check, compile_kernel, shapes, target_of, templates_of
 
 from sparsejit.api import compile_matrix
+from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.gather.int8_layout import ACCUMULATORS, LANES, RUN_ROWS
 from sparsejit.asm_templates.gather.int8_permute import (
     MOST_FOLD,
@@ -18,10 +19,9 @@ from sparsejit.asm_templates.gather.int8_permute import (
     index_sharing_rows,
     sampled_steps,
 )
+from sparsejit.asm_templates.scheduling.covering import Covering, Demand, registers_in_turn
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
 from sparsejit.asm_templates.scheduling.row_order import row_panels
-from sparsejit.asm_templates.scheduling.schedule import Covering, Demand, registers_in_turn
-from sparsejit.asm_templates.table import Template
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -5,7 +5,7 @@ import pytest
 from matvec_checks import compile_kernel, scattered, target_of, templates_of
 
 import sparsejit
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.runtime.executable_memory import ExecutableMemory

@@ -18,7 +18,7 @@ from matvec_checks import (
 from sparsejit.asm_templates.gather.permute import AVX2, AVX2_SHORT, AVX512, machine_for
 from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, layout_of
 from sparsejit.asm_templates.gather.permute_machine import Machine
-from sparsejit.asm_templates.scheduling.schedule import (
+from sparsejit.asm_templates.scheduling.covering import (
     Covering,
     Demand,
     one_register_schedule,

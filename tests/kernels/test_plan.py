@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, target_of
 
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from matvec_checks import block_weights
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.machine.target import INSTRUCTION_SETS, Target

@@ -11,7 +11,7 @@ from fake_clock import TICK_NS, FakeClock
 from matvec_checks import block_weights
 
 import sparsejit
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.planner import calibration, step_times, tuning

@@ -11,8 +11,8 @@ import pytest
 import scipy.sparse
 
 import sparsejit
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinct

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matvec_checks import block_weights, compile_kernel, target_of
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matvec_checks import block_weights
 
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.shared.location import InWorkspace
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Element, TensorType
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep

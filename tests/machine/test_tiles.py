@@ -16,7 +16,7 @@ import sparsejit
 from sparsejit.artefact import support_check
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.artefact.header import c_header
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul, MatVec

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 import sparsejit
 from sparsejit.artefact import sealed
 from sparsejit.artefact.records import RecordCodec
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.spec import Activation, Layout
 from sparsejit.machine.target import Target

@@ -17,7 +17,7 @@ from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
-from sparsejit.lowering import attention
+from sparsejit.lowering.products import attention
 from sparsejit.machine.target import Target
 
 HERE = Origin("attention")

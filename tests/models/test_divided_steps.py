@@ -16,10 +16,10 @@ from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.crew import ScheduledStep
 from sparsejit.lowering.memory_plan import plan_memory
 from sparsejit.lowering.model import LoweredModel, lower_model
-from sparsejit.lowering.schedule import Wave
+from sparsejit.lowering.threads.crew import ScheduledStep
+from sparsejit.lowering.threads.waves import Wave
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 

@@ -8,8 +8,8 @@ from sketch import Sketch
 from sparsejit.ir.graph import Graph, Node, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
-from sparsejit.lowering import bands
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.convolution import bands
 from sparsejit.machine.target import Target
 
 

@@ -10,7 +10,7 @@ from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.images import padded_pitch
+from sparsejit.lowering.convolution.images import padded_pitch
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 

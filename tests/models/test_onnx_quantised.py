@@ -16,9 +16,9 @@ import sparsejit
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
-from sparsejit.lowering import int8_convolutions
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.int8_convolutions import with_cheapest_convolutions
+from sparsejit.lowering.convolution import int8_convolutions
+from sparsejit.lowering.convolution.int8_convolutions import with_cheapest_convolutions
 from sparsejit.machine.target import Target
 
 X_SCALE, Y_SCALE = 0.02, 0.05

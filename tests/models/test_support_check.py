@@ -18,7 +18,7 @@ from sparsejit.artefact import exported, support_check
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.artefact.header import c_header
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.machine import cpuid
 from sparsejit.machine.target import INSTRUCTION_SETS, Target
 from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, Checker

@@ -1,6 +1,6 @@
 """Fused elementwise functions with reductions over rows: one loop nest for a whole chain."""
 
-from sparsejit.asm_templates.pointwise.chain.kernel import (
+from sparsejit.asm_templates.pointwise.chain.chain_code import (
     MOST_ARRAYS,
     MOST_OPERANDS,
     LoweredChain,

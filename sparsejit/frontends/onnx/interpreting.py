@@ -11,10 +11,10 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
 from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.inference import Inference, check_found, check_known, version_of
+from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.operators.quantisation import note_stored
 from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
-from sparsejit.frontends.onnx.table import OPERATORS
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer

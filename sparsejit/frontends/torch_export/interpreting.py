@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.torch_export.aten_rows import OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.origins import origin_of
-from sparsejit.frontends.torch_export.table import OPERATORS
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.writer import Unmapped, Writer, type_of
 from sparsejit.ir.graph import Array, Graph, Value

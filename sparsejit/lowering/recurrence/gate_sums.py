@@ -14,8 +14,8 @@ from sparsejit.ir.graph import Element, Node
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.sampling import GruStep
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Locations
-from sparsejit.lowering.storage import View
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, r9, rdi
 

@@ -17,11 +17,11 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.product_parts import part_step
-from sparsejit.lowering.quantised import with_input_scale
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.products.product_parts import part_step
+from sparsejit.lowering.products.quantised import with_input_scale
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.table import lowers
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler

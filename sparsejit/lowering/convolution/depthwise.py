@@ -12,10 +12,10 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.images import image_result
-from sparsejit.lowering.shape_parts import cut
+from sparsejit.lowering.convolution.images import image_result
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
 from sparsejit.planner.convolution_plan import channel_windows_cost
 from sparsejit.x86.assembler import Assembler
 

@@ -21,15 +21,21 @@ from sparsejit.ir.ops.pointwise import write_activation
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
-from sparsejit.lowering.bands import lower_bands
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import is_depthwise, lower_depthwise
-from sparsejit.lowering.filters import filter_matrix
-from sparsejit.lowering.images import as_matrix, image_result, is_padded, is_pointwise, padded_pitch
-from sparsejit.lowering.products import product_step
-from sparsejit.lowering.storage import ConstantBuffer, View
-from sparsejit.lowering.table import lowers
-from sparsejit.lowering.windows import lower_windows
+from sparsejit.lowering.convolution.bands import lower_bands
+from sparsejit.lowering.convolution.depthwise import is_depthwise, lower_depthwise
+from sparsejit.lowering.convolution.filters import filter_matrix
+from sparsejit.lowering.convolution.images import (
+    as_matrix,
+    image_result,
+    is_padded,
+    is_pointwise,
+    padded_pitch,
+)
+from sparsejit.lowering.convolution.windows import lower_windows
+from sparsejit.lowering.memory.storage import ConstantBuffer, View
+from sparsejit.lowering.products.linear import product_step
+from sparsejit.lowering.registry import lowers
 
 
 @lowers(Convolution)

@@ -16,9 +16,9 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.depthwise import is_depthwise
-from sparsejit.lowering.filters import filter_matrix
-from sparsejit.lowering.windows import window_image
+from sparsejit.lowering.convolution.depthwise import is_depthwise
+from sparsejit.lowering.convolution.filters import filter_matrix
+from sparsejit.lowering.convolution.windows import window_image
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper

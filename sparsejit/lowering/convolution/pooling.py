@@ -11,11 +11,11 @@ from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import axes, has_whole_rows, pitches
-from sparsejit.lowering.shape_parts import cut
+from sparsejit.lowering.convolution.depthwise import axes, has_whole_rows, pitches
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import ConstantBuffer, View
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import ConstantBuffer, View
-from sparsejit.lowering.table import lowers
 from sparsejit.planner.convolution_plan import channel_windows_cost
 from sparsejit.x86.assembler import Assembler
 

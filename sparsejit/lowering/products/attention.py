@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
-from sparsejit.asm_templates.attention.kernel import emit_attention
+from sparsejit.asm_templates.attention.query_tiles import emit_attention
 from sparsejit.asm_templates.attention.results import readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
 from sparsejit.ir.graph import Node, Origin, TensorType, Value
@@ -19,11 +19,11 @@ from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Permute
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.stacked_products import lower_bmm
+from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
+from sparsejit.lowering.memory.storage import ConstantBuffer, View
+from sparsejit.lowering.products.stacked_products import lower_bmm
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import ConstantBuffer, View
-from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import attention_cost, several_steps_ns
 from sparsejit.x86.assembler import Assembler

@@ -9,7 +9,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.quantised import with_input_scale
+from sparsejit.lowering.products.quantised import with_input_scale
 
 
 def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:

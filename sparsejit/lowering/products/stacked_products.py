@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-from sparsejit.asm_templates.dense_product.kernel import emit_dense_product
+from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import tiling, widest_strip
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.spec import DenseProduct
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.shape_parts import ShapePart, ways_to_cut
+from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi

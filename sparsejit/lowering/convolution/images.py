@@ -15,7 +15,7 @@ from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.memory.storage import View
 
 _LEAST_FILLED = 0.5  # of a channel's cache lines
 

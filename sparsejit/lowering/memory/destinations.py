@@ -2,7 +2,7 @@
 
 from sparsejit.ir.graph import Graph, Node, Value
 from sparsejit.ir.ops.views import Concat, Reshape
-from sparsejit.lowering.storage import Buffer, OutputBuffer, View
+from sparsejit.lowering.memory.storage import Buffer, OutputBuffer, View
 
 
 def destinations(graph: Graph) -> dict[Value, View]:

@@ -20,25 +20,25 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import (
+from sparsejit.lowering.convolution.depthwise import (
     depthwise_step,
     has_whole_rows,
     is_depthwise,
     node_axes,
     with_whole_rows,
 )
-from sparsejit.lowering.filters import filter_matrix
-from sparsejit.lowering.images import (
+from sparsejit.lowering.convolution.filters import filter_matrix
+from sparsejit.lowering.convolution.images import (
     as_matrix,
     image_result,
     is_pointwise,
     padded_image,
     padded_pitch,
 )
-from sparsejit.lowering.products import product_step
-from sparsejit.lowering.shape_parts import cut
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.windows import window_image, window_steps
+from sparsejit.lowering.convolution.windows import window_image, window_steps
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.products.linear import product_step
 
 # Of L2: what images between layers exceed where bands pay, and what a band's may take.
 _LARGE, _NEAR = 0.5, 0.6

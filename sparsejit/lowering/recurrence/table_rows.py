@@ -16,10 +16,10 @@ from sparsejit.ir.graph import Array, Node
 from sparsejit.ir.ops.sampling import SumOfRows
 from sparsejit.ir.spec import LARGEST_INT8, DType
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.gate_sums import GateSum, only_gates_read
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.recurrence.gate_sums import GateSum, only_gates_read
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.table import lowers
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,

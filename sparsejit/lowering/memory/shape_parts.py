@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.memory.storage import View
 
 # Cut so, vectors of float32 and the cache lines of what lies in order stay whole.
 _LANES = 16

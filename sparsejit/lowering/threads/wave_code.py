@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.crew import ScheduledStep
-from sparsejit.lowering.schedule import Wave
 from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.threads.crew import ScheduledStep
+from sparsejit.lowering.threads.waves import Wave
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import rdi

@@ -10,8 +10,8 @@ from typing import Any
 
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.options import KernelSource, Options
-from sparsejit.asm_templates.batch_table import MATMUL_TEMPLATES
-from sparsejit.asm_templates.table import MATVEC_TEMPLATES
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -24,12 +24,12 @@ from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.depthwise import node_axes, pitches, with_whole_rows
-from sparsejit.lowering.filters import filter_matrix
-from sparsejit.lowering.images import image_result
-from sparsejit.lowering.shape_parts import cut
+from sparsejit.lowering.convolution.depthwise import node_axes, pitches, with_whole_rows
+from sparsejit.lowering.convolution.filters import filter_matrix
+from sparsejit.lowering.convolution.images import image_result
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
 from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from sparsejit.ir.graph import TensorType
 from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sparsejit.lowering.storage import View
+from sparsejit.lowering.memory.storage import View
 
 # Of an axis to look at before giving up; of tensors that lie in order two meet any byte.
 _MOST_PLACES = 4

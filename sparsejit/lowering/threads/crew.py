@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from sparsejit.lowering.overlap import overlap, shared_bytes, torn_lines
+from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
+from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
-from sparsejit.lowering.storage import Buffer, View
 
 Way = tuple[Step, ...]  # a step divided, or alone
 

@@ -28,10 +28,10 @@ from sparsejit.ir.spec import (
     RnnUpdate,
 )
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.products import product_facts
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.products.linear import product_facts
+from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.storage import View
-from sparsejit.lowering.table import lowers
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler

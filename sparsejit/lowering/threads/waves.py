@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from sparsejit.lowering.crew import Crew, LastWriters, ScheduledStep, Way
 from sparsejit.lowering.step import Step
+from sparsejit.lowering.threads.crew import Crew, LastWriters, ScheduledStep, Way
 from sparsejit.machine.core import Core
 from sparsejit.planner.split import LEAST_GAIN
 

@@ -1,0 +1,1 @@
+"""Where values lie: buffers, views of them, what these share."""

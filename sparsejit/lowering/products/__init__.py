@@ -1,0 +1,1 @@
+"""Linear layers, products of activations, attention."""

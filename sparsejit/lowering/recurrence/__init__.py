@@ -1,0 +1,1 @@
+"""What goes on in time: recurrent layers, gates, draws of samples."""

@@ -1,0 +1,1 @@
+"""Which thread runs what, and the code that keeps threads together."""
