@@ -9,12 +9,12 @@ from torch import nn
 from sparsejit.api import compile_matrix
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
+from sparsejit.measuring.core_loops import least_ns
 from sparsejit.perf.batch_sweep import sweep
 from sparsejit.perf.machine import measure_limits
 from sparsejit.perf.problems import PROBLEMS
 from sparsejit.perf.stride_padding import SPACINGS, straight_line_bandwidth
 from sparsejit.perf.synthesis import time_synthesis
-from sparsejit.planner.core_loops import least_ns
 from sparsejit.prune import Pruner, in_model
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.speak.wavernn import WaveRNN

@@ -12,9 +12,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target
+from sparsejit.measuring.core_loops import cycles_per_ns
 from sparsejit.perf.machine import MachineLimits
 from sparsejit.planner.calibration import calibrated
-from sparsejit.planner.core_loops import cycles_per_ns
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.machine.target import Target
-from sparsejit.planner.core_loops import cycles_per_ns, least_ns_reading
+from sparsejit.measuring.core_loops import cycles_per_ns, least_ns_reading
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, rdi, rdx, ymm, zmm
 

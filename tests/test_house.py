@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     *("errors", "files", "install_peachpy", "attention_masks"),
     *("machine", "x86", "runtime", "ir", "passes"),
-    *("asm_templates", "planner", "lowering", "artefact", "frontends", "api", "prune", "voice"),
-    *("selftest", "sparsejit", "perf", "commands"),
+    *("asm_templates", "measuring", "planner", "lowering", "artefact", "frontends", "api"),
+    *("prune", "voice", "selftest", "sparsejit", "perf", "commands"),
 )
 # The same within rooms. The two tables, last of the templates, name every kernel of the rooms
 # before; "voice" is what it offers, voice/__init__.py.

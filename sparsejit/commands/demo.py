@@ -15,7 +15,7 @@ from sparsejit.commands.console import JsonOption, console, print_json, require,
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
-from sparsejit.planner.core_loops import cycles_per_ns
+from sparsejit.measuring.core_loops import cycles_per_ns
 from sparsejit.voice.bundled import DENSE, Utterance, bundled_recording, bundled_utterance
 from sparsejit.voice.speak.wav_file import check_wav, write_wav
 from sparsejit.voice.speak.wavernn import WaveRNN

@@ -16,7 +16,7 @@ from sparsejit.errors import DamagedFile
 from sparsejit.files import atomic_path
 
 # The rooms whose source decides what code a layer becomes, and with it how long that takes.
-_DECIDING_ROOMS = ("machine", "x86", "runtime", "ir", "asm_templates", "planner")
+_DECIDING_ROOMS = ("machine", "x86", "runtime", "ir", "asm_templates", "measuring", "planner")
 
 
 def cache_file(kind: str, *parts: str) -> Path:

@@ -22,7 +22,7 @@ from sparsejit.files import check_writable
 from sparsejit.machine.core import Core, StepPrice
 from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
-from sparsejit.planner import core_loops
+from sparsejit.measuring import core_loops
 from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
 from sparsejit.planner.cost import all_steps
 from sparsejit.planner.step_times import Key, step_prices

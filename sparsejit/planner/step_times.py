@@ -15,7 +15,7 @@ from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.core_loops import CHAIN_CYCLES, dependent_additions, function_of
+from sparsejit.measuring.core_loops import CHAIN_CYCLES, dependent_additions, function_of
 from sparsejit.planner.cost import price, step_cycles
 from sparsejit.runtime.native_timing import aligned, duration_ns, native_loop, pinned
 

@@ -100,6 +100,6 @@ def test_the_digest_knows_every_file_and_its_place(tmp_path: Path) -> None:
 
 def test_the_compiler_s_digest_covers_the_rooms_that_decide_code() -> None:
     package = Path(sparsejit.__file__).parent
-    rooms = ("machine", "x86", "runtime", "ir", "asm_templates", "planner")
+    rooms = ("machine", "x86", "runtime", "ir", "asm_templates", "measuring", "planner")
     assert cache.compiler_digest() == cache.source_digest(package / room for room in rooms)
     assert all(list((package / room).rglob("*.py")) for room in rooms)

@@ -1,0 +1,1 @@
+"""How fast this machine is, by native code that is timed."""
