@@ -6,7 +6,7 @@ import numpy as np
 
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.model_call import ModelCall
+from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, r8, r9, r10, rax, rcx, rdi, rdx, rsi
@@ -52,13 +52,13 @@ def copier(tile_bytes: Sequence[int], status: int = 0) -> ExecutableMemory:
     return ExecutableMemory(asm.finish().data)
 
 
-def copying(*types: ArrayType, tile: int | None = None, status: int = 0) -> ModelCall:
+def copying(*types: ArrayType, tile: int | None = None, status: int = 0) -> NativeCall:
     """A model whose outputs are its inputs."""
     sizes = [
         np.dtype(kind.dtype).itemsize * int(np.prod([n or tile for n in kind.shape]))
         for kind in types
     ]
-    return ModelCall(copier(sizes, status), types, types, max(sizes), tile)
+    return NativeCall(copier(sizes, status), types, types, max(sizes), tile)
 
 
 def of_type(dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -191,7 +191,7 @@ def _plain_arguments(nest: Nest) -> int:
 
 
 def _as_arrays(leaves: Sequence[Any]) -> list[Array]:
-    """Tensors as the numpy arrays that share their memory; `ModelCall` checks dtypes and shapes."""
+    """Tensors as numpy arrays that share their memory; `NativeCall` checks dtypes and shapes."""
     arrays = []
     for number, leaf in enumerate(leaves):
         array = leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)

@@ -27,7 +27,7 @@ from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.passes.default import run_passes
 from sparsejit.runtime.copying import SharedCode
-from sparsejit.runtime.model_call import ModelCall
+from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
 
@@ -53,7 +53,7 @@ class Variant(SharedCode):
     memory: MemoryPlan
     workspace_bytes: int
     program: Program
-    call: ModelCall
+    call: NativeCall
     compile_ms: float
 
     def lowered_again(self) -> LoweredModel:
@@ -92,7 +92,7 @@ def lowered_variant(
     if lowered.options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
         # What was priced as if it came from L3 does not fit there.
         lowered, program = _written(final, replace(options, weight_bytes=size), name, progress)
-    call = ModelCall(
+    call = NativeCall(
         program.memory,
         [_array_type(value, tile) for value in final.inputs],
         [_array_type(value, tile) for value in final.outputs],

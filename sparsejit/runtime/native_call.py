@@ -22,15 +22,15 @@ from sparsejit.runtime.array_checks import (
     with_rows,
 )
 from sparsejit.runtime.call_arrays import address_table, new_workspace
+from sparsejit.runtime.call_stub import call_stub
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.model_stub import model_stub
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi
 
 Array = npt.NDArray[Any]
 
 
-class ModelCall:
+class NativeCall:
     """A native function as `call(inputs) -> outputs`, both lists of numpy arrays.
 
     An input that is not contiguous, aligned and in the machine's byte order is copied. The batch,
@@ -53,10 +53,10 @@ class ModelCall:
         workspace_bytes: int,
         tile: int | None = None,
     ) -> None:
-        self._checked = _CheckedModelCall(
+        self._checked = _CheckedCall(
             memory, tuple(input_types), tuple(output_types), workspace_bytes, tile
         )
-        self.run: Callable[..., list[Array]] = model_stub(
+        self.run: Callable[..., list[Array]] = call_stub(
             memory,
             input_types,
             output_types,
@@ -104,7 +104,7 @@ def bind_model(
     return bind_arguments(memory, arguments, keep)
 
 
-class _CheckedModelCall:
+class _CheckedCall:
     """`call(*inputs)` in Python: for what the stub does not take as it is."""
 
     stub: Callable[[], Callable[..., list[Array]] | None]  # weak: the stub holds this

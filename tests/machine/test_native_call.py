@@ -17,10 +17,10 @@ from test_kernel_call import Subclass, spin_until_told
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.runtime import model_stub
+from sparsejit.runtime import call_stub
 from sparsejit.runtime.call_arrays import new_workspace
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.model_call import ModelCall, bind_model
+from sparsejit.runtime.native_call import NativeCall, bind_model
 from sparsejit.runtime.python_objects import ArrayType
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rsi
@@ -33,7 +33,7 @@ TILE, WIDTH = 4, 6
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub, and what takes its place where it cannot be used."""
     if request.param == "python":
-        monkeypatch.setattr(model_stub, "layout_is_known", lambda: False)
+        monkeypatch.setattr(call_stub, "layout_is_known", lambda: False)
 
 
 FIXED = ArrayType("float32", (3, 8), "features")
@@ -90,7 +90,7 @@ def test_an_input_may_have_no_part_in_the_free_batch() -> None:
     """Here the second input is read tile after tile, so it may only be given once."""
     fixed = ArrayType("float32", (2,), "bias")
     memory = copier([4 * WIDTH * TILE])
-    call = ModelCall(memory, [FREE, fixed], [FREE], 4 * WIDTH * TILE, TILE)
+    call = NativeCall(memory, [FREE, fixed], [FREE], 4 * WIDTH * TILE, TILE)
     for batch in BATCHES:
         x = of_type("float32", (batch, WIDTH))
         np.testing.assert_array_equal(call([x, np.zeros(2, np.float32)])[0], x)
@@ -155,7 +155,7 @@ def test_what_is_no_plain_array_is_copied(name: str) -> None:
 def test_plain_arrays_never_reach_the_fallback() -> None:
     spy, free = Spy(), [new_workspace(96)]
     before = sys.getrefcount(free[0])
-    run = model_stub.model_stub(copier([96]), [FIXED], [FIXED], None, free, spy)
+    run = call_stub.call_stub(copier([96]), [FIXED], [FIXED], None, free, spy)
     np.testing.assert_array_equal(run(X)[0], X)
     after = sys.getrefcount(free[0])
     assert not spy.seen and len(free) == 1 and after == before
@@ -164,14 +164,14 @@ def test_plain_arrays_never_reach_the_fallback() -> None:
 @pytest.mark.parametrize("name", [name for name in COPIED if name != "a subclass"])
 def test_the_fallback_gets_the_arguments_as_they_were(name: str) -> None:
     spy, free = Spy(), [new_workspace(96)]
-    run = model_stub.model_stub(copier([96]), [FIXED], [FIXED], None, free, spy)
+    run = call_stub.call_stub(copier([96]), [FIXED], [FIXED], None, free, spy)
     assert run(COPIED[name]) == "from the fallback"
     assert spy.seen[0][0] is COPIED[name]
 
 
 def test_without_a_free_workspace_the_fallback_makes_one() -> None:
     spy = Spy()
-    run = model_stub.model_stub(copier([96]), [FIXED], [FIXED], None, [], spy)
+    run = call_stub.call_stub(copier([96]), [FIXED], [FIXED], None, [], spy)
     assert run(X) == "from the fallback"
     call = copying(FIXED)
     call([X])
@@ -249,7 +249,7 @@ def test_a_status_is_an_error_that_loses_nothing() -> None:
 
 def test_outputs_that_cannot_be_made_are_an_error_that_loses_nothing() -> None:
     huge = ArrayType("float32", (1 << 60,), "y")
-    call = ModelCall(copier([96]), [FIXED], [FIXED, huge], 96)
+    call = NativeCall(copier([96]), [FIXED], [FIXED, huge], 96)
     before = sys.getrefcount(X)
 
     def refused() -> None:
@@ -305,7 +305,7 @@ def test_the_interpreter_lock_is_released() -> None:
     asm.emit("pop", rbx)
     asm.emit("ret")
     pair = ArrayType("float32", (2,), "x")
-    call = ModelCall(ExecutableMemory(asm.finish().data), [pair, pair], [], 64)
+    call = NativeCall(ExecutableMemory(asm.finish().data), [pair, pair], [], 64)
     told, seen = np.array([1, 1], np.float32), np.zeros(2, np.float32)
     call([told, seen])  # has a workspace from here on
     told[:], seen[:] = (0, 1), 0

@@ -54,7 +54,7 @@ from sparsejit.x86.stack import pop, push
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 
 
-def model_stub(
+def call_stub(
     memory: ExecutableMemory,
     input_types: Sequence[ArrayType],
     output_types: Sequence[ArrayType],
@@ -69,12 +69,12 @@ def model_stub(
     """
     if not layout_is_known():
         return fallback
-    stub = _ModelStub(memory, tuple(input_types), tuple(output_types), tile)
+    stub = _CallStub(memory, tuple(input_types), tuple(output_types), tile)
     code = stub.emit(workspaces, fallback)
     return builtin("run", code.address, METH_FASTCALL, (code, memory, workspaces, fallback))
 
 
-class _ModelStub:
+class _CallStub:
     """Emits the stub. rbx, rbp: the arguments and their number; r12: rows of the free batch.
 
     Then r13: the list of outputs; r14: the thread's state; r15: the workspace; r12: the status. On
