@@ -25,9 +25,10 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Split
-from sparsejit.runtime.kernel_call import KernelCall
+from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.native_timing import aligned, time_native
 from sparsejit.runtime.program import Program
+from sparsejit.runtime.python_objects import ArrayType
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -60,7 +61,11 @@ class Kernel(Compiled):
         self._facts = planned_facts(spec, matrix, choice)
         self._source = source
         self._statistics = {**matrix.statistics(), **_steps(matrix, choice, division, program)}
-        self._call = KernelCall(program.memory, spec.x_shape, spec.y_shape)
+        x, y = (
+            ArrayType("float32", shape, name)
+            for shape, name in ((spec.x_shape, "x"), (spec.y_shape, "out"))
+        )
+        self._call = NativeCall(program.memory, [x], [y], workspace_bytes=None)
 
     @property
     def title(self) -> str:
@@ -113,13 +118,11 @@ class Kernel(Compiled):
         An x that is not contiguous is copied. Raises InvalidInput for other arrays than float32 of
         the right shapes, and for an out that is not contiguous, read-only, or shares memory with x.
         """
-        if out is None:
-            out = np.empty(self.spec.y_shape, np.float32)
-        result: FloatArray = self._run(x, out)
+        result: FloatArray = self._run(x) if out is None else self._run(x, out)
         return result
 
     @cached_property
-    def _run(self) -> Callable[[Any, Any], Any]:
+    def _run(self) -> Callable[..., Any]:
         return self._call.run
 
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], None]:
@@ -128,7 +131,7 @@ class Kernel(Compiled):
         It adds some 15 ns to the native time, holds both arrays, and keeps the
         interpreter lock. Raises InvalidInput as a call does, and for an x that is not contiguous.
         """
-        return self._call.bind(x, out)
+        return self._call.bind([x], [out])
 
     def explain(self, *, measure: bool = False) -> Report:
         """What was built and why, and every candidate with its predicted cost.

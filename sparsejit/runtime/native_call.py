@@ -1,4 +1,7 @@
-"""Calls of a model's native function, `int run(inputs, outputs, workspace, tiles)`, from Python.
+"""Calls of native functions from Python: a kernel's and a model's.
+
+    void kernel(const float *x, float *y)
+    int run(inputs, outputs, workspace, tiles)
 
 `inputs` and `outputs` are tables of pointers to row-major arrays. Where the batch is free, it is
 `tiles` times as many rows as the function takes in one pass, its tile; else `tiles` is 1.
@@ -7,6 +10,7 @@
 import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +47,9 @@ class NativeCall:
     given an index out of range, not 0.
 
     With a `tile` at least one input and every output has a free first length, without one none has.
+    Where `workspace_bytes` is None, the function is a kernel of one input and one output:
+    `run(x) -> y`, or `run(x, y) -> y`, which raises InvalidInput as well for a y that is read-only
+    or shares memory with x.
     """
 
     def __init__(
@@ -50,58 +57,36 @@ class NativeCall:
         memory: ExecutableMemory,
         input_types: Sequence[ArrayType],
         output_types: Sequence[ArrayType],
-        workspace_bytes: int,
+        workspace_bytes: int | None,
         tile: int | None = None,
     ) -> None:
-        self._checked = _CheckedCall(
-            memory, tuple(input_types), tuple(output_types), workspace_bytes, tile
-        )
-        self.run: Callable[..., list[Array]] = call_stub(
-            memory,
-            input_types,
-            output_types,
-            tile,
-            self._checked.workspaces,
-            self._checked,
-        )
-        self._checked.stub = weakref.ref(self.run)
+        kind = _CheckedKernel if workspace_bytes is None else _CheckedCall
+        types = tuple(input_types), tuple(output_types)
+        self._checked = kind(memory, *types, workspace_bytes or 0, tile)
+
+    @cached_property
+    def run(self) -> Callable[..., Any]:
+        """Made at the first call."""
+        stub = self._checked.new_stub()
+        self._checked.stub = weakref.ref(stub)
+        return stub
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
-        return self.run(*inputs)
+        results: list[Array] = self.run(*inputs)
+        return results
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-        """`bind_model` for arrays that are checked first, and that no copy may replace.
+        """A built-in `run()` that computes outputs from inputs, as they are by then; it holds both.
 
-        The batch must be a multiple of the tile. Raises InvalidInput as a call does, for arrays
-        that would have to be copied, and for outputs that are read-only or share memory.
+        A model's has a workspace of its own, so that it must not be called by two threads at once;
+        it keeps the interpreter lock, which a thread would need to try. It does not look at the
+        status. The batch must be a multiple of the tile. Raises InvalidInput as a call does, for
+        arrays that would have to be copied, and for outputs that are read-only or share memory.
         """
         checked = self._checked
-        tiles = checked.check_bound(inputs, outputs)
-        return bind_model(checked.memory, inputs, outputs, checked.workspace_bytes, tiles)
-
-
-def bind_model(
-    memory: ExecutableMemory,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-    workspace_bytes: int,
-    tiles: int,
-) -> Callable[[], None]:
-    """A built-in `run()` that computes outputs from inputs, checked already and held from here on.
-
-    It has a workspace of its own, so that it must not be called by two threads at once; it keeps
-    the interpreter lock, which a thread would need to try. It does not look at the status.
-    """
-    sources, destinations = address_table(inputs), address_table(outputs)
-    workspace = new_workspace(workspace_bytes)
-    arguments = (
-        (rdi, ctypes.addressof(sources)),
-        (rsi, ctypes.addressof(destinations)),
-        (rdx, workspace.ctypes.data),
-        (rcx, tiles),
-    )
-    keep = (sources, destinations, workspace, tuple(inputs), tuple(outputs))
-    return bind_arguments(memory, arguments, keep)
+        arguments, held = checked.bound(inputs, outputs, checked.check_bound(inputs, outputs))
+        numbers = zip((rdi, rsi, rdx, rcx), arguments, strict=False)
+        return bind_arguments(checked.memory, tuple(numbers), (held, *inputs, *outputs))
 
 
 class _CheckedCall:
@@ -121,17 +106,17 @@ class _CheckedCall:
         assert any(map(is_free, input_types)) == has_tile, "a tile goes with a free batch"
         assert all(is_free(kind) == has_tile for kind in output_types)
         self.memory, self.workspace_bytes = memory, workspace_bytes
-        self.input_types, self.output_types, self.tile = input_types, output_types, tile
+        self.taken, self.made, self.tile = input_types, output_types, tile
         self.workspaces: list[Array] = []  # not in use; append and pop are atomic
         self._native = memory.function(4, with_status=True)
 
-    def __call__(self, *inputs: Array) -> list[Array]:
+    def __call__(self, *inputs: Array) -> Any:
         arrays, rows = self._checked(inputs)
         tile = self.tile
         if tile is not None and 0 < rows < tile:
             return self._run_padded(arrays, 0, rows)
         outputs = [
-            np.empty(with_rows(kind.shape, rows), kind.dtype) for kind in self.output_types
+            np.empty(with_rows(kind.shape, rows), kind.dtype) for kind in self.made
         ]
         if tile is None:
             self._run(arrays, outputs, 1)
@@ -145,12 +130,26 @@ class _CheckedCall:
                 output[rows - rest :] = computed
         return outputs
 
+    def new_stub(self) -> Callable[..., Any]:
+        """What takes plain arrays in its stead."""
+        kinds = self.taken, self.made
+        return call_stub(self.memory, *kinds, self.tile, self.workspaces, self)
+
+    def bound(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int
+    ) -> tuple[Sequence[int], object]:
+        """What to pass the function for these arrays, and what to hold meanwhile beside them."""
+        sources, destinations = address_table(inputs), address_table(outputs)
+        workspace = new_workspace(self.workspace_bytes)
+        tables = ctypes.addressof(sources), ctypes.addressof(destinations)
+        return (*tables, workspace.ctypes.data, tiles), (sources, destinations, workspace)
+
     def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
         """How many tiles there are; raises InvalidInput where arrays cannot be used in place."""
         _, rows = self._checked(inputs)
-        require_number("outputs", len(outputs), self.output_types)
-        check_in_place(inputs, self.input_types)
-        check_outputs(outputs, self.output_types, inputs, rows)
+        require_number("outputs", len(outputs), self.made)
+        check_in_place(inputs, self.taken)
+        check_outputs(outputs, self.made, inputs, rows)
         if self.tile is None:
             return 1
         if rows % self.tile or not rows:
@@ -161,14 +160,14 @@ class _CheckedCall:
 
     def _checked(self, inputs: Sequence[Array]) -> tuple[list[Array], int]:
         """The inputs as the function can read them, and the rows of the free batch."""
-        require_number("inputs", len(inputs), self.input_types)
+        require_number("inputs", len(inputs), self.taken)
         rows = 0
-        for array, kind in zip(inputs, self.input_types, strict=True):
+        for array, kind in zip(inputs, self.taken, strict=True):
             if is_free(kind):
                 if isinstance(array, np.ndarray) and array.ndim:
                     rows = len(array)
                 break
-        kinds = zip(inputs, self.input_types, strict=True)
+        kinds = zip(inputs, self.taken, strict=True)
         return [checked_array(array, kind, rows) for array, kind in kinds], rows
 
     def _run(self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int) -> None:
@@ -192,11 +191,36 @@ class _CheckedCall:
         assert self.tile is not None
         padded = [
             _padded(array[first:end], self.tile) if is_free(kind) else array
-            for array, kind in zip(inputs, self.input_types, strict=True)
+            for array, kind in zip(inputs, self.taken, strict=True)
         ]
         run = self.stub()
         assert run is not None, "the stub calls this, or the model that holds it"
         return [output[: end - first] for output in run(*padded)]
+
+
+class _CheckedKernel(_CheckedCall):
+    """`call(x) -> y`, or `call(x, y) -> y`."""
+
+    def __init__(self, memory: ExecutableMemory, *rest: Any) -> None:
+        super().__init__(memory, *rest)
+        self._native = memory.function(2)
+
+    def __call__(self, *arrays: Array) -> Array:
+        x, given = arrays[:1], arrays[1:]
+        (source,), _ = self._checked(x)
+        results = given or [np.empty(with_rows(kind.shape, 0), kind.dtype) for kind in self.made]
+        require_number("outputs", len(results), self.made)
+        check_outputs(results, self.made, x)
+        self._native(source.ctypes.data, results[0].ctypes.data)
+        return results[0]
+
+    def new_stub(self) -> Callable[..., Any]:
+        return call_stub(self.memory, self.taken, self.made, None, None, self)
+
+    def bound(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int
+    ) -> tuple[Sequence[int], object]:
+        return [array.ctypes.data for array in (*inputs, *outputs)], None
 
 
 def _padded(rows: Array, tile: int) -> Array:

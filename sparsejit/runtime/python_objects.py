@@ -9,7 +9,8 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,6 @@ from sparsejit.runtime.executable_memory import (
 )
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, r8, rax, rbx, rcx
-
-Shape: TypeAlias = tuple[int, ...]
 
 METH_NOARGS, METH_FASTCALL = 0x0004, 0x0080
 
@@ -50,6 +49,11 @@ class ArrayType(NamedTuple):
     dtype: str
     shape: tuple[int | None, ...]
     name: str
+
+    @property
+    def bytes(self) -> int:
+        """Those of an array without a free length."""
+        return np.dtype(self.dtype).itemsize * prod(length or 0 for length in self.shape)
 
 
 def check_array(

@@ -13,8 +13,9 @@ import pytest
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.runtime import kernel_call
+from sparsejit.runtime import call_stub
 from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.runtime.python_objects import ArrayType
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rcx, rdi, rsi
 
@@ -30,10 +31,10 @@ class Spy:
     """A fallback that records what reaches it."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[object, object]] = []
+        self.seen: list[tuple[object, ...]] = []
 
-    def __call__(self, x: object, out: object) -> str:
-        self.seen.append((x, out))
+    def __call__(self, *arrays: object) -> str:
+        self.seen.append(arrays)
         return "from the fallback"
 
 
@@ -49,14 +50,30 @@ def spy() -> Spy:
 
 @pytest.fixture
 def spied(kernel: sparsejit.Kernel, spy: Spy) -> Callable[..., object]:
-    return kernel_call.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy)
+    return stub_of(kernel._program.memory, SIZE, spy)
+
+
+def stub_of(memory: ExecutableMemory, size: int, spy: Spy) -> Callable[..., object]:
+    kind = ArrayType("float32", (size,), "x")
+    return call_stub.call_stub(memory, [kind], [kind], None, None, spy)
 
 
 def test_plain_arrays_never_reach_the_fallback(spied: Callable[..., object], spy: Spy) -> None:
     out = np.zeros(SIZE, np.float32)
     assert spied(X, out) is out
     np.testing.assert_allclose(out, EXPECTED, atol=1e-5)
+    found = spied(X)
+    assert type(found) is np.ndarray and sys.getrefcount(found) == 2
+    np.testing.assert_array_equal(found, out)
     assert not spy.seen
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_other_numbers_of_arrays_reach_the_fallback(
+    spied: Callable[..., object], spy: Spy, count: int
+) -> None:
+    assert spied(*[X] * count) == "from the fallback"
+    assert len(spy.seen[0]) == count
 
 
 class Subclass(np.ndarray):
@@ -131,6 +148,7 @@ def test_reference_counts_stay_level(kernel: sparsejit.Kernel) -> None:
     before = sys.getrefcount(y), sys.getrefcount(X)
     for _ in range(1000):
         kernel(X, out=y)
+        kernel(X)
         run()
     assert (sys.getrefcount(y), sys.getrefcount(X)) == before
 
@@ -164,8 +182,8 @@ def test_a_kernel_is_freed_without_the_cycle_collector() -> None:
 def test_an_unknown_object_layout_falls_back(
     kernel: sparsejit.Kernel, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_call, "layout_is_known", lambda: False)
-    assert kernel_call.call_trampoline(kernel._program.memory, (SIZE,), (SIZE,), spy) is spy
+    monkeypatch.setattr(call_stub, "layout_is_known", lambda: False)
+    assert stub_of(kernel._program.memory, SIZE, spy) is spy
 
 
 def spin_until_told() -> ExecutableMemory:
@@ -195,7 +213,7 @@ def test_the_interpreter_lock_is_released_while_a_kernel_runs() -> None:
     """Another thread of Python sees that the call has begun, and can end it."""
     x, y = np.array([0, 1], np.float32), np.zeros(2, np.float32)
     memory = spin_until_told()
-    call = kernel_call.call_trampoline(memory, (2,), (2,), Spy())
+    call = stub_of(memory, 2, Spy())
 
     def tell() -> None:
         while not y[1]:

@@ -20,7 +20,7 @@ from sparsejit.machine.target import Target
 from sparsejit.runtime import call_stub
 from sparsejit.runtime.call_arrays import new_workspace
 from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.native_call import NativeCall, bind_model
+from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rsi
@@ -345,7 +345,7 @@ def test_all_is_released_with_the_model_without_the_cycle_collector() -> None:
 def test_bound_arrays_are_read_when_called_and_held() -> None:
     x, y = of_type("float32", (2 * TILE, WIDTH)), np.zeros((2 * TILE, WIDTH), np.float32)
     memory = copier([4 * TILE * WIDTH])
-    run = bind_model(memory, [x], [y], 4 * TILE * WIDTH, 2)
+    run = NativeCall(memory, [FREE], [FREE], 4 * TILE * WIDTH, TILE).bind([x], [y])
     released = weakref.ref(memory)
     del memory
     for factor in (1, 2):
