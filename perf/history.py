@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import cycles_per_ns
@@ -50,12 +49,6 @@ def append_rows(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     lines = _lines(rows)
     with results.open("a") as file:
         file.write(lines)
-
-
-def replace_rows(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of these rows alone."""
-    with atomic_path(results) as temporary:
-        temporary.write_text(_lines(rows))
 
 
 def read_rows(results: Path) -> list[dict[str, Any]]:

@@ -244,19 +244,6 @@ def time_at_places(kernel: Kernel, x: FloatArray, places: int = PLACES) -> list[
     return time_copies(kernel.image.data, x, kernel.spec.y_shape, places, samples=100)
 
 
-def kernel_time(weights: FloatArray) -> tuple[str, float]:
-    """The float32 kernel that is chosen for weights (out, in), and its nanoseconds a call.
-
-    The median over places in memory of the minimum at each, once checked against float64. Raises
-    CompileError where the kernel is wrong.
-    """
-    x = aligned(np.random.default_rng(0).standard_normal((weights.shape[1],), np.float32))
-    kernel = compile_matrix(weights)
-    exact = reference.product(kernel.spec, SparseMatrix(weights), x)
-    checked_error(kernel.strategy, kernel(x), exact)
-    return kernel.strategy, median_of_least(time_at_places(kernel, x))
-
-
 def exact_product(weights: FloatArray, x: FloatArray, layout: Layout) -> npt.NDArray[np.float64]:
     """y in float64 for a vector x, or for a batch in its layout."""
     matrix, values = weights.astype(np.float64), x.astype(np.float64)
