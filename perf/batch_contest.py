@@ -22,13 +22,13 @@ from sparsejit.api import compile_matrix
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layout
-from sparsejit.perf.batch_peers import make_batch_peer
-from sparsejit.perf.claims import MKL_CSR
+from sparsejit.perf.checking.claims import MKL_CSR
 from sparsejit.perf.kernels import checked_error, exact_output, exact_product
-from sparsejit.perf.model_peers import MODEL_PEERS
 from sparsejit.perf.models import export_onnx
-from sparsejit.perf.peer_process import PeerFailed, PeerProcess
-from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.peers.batch_peers import make_batch_peer
+from sparsejit.perf.peers.model_peers import MODEL_PEERS
+from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import FloatArray, Problem
 from sparsejit.perf.timing import time_python
 from sparsejit.runtime.native_timing import aligned, pinned, time_native

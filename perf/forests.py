@@ -21,8 +21,8 @@ from sparsejit.api.compile_model import compile_model
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.ir.graph import Array
-from sparsejit.perf.model_peers import ModelPeer
-from sparsejit.perf.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.peers.model_peers import ModelPeer
+from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.runtime.native_timing import native_loop, pinned, sample
 
@@ -40,7 +40,7 @@ ROUNDS = 5
 ROUND_NS = 300_000_000
 LARGEST_ERROR = 1e-5
 OURS, OURS_FROM_PYTHON = "sparsejit", "sparsejit, from Python"
-_WORKER = Path(__file__).with_name("forest_worker.py")
+_WORKER = Path(__file__).with_name("peers") / "forest_worker.py"
 _NATIVE_ROWS = 1000
 
 

@@ -24,9 +24,9 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, Layout, MatMul
 from sparsejit.machine.target import Target
-from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.machine import machine_limits
-from sparsejit.perf.peers import Peer, peers_for, single_threaded
+from sparsejit.perf.peers.batch_peers import batch_peers_for
+from sparsejit.perf.peers.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
 from sparsejit.planner.batch_plan import batch_strategies

@@ -17,10 +17,10 @@ import typer
 import sparsejit
 from sparsejit.machine.target import Target
 from sparsejit.perf import history
-from sparsejit.perf.claims import ONE_THREAD
+from sparsejit.perf.checking.claims import ONE_THREAD
 from sparsejit.perf.kernels import checked_error
 from sparsejit.perf.machine import machine_limits
-from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.perf.zoo import models_named, pruned
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 
 from sparsejit.errors import MissingDependency
-from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer
-from sparsejit.perf.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
+from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.zoo import ZooModel, pruned
 from sparsejit.runtime.native_timing import pinned
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparsejit.errors import InvalidInput
-from sparsejit.perf.claims import MKL_CSR
+from sparsejit.perf.checking.claims import MKL_CSR
 from sparsejit.perf.history import RESULTS, read_rows
 from sparsejit.perf.problems import PROBLEMS
 

@@ -23,7 +23,7 @@ from sparsejit.machine.target import Target
 from sparsejit.perf import history
 from sparsejit.perf.kernels import checked_error
 from sparsejit.perf.machine import machine_limits
-from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.prune import factorise
 from sparsejit.runtime.native_timing import pinned

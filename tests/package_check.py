@@ -22,7 +22,7 @@ from sparsejit.voice.bundled import bundled_utterance
 audio = sparsejit.WaveRNN.from_pretrained().generate(bundled_utterance().mel[:, :12], seed=0)
 assert audio.dtype == numpy.float32 and len(audio) > 0 and numpy.abs(audio).max() > 0
 from importlib.util import find_spec
-assert find_spec("sparsejit.perf.check") and not find_spec("sparsejit.perf.studies")
+assert find_spec("sparsejit.perf.checking.check") and not find_spec("sparsejit.perf.studies")
 print(sparsejit.__file__, len(audio), "samples")
 """
 TYPED = """

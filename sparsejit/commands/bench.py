@@ -161,9 +161,9 @@ def check(
     """Hold the project's claims of speed to this machine; exit status 1 where one fails."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.machine import microarchitecture
-    from sparsejit.perf import check as checking
-    from sparsejit.perf.check_report import claims_table
-    from sparsejit.perf.claims import CLAIMS, claims_of
+    from sparsejit.perf.checking import check as checking
+    from sparsejit.perf.checking.check_report import claims_table
+    from sparsejit.perf.checking.claims import CLAIMS, claims_of
 
     chosen = claims_of(subject) if subject else CLAIMS
     check_outputs(out)

@@ -38,7 +38,7 @@ def batch(
     """Time batches of layers at 90 % zeros against the best library for pruned weights."""
     require("torch", "scipy", "threadpoolctl", "onnx")
     from sparsejit.perf import batch_contest, batch_report, history
-    from sparsejit.perf.claims import CONTESTED_BATCHES, CONTESTED_SHAPES
+    from sparsejit.perf.checking.claims import CONTESTED_BATCHES, CONTESTED_SHAPES
     from sparsejit.perf.machine import machine_limits
 
     dtypes = tuple(map(DType.parse, dtype)) if dtype else batch_contest.DTYPES

@@ -41,8 +41,8 @@ def models(
     require("torch")
     from sparsejit.perf import history
     from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.model_peers import MODEL_PEERS, peers_named
     from sparsejit.perf.models import compare
+    from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
     from sparsejit.perf.zoo import ZOO, check_density, models_named
 
     chosen, batches = models_named(model or ZOO), batch or [1]
@@ -78,7 +78,7 @@ def peers(
 ) -> None:
     """List the engines that whole models are compared with, and install them."""
     require("torch")
-    from sparsejit.perf.model_peers import MODEL_PEERS, peers_named
+    from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
 
     chosen = peers_named(names or MODEL_PEERS)
     check_outputs(out)

@@ -43,11 +43,12 @@ def planner(
     SPARSEJIT_MAX_ISA=avx2 surveys the kernels without AVX-512.
     """
     require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf import history, survey_report
-    from sparsejit.perf.claims import SURVEYED_BATCHES
+    from sparsejit.perf import history
+    from sparsejit.perf.checking.claims import SURVEYED_BATCHES
     from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.planner_survey import survey
-    from sparsejit.perf.survey_layers import survey_layers
+    from sparsejit.perf.survey import survey_report
+    from sparsejit.perf.survey.planner_survey import survey
+    from sparsejit.perf.survey.survey_layers import survey_layers
 
     target, dtypes = _target(generic), tuple(DType.parse(name) for name in dtype or DType)
     end = None if count is None else first + count

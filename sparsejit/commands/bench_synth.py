@@ -23,7 +23,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 
 if TYPE_CHECKING:
-    from sparsejit.perf.voice_times import VoiceTime
+    from sparsejit.perf.voice.voice_times import VoiceTime
 
 
 def synth(
@@ -53,10 +53,10 @@ def synth(
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import history
     from sparsejit.perf.machine import machine_limits
-    from sparsejit.perf.model_peers import peers_named
-    from sparsejit.perf.voice_networks import NETWORKS, check_network
-    from sparsejit.perf.voice_peers import STEP_PEERS
-    from sparsejit.perf.voice_times import DTYPES
+    from sparsejit.perf.peers.model_peers import peers_named
+    from sparsejit.perf.voice.voice_networks import NETWORKS, check_network
+    from sparsejit.perf.voice.voice_peers import STEP_PEERS
+    from sparsejit.perf.voice.voice_times import DTYPES
 
     dtypes = [DType.parse(name).value for name in dtype or DTYPES]
     names = [one.name for one in peers_named(peer or STEP_PEERS)] if peers else []
@@ -79,7 +79,7 @@ def _timed(
     name: str, path: Path | None, dtypes: Sequence[str], peers: Sequence[str]
 ) -> "list[VoiceTime]":
     """None where the network's files are not there, which is told."""
-    from sparsejit.perf.voice_times import time_network
+    from sparsejit.perf.voice.voice_times import time_network
 
     try:
         with error_console.status("") as status:

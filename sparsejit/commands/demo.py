@@ -21,9 +21,9 @@ from sparsejit.voice.speak.wav_file import check_wav, write_wav
 from sparsejit.voice.speak.wavernn import WaveRNN
 
 if TYPE_CHECKING:
+    from sparsejit.perf.demo.listening_page import SampleTime, Take
     from sparsejit.perf.kernels import Comparison
-    from sparsejit.perf.listening_page import SampleTime, Take
-    from sparsejit.perf.synthesis import SynthesisTime
+    from sparsejit.perf.voice.synthesis import SynthesisTime
     from sparsejit.prune.showcase import PrunePoint, Showcase
 
 FloatArray = npt.NDArray[np.float32]
@@ -114,7 +114,7 @@ def _bars(values: list[float], low: float, high: float) -> str:
 
 
 def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: str) -> None:
-    from sparsejit.perf.spectrogram import draw_mels
+    from sparsejit.perf.demo.spectrogram import draw_mels
 
     spoken = voice.features(audio, voice.sample_rate)
     draw_mels(path, mel, spoken, voice.hop_length / voice.sample_rate, text)
@@ -125,7 +125,7 @@ def _measure(
 ) -> "tuple[list[Comparison], list[SynthesisTime]]":
     """The layers of the first form of a voice, and each form as a whole."""
     from sparsejit.perf.kernels import run
-    from sparsejit.perf.synthesis import layer_matrices, time_synthesis
+    from sparsejit.perf.voice.synthesis import layer_matrices, time_synthesis
 
     with console.status("measuring") as status:
         layers = []
@@ -140,7 +140,7 @@ def _takes(
     voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray
 ) -> "list[Take]":
     """What the page plays: the recording, and what was spoken from its mel."""
-    from sparsejit.perf.listening_page import Take
+    from sparsejit.perf.demo.listening_page import Take
 
     rate = voice.sample_rate
     spoken = (
@@ -163,7 +163,7 @@ def _write_page(
     layers: "list[Comparison]",
     times: "list[SynthesisTime]",
 ) -> None:
-    from sparsejit.perf.listening_page import ListeningPage
+    from sparsejit.perf.demo.listening_page import ListeningPage
 
     target = Target.detect()
     clock = f"{cycles_per_ns(target):.1f} GHz"
@@ -190,7 +190,7 @@ def _density(voice: WaveRNN) -> float:
 
 def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
     """Whole samplers by their medians, ours first."""
-    from sparsejit.perf.listening_page import SampleTime
+    from sparsejit.perf.demo.listening_page import SampleTime
 
     time, short = times
     return [
@@ -201,7 +201,7 @@ def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
 
 
 def _layer_table(layers: "list[Comparison]") -> Table:
-    from sparsejit.perf.layer_columns import LAYER_COLUMNS
+    from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
 
     table = Table(
         title="layers of the voice, one core, times against peers in this run",

@@ -26,8 +26,8 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.spec import Activation, Elementwise
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.perf.activations import CHUNK, NativeActivation, Sweep, sampled_ranks, sweep
-from sparsejit.perf.fit_tanh import find_limit, fit_tanh, largest_error, minimax
+from sparsejit.perf.studies.activations import CHUNK, NativeActivation, Sweep, sampled_ranks, sweep
+from sparsejit.perf.studies.fit_tanh import find_limit, fit_tanh, largest_error, minimax
 from sparsejit.runtime.program import build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rdi, rsi

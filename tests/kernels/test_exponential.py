@@ -3,7 +3,7 @@
 import numpy as np
 
 from sparsejit.asm_templates.pointwise.exponential import COEFFICIENTS
-from sparsejit.perf.fit_exp2 import fit_exp2, largest_relative_error
+from sparsejit.perf.studies.fit_exp2 import fit_exp2, largest_relative_error
 
 
 def test_the_polynomial_is_as_good_as_a_fresh_fit_and_monotone() -> None:

@@ -20,7 +20,7 @@ from sparsejit.perf.batch_contest import (
     name_of,
     run_contest,
 )
-from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer
+from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 
 pytest.importorskip("onnx")
 

@@ -7,10 +7,10 @@ from fake_clock import FakeClock
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
 from sparsejit.perf import batch_sweep
-from sparsejit.perf.batch_peers import batch_peers_for
 from sparsejit.perf.batch_sweep import cliffs, sweep
 from sparsejit.perf.kernels import available_strategies, exact_product
-from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.peers.batch_peers import batch_peers_for
+from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import BATCH_PROBLEMS, PROBLEMS
 from sparsejit.runtime.native_timing import aligned
 

@@ -13,13 +13,21 @@ from sparsejit.errors import CompileError, InvalidInput, MissingDependency, Unsu
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES
 from sparsejit.machine.target import ISA_LEVELS
-from sparsejit.perf import check, contests
-from sparsejit.perf.check import FAILS, HOLDS, NO_PEER, NOT_HERE, ROUNDS, ClaimResult, judge
-from sparsejit.perf.claims import CLAIMS, MKL_CSR, ONE_THREAD, PREDICTED, Claim, claims_of
-from sparsejit.perf.contests import contest_of
-from sparsejit.perf.model_contests import MODEL_SUBJECTS
-from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer
-from sparsejit.perf.peers import make_peer
+from sparsejit.perf.checking import check, contests
+from sparsejit.perf.checking.check import (
+    FAILS,
+    HOLDS,
+    NO_PEER,
+    NOT_HERE,
+    ROUNDS,
+    ClaimResult,
+    judge,
+)
+from sparsejit.perf.checking.claims import CLAIMS, MKL_CSR, ONE_THREAD, PREDICTED, Claim, claims_of
+from sparsejit.perf.checking.contests import contest_of
+from sparsejit.perf.checking.model_contests import MODEL_SUBJECTS
+from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
+from sparsejit.perf.peers.peers import make_peer
 from sparsejit.perf.problems import ALL_PROBLEMS
 from sparsejit.perf.zoo import ZOO
 

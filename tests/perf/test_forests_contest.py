@@ -10,7 +10,7 @@ pytest.importorskip("treelite")
 pytest.importorskip("lightgbm")
 
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.perf import forest_worker, forests
+from sparsejit.perf import forests
 from sparsejit.perf.forests import (
     FOREST_PROBLEMS,
     ForestComparison,
@@ -18,7 +18,8 @@ from sparsejit.perf.forests import (
     compare_forests,
     problems_named,
 )
-from sparsejit.perf.model_peers import ModelPeer
+from sparsejit.perf.peers import forest_worker
+from sparsejit.perf.peers.model_peers import ModelPeer
 
 
 @pytest.fixture

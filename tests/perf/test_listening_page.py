@@ -13,10 +13,10 @@ from headless_browser import OpenPage, chromium
 from PIL import Image
 from whole_page import WholePage
 
+from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
+from sparsejit.perf.demo.listening_page import ListeningPage, SampleTime, Take
+from sparsejit.perf.demo.spectrogram_image import RANGE_DB, power_db, scale_colours, spectrogram_png
 from sparsejit.perf.kernels import PeerTime, Row
-from sparsejit.perf.layer_columns import LAYER_COLUMNS
-from sparsejit.perf.listening_page import ListeningPage, SampleTime, Take
-from sparsejit.perf.spectrogram_image import RANGE_DB, power_db, scale_colours, spectrogram_png
 
 HOSTILE = """<script>alert("&'1'")</script>""" + "unbroken" * 20
 RATE = 22_050

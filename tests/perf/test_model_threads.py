@@ -9,7 +9,7 @@ from torch import nn
 import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.perf import model_threads
-from sparsejit.perf.claims import CLAIMS
+from sparsejit.perf.checking.claims import CLAIMS
 from sparsejit.perf.model_threads import ThreadContest
 
 

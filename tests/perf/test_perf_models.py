@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from sparsejit.commands import cli
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.perf import model_peers, models, peer_worker
-from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer, find_python, peers_named
+from sparsejit.perf import models
 from sparsejit.perf.models import Contestant, ModelTask, compare
-from sparsejit.perf.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.peers import model_peers, peer_worker
+from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer, find_python, peers_named
+from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.zoo import ZOO
 
 MODEL = ZOO["deep-and-wide"]
@@ -102,7 +103,7 @@ def test_a_silent_peer_is_given_up() -> None:
 
 # A worker whose engine prints, as libraries do when they load.
 NOISY = """
-from sparsejit.perf import peer_worker
+from sparsejit.perf.peers import peer_worker
 def load(request, inputs):
     print("Welcome!", end="", flush=True)
     return lambda: None, list

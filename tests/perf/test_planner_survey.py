@@ -16,12 +16,18 @@ from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
-from sparsejit.perf import planner_survey
 from sparsejit.perf.kernels import exact_output
-from sparsejit.perf.planner_survey import ContenderTime, SurveyRow, kernel_name, survey_layer
 from sparsejit.perf.problems import Problem
-from sparsejit.perf.survey_layers import PATTERNS, SHAPES, SPARSITIES, SurveyLayer, survey_layers
-from sparsejit.perf.survey_report import summary
+from sparsejit.perf.survey import planner_survey
+from sparsejit.perf.survey.planner_survey import ContenderTime, SurveyRow, kernel_name, survey_layer
+from sparsejit.perf.survey.survey_layers import (
+    PATTERNS,
+    SHAPES,
+    SPARSITIES,
+    SurveyLayer,
+    survey_layers,
+)
+from sparsejit.perf.survey.survey_report import summary
 
 pytestmark = pytest.mark.plans
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparsejit.perf import structured
-from sparsejit.perf.claims import CLAIMS
+from sparsejit.perf.checking.claims import CLAIMS
 from sparsejit.perf.structured import MASKS, SDPA, attention_contest, factor_contest
 
 

@@ -6,9 +6,9 @@ from test_planner_survey import row
 
 from sparsejit.machine.microarchitecture import UNKNOWN
 from sparsejit.machine.target import Target
-from sparsejit.perf import survey_contests
 from sparsejit.perf.batch_contest import BatchContest
-from sparsejit.perf.claims import (
+from sparsejit.perf.checking import survey_contests
+from sparsejit.perf.checking.claims import (
     ALL_PREDICTIONS,
     BEST_LIBRARY,
     FASTEST,
@@ -17,8 +17,8 @@ from sparsejit.perf.claims import (
     predictions,
     worst_choice,
 )
-from sparsejit.perf.planner_survey import SurveyRow
-from sparsejit.perf.survey_layers import SurveyLayer
+from sparsejit.perf.survey.planner_survey import SurveyRow
+from sparsejit.perf.survey.survey_layers import SurveyLayer
 
 ROWS = [row(200.0, 100.0), row(100.0, 100.0), row(100.0, 120.0), row(90.0)]
 

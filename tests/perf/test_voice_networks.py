@@ -9,9 +9,9 @@ import pytest
 
 from sparsejit.errors import MissingDependency
 from sparsejit.machine.target import Target
-from sparsejit.perf import deck_loop
-from sparsejit.perf.deck_loop import DeckLoop, packed_blocks
-from sparsejit.perf.voice_networks import (
+from sparsejit.perf.voice import deck_loop
+from sparsejit.perf.voice.deck_loop import DeckLoop, packed_blocks
+from sparsejit.perf.voice.voice_networks import (
     CHECKPOINT,
     SampleNetwork,
     deck_network,
@@ -19,7 +19,7 @@ from sparsejit.perf.voice_networks import (
     network_named,
     wavernn_network,
 )
-from sparsejit.perf.voice_steps import exact_step
+from sparsejit.perf.voice.voice_steps import exact_step
 from sparsejit.voice.spec.sample_loop import compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights

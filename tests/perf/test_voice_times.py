@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from sparsejit.commands.cli import app
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.machine.target import Target
-from sparsejit.perf import voice_parts, voice_times
-from sparsejit.perf.claims import CLAIMS
-from sparsejit.perf.contests import CONTESTS
-from sparsejit.perf.voice_contests import NetworkSubject
-from sparsejit.perf.voice_networks import SampleNetwork, network_named
-from sparsejit.perf.voice_parts import GATES, PRODUCTS, sample_parts, touched_bytes
-from sparsejit.perf.voice_times import NetworkContest, checked_network, time_network
+from sparsejit.perf.checking.claims import CLAIMS
+from sparsejit.perf.checking.contests import CONTESTS
+from sparsejit.perf.checking.voice_contests import NetworkSubject
+from sparsejit.perf.voice import voice_parts, voice_times
+from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named
+from sparsejit.perf.voice.voice_parts import GATES, PRODUCTS, sample_parts, touched_bytes
+from sparsejit.perf.voice.voice_times import NetworkContest, checked_network, time_network
 from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.spec.sample_loop import compile_sample_loop
 from sparsejit.voice.weights import VoiceWeights

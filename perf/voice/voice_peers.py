@@ -10,11 +10,11 @@ import numpy as np
 
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.graph import Array
-from sparsejit.perf.model_peers import MODEL_PEERS
 from sparsejit.perf.models import Contestant, checked_error, export_onnx
-from sparsejit.perf.peer_process import PeerFailed
-from sparsejit.perf.voice_networks import SampleNetwork, network_named
-from sparsejit.perf.voice_steps import exact_step
+from sparsejit.perf.peers.model_peers import MODEL_PEERS
+from sparsejit.perf.peers.peer_process import PeerFailed
+from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named
+from sparsejit.perf.voice.voice_steps import exact_step
 
 STEP_PEERS = ("torch", "torchscript", "torch-compile", "onnxruntime")
 # Samples that are compared with float64; then a class may fall otherwise by rounding.

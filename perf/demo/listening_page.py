@@ -18,15 +18,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sparsejit.api.report_page import page_style
-from sparsejit.perf.kernels import Row
-from sparsejit.perf.layer_columns import LAYER_COLUMNS
-from sparsejit.perf.spectrogram_image import (
+from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
+from sparsejit.perf.demo.spectrogram_image import (
     RANGE_DB,
     TOP_HZ,
     power_db,
     scale_colours,
     spectrogram_png,
 )
+from sparsejit.perf.kernels import Row
 
 _TEMPLATE = Path(__file__).with_name("listening_page.html")
 _TICK_SECONDS = (0.5, 1, 2, 5, 10, 20, 50, 100)

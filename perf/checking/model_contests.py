@@ -7,9 +7,9 @@ from typing import NamedTuple
 from weakref import finalize
 
 from sparsejit.errors import CompileError, MissingDependency
-from sparsejit.perf.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.models import OURS, Contestant, ModelTask, checked_error
-from sparsejit.perf.peer_process import PeerFailed
+from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
+from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.zoo import ZOO
 from sparsejit.runtime.native_timing import pinned
 

@@ -12,7 +12,7 @@ from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.perf.batch_contest import BatchContest, geometric_mean, name_of, run_contest
-from sparsejit.perf.claims import (
+from sparsejit.perf.checking.claims import (
     ALL_PREDICTIONS,
     BEST_LIBRARY,
     CONTESTED_BATCHES,
@@ -24,9 +24,9 @@ from sparsejit.perf.claims import (
     predictions,
     worst_choice,
 )
-from sparsejit.perf.planner_survey import survey
-from sparsejit.perf.survey_layers import survey_layers
-from sparsejit.perf.survey_report import SurveySummary, summary
+from sparsejit.perf.survey.planner_survey import survey
+from sparsejit.perf.survey.survey_layers import survey_layers
+from sparsejit.perf.survey.survey_report import SurveySummary, summary
 from sparsejit.planner.calibration import calibrated
 
 # Measures both sides once; how many times better the first was.

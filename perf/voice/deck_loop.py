@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.graph import Array
 from sparsejit.machine.target import Target
-from sparsejit.perf.voice_networks import FRAMES, SampleNetwork
+from sparsejit.perf.voice.voice_networks import FRAMES, SampleNetwork
 from sparsejit.runtime import native_timing
 
 SOURCE = Path(__file__).with_name("deck_loop.c")

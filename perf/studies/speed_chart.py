@@ -1,6 +1,6 @@
 """The README's picture: how much faster than a dense layer, from the newest recorded run.
 
-`python -m sparsejit.perf.speed_chart docs/speed.png` draws it again.
+`python -m sparsejit.perf.studies.speed_chart docs/speed.png` draws it again.
 """
 
 import json

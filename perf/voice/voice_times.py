@@ -17,21 +17,21 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.machine.target import Target
-from sparsejit.perf.deck_loop import DTYPES as C_DTYPES
-from sparsejit.perf.deck_loop import DeckLoop
 from sparsejit.perf.models import Contestant
-from sparsejit.perf.peers import single_threaded
-from sparsejit.perf.synthesis import sample_us
+from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.timing import RoundsInTurn
-from sparsejit.perf.voice_networks import SampleNetwork, network_named
-from sparsejit.perf.voice_parts import (
+from sparsejit.perf.voice.deck_loop import DTYPES as C_DTYPES
+from sparsejit.perf.voice.deck_loop import DeckLoop
+from sparsejit.perf.voice.synthesis import sample_us
+from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named
+from sparsejit.perf.voice.voice_parts import (
     PRODUCTS,
     SamplePart,
     TouchedBytes,
     timed_parts,
     touched_bytes,
 )
-from sparsejit.perf.voice_peers import STEP_PEERS, StepTask, one_round, ready_peers
+from sparsejit.perf.voice.voice_peers import STEP_PEERS, StepTask, one_round, ready_peers
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop

@@ -42,12 +42,12 @@ from sparsejit.voice.spec.voice_spec import (
 from sparsejit.voice.weights import VoiceWeights
 
 if TYPE_CHECKING:
-    from sparsejit.perf.voice_steps import StepModule
+    from sparsejit.perf.voice.voice_steps import StepModule
 
 FloatArray = npt.NDArray[np.float32]
 FRAMES = 40
 # Where a checkout's neighbours keep the trained network of another project.
-CHECKPOINT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wavernn-16k"
+CHECKPOINT = Path(__file__).resolve().parents[3] / "shared" / "data" / "wavernn-16k"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class SampleNetwork:
 
     def step(self) -> "StepModule":
         """A sample in torch."""
-        from sparsejit.perf.voice_steps import SpecStep
+        from sparsejit.perf.voice.voice_steps import SpecStep
 
         return SpecStep(self.spec, self.tensors, self.conditioning).eval()
 

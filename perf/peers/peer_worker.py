@@ -178,7 +178,7 @@ def _module(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any,
     torch.set_num_threads(1)
     tensors = tuple(torch.from_numpy(value) for value in inputs)
     if "network" in request:
-        networks = import_module("sparsejit.perf.voice_networks")
+        networks = import_module("sparsejit.perf.voice.voice_networks")
         name, path = request["network"]
         return networks.network_named(name, path and Path(path)).step(), tensors
     zoo, asked = import_module("sparsejit.perf.zoo"), request["zoo"]

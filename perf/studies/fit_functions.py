@@ -1,6 +1,6 @@
 """Derive the tables of `asm_templates/pointwise/chain/coefficients.py` and print their errors.
 
-    python -m sparsejit.perf.fit_functions
+    python -m sparsejit.perf.studies.fit_functions
 
     exp x      = 1 + x + x^2 P(x)                    on [-ln 2 / 2, ln 2 / 2]
     log(1 + x) = x - x^2 / 2 + x^3 P(x)              on [-1/4, 1/2]

@@ -8,9 +8,9 @@ from typing import Any
 from sparsejit.errors import MissingDependency, UnsupportedTarget
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target
-from sparsejit.perf.claims import CLAIMS, Claim
-from sparsejit.perf.contests import Round, contest_of
-from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.checking.claims import CLAIMS, Claim
+from sparsejit.perf.checking.contests import Round, contest_of
+from sparsejit.perf.peers.peers import single_threaded
 
 HOLDS, FAILS = "holds", "fails"
 NOT_HERE, NO_PEER = "not for this processor", "peer absent"

@@ -1,6 +1,6 @@
 """Derive the polynomial of `asm_templates/pointwise/exponential.py` and print its error.
 
-    python -m sparsejit.perf.fit_exp2
+    python -m sparsejit.perf.studies.fit_exp2
 
 p(f) = 1 + c1 f + ... + c5 f^5 approximates 2^f on [0, 1] with p(1) = 2, minimising the largest
 relative error: a linear program over Chebyshev nodes. The coefficients are then rounded to

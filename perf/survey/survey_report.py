@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from sparsejit.ir.spec import DType
-from sparsejit.perf.planner_survey import WITHIN, SurveyRow
+from sparsejit.perf.survey.planner_survey import WITHIN, SurveyRow
 
 TOLERABLE = 1.1
 

@@ -1,6 +1,6 @@
 """Derive the rational function of `asm_templates/shared/activation.py` and print its errors.
 
-    python -m sparsejit.perf.fit_tanh
+    python -m sparsejit.perf.studies.fit_tanh
 
 tanh x is approximated by x P(x^2) / Q(x^2) on [0, END], P(0) = Q(0) = 1, with the least largest
 absolute error (Remez's exchange). As both constant terms are 1, the relative error vanishes

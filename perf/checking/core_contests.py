@@ -14,7 +14,7 @@ from sparsejit.perf.batch_sweep import sweep
 from sparsejit.perf.machine import measure_limits
 from sparsejit.perf.problems import PROBLEMS
 from sparsejit.perf.stride_padding import SPACINGS, straight_line_bandwidth
-from sparsejit.perf.synthesis import time_synthesis
+from sparsejit.perf.voice.synthesis import time_synthesis
 from sparsejit.prune import Pruner, in_model
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.speak.wavernn import WaveRNN

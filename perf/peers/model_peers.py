@@ -78,7 +78,7 @@ class ModelPeer:
         threads = dict.fromkeys(_ONE_THREAD, "1")
         settings = {**os.environ, **threads, "NM_DISABLE_ANALYTICS": "1"}
         # Ours lies on the path of our own Python only: beside it may lie our numpy.
-        own = "" if self.requirements else str(Path(__file__).parents[2])
+        own = "" if self.requirements else str(Path(__file__).parents[3])
         return {**settings, "PYTHONPATH": own}
 
     def install(self, progress: Callable[[str], None] = lambda step: None) -> None:

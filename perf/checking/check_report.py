@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from sparsejit.perf.check import FAILS, HOLDS, ClaimResult
+from sparsejit.perf.checking.check import FAILS, HOLDS, ClaimResult
 
 _STYLES = {HOLDS: "", FAILS: "bold red"}
 

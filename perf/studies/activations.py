@@ -1,6 +1,6 @@
 """Hold tanh and sigmoid to float64 on every float32 there is, and write the table of errors.
 
-    python -m sparsejit.perf.activations > docs/activations.md      (ten minutes)
+    python -m sparsejit.perf.studies.activations > docs/activations.md      (ten minutes)
 
 Floats are counted by rank: 0.0 has rank 0, the next float above it rank 1, the next below -1.
 """
@@ -29,12 +29,12 @@ _TIMED_LENGTH = 2048  # 8 KiB in, 8 KiB out: inside L1
 _INTRODUCTION = """\
 # Accuracy of the activations
 
-Written by `python -m sparsejit.perf.activations > docs/activations.md`; not edited by hand.
+Written by `python -m sparsejit.perf.studies.activations > docs/activations.md`; not edited by hand.
 
     tanh x = x P(x^2) / Q(x^2)        sigmoid x = 1/2 + tanh(x / 2) / 2
 
-P has degree 3 and Q degree 4 (`perf/fit_tanh.py` fits them), x is clamped before. Every finite
-float32 and both infinities, in ascending order, against float64. A decreasing pair is two
+P has degree 3 and Q degree 4 (`perf/studies/fit_tanh.py` fits them), x is clamped before. Every
+finite float32 and both infinities, in ascending order, against float64. A decreasing pair is two
 consecutive floats of which the larger has the smaller result: rounding, where a function is
 flatter than its error. Odd says whether tanh(-x) has the bits of tanh x but for the sign. The
 relative error of tanh holds down to the denormal inputs, whose results are the inputs themselves.

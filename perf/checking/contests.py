@@ -16,18 +16,13 @@ from sparsejit.errors import UnsupportedTarget
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
-from sparsejit.perf import (
-    core_contests,
-    model_threads,
-    structured,
-    survey_contests,
-    voice_contests,
-)
-from sparsejit.perf.batch_peers import make_batch_peer
-from sparsejit.perf.claims import ONE_THREAD, PREDICTED, Claim
+from sparsejit.perf import model_threads, structured
+from sparsejit.perf.checking import core_contests, survey_contests, voice_contests
+from sparsejit.perf.checking.claims import ONE_THREAD, PREDICTED, Claim
+from sparsejit.perf.checking.model_contests import MODEL_SUBJECTS, model_against_peer
 from sparsejit.perf.kernels import checked_error, exact_product, time_at_places
-from sparsejit.perf.model_contests import MODEL_SUBJECTS, model_against_peer
-from sparsejit.perf.peers import Peer, make_peer
+from sparsejit.perf.peers.batch_peers import make_batch_peer
+from sparsejit.perf.peers.peers import Peer, make_peer
 from sparsejit.perf.problems import ALL_PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
 from sparsejit.runtime.native_timing import aligned, median_of_least

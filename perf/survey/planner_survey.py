@@ -19,7 +19,7 @@ from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.perf.kernels import checked_error, exact_output
 from sparsejit.perf.problems import FloatArray
-from sparsejit.perf.survey_layers import SurveyLayer
+from sparsejit.perf.survey.survey_layers import SurveyLayer
 from sparsejit.planner.batch_plan import plan_batch, price_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.cost import price

@@ -6,7 +6,7 @@ from functools import partial
 from weakref import finalize
 
 from sparsejit.errors import MissingDependency
-from sparsejit.perf.voice_times import NetworkContest
+from sparsejit.perf.voice.voice_times import NetworkContest
 from sparsejit.runtime.native_timing import pinned
 
 REAL_TIME = "real time"

@@ -13,7 +13,7 @@ from sparsejit.lowering.loop import Role
 from sparsejit.lowering.probes import SLOT_BYTES, StampProbe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
-from sparsejit.perf.synthesis import sample_us
+from sparsejit.perf.voice.synthesis import sample_us
 from sparsejit.planner.calibration import calibrated
 from sparsejit.voice.spec.loop_arrays import LoopArrays
 from sparsejit.voice.spec.sample_graph import SampleGraph

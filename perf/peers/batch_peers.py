@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.spec import Layout
-from sparsejit.perf.peers import (
+from sparsejit.perf.peers.peers import (
     CBLAS_NO_TRANSPOSE,
     CBLAS_TRANSPOSE,
     COLUMN_MAJOR,

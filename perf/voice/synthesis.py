@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsejit.perf.peers import single_threaded
+from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
-from sparsejit.perf.voice_networks import FRAMES, trained_network
+from sparsejit.perf.voice.voice_networks import FRAMES, trained_network
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.speak.wavernn import WaveRNN

@@ -1,0 +1,1 @@
+"""What is claimed of speed, and how `sparsejit bench check` holds it to this machine."""

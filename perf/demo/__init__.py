@@ -1,0 +1,1 @@
+"""The page and pictures of `sparsejit demo`."""

@@ -1,0 +1,1 @@
+"""The rivals: libraries here, and engines in processes of their own."""

@@ -1,0 +1,1 @@
+"""What the planner chooses and predicts, beside what is measured."""
