@@ -26,6 +26,7 @@ from sparsejit.lowering.shared_tiles import build_shared_tiles
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
@@ -72,7 +73,8 @@ def make_variant(
     """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do."""
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
-    passed = run_passes(with_cheapest_convolutions(graph, options))
+    layers = with_cheapest_convolutions(quantised_layers(graph), options)
+    passed = run_passes(layers)
     final = with_rounded_inputs(with_dtypes(passed, dtypes))
     variant = lowered_variant(final, options, tile, name, progress)
     return replace(variant, compile_ms=1e3 * (time.perf_counter() - started))

@@ -14,12 +14,14 @@ from test_onnx import graph_model
 
 import sparsejit
 from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import int8_convolutions
 from sparsejit.lowering.convolution.int8_convolutions import with_cheapest_convolutions
 from sparsejit.machine.target import Target
+from sparsejit.passes.quantised_layers import quantised_layers
 
 X_SCALE, Y_SCALE = 0.02, 0.05
 ZEROS = [np.uint8(0), np.uint8(117), np.int8(-128), np.int8(0), np.int8(5)]
@@ -60,6 +62,11 @@ def convolution_model(
         helper.make_node("DequantizeLinear", ["qy", "y_scale", "zero"], ["y"]),
     ]
     return graph_model(nodes, {"x": ("n", channels, size, size)}, constants, 13, 4)
+
+
+def layers_of(model: Any) -> Graph:
+    """The graph before other passes."""
+    return quantised_layers(import_onnx(model).graph(1))
 
 
 def sparse_bytes(shape: tuple[int, ...], density: float, largest: int = 127) -> np.ndarray:
@@ -158,7 +165,7 @@ def test_the_cheaper_one_is_chosen(
     level = Target.named("avx512")
     bytes_too = level.instruction_sets | {"avx512_vnni"}
     options = ModelOptions(replace(level, instruction_sets=bytes_too))
-    graph = with_cheapest_convolutions(import_onnx(model).graph(1), options)
+    graph = with_cheapest_convolutions(layers_of(model), options)
     (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
     assert op.dtype is expected
 
@@ -199,7 +206,7 @@ def test_weights_that_the_file_quantises_itself() -> None:
     graph.node[2].input[0] = "wq"
     del graph.node[3]
     graph.node.insert(2, quantise)
-    (op,) = (n.op for n in import_onnx(model).graph(1).nodes if isinstance(n.op, Convolution))
+    (op,) = (n.op for n in layers_of(model).nodes if isinstance(n.op, Convolution))
     assert (op.dtype, op.input_shift) == (DType.INT8, 3 - 128)
     assert_within_a_step(model, inputs(np.uint8(3), 24, 28))
 
@@ -229,7 +236,7 @@ def test_weights_beyond_int8_stay_float32() -> None:
     """Unsigned ones lie up to 255 steps from their zero point."""
     weights = np.random.default_rng(1).integers(0, 256, (12, 6, 3, 3)).astype(np.uint8)
     model = convolution_model(weights, np.uint8(80), 6)
-    graph = import_onnx(model).graph(1)
+    graph = layers_of(model)
     (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
     assert op.dtype is DType.FLOAT32
     assert_within_a_step(model, inputs(np.uint8(80), 6, 9))
@@ -238,7 +245,7 @@ def test_weights_beyond_int8_stay_float32() -> None:
 def test_what_is_read_with_another_scale_is_no_layer_in_bytes() -> None:
     model = convolution_model(sparse_bytes((4, 4, 1, 1), 1.0), np.uint8(7), 4)
     model.graph.node[1].input[1] = "y_scale"
-    graph = import_onnx(model).graph(1)
+    graph = layers_of(model)
     (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
     assert op.dtype is DType.FLOAT32
     assert_within_a_step(model, inputs(np.uint8(7), 4, 9))

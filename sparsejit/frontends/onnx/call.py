@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
 
@@ -35,10 +34,8 @@ class Call:
         attributes: Mapping[str, Any],
         opset: int,
         constants: dict[int, tuple[Array, Value]],
-        quantised: dict[str, Quantised],
     ) -> None:
         self.operator, self.outputs = node.op_type, len(node.output)
-        self.result, self.quantised = node.output[0], quantised
         self.opset = opset
         self._names = list(node.input)
         self._operands, self._attributes, self._constants = operands, attributes, constants

@@ -12,8 +12,6 @@ from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
 from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.inference import Inference, check_found, check_known, version_of
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
-from sparsejit.frontends.onnx.operators.quantisation import note_stored
-from sparsejit.frontends.onnx.quantised import Quantised
 from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.views import stack
@@ -78,7 +76,6 @@ class NodeInterpreter:
         self._opset = opset
         self._turns = 0
         self._constants: dict[int, tuple[Array, Value]] = {}
-        self._quantised: dict[str, Quantised] = {}
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
         """Add to `known` what the nodes make of it."""
@@ -105,12 +102,9 @@ class NodeInterpreter:
             sizes = self.inference.sizes(node, operands)
             if mapping is None or is_known:
                 check_known(sizes)
-                note_stored(node, operands, self._quantised)
                 return _computed(node, operands, self._opset)
             attributes = _attributes(node)
-            call = Call(
-                node, operands, attributes, self._opset, self._constants, self._quantised
-            )
+            call = Call(node, operands, attributes, self._opset, self._constants)
             result = mapping(self.write, call)
             check_found(result if isinstance(result, tuple) else (result,), sizes)
         except (Unmapped, InvalidInput) as reason:

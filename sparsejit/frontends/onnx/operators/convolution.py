@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.onnx.quantised import Quantised, fits_int8
 from sparsejit.frontends.writing import (
     arranging,
     convolution,
@@ -15,8 +14,7 @@ from sparsejit.frontends.writing import (
 )
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
-from sparsejit.ir.ops.convolution import Convolution, PoolingKind
-from sparsejit.ir.spec import DType
+from sparsejit.ir.ops.convolution import PoolingKind
 
 Widths = list[tuple[int, int]]
 
@@ -43,9 +41,6 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
 def conv(write: Writer, call: Call) -> Value:
     """A convolution; padding that differs before and after becomes zeros of its own."""
     x, weight, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
-    steps = _int8_steps(write, call, weight)
-    if steps is not None and steps.source is not None:
-        x = steps.source
     rank = len(weight.shape) - 2
     widths = _around(call, x.shape[2:], weight.shape[2:])
     even = all(before == after and before >= 0 for before, after in widths)
@@ -55,34 +50,9 @@ def conv(write: Writer, call: Call) -> Value:
     strides = call.attribute("strides") or [1] * rank
     spans = call.attribute("dilations") or [1] * rank
     groups = call.attribute("group", 1)
-    if steps is None:
-        return convolution.convolution(
-            write, x, weight, bias, strides, padding, spans, False, 0, groups
-        )
-    op = Convolution(
-        tuple(strides),
-        tuple(padding),
-        tuple(spans),
-        groups,
-        dtype=DType.INT8,
-        input_scale=steps.scale,
-        input_shift=steps.shift,
+    return convolution.convolution(
+        write, x, weight, bias, strides, padding, spans, False, 0, groups
     )
-    return write.one(op, x, weight, *(() if bias is None else (bias,)))
-
-
-def _int8_steps(write: Writer, call: Call, weight: Value) -> Quantised | None:
-    """The steps of x where the file has both operands in bytes, None elsewhere.
-
-    Lowering chooses then between int8 and float32, by price.
-    """
-    steps, stored = (call.quantised.get(call.name(place)) for place in (0, 1))
-    filters = write.known(weight)
-    if steps is None or steps.source is None or stored is None or filters is None:
-        return None
-    if filters.ndim not in (3, 4) or not fits_int8(filters.reshape(len(filters), -1)):
-        return None
-    return steps
 
 
 def conv_transpose(write: Writer, call: Call) -> Value:
