@@ -1,4 +1,4 @@
-"""A native function with the signature of a compiled model, whose outputs are its inputs."""
+"""Native functions with the signature of a compiled model: one copies its inputs, one waits."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,7 @@ from sparsejit.x86.operands import Memory, Register, dword, r8, r9, r10, rax, rc
 
 RANDOM = np.random.default_rng(0)
 MISALIGNED = 9
+MOST_LOOKS = 1 << 30  # half a minute or more
 
 
 def copy_words(asm: Assembler, name: str, source: Register, to: Register, count: int) -> None:
@@ -63,3 +64,33 @@ def copying(*types: ArrayType, tile: int | None = None, status: int = 0) -> Nati
 
 def of_type(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(RANDOM.standard_normal(shape) * 2).astype(dtype)
+
+
+class Subclass(np.ndarray):
+    """Not exactly numpy's array: the stub must not assume its layout."""
+
+
+def spin_until_told() -> ExecutableMemory:
+    """Says in the second input that it runs, and waits until the first begins with anything but 0.
+
+    It waits long, but not for ever.
+    """
+    asm = Assembler(Target.detect())
+    again, told = asm.label("again"), asm.label("told")
+    asm.emit("mov", rsi, Memory(rdi, 8))
+    asm.emit("mov", rdi, Memory(rdi))
+    asm.emit("mov", dword(rax), Memory(rdi, 4))
+    asm.emit("mov", Memory(rsi, 4), dword(rax))
+    asm.emit("mov", rcx, MOST_LOOKS)
+    asm.bind(again)
+    asm.emit("mov", dword(rax), Memory(rdi))
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jnz", told)
+    asm.emit("pause")
+    asm.emit("sub", rcx, 1)
+    asm.jump("jnz", again)
+    asm.bind(told)
+    asm.emit("mov", Memory(rsi), dword(rax))
+    asm.emit("xor", dword(rax), dword(rax))
+    asm.emit("ret")
+    return ExecutableMemory(asm.finish().data)

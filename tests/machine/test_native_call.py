@@ -11,19 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from copying_model import copier, copying, of_type
+from copying_model import Subclass, copier, copying, of_type, spin_until_told
 from guard import EDGES, GuardedArray, run_in_child
-from test_kernel_call import Subclass, spin_until_told
 
 from sparsejit.errors import InvalidInput
-from sparsejit.machine.target import Target
 from sparsejit.runtime import call_stub
 from sparsejit.runtime.call_arrays import new_workspace
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
-from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rsi
 
 BATCHES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 257)
 TILE, WIDTH = 4, 6
@@ -294,18 +289,8 @@ def test_threads_never_share_a_workspace() -> None:
 
 def test_the_interpreter_lock_is_released() -> None:
     """Another thread sees that the call has begun, through the second input, and can end it."""
-    spin = spin_until_told()
-    asm = Assembler(Target.detect())
-    asm.emit("push", rbx)
-    asm.emit("mov", rsi, Memory(rdi, 8))
-    asm.emit("mov", rdi, Memory(rdi))
-    asm.emit("mov", rax, spin.address)
-    asm.emit("call", rax)
-    asm.emit("xor", dword(rax), dword(rax))
-    asm.emit("pop", rbx)
-    asm.emit("ret")
     pair = ArrayType("float32", (2,), "x")
-    call = NativeCall(ExecutableMemory(asm.finish().data), [pair, pair], [], 64)
+    call = NativeCall(spin_until_told(), [pair, pair], [], 64)
     told, seen = np.array([1, 1], np.float32), np.zeros(2, np.float32)
     call([told, seen])  # has a workspace from here on
     told[:], seen[:] = (0, 1), 0

@@ -7,79 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import saved_models
+from c_program import built
 from matvec_checks import block_weights
 from system_tools import GCC, needs_gcc, needs_linker, run_tool
 
 import sparsejit
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.machine.target import Target
-
-PROGRAM = r"""
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include "model.h"
-#ifdef OPENED
-#include <dlfcn.h>
-static int (*run)(const float *, float *);
-#else
-#define run model_run
-#endif
-
-static float x[MODEL_X_SIZE], y[2][MODEL_Y_SIZE];
-
-static void *work(void *mine)
-{
-    float again[MODEL_Y_SIZE];
-    int i;
-    if (run(x, mine) != MODEL_OK)
-        return x;
-    for (i = 0; i < 1000; i++)
-        if (run(x, again) != MODEL_OK || memcmp(again, mine, sizeof again))
-            return x;
-    return NULL;
-}
-
-int main(int count, char **names)
-{
-    pthread_t threads[2];
-    void *failure = NULL;
-    FILE *file = fopen(names[1], "rb");
-    int i;
-    if (fread(x, 4, MODEL_X_SIZE, file) != MODEL_X_SIZE)
-        return 2;
-    fclose(file);
-#ifdef OPENED
-    *(void **)&run = dlsym(dlopen(OPENED, RTLD_NOW), "model_run");
-#endif
-    for (i = 0; i < 2; i++)
-        pthread_create(&threads[i], NULL, work, y[i]);
-    for (i = 0; i < 2; i++) {
-        pthread_join(threads[i], &failure);
-        if (failure)
-            return 3;
-    }
-    if (memcmp(y[0], y[1], sizeof y[0]))
-        return 4;
-    file = fopen(names[2], "wb");
-    return fwrite(y[0], 4, MODEL_Y_SIZE, file) == MODEL_Y_SIZE && !fclose(file) ? 0 : count;
-}
-"""
-
-
-def compiled(kind: str, folder: Path) -> Path:
-    """The program around model.o or model.so."""
-    (folder / "main.c").write_text(PROGRAM)
-    how = {
-        "o": [folder / "model.o"],
-        "so": [folder / "model.so", f"-Wl,-rpath,{folder}"],
-        "opened": [f'-DOPENED="{folder}/model.so"', "-ldl"],
-    }
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    output = folder / f"main-{kind}"
-    run_tool(GCC, *warnings, folder / "main.c", *how[kind], "-pthread", "-o", output)
-    return output
-
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "permute": ("avx2", {"strategy": "permute", "activation": "tanh"}),
@@ -101,12 +36,10 @@ def test_c_gets_the_bits_of_python_from_two_threads(tmp_path: Path, case: str) -
         pytest.skip("this machine lacks its instruction sets")
     weights = block_weights((33, 31), 0.3, 8)
     kernel = sparsejit.compile_matrix(weights, np.ones(33), target=level, **options)
-    kernel.export(tmp_path / "model.o", header=tmp_path / "model.h")
-    kernel.export(tmp_path / "model.so")
     x = np.random.default_rng(0).standard_normal(kernel.spec.x_shape).astype(np.float32)
     x.tofile(tmp_path / "x")
     for kind in ("o", "so", "opened") if case == "native" else ("o",):
-        run_tool(compiled(kind, tmp_path), tmp_path / "x", tmp_path / "y")
+        run_tool(built(kernel, tmp_path, 1, kind), tmp_path / "x", tmp_path / "y")
         y = np.fromfile(tmp_path / "y", np.float32)
         np.testing.assert_array_equal(y, kernel(x).ravel(), strict=True)
 
@@ -117,22 +50,23 @@ def kernel() -> sparsejit.Kernel:
 
 
 @needs_gcc
+@pytest.mark.parametrize("name", ["kernel", "words", "recurrent"])
 @pytest.mark.parametrize(
     ("compiler", "options"),
     [("gcc", ["-xc", "-std=c89"]), ("gcc", ["-xc"]), ("g++", ["-xc++", "-std=c++98"])],
 )
 def test_the_header_is_c_and_c_plus_plus(
-    tmp_path: Path, kernel: sparsejit.Kernel, compiler: str, options: list[str]
+    tmp_path: Path, kernel: sparsejit.Kernel, name: str, compiler: str, options: list[str]
 ) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not there")
-    kernel.export(tmp_path / "model.o", header=tmp_path / "model.h")
-    use = '#include "model.h"\n#include "model.h"\nfloat x[MODEL_X_SIZE], y[MODEL_Y_SIZE];\n'
-    use += "int main(void) { return model_run(x, y) + MODEL_UNSUPPORTED_CPU + 1 - MODEL_OK; }\n"
+    exported = kernel if name == "kernel" else saved_models.CASES[name].compiled()
+    exported.export(tmp_path / "model.o", header=tmp_path / "model.h")
+    use = '#include "model.h"\n#include "model.h"\nint main(void) { return model_run == 0; }\n'
     (tmp_path / "main.c").write_text(use)
-    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-    program = ("-xnone", tmp_path / "model.o", "-o", tmp_path / "main")
-    run_tool(compiler, *warnings, *options, tmp_path / "main.c", *program)
+    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-address")
+    linked = ("-xnone", tmp_path / "model.o", "-o", tmp_path / "main")
+    run_tool(compiler, *warnings, *options, tmp_path / "main.c", *linked)
     run_tool(tmp_path / "main")
 
 

@@ -1,116 +1,16 @@
 """Exported models in C programs: the bits of Python's calls, from two threads at once."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from c_program import built
 from saved_models import CASES, Case, compiled, inputs_of, perceptron, words
-from system_tools import GCC, needs_gcc, needs_linker, run_tool
+from system_tools import needs_gcc, needs_linker, run_tool
 
-import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Origin
-
-PROGRAM = r"""
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include "model.h"
-
-#define TILES %(tiles)d
-#ifdef MODEL_TILE
-#define ARGUMENTS , TILES
-#else
-#define ARGUMENTS
-#endif
-#define ALIGNED __attribute__((aligned(MODEL_WORKSPACE_ALIGNMENT)))
-
-%(arrays)s
-static void *const given[] = {%(inputs)s};
-static const long given_bytes[] = {%(input_bytes)s}, made_bytes[] = {%(output_bytes)s};
-
-struct call {
-    char workspace[MODEL_WORKSPACE_BYTES] ALIGNED;
-    %(output_arrays)s
-    int status;
-};
-
-static struct call calls[2];
-
-static void *work(void *mine)
-{
-    struct call *call = mine;
-    %(pointee_out)s *made[] = {%(outputs)s};
-    int i;
-    for (i = 0; i < 300; i++) {
-        memset(call->workspace, i, sizeof call->workspace);
-        call->status |= model_run((const %(pointee_in)s *const *)given, made, call->workspace
-                                  ARGUMENTS);
-    }
-    return NULL;
-}
-
-int main(int count, char **names)
-{
-    pthread_t threads[2];
-    FILE *file = fopen(names[1], "rb");
-    struct call *call = calls;
-    void *const made[] = {%(outputs)s};
-    int i;
-    for (i = 0; i < MODEL_INPUTS; i++)
-        if (fread(given[i], 1, given_bytes[i], file) != (size_t)given_bytes[i])
-            return 102;
-    fclose(file);
-    for (i = 0; i < 2; i++)
-        pthread_create(&threads[i], NULL, work, &calls[i]);
-    for (i = 0; i < 2; i++)
-        pthread_join(threads[i], NULL);
-    file = fopen(names[2], "wb");
-    for (i = 0; i < MODEL_OUTPUTS; i++) {
-        long between = (char *)&calls[1] - (char *)&calls[0];
-        if (memcmp(made[i], (char *)made[i] + between, made_bytes[i]))
-            return 103;
-        fwrite(made[i], 1, made_bytes[i], file);
-    }
-    return fclose(file) || count != 3 ? 104 : calls[0].status | calls[1].status;
-}
-"""
-
-
-def program(model: sparsejit.CompiledModel, tiles: int) -> str:
-    """C that runs the model on the arrays in one file, and writes its outputs to another."""
-    graph = model._first.graph
-    sides = (len(graph.inputs), len(graph.outputs))
-    lengths = {
-        side: [f"TILES * MODEL_{side}_{n}_BYTES" for n in range(count)]
-        for side, count in zip(("INPUT", "OUTPUT"), sides, strict=True)
-    }
-    floats = [
-        all(v.type.element.value == "float32" for v in vs) for vs in (graph.inputs, graph.outputs)
-    ]
-    return PROGRAM % {
-        "tiles": 1 if model.tile is None else tiles,
-        "arrays": "\n".join(f"static char x{n}[{s}];" for n, s in enumerate(lengths["INPUT"])),
-        "inputs": ", ".join(f"x{n}" for n in range(sides[0])),
-        "input_bytes": ", ".join(lengths["INPUT"]),
-        "output_bytes": ", ".join(lengths["OUTPUT"]),
-        "output_arrays": "\n    ".join(f"char y{n}[{s}];" for n, s in enumerate(lengths["OUTPUT"])),
-        "outputs": ", ".join(f"(void *)call->y{n}" for n in range(sides[1])),
-        "pointee_in": "float" if floats[0] else "void",
-        "pointee_out": "float" if floats[1] else "void",
-    }
-
-
-def built(model: sparsejit.CompiledModel, folder: Path, tiles: int, kind: str) -> Path:
-    """The C program, linked with model.o or model.so."""
-    model.export(folder / f"model.{kind}", header=folder / "model.h")
-    (folder / "main.c").write_text(program(model, tiles))
-    how = [folder / "model.so", f"-Wl,-rpath,{folder}"] if kind == "so" else [folder / "model.o"]
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    run_tool(GCC, *warnings, folder / "main.c", *how, "-pthread", "-o", folder / f"main-{kind}")
-    return folder / f"main-{kind}"
 
 
 @needs_gcc
@@ -193,26 +93,6 @@ def test_no_name_ends_the_comment(tmp_path: Path) -> None:
     object.__setattr__(graph.inputs[0], "origin", Origin("x*/ int y; /*"))
     compiled(graph, None).export(tmp_path / "model.o", header=tmp_path / "model.h")
     assert "inputs[0]: float32 x___int_y____[1][16]" in header(tmp_path)
-
-
-@needs_gcc
-@pytest.mark.parametrize("name", ["words", "recurrent"])
-@pytest.mark.parametrize(
-    ("compiler", "options"),
-    [("gcc", ["-xc", "-std=c89"]), ("gcc", ["-xc"]), ("g++", ["-xc++", "-std=c++98"])],
-)
-def test_the_header_is_c_and_c_plus_plus(
-    tmp_path: Path, name: str, compiler: str, options: list[str]
-) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not there")
-    exported(CASES[name], tmp_path)
-    use = '#include "model.h"\n#include "model.h"\nint main(void) { return model_run == 0; }\n'
-    (tmp_path / "main.c").write_text(use)
-    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-address")
-    linked = ("-xnone", tmp_path / "model.o", "-o", tmp_path / "main")
-    run_tool(compiler, *warnings, *options, tmp_path / "main.c", *linked)
-    run_tool(tmp_path / "main")
 
 
 def test_a_model_for_several_threads_is_not_exported(tmp_path: Path) -> None:
