@@ -1,6 +1,7 @@
 """Random models, files and graphs: compiled, run and compared for as long as asked.
 
     python tests/fuzz.py --seed 1 --minutes 60 --kinds torch,onnx --jobs 2 --record
+    python tests/fuzz.py --kinds estimators --cases 2000 --minutes 600
     python tests/fuzz.py --case torch:12345          one case again, in this process
 
 Each case runs in a process that may crash or hang. A finding is a wrong result, an exception that
@@ -80,16 +81,17 @@ def died(task: tuple[str, int], problem: str) -> Outcome:
     return Outcome(*task, "", problem)
 
 
-def tasks(kinds: list[str], seed: int, stop: threading.Event) -> Iterator[tuple[str, int]]:
+def tasks(kinds: list[str], seeds: range, stop: threading.Event) -> Iterator[tuple[str, int]]:
     """Kinds in turn, seed after seed."""
-    while not stop.is_set():
+    for seed in seeds:
         for kind in kinds:
+            if stop.is_set():
+                return
             yield kind, seed
-        seed += 1
 
 
-def run(kinds: list[str], seed: int, minutes: float, jobs: int) -> dict[str, Found]:
-    """Cases from `seed` on for so many minutes; findings are printed as they come."""
+def run(kinds: list[str], seeds: range, minutes: float, jobs: int) -> dict[str, Found]:
+    """Cases of the seeds for so many minutes at most; findings are printed as they come."""
     found = {kind: Found() for kind in kinds}
     stop = threading.Event()
     timer = threading.Timer(60 * minutes, stop.set)
@@ -97,7 +99,7 @@ def run(kinds: list[str], seed: int, minutes: float, jobs: int) -> dict[str, Fou
     timer.start()
     trials = Trials(attempt, died, jobs, PATIENCE_S, most=CASES_A_PROCESS)
     try:
-        for outcome in trials.run(tasks(kinds, seed, stop)):
+        for outcome in trials.run(tasks(kinds, seeds, stop)):
             found[outcome.kind].add(outcome)
             if outcome.problem:
                 print(f"--case {outcome.kind}:{outcome.seed}\n{outcome.problem}\n", flush=True)
@@ -118,7 +120,8 @@ def again(case: str) -> None:
 
 def main(
     seed: Annotated[int, typer.Option(help="Of the first case of each kind.")] = 1,
-    minutes: Annotated[float, typer.Option(help="For how long.")] = 1.0,
+    minutes: Annotated[float, typer.Option(help="For how long at most.")] = 1.0,
+    cases: Annotated[int, typer.Option(min=1, help="Of each kind at most.")] = sys.maxsize,
     kinds: Annotated[str, typer.Option(help="Names with commas between.")] = ",".join(KINDS),
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     case: Annotated[str, typer.Option(help="One case, as kind:seed.")] = "",
@@ -129,7 +132,7 @@ def main(
     if case:
         again(case)
         return
-    found = run(kinds.split(","), seed, minutes, jobs)
+    found = run(kinds.split(","), range(seed, seed + cases), minutes, jobs)
     shared: dict[str, Any] = {"seed": seed, "minutes": minutes, "jobs": jobs}
     rows = [
         {
