@@ -3,6 +3,7 @@
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
+     "together": [[feature, ...], ...],
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ..., "tensors": ...}, ...]}
 
@@ -105,6 +106,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "no_nan": refused.no_nan.tolist(),
         "no_infinity": refused.no_infinity.tolist(),
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
+        "together": [group.tolist() for group in refused.together],
         "classes": _labels_to_data(source.classes),
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
@@ -118,15 +120,16 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     wanted = {
         "name": str, "library": str, "settings": dict, "tile": int, "shared": bool,
         "float64": bool, "flags": str, "no_nan": list, "no_infinity": list, "known": list,
-        "methods": list,
+        "together": list, "methods": list,
     }
     free = {key: header.get(key) for key in ("dtypes", "names", "classes", "labels", "columns")}
     rest = {key: value for key, value in header.items() if key not in free}
     if free.keys() - header.keys():
         raise DamagedFile("has no labels, names or dtypes of an estimator")
-    name, library, settings, tile, shared, float64, flags, nan, infinity, known, methods = (
-        fields_of(rest, **wanted)
+    name, library, settings, tile, shared, float64, flags, *refused, methods = fields_of(
+        rest, **wanted
     )
+    nan, infinity, known, together = refused
     if tile < 1 or flags not in _FLAGS:
         raise DamagedFile(f"has an estimator of tile {tile} and flags {flags!r}")
     graphs = _graphs_from_data(methods, tile, float64, tensors)
@@ -142,6 +145,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
             _mask(nan, features),
             _mask(infinity, features),
             [_known_from_data(entry, features) for entry in known],
+            [_group_from_data(entry, features) for entry in together],
         ),
     )
     kept = settings_from_data(settings)
@@ -227,6 +231,14 @@ def _known_from_data(entry: Any, features: int) -> tuple[int, Array]:
     if not 0 <= feature < features or seen is None or seen.dtype.kind not in "biuf":
         raise DamagedFile(f"has known numbers of feature {feature} of {features}")
     return feature, seen
+
+
+def _group_from_data(entry: Any, features: int) -> Array:
+    if type(entry) is not list or not entry or not {*map(type, entry)} <= {int}:
+        raise DamagedFile("has a group of no features")
+    if not 0 <= min(entry) <= max(entry) < features:
+        raise DamagedFile(f"has a group of features that are not of {features}")
+    return np.array(entry)
 
 
 def _dtypes_from_data(data: Any) -> Dtypes:

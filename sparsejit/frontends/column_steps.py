@@ -48,6 +48,26 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
     return found
 
 
+def computed_together(steps: Sequence[Any], features: Array) -> list[Array]:
+    """The features that steps compute with as one array, in the dtype that these have in X.
+
+    An encoder gives float64 whatever it takes; selectors and what passes columns do not compute.
+    """
+    computing = [step for step in steps if _computes(step)]
+    if not computing or type(steps[0]).__name__ == "OneHotEncoder":
+        return []
+    if type(steps[0]).__name__ != "ColumnTransformer":
+        return [features]
+    parts = parts_of(steps[0], len(features))
+    found = [computed_together(part.steps, features[part.columns]) for part in parts]
+    return sum(found, [features] if len(computing) > 1 else [])
+
+
+def _computes(step: Any) -> bool:
+    is_other = hasattr(step, "get_support") or hasattr(step, "predict")
+    return not is_other and type(step).__name__ != "OneHotEncoder"
+
+
 def kept_categories(encoder: Any) -> list[Array]:
     """Of each column of a OneHotEncoder the categories that have a column of their own, float64.
 

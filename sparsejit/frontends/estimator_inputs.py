@@ -1,8 +1,9 @@
 """What estimators take for X, and X as native code reads it.
 
-scikit-learn keeps float32 and makes all other numbers float64; LightGBM keeps both and makes whole
-numbers float32 outside of frames; XGBoost makes everything float32. Infinite and missing values
-are refused where the steps that meet them refuse them.
+scikit-learn keeps float32 and makes all other numbers float64, by itself for each part of a
+ColumnTransformer; its scalers compute in float16 where X has it, which is refused here. LightGBM
+keeps both and makes whole numbers float32 outside of frames; XGBoost makes everything float32.
+Infinite and missing values are refused where the steps that meet them refuse them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.column_steps import kept_categories, parts_of
+from sparsejit.frontends.column_steps import computed_together, kept_categories, parts_of
 from sparsejit.ir.graph import Array
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NUMBERS = "biuf"
+_SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.float32)"
 # The last steps that scikit-learn gives infinite values too.
 _TAKES_INFINITY = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
 
@@ -29,17 +31,19 @@ class Refusals:
     """What the steps of an estimator refuse of X.
 
     `no_nan` and `no_infinity` are masks of features; `known` has the features of which an encoder
-    must have seen every number, and these.
+    must have seen every number, and these; `together` the features of which a step makes one array.
     """
 
     no_nan: Array
     no_infinity: Array
     known: list[tuple[int, Array]]
+    together: list[Array]
 
     @classmethod
     def of(cls, steps: Sequence[Any], features: int) -> Refusals:
         none, every = np.zeros(features, bool), np.ones(features, bool)
-        found = cls(none.copy(), none.copy(), [])
+        together = computed_together(steps, np.arange(features))
+        found = cls(none.copy(), none.copy(), [], together)
         found._follow(steps, _Columns(np.arange(features), every, every, every))
         return found
 
@@ -126,6 +130,8 @@ class EstimatorInput:
                 f"X has shape {array.shape}; give (samples, {self.features}): "
                 "X.reshape(1, -1) for one sample"
             )
+        if array is not X and self._keeps_dtypes and hasattr(X, "columns"):
+            array = self._as_computed(array, X)
         if not len(array):
             return self._without_samples(array)
         # For one row the search takes a third of the time of `all`.
@@ -144,6 +150,11 @@ class EstimatorInput:
     def _refuses(self) -> bool:
         """Whether any value of X is refused."""
         return bool(self.refusals.no_nan.any() or self.refusals.no_infinity.any())
+
+    @cached_property
+    def _keeps_dtypes(self) -> bool:
+        """Whether steps compute in dtypes that columns of X have."""
+        return self.reads_float64 and bool(self.refusals.together)
 
     def _array_of(self, X: Any) -> Array:
         """The array of a frame, a sparse matrix or nested lists."""
@@ -186,6 +197,8 @@ class EstimatorInput:
             raise InvalidInput(
                 f"X has dtype {array.dtype}; give numbers, real ones: X.astype(np.float64)"
             )
+        if array.dtype == np.float16 and self._keeps_dtypes:
+            raise InvalidInput(_SHORT)
         try:
             if array.dtype.kind == "O":
                 array = array.astype(np.float64)
@@ -196,6 +209,24 @@ class EstimatorInput:
                 return array.astype(wanted, copy=False)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
+
+    def _as_computed(self, array: Array, X: Any) -> Array:
+        """The array of a frame in the one dtype that steps compute in, each by its columns' own."""
+        kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
+        groups = self.refusals.together
+        computed = {np.result_type(*(kinds[number] for number in group)) for group in groups}
+        if np.float16 in computed:
+            raise InvalidInput(_SHORT)
+        wanted = {kind if kind == _FLOAT32 else _FLOAT64 for kind in computed}
+        with np.errstate(over="ignore"):
+            made = array.astype(wanted.pop(), copy=False)
+        if wanted or not np.array_equal(made, array, equal_nan=True):
+            raise InvalidInput(
+                f"X has columns of {', '.join(sorted({str(kind) for kind in X.dtypes}))}, and the "
+                "ColumnTransformer computes with each part in its own dtype; give one dtype: "
+                "X.astype(np.float64)"
+            )
+        return made
 
     def _without_samples(self, array: Array) -> Array:
         if self.library == "xgboost":

@@ -68,8 +68,9 @@ def _without_steps(steps: Sequence[Any], x: TensorType, forest: ReadForest) -> R
     for repeat in range(_repeats(source).max(initial=-1) + 1):
         own = _repeats(source) == repeat  # of outputs with the same source one at a time
         which = compared & own[feature]
-        wanted = feature[which], thresholds[which]
-        seen[which] = numbers.from_x(steps, features, (source, own), wanted)
+        if which.any():
+            wanted = feature[which], thresholds[which]
+            seen[which] = numbers.from_x(steps, features, (source, own), wanted)
     nodes[:, 0] = source[feature]
     encoded = np.flatnonzero(~compared)
     levels = np.zeros((2, 0))
@@ -240,7 +241,7 @@ def _stepped(step: Any, x: Array) -> Array:
         parts = parts_of(step, x.shape[1])
         return np.hstack([_transformed(part.steps, x[:, part.columns]) for part in parts])
     if kind == "PowerTransformer":  # it refuses what its own powers make infinite
-        largest = float(np.finfo(x.dtype).max) ** (1 / (2 + np.abs(step.lambdas_).max()))
-        x = np.clip(x, -largest, largest)
+        largest = np.finfo(x.dtype).max ** (1 / (2 + np.abs(step.lambdas_).max()))
+        x = np.clip(x, -largest, largest, dtype=x.dtype)
     made = step.transform(x.copy())
     return np.asarray(made.toarray() if hasattr(made, "toarray") else made)

@@ -10,7 +10,7 @@ and one ulp beside.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -163,7 +163,7 @@ def _rows(
     if generator.random() < 0.1:
         odd = generator.choice([np.nan, np.inf, -np.inf])
         rows[generator.integers(len(rows)), generator.integers(rows.shape[1])] = odd
-    return _framed(generator, estimator, rows) if generator.random() < 0.25 else rows
+    return _framed(generator, rows) if generator.random() < 0.25 else rows
 
 
 def _on_thresholds(generator: np.random.Generator, estimator: Any, rows: Array) -> None:
@@ -183,18 +183,13 @@ def _on_thresholds(generator: np.random.Generator, estimator: Any, rows: Array) 
     rows[generator.integers(0, len(rows), len(chosen)), nodes[chosen, 0]] = values
 
 
-def _framed(generator: np.random.Generator, estimator: Any, rows: Array) -> Any:
-    """A frame, some of whose columns have another dtype; the rows where there is no pandas.
-
-    A ColumnTransformer computes with each part in that part's own dtype, which is not done here.
-    """
+def _framed(generator: np.random.Generator, rows: Array) -> Any:
+    """A frame, some of whose columns have another dtype; the rows where there is no pandas."""
     try:
         import pandas
     except ImportError:
         return rows
     frame = pandas.DataFrame(rows)
-    if hasattr(estimator, "steps") and hasattr(estimator[0], "transformers"):
-        return frame
     for column in generator.choice(rows.shape[1], rows.shape[1] // 3, replace=False):
         values = frame[column]
         if np.isfinite(values).all() and (np.abs(values) < 1e6).all():
@@ -228,7 +223,12 @@ def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
         except InvalidInput:
             return "refused"
         raise AssertionError(f"{name}: the library refuses: {error}") from error
-    found = getattr(compiled, method)(case.rows)
+    try:
+        found = getattr(compiled, method)(case.rows)
+    except InvalidInput as error:
+        if "computes with each part in its own dtype" in str(error):
+            return "refused for its dtypes"
+        raise
     assert found.shape == wanted.shape, f"{name} has shape {found.shape}, not {wanted.shape}"
     if method == "predict" and hasattr(case.estimator, "classes_"):
         assert found.dtype == wanted.dtype, f"{name} is of {found.dtype}, not {wanted.dtype}"
@@ -242,8 +242,20 @@ def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
         finite &= wanted > SMALLEST_LOGARITHM
     largest = max(1.0, np.abs(wanted[finite]).max(initial=0.0))
     worst = np.abs(found[finite] - wanted[finite]).max(initial=0.0) / largest
+    if worst > bound:
+        bound += 2 * _own_error(case, method, finite) / largest
     assert worst <= bound, f"{name} differs by {worst:.1e}"
     return "equal"
+
+
+def _own_error(case: EstimatorCase, method: str, which: Array) -> float:
+    """How far float32 takes the library's own sums of products from what they are in float64."""
+    last = case.estimator[-1] if hasattr(case.estimator, "steps") else case.estimator
+    if not hasattr(last, "coef_"):
+        return 0.0
+    exact = replace(case, rows=case.rows.astype(np.float64))
+    apart = np.abs(_answer(exact, method) - _answer(case, method))
+    return float(apart[which].max(initial=0.0))
 
 
 def _is_tied(case: EstimatorCase) -> Array:

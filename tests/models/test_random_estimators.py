@@ -13,7 +13,11 @@ from sparsejit.frontends.forests import FORESTS  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("seed", range(len(KINDS)))
+# Once wrong: powers of float32 on thresholds, and frames whose columns have several dtypes.
+WRONG = (368, 479, 536, 1239, 1551)
+
+
+@pytest.mark.parametrize("seed", [*range(len(KINDS)), *WRONG])
 def test_it_equals_its_library(seed: int) -> None:
     assert check(make(seed)) in ("equal", "refused")
 
