@@ -3,7 +3,6 @@
 The caller is pinned to one core as everywhere here; its workers go where Linux puts them.
 """
 
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -12,17 +11,10 @@ import numpy as np
 
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.ir.spec import DType
-from sparsejit.machine.target import Target
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import FloatArray, MatVecProblem
-from sparsejit.runtime.executable_memory import ExecutableMemory
-from sparsejit.runtime.native_timing import median_of_least, time_native
-from sparsejit.runtime.workers import NativePart, pool
-from sparsejit.x86.assembler import Assembler, line
-from sparsejit.x86.operands import rax, rcx
+from sparsejit.runtime.native_timing import median_of_least
 
-# A part of about two microseconds, all in registers: cores cannot disturb each other.
-_CHAIN = 8192
 _ROUNDS = 8
 
 
@@ -62,18 +54,6 @@ class _ThreadedLayer:
         return Gain(self.problem, dtype, name, threads, float(times[0]), float(times[1]))
 
 
-def barrier(threads: int) -> float:
-    """Nanoseconds that a call of equal parts costs beyond one part: request and answer.
-
-    The median over rounds, in each of which one part and all are timed at the same clock.
-    """
-    one, many = _function([_chain]), _function([_chain] * threads)
-    return statistics.median(
-        time_native(many.address).median_ns - time_native(one.address).median_ns
-        for _ in range(_ROUNDS)
-    )
-
-
 def gains(
     problems: Iterable[MatVecProblem],
     threads: int,
@@ -96,22 +76,3 @@ def gains(
         progress(f"round {number} of {_ROUNDS}")
         rounds.append([case.times() for case in cases])
     return [case.gain(np.min(times, axis=0)) for case, *times in zip(cases, *rounds, strict=True)]
-
-
-def _chain(asm: Assembler) -> None:
-    asm.stamp(_CHAIN, [line("add", rax, rcx)])
-
-
-def _function(parts: list[Callable[[Assembler], None]]) -> ExecutableMemory:
-    """void f(x, y), which runs all parts at once."""
-    asm = Assembler(Target.detect())
-    pool().require(len(parts) - 1)
-    natives = [NativePart(asm.label("part"), 0) for _ in parts]
-    if len(parts) > 1:
-        pool().emit_dispatcher(asm, natives, np.inf)
-    for native, emit in zip(natives, parts, strict=True):
-        asm.align(64)
-        asm.bind(native.label)
-        emit(asm)
-        asm.emit("ret")
-    return ExecutableMemory(asm.finish().data)

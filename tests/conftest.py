@@ -11,6 +11,8 @@ import pytest
 from fake_clock import FakeClock, ticking
 from hypothesis import settings
 
+from sparsejit.machine.core import SharingPrices
+from sparsejit.planner import sharing
 from sparsejit.runtime import native_timing
 
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
@@ -45,6 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if key := config.getoption("--processor"):
         pretended_processor.install(key)
+
+
+@pytest.fixture(scope="module")
+def barriers_are_free() -> Iterator[None]:
+    """Small layers are split too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "sharing_prices", lambda target: SharingPrices(0.0, 1e9))
+        yield
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ INNER_ROOMS = {
 
 # What lowering may ask the planner: choices, and what a step should take. It knows no prices.
 CHOICES = {
-    *("attention_plan", "convolution_plan", "forest_plan", "layer_planner", "plan", "split"),
-    "vector_cost",
+    *("attention_plan", "convolution_plan", "forest_plan", "layer_planner", "plan", "sharing"),
+    *("split", "vector_cost"),
 }
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.

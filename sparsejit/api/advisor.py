@@ -22,13 +22,9 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.lowering.tiles import MOST_SAMPLES
 from sparsejit.planner.alternatives import PATTERNS, AlternativePrices
-from sparsejit.planner.split import (
-    available_cores,
-    barrier_ns,
-    parallel_ns,
-    worthwhile_threads,
-)
+from sparsejit.planner.sharing import parallel_ns, worthwhile_threads
 from sparsejit.runtime.step_timing import StepTimes
+from sparsejit.runtime.workers import available_cores
 
 LEAST_LAYER_SHARE = 0.02
 LEAST_SHARE = 0.03
@@ -129,9 +125,7 @@ class _Advisor:
         pattern: str,
         wanted: Callable[[float], float],
     ) -> _Idea:
-        gains = [
-            timed.if_pruned(pattern, wanted(timed.matrix.density)) for timed in layers
-        ]
+        gains = [timed.if_pruned(pattern, wanted(timed.matrix.density)) for timed in layers]
         return _Idea(change, gains, lambda chosen: _pruner(chosen, pattern), _RETRAIN)
 
     def _storage(self, dtype: DType) -> _Idea:
@@ -177,14 +171,14 @@ class _Advisor:
         cores = available_cores()
         if self.variant.options.threads > 1 or cores == 1:
             return
-        barrier = barrier_ns(self.variant.options.target)
+        target = self.variant.options.target
         gains, most = [], 1
         for timed in self.layers:
             # The products of a recurrence run on one.
             if isinstance(timed.step.facts.layer, MatVec) and timed.products == 1:
-                count = worthwhile_threads(timed.ns, cores, barrier)
+                count = worthwhile_threads(timed.ns, cores, target)
                 most = max(most, count)
-                saved_ns = timed.ns - parallel_ns(timed.ns, count, barrier)
+                saved_ns = timed.ns - parallel_ns(timed.ns, count, target)
                 gains.append(LayerGain(timed.name, saved_ns))
         risk = "none for results but rounding; the cores must be free"
         yield _Idea(f"share layers among {most} threads", gains, lambda _: f"threads={most}", risk)

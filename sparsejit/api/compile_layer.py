@@ -21,8 +21,9 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.planner.plan import AUTO
-from sparsejit.planner.split import available_cores, parse_threads
+from sparsejit.planner.split import parse_threads
 from sparsejit.runtime.program import build, debug_level
+from sparsejit.runtime.workers import available_cores
 
 
 def compile_matrix(

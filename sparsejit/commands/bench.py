@@ -24,6 +24,7 @@ from sparsejit.commands.console import (
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.measuring.thread_loops import barrier_ns
 from sparsejit.planner.split import parse_threads
 
 ProblemsOption = Annotated[
@@ -130,13 +131,13 @@ def threads(
     """Time layers on one thread and shared among several, and the barrier between these."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf.problems import PROBLEMS, problems_named
-    from sparsejit.perf.threads import barrier, gains
+    from sparsejit.perf.threads import gains
 
     chosen = problems_named(problem or PROBLEMS, PROBLEMS)
     dtypes, count = _dtypes(dtype), parse_threads(count)
     check_outputs(out)
     with error_console.status("") as status:
-        meeting = barrier(count)
+        meeting = barrier_ns(Target.detect(), count)
         found = gains(chosen, count, dtypes, status.update)
     rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
     if hand_over({"barrier_ns": meeting, "gains": rows}, as_json, out):

@@ -27,6 +27,8 @@ def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
         "steps": steps,
         **tricks,
         "shared_way": core.shared_way,
+        "barrier_ns": core.sharing.barrier_ns,
+        "crossing_bytes": core.sharing.crossing_bytes,
         "origin": core.origin,
     }
     if hand_over(report, as_json, out):
@@ -39,4 +41,6 @@ def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     figures = ", ".join(f"{name} {cycles:.2f}" for name, cycles in steps.items())
     console.print(f"steps, cycles: {figures}")
     console.print(", ".join(f"{name} {'on' if on else 'off'}" for name, on in tricks.items()))
+    barrier, crossing = core.sharing[:2]
+    console.print(f"another core: {barrier:.0f} ns a barrier, {crossing:.1f} bytes a ns cross")
     say(core.origin)

@@ -24,7 +24,7 @@ from sparsejit.commands.console import (
 )
 from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
-from sparsejit.planner.split import available_cores
+from sparsejit.runtime.workers import available_cores
 from sparsejit.selftest.cases import derive, levels
 from sparsejit.selftest.examination import Verdict
 from sparsejit.selftest.processes import MOST_FAILURES, SelfTest

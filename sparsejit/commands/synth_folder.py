@@ -11,6 +11,7 @@ from sparsejit.commands.console import error_console, print_json, say
 from sparsejit.commands.synth_progress import SpeakingBar
 from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
+from sparsejit.runtime.workers import available_cores
 from sparsejit.voice.speak.bulk import (
     Crew,
     FolderReport,
@@ -19,7 +20,7 @@ from sparsejit.voice.speak.bulk import (
     speak_tasks,
     tasks_of,
 )
-from sparsejit.voice.speak.crews import available_cores, ray_cluster, worker_processes
+from sparsejit.voice.speak.crews import ray_cluster, worker_processes
 from sparsejit.voice.spec.trained import TrainedNetwork
 
 

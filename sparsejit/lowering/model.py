@@ -40,6 +40,7 @@ from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
 from sparsejit.lowering.threads.waves import Wave, schedule
 from sparsejit.planner.layer_planner import weight_bytes
+from sparsejit.planner.sharing import WavePrices
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
@@ -140,7 +141,7 @@ def lower_model(
         if not _is_there(view, number):
             wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
             low.copy(view, wanted, value.origin)
-    waves = schedule(low.steps, options.threads_a_tile, options.target.core)
+    waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
     memory = plan_memory([[[t.step for t in each] for each in wave.threads] for wave in waves])
     return LoweredModel(graph, options, tuple(low.steps), waves, memory)
 

@@ -137,6 +137,22 @@ class AttentionPrices(NamedTuple):
     apart: float
 
 
+class SharingPrices(NamedTuple):
+    """What it costs to share work with another core.
+
+    barrier_ns: nanoseconds to hand it a part and to hear of its end.
+    crossing_bytes: bytes a nanosecond at which it gets what another core wrote last.
+    torn_line_bytes: as long as so many bytes take, a cache line passes back and forth of which two
+        cores write a part each.
+    least_gain: times faster than on one thread that work must be predicted to be.
+    """
+
+    barrier_ns: float
+    crossing_bytes: float
+    torn_line_bytes: float = 512.0
+    least_gain: float = 1.25
+
+
 @dataclass(frozen=True)
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
@@ -168,8 +184,7 @@ class Core:
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
     a cycle. `csr`: by level and arithmetic; `attention`: by level. `ask_ahead`: bytes ahead of
     which straight code from beyond L2 asks for the code to come. `l3_share`: the part of L3 that a
-    process can count on. `barrier_ns`: to hand work to another core and to hear of its end.
-    `crossing_bytes`: a nanosecond, of what another core wrote last.
+    process can count on.
     """
 
     key: str
@@ -199,8 +214,7 @@ class Core:
     multipliers: float
     ask_ahead: int
     l3_share: float
-    barrier_ns: float
-    crossing_bytes: float
+    sharing: SharingPrices = field(repr=False)
     vendor: str = ""
     family: int = 0
     models: frozenset[int] = frozenset()

@@ -20,16 +20,14 @@ from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.plan import Candidate, Plan
+from sparsejit.planner.sharing import barrier_ns, gains_enough, why_alone
 from sparsejit.planner.split import (
-    LEAST_GAIN,
     ROW_STEP,
     Part,
     Split,
-    barrier_ns,
     nearest_bounds,
     some_rows,
     undivided,
-    why_alone,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +44,8 @@ def split_batch(
     """Divide a batch over at most `threads` threads; `planner` plans the rows of one."""
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     layer = _Layer(spec, matrix, whole, planner)
-    barrier = barrier_ns(planner.target)
+    target = planner.target
+    barrier = barrier_ns(target)
     scale = ns / max(layer.expected_ns(spec, matrix), 1e-9)
 
     def expected(cut: _Cut) -> float:
@@ -54,8 +53,8 @@ def split_batch(
 
     cuts = [cut for count in _counts(threads) for cut in layer.cuts(count)]
     best = min(cuts, key=expected, default=None)
-    if best is None or ns < LEAST_GAIN * expected(best):
-        return undivided(spec, matrix, whole, why_alone(ns, threads, barrier))
+    if best is None or not gains_enough(ns, expected(best), target):
+        return undivided(spec, matrix, whole, why_alone(ns, threads, target))
     parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds)
     reason = f"{ns:.0f} ns expected on one thread, {expected(best):.0f} on these"
     return Split(tuple(parts), reason, ns - expected(best))

@@ -17,15 +17,16 @@ from statistics import geometric_mean
 from threading import Lock
 from typing import Any
 
-from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.files import check_writable
 from sparsejit.machine.core import Core, StepPrice
 from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
-from sparsejit.measuring import core_loops
+from sparsejit.measuring import core_loops, thread_loops
 from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
 from sparsejit.planner.cost import all_steps
 from sparsejit.planner.step_times import Key, step_prices
+from sparsejit.runtime.workers import available_cores, pool
 
 CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
 
@@ -42,21 +43,27 @@ _LEAST_GAIN, _TRIES = 1.05, 3
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured. `steps` are cycles; `tricks` are fields of `Core`."""
+    """What was measured. `steps` are cycles; `tricks` are fields of `Core`.
+
+    `sharing`: fields of `SharingPrices`; none where no second core came.
+    """
 
     rates: Rates
     steps: dict[Key, float]
     shared_way: float
     tricks: dict[str, bool]
+    sharing: dict[str, float]
     measured_on: str
 
     def on(self, core: Core) -> Core:
         """The core's data with these in place of its own.
 
         What is a matter of a design of core stays where its data are measured, on whole kernels:
-        of them only the clock and what lies beyond L2 differ from product to product.
+        of them only the clock, what lies beyond L2 and how far apart cores are differ from machine
+        to machine.
         """
         measured = f"measured on {self.measured_on}"
+        core = replace(core, sharing=core.sharing._replace(**self.sharing))
         if not core.assumed:
             return replace(core, rates=self._far_rates(core.rates), measured=measured)
         return replace(
@@ -207,6 +214,7 @@ def _file(target: Target) -> Path:
 
 
 def _measured(target: Target) -> Measured:
+    before = _sharing(target)
     clock = core_loops.cycles_per_ns(target)
     rates = _rates(target, clock)
     code, data = (clock * rate["L2"] for rate in (rates.code, rates.data))
@@ -215,6 +223,7 @@ def _measured(target: Target) -> Measured:
         step_prices(target),
         core_loops.shared_way(target, code, data),
         _tricks(target),
+        _dearer(before, _sharing(target)),
         date.today().isoformat(),
     )
 
@@ -238,8 +247,8 @@ def _rates(target: Target, clock: float) -> Rates:
     return Rates(
         clock,
         {**target.core.rates.data, **{level: rate / clock for level, rate in data.items()}},
-        # In L1 the execution ports are the limit, and code from memory would take a second to
-        # fault in for a case that no kernel should be in: for these the core's data stay.
+        # In L1 the execution ports are the limit, and code from memory takes over a second to make
+        # and to fault in: for these the core's data stay.
         {**target.core.rates.code, **{level: rate / clock for level, rate in code.items()}},
     )
 
@@ -265,6 +274,36 @@ def _tricks(target: Target) -> dict[str, bool]:
     return gains
 
 
+def _sharing(target: Target) -> dict[str, float]:
+    """What another core costs; nothing where none comes. Leaves no worker that was not there."""
+    if available_cores() == 1:
+        return {}
+    had_workers = pool().workers > 0
+    try:
+        found = thread_loops.sharing(target)
+    except CompileError:  # the system refuses another thread
+        return {}
+    finally:
+        if not had_workers:
+            pool().stop()
+    known = _known_sharing(target.core)
+    least, most = _PLAUSIBLE
+    return {
+        name: min(max(value, least * known[name]), most * known[name])
+        for name, value in zip(known, found or (), strict=False)
+    }
+
+
+def _dearer(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """Virtual cores move within seconds, now to one core of their host and now to two."""
+    return max(one, other, key=lambda found: found.get("barrier_ns", 0.0))
+
+
+def _known_sharing(core: Core) -> dict[str, float]:
+    """What calibration measures of it."""
+    return {"barrier_ns": core.sharing.barrier_ns, "crossing_bytes": core.sharing.crossing_bytes}
+
+
 def _to_json(measured: Measured) -> dict[str, Any]:
     return {**asdict(measured), "steps": {" ".join(k): v for k, v in measured.steps.items()}}
 
@@ -279,6 +318,8 @@ def _checked(stored: object, core: Core) -> Measured:
         for name, known in (("data", core.rates.data), ("code", core.rates.code))
     )
     steps, tricks = found["steps"], _fields("tricks", found["tricks"], set(TRICKS))
+    known = _known_sharing(core)
+    shared = _fields("sharing", found["sharing"], set(known) if found["sharing"] else set())
     known_steps = {" ".join(key): price.cycles for key, price in all_steps(core).items()}
     if not isinstance(steps, dict) or not steps.keys() <= known_steps.keys():
         raise DamagedFile("steps has keys that are no kind, level and dtype of a step")
@@ -296,6 +337,7 @@ def _checked(stored: object, core: Core) -> Measured:
         {_key(key): cycles[key] for key in cycles},
         found["shared_way"],
         tricks,
+        _numbers("sharing", shared, known),
         found["measured_on"],
     )
 

@@ -6,7 +6,6 @@ gives the same bits on every call, whichever thread runs a part and whenever. An
 threads may plan the parts otherwise, and so round otherwise.
 """
 
-import os
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +18,13 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import AUTO, Plan
-from sparsejit.runtime.workers import MAX_THREADS, NativePart, pool
+from sparsejit.planner.sharing import (
+    barrier_ns,
+    parallel_ns,
+    why_alone,
+    worthwhile_threads,
+)
+from sparsejit.runtime.workers import MAX_THREADS, NativePart, available_cores, pool
 from sparsejit.x86.assembler import Assembler
 
 if TYPE_CHECKING:
@@ -27,9 +32,6 @@ if TYPE_CHECKING:
 
 # Parts begin where a vector of outputs begins.
 ROW_STEP = 16
-
-# A second core is taken only for so much: the prediction may be half as wrong.
-LEAST_GAIN = 1.25
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,6 @@ class Split:
         return lines
 
 
-def barrier_ns(target: Target) -> float:
-    """What a call costs beyond its longest part: to hand one to a worker and hear of its end."""
-    return target.core.barrier_ns
-
-
-def available_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def parse_threads(threads: int | str) -> int:
     """A number of threads; "auto" is one a core. Raises InvalidInput for anything else."""
     if threads == AUTO:
@@ -173,35 +165,18 @@ def split(
     """
     steps, target = -(-spec.out_features // ROW_STEP), planner.target
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
-    barrier = barrier_ns(target)
-    count = worthwhile_threads(ns, min(threads, steps), barrier)
+    count = worthwhile_threads(ns, min(threads, steps), target)
     if count == 1:
-        return undivided(spec, matrix, whole, why_alone(ns, threads, barrier))
-    bounds = _balanced_bounds(spec, matrix, whole, target, count, barrier / ns)
+        return undivided(spec, matrix, whole, why_alone(ns, threads, target))
+    head_start = barrier_ns(target) / ns
+    bounds = _balanced_bounds(spec, matrix, whole, target, count, head_start)
     parts = []
     for first, end in pairwise(bounds):
         part_spec, rows = some_rows(spec, first, end), matrix.rows(first, end)
         parts.append(Part(first, part_spec, rows, planner.plan(part_spec, rows)))
-    expected = parallel_ns(ns, count, barrier)
+    expected = parallel_ns(ns, count, target)
     reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
     return Split(tuple(parts), reason, ns - expected)
-
-
-def parallel_ns(ns: float, threads: int, barrier: float) -> float:
-    """Expected time of a layer that takes `ns` alone: equal parts, and a barrier a worker."""
-    return ns / threads + barrier * (threads - 1)
-
-
-def worthwhile_threads(ns: float, most: int, barrier: float) -> int:
-    """How many of at most `most` threads make a layer of `ns` fastest; 1 if they gain little."""
-    best = min(range(1, most + 1), key=lambda threads: parallel_ns(ns, threads, barrier))
-    return best if ns >= LEAST_GAIN * parallel_ns(ns, best, barrier) else 1
-
-
-def why_alone(ns: float, threads: int, barrier: float) -> str:
-    if threads == 1:
-        return "one thread was asked for"
-    return f"{ns:.0f} ns is too little to share: a worker costs {barrier:.0f} ns"
 
 
 def _balanced_bounds(
@@ -232,9 +207,7 @@ def _balanced_bounds(
     return [*nearest_bounds(reached, shares), matrix.out_features]
 
 
-def nearest_bounds(
-    reached: npt.NDArray[np.generic], shares: npt.NDArray[np.float64]
-) -> list[int]:
+def nearest_bounds(reached: npt.NDArray[np.generic], shares: npt.NDArray[np.float64]) -> list[int]:
     """The first row of each part, so that parts end near these shares of all.
 
     `reached` is what each `ROW_STEP` rows add up to; each part has some. There is one more part

@@ -51,6 +51,11 @@ CALLING_NS = 9_000.0
 _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
+def available_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 class NativePart(NamedTuple):
     """A function f(x, y) at `label`, and the offsets in bytes of its share of y and of x."""
 

@@ -1,7 +1,7 @@
 """A batch shared among threads: the same numbers, by columns or rows as prices say."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,14 @@ import sparsejit
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout
+from sparsejit.machine.core import SharingPrices
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.planner import batch_split
+from sparsejit.planner import batch_split, sharing
+
+pytestmark = pytest.mark.usefixtures("barriers_are_free")
 
 FEATURE_MAJOR = Layout.FEATURE_MAJOR.value
 LANES = Target.detect().lanes
-
-
-@pytest.fixture(autouse=True, scope="module")
-def barriers_are_free() -> Iterator[None]:
-    """Small layers are split too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_split, "barrier_ns", lambda target: 0.0)
-        yield
 
 
 def columns_of(kernel: sparsejit.Kernel) -> list[int]:
@@ -164,7 +159,7 @@ def test_fewer_threads_are_used_where_more_gain_nothing(monkeypatch: pytest.Monk
 def test_a_barrier_that_costs_more_than_it_saves_is_not_paid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_split, "barrier_ns", lambda target: 1e6)
+    monkeypatch.setattr(sharing, "sharing_prices", lambda target: SharingPrices(1e6, 1.0))
     assert columns_of(shared(64)) == [64]
 
 

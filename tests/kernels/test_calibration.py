@@ -18,6 +18,7 @@ import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
+from sparsejit.measuring import thread_loops
 from sparsejit.planner import cache, calibration
 from sparsejit.planner.cost import all_steps
 
@@ -33,6 +34,7 @@ MEASURED = {
     "steps": {"dense avx2 float32": 0.5, "permute avx512 bfloat16": 2.5},
     "shared_way": 0.25,
     "tricks": {"padding": True, "redirects": False, "placement": True},
+    "sharing": {"barrier_ns": 400.0, "crossing_bytes": 15.0},
     "measured_on": "2026-01-31",
 }
 TRICKS_OFF = {"padding": False, "redirects": False, "placement": False}
@@ -43,6 +45,7 @@ STILL_RIGHT = {
     "('shared_way',) zero",
     "('shared_way',) tiny",
     *(f"('tricks', '{trick}') true" for trick in MEASURED["tricks"]),
+    "('sharing',) table",
 }
 CAN_BE_KEPT = calibration._can_be_kept
 
@@ -82,7 +85,40 @@ def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
         assert core.rates.data == MEASURED["rates"]["data"]
         assert all_steps(core)["permute", "avx512", "bfloat16"].cycles == 2.5
         assert (core.padding, core.redirects, core.placement) == (True, False, True)
+    assert core.sharing == own.sharing._replace(barrier_ns=400.0, crossing_bytes=15.0)
     assert core.origin == f"measured on 2026-01-31, {file}"
+
+
+def test_without_a_second_core_its_price_is_the_data_s() -> None:
+    target = Target.detect()
+    processor_file(target).write_bytes(as_json({**MEASURED, "sharing": {}}))
+    core = calibration.calibrated(target).core
+    assert core.rates != target.core.rates and core.sharing == target.core.sharing
+
+
+def test_another_core_is_priced_where_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dearer of two; no number that a kept file may not have."""
+    target = replace(Target.detect(), core=core_named("zen5"))
+    known = target.core.sharing
+    monkeypatch.setattr(calibration, "available_cores", lambda: 2)
+    monkeypatch.setattr(thread_loops, "sharing", lambda target: (500.0, 9.0))
+    dear = calibration._sharing(target)
+    assert dear == {"barrier_ns": 500.0, "crossing_bytes": 9.0}
+    monkeypatch.setattr(thread_loops, "sharing", lambda target: (150.0, float("inf")))
+    near = calibration._sharing(target)
+    assert near == {"barrier_ns": 150.0, "crossing_bytes": 100 * known.crossing_bytes}
+    assert calibration._dearer(near, dear) == calibration._dearer(dear, {}) == dear
+    monkeypatch.setattr(thread_loops, "sharing", lambda target: None)
+    assert calibration._sharing(target) == {}
+    monkeypatch.setattr(calibration, "available_cores", lambda: 1)
+    monkeypatch.setattr(thread_loops, "sharing", lambda target: pytest.fail("measured"))
+    assert calibration._sharing(target) == {}
+
+
+@pytest.mark.usefixtures("steady_clock")
+def test_where_barriers_take_no_time_no_core_came() -> None:
+    """All that is timed takes as long, two parts as one."""
+    assert thread_loops.sharing(Target.detect()) is None
 
 
 def test_what_was_measured_with_other_data_is_not_used() -> None:
@@ -222,7 +258,7 @@ def measures(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
 
     def measured(target: Target) -> calibration.Measured:
         asked.append(target)
-        return calibration.Measured(target.core.rates, {}, 0.1, TRICKS_OFF, "2026-01-31")
+        return calibration.Measured(target.core.rates, {}, 0.1, TRICKS_OFF, {}, "2026-01-31")
 
     monkeypatch.setattr(calibration, "_measured", measured)
     return asked

@@ -1,7 +1,6 @@
 """Rows shared among threads: the same layer, even parts, and only where it pays."""
 
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,18 +13,14 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
-from sparsejit.planner import split
-from sparsejit.runtime.workers import MAX_THREADS
+from sparsejit.machine.core import SharingPrices
+from sparsejit.machine.target import Target
+from sparsejit.planner import sharing, split
+from sparsejit.runtime.workers import MAX_THREADS, available_cores
 
-pytestmark = pytest.mark.plans
+DEAR = SharingPrices(barrier_ns=200.0, crossing_bytes=10.0)
 
-
-@pytest.fixture(autouse=True, scope="module")
-def barriers_are_free() -> Iterator[None]:
-    """Small layers are split too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "barrier_ns", lambda target: 0.0)
-        yield
+pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("barriers_are_free")]
 
 
 @settings(max_examples=40)
@@ -80,7 +75,7 @@ def test_auto_is_one_thread_a_core() -> None:
 
 
 def test_explain_tells_the_rows_and_the_lack_of_cores() -> None:
-    threads = split.available_cores() + 1
+    threads = available_cores() + 1
     kernel = sparsejit.compile_matrix(np.ones((16 * threads, 8)), threads=threads)
     text = str(kernel.explain())
     assert f"threads: {threads}" in text
@@ -101,7 +96,7 @@ def test_parts_begin_at_whole_vectors_and_weigh_alike() -> None:
 
 
 def test_a_layer_too_small_to_gain_stays_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "barrier_ns", lambda target: 200.0)
+    monkeypatch.setattr(sharing, "sharing_prices", lambda target: DEAR)
     small = sparsejit.compile_matrix(block_weights((64, 64), 0.1, 1), threads=2)
     assert len(small.split.parts) == 1
     assert "too little to share" in str(small.explain())
@@ -111,11 +106,14 @@ def test_a_layer_too_small_to_gain_stays_on_one_thread(monkeypatch: pytest.Monke
 
 @given(ns=st.floats(1, 1e6), most=st.integers(1, 64))
 def test_more_work_never_takes_fewer_threads(ns: float, most: int) -> None:
-    threads = split.worthwhile_threads(ns, most, 200.0)
-    assert 1 <= threads <= most
-    assert split.worthwhile_threads(2 * ns, most, 200.0) >= threads
-    if threads > 1:
-        assert split.parallel_ns(ns, threads, 200.0) * split.LEAST_GAIN <= ns
+    target = Target.detect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "sharing_prices", lambda target: DEAR)
+        threads = sharing.worthwhile_threads(ns, most, target)
+        assert 1 <= threads <= most
+        assert sharing.worthwhile_threads(2 * ns, most, target) >= threads
+        if threads > 1:
+            assert sharing.parallel_ns(ns, threads, target) * DEAR.least_gain <= ns
 
 
 def test_what_every_group_of_rows_costs_does_not_hide_where_the_weights_are() -> None:

@@ -16,10 +16,11 @@ PREPARED = """
     from pathlib import Path
     import numpy as np
     import sparsejit
-    from sparsejit.planner import split
+    from sparsejit.machine.core import SharingPrices
+    from sparsejit.planner import sharing
     from sparsejit.runtime.executable_memory import ExecutableMemory
 
-    split.barrier_ns = lambda target: 0.0  # small layers are shared too
+    sharing.sharing_prices = lambda target: SharingPrices(0.0, 1e9)  # small layers are shared too
     weights = np.random.default_rng(0).standard_normal((48, 16))
     x = np.ones(16, np.float32)
 

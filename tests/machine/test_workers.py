@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from test_calling_convention import PATTERNS, STATUS_FLAGS, UNUSUAL_MXCSR, call_
 import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
-from sparsejit.planner import split
 from sparsejit.runtime import worker_code
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.worker_code import PARKED, SLEEP, mailbox_at
@@ -27,16 +26,10 @@ from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rcx, rdi, rsi
 
+pytestmark = pytest.mark.usefixtures("barriers_are_free")
+
 LONGEST_WAIT_S = 300  # only a hang takes so long
 Eventually = Callable[[Callable[[], bool]], bool]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def barriers_are_free() -> Iterator[None]:
-    """Small layers are split too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "barrier_ns", lambda target: 0.0)
-        yield
 
 
 def make(
@@ -103,9 +96,7 @@ def test_a_dispatcher_keeps_what_a_function_must() -> None:
     assert not found.upper_bytes.any()
 
 
-def dispatcher_of(
-    emit_parts: list[Callable[[Assembler], None]], saved_ns: float = np.inf
-) -> bytes:
+def dispatcher_of(emit_parts: list[Callable[[Assembler], None]], saved_ns: float = np.inf) -> bytes:
     """The code of a dispatcher over hand-made parts; part i writes from y + 4 i on."""
     asm = Assembler(Target.detect())
     pool().require(len(emit_parts) - 1)
@@ -306,8 +297,9 @@ SCRIPT = """
     import os, sys, threading, time
     import numpy as np
     import sparsejit
-    from sparsejit.planner import split
-    split.barrier_ns = lambda target: 0.0
+    from sparsejit.machine.core import SharingPrices
+    from sparsejit.planner import sharing
+    sharing.sharing_prices = lambda target: SharingPrices(0.0, 1e9)
     random = np.random.default_rng(0)
     kernel = sparsejit.compile_matrix(random.standard_normal((64, 64)), threads=4)
     x, y = np.ones(64, np.float32), np.zeros(64, np.float32)

@@ -24,7 +24,7 @@ from sparsejit.planner import alternatives
 from sparsejit.planner.alternatives import PATTERNS, AlternativePrices, random_zeros
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.plan import plan
-from sparsejit.planner.split import parallel_ns, worthwhile_threads
+from sparsejit.planner.sharing import parallel_ns, worthwhile_threads
 from sparsejit.runtime.step_timing import StepTimes
 
 pytestmark = pytest.mark.plans
@@ -199,11 +199,11 @@ def test_threads_where_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advisor, "available_cores", lambda: 4)
     _, variant = compiled(layers_graph(sparse(512, 512)))
     ns = SLOWER * variant.steps[0].facts.predicted_ns
-    barrier = variant.options.target.core.barrier_ns
-    count = worthwhile_threads(ns, 4, barrier)
+    target = variant.options.target
+    count = worthwhile_threads(ns, 4, target)
     suggestion = found(advice(variant), "threads")
     assert suggestion.how == f"threads={count}"
-    assert suggestion.saved_ns == pytest.approx(ns - parallel_ns(ns, count, barrier))
+    assert suggestion.saved_ns == pytest.approx(ns - parallel_ns(ns, count, target))
     shared = replace(variant, options=replace(variant.options, threads=4))
     assert not [each for each in advice(shared).suggestions if "threads" in each.change]
 

@@ -23,16 +23,18 @@ from sparsejit.lowering.model import LoweredModel, lower_model
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import schedule
+from sparsejit.machine.core import SharingPrices
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.perf.zoo import models_named, pruned
+from sparsejit.planner.sharing import WavePrices
 from sparsejit.runtime.workers import pool
 
 
 def eager(isa: str) -> Target:
     """A level whose threads cost nothing to call, so that everything is shared that can be."""
     target = Target.named(isa)
-    return replace(target, core=replace(target.core, barrier_ns=0.0, crossing_bytes=1e9))
+    return replace(target, core=replace(target.core, sharing=SharingPrices(0.0, 1e9)))
 
 
 def lowered_for(graph: Graph, isa: str, threads: int) -> LoweredModel:
@@ -136,8 +138,7 @@ def halves(one: Step) -> Step:
 
 def places(steps: list[Step], barrier_ns: float = 100.0) -> list[list[list[int]]]:
     """The numbers of the steps of each thread of each wave."""
-    core = replace(Target.detect().core, barrier_ns=barrier_ns, crossing_bytes=1e9)
-    waves = schedule(steps, 2, core)
+    waves = schedule(steps, 2, WavePrices(SharingPrices(barrier_ns, 1e9)))
     return [[[each.number for each in steps] for steps in wave.threads] for wave in waves]
 
 
@@ -165,13 +166,22 @@ def test_nothing_is_shared_that_a_barrier_costs_more_than() -> None:
     assert places([halves(step([a], [b], 150.0))], barrier_ns=10.0) == [[[0], [0]]]
 
 
+@pytest.mark.parametrize(("crossing_ns", "threads"), [(350.0, 1), (100.0, 2)])
+def test_what_crosses_later_is_paid_by_what_was_shared(crossing_ns: float, threads: int) -> None:
+    """Half of b, for a step that one thread runs: 1000 ns become 510 and that."""
+    a, b, c = (vector() for _ in range(3))
+    prices = WavePrices(SharingPrices(10.0, b.type.bytes / 2 / crossing_ns))
+    first, _ = schedule([halves(step([a], [b], 1e3)), step([b], [c], 1e3)], 2, prices)
+    assert len(first.threads) == threads
+
+
 def test_a_step_goes_where_its_data_are() -> None:
     """Two chains, then one step of each: swapped they would wait for what crosses."""
     a, b, c, d, e, f = (vector(64_000) for _ in range(6))
-    core = replace(Target.detect().core, barrier_ns=1.0, crossing_bytes=10.0)
+    prices = WavePrices(SharingPrices(1.0, 10.0))
     meeting = step([b.sliced(0, 0, 1), d.sliced(0, 0, 1)], [], 1.0)
     chains = [step([a], [b], 9e4), step([c], [d], 8e4)]
-    waves = schedule([*chains, meeting, step([d], [f], 5e4), step([b], [e], 4e4)], 2, core)
+    waves = schedule([*chains, meeting, step([d], [f], 5e4), step([b], [e], 4e4)], 2, prices)
     homes = {
         each.number: thread
         for wave in waves

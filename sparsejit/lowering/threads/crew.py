@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
+from sparsejit.planner.sharing import WavePrices
 
 Way = tuple[Step, ...]  # a step divided, or alone
 
@@ -20,15 +21,11 @@ class ScheduledStep(NamedTuple):
     step: Step
 
 
-# A line of which two threads write a part passes back and forth: as long as so many bytes take.
-_TORN_LINE_BYTES = 512
-
-
 class LastWriters:
     """Who wrote what in earlier waves, and so has it near."""
 
-    def __init__(self, bytes_a_ns: float) -> None:
-        self._bytes_a_ns = bytes_a_ns
+    def __init__(self, prices: WavePrices) -> None:
+        self._prices = prices
         self._written: dict[Buffer, list[tuple[int, View]]] = {}
 
     def note(self, threads: Sequence[Sequence[ScheduledStep]]) -> None:
@@ -45,13 +42,13 @@ class LastWriters:
             for writer, other in self._written.get(view.buffer, ())
             if writer != thread
         )
-        return crossing / self._bytes_a_ns
+        return self._prices.crossing_ns(crossing)
 
     def torn_ns(self, way: Way) -> float:
         """How long lines of which two parts of a step write some should take."""
         writes = [part.writes for part in way]
         lines = max((sum(map(torn_lines, *both)) for both in pairwise(writes)), default=0)
-        return lines * _TORN_LINE_BYTES / self._bytes_a_ns
+        return self._prices.torn_ns(lines)
 
 
 class _Assigned(NamedTuple):

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import NamedTuple
 
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.crew import Crew, LastWriters, ScheduledStep, Way
-from sparsejit.machine.core import Core
-from sparsejit.planner.split import LEAST_GAIN
+from sparsejit.planner.sharing import WavePrices
 
 
 @dataclass(frozen=True)
@@ -46,36 +44,44 @@ class Wave:
         return [each for steps in self.threads for each in steps]
 
 
-def schedule(steps: Sequence[Step], threads: int, core: Core) -> tuple[Wave, ...]:
+def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[Wave, ...]:
     """Waves for at most so many threads; a wave a step on one, and where nothing gains."""
     each = (ScheduledStep(number, step) for number, step in enumerate(steps))
     alone = tuple(Wave(((one,),), one.step.ns, one.step.ns) for one in each)
     if threads == 1:
         return alone
     ways = _Ways(steps, threads)
-    shared = (_grown_one_by_one(ways, core, reckons) for reckons in (True, False))
-    return min(alone, *shared, key=lambda waves: sum(wave.ns for wave in waves))
+    reckoned = prices, prices.without_crossing
+    found = (_grown_one_by_one(ways, prices, LastWriters(each)) for each in reckoned)
+    shared = (waves for waves in found if _gain_enough(waves, prices))
+    return min([alone, *shared], key=lambda waves: sum(wave.ns for wave in waves))
 
 
-def _grown_one_by_one(ways: _Ways, core: Core, reckons: bool) -> tuple[Wave, ...]:
-    """Each wave as fast as it can be; whether what crosses between cores then is reckoned with.
+def _gain_enough(waves: Sequence[Wave], prices: WavePrices) -> bool:
+    """Whether what threads share is faster by enough, with all that crosses to any wave."""
+    shared_ns = sum(wave.alone_ns for wave in waves if wave.is_shared)
+    saved_ns = sum(wave.alone_ns - wave.ns for wave in waves)
+    return prices.score(shared_ns, shared_ns - saved_ns, True) >= 1
+
+
+def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) -> tuple[Wave, ...]:
+    """Each wave as fast as it can be; `reckoned` says what crosses between cores then.
 
     That does not see what crosses later: without it longer waves are found at times.
     """
     waves: list[Wave] = []
-    reckoned = LastWriters(core.crossing_bytes if reckons else inf)
-    growing = _Growing(ways, core, reckoned)
-    arriving = LastWriters(core.crossing_bytes)
+    growing = _Growing(ways, prices, reckoned)
+    arriving = LastWriters(prices)
     first = 0
     while first < len(ways.steps):
         wave = max(growing.waves_from(first), key=lambda grown: grown.score).wave
         reckoned.note(wave.threads)
-        waves.append(_priced(wave, arriving, core))
+        waves.append(_priced(wave, arriving, prices))
         first += len({each.number for each in wave.steps})
     return tuple(waves)
 
 
-def _priced(wave: Wave, writers: LastWriters, core: Core) -> Wave:
+def _priced(wave: Wave, writers: LastWriters, prices: WavePrices) -> Wave:
     """The wave with all that it should take; its writers are noted."""
     parts: dict[int, list[Step]] = {}
     for number, step in wave.steps:
@@ -86,7 +92,7 @@ def _priced(wave: Wave, writers: LastWriters, core: Core) -> Wave:
         for thread, steps in enumerate(wave.threads)
     ]
     writers.note(wave.threads)
-    return replace(wave, ns=max(busy) + core.barrier_ns * (len(busy) - 1))
+    return replace(wave, ns=prices.wave_ns(max(busy), len(busy)))
 
 
 class _Ways:
@@ -122,8 +128,8 @@ class _Grown(NamedTuple):
 class _Growing:
     """Makes waves that begin with some step."""
 
-    def __init__(self, ways: _Ways, core: Core, writers: LastWriters) -> None:
-        self._ways, self._core, self._writers = ways, core, writers
+    def __init__(self, ways: _Ways, prices: WavePrices, writers: LastWriters) -> None:
+        self._ways, self._prices, self._writers = ways, prices, writers
 
     def waves_from(self, first: int) -> Iterator[_Grown]:
         """The step alone; it and those behind it whole; and divided, in each way to divide it."""
@@ -149,8 +155,7 @@ class _Growing:
     def _wave(self, crew: Crew, first: int, end: int) -> _Grown:
         busy = tuple(tuple(steps) for steps in crew.steps if steps)
         steps = self._ways.steps[first:end]
-        ns = max(crew.ns) + self._core.barrier_ns * (len(busy) - 1)
+        ns = self._prices.wave_ns(max(crew.ns), len(busy))
         wave = Wave(busy, sum(step.ns for step in steps), ns)
         alone = wave.alone_ns + sum(self._writers.crossing_ns(step, 0) for step in steps)
-        gain = alone / ns if ns else 1.0
-        return _Grown(wave, gain / LEAST_GAIN if wave.is_shared else gain)
+        return _Grown(wave, self._prices.score(alone, ns, wave.is_shared))

@@ -6,7 +6,7 @@ are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_l
 `unhidden` Golden Cove's.
 """
 
-from sparsejit.machine.core import Core, StepPrice, caches
+from sparsejit.machine.core import Core, SharingPrices, StepPrice, caches
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
@@ -58,7 +58,6 @@ GENERIC = Core(
     multipliers=2,
     ask_ahead=16 << 10,
     l3_share=0.5,
-    barrier_ns=300.0,
-    crossing_bytes=10.0,
+    sharing=SharingPrices(barrier_ns=300.0, crossing_bytes=10.0),
     assumed=True,
 )

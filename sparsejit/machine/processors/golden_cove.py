@@ -6,7 +6,15 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, CsrPrices, FoldingRule, StepPrice, caches, models
+from sparsejit.machine.core import (
+    Core,
+    CsrPrices,
+    FoldingRule,
+    SharingPrices,
+    StepPrice,
+    caches,
+    models,
+)
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
@@ -18,9 +26,7 @@ from sparsejit.machine.rates import Rates
 _MEASURED = "layers in L1, docs/kernels/processors.md"
 
 
-def _floats(
-    kind: str, isa: str, *cycles: float
-) -> dict[tuple[str, str, str], StepPrice]:
+def _floats(kind: str, isa: str, *cycles: float) -> dict[tuple[str, str, str], StepPrice]:
     """Of float32, bfloat16 and float16 as stored."""
     stored = ("float32", "bfloat16", "float16")
     return {
@@ -146,8 +152,7 @@ GOLDEN_COVE = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # assumed
     l3_share=0.5,
-    barrier_ns=583.0,
     # 64 KB to 1 MB, read and then written again by the other in order: 8 to 15. With 6 the least
     # time of a transformer and MobileNet on two threads.
-    crossing_bytes=6.0,
+    sharing=SharingPrices(barrier_ns=583.0, crossing_bytes=6.0),
 )

@@ -9,6 +9,7 @@ from sparsejit.machine.core import (
     Core,
     CsrPrices,
     FoldingRule,
+    SharingPrices,
     StepPrice,
     caches,
     models,
@@ -187,6 +188,6 @@ ZEN5 = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
-    barrier_ns=100.0,  # `sparsejit bench threads`; docs/threads.md
-    crossing_bytes=20.0,  # assumed: within one L3
+    # `sparsejit bench threads`, docs/threads.md; what crosses is assumed, within one L3.
+    sharing=SharingPrices(barrier_ns=100.0, crossing_bytes=20.0),
 )

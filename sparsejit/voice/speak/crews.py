@@ -26,11 +26,6 @@ _SECONDS_TO_STOP = 30.0
 _SECONDS_TO_ANSWER = 5.0
 
 
-def available_cores() -> int:
-    """Logical processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 @contextmanager
 def worker_processes(manner: Manner, workers: int) -> Iterator[Crew]:
     """A crew of processes. At the end of the block each stops, within a piece, and leaves no file.
