@@ -5,7 +5,7 @@
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
      "together": [[feature, ...], ...],
      "classes": labels, "labels": labels, "columns": labels,
-     "methods": [{"dtype": of X, "method": name, "graph": ..., "tensors": ...}, ...]}
+     "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
 """
@@ -19,7 +19,8 @@ import numpy as np
 from sparsejit.api.model_file import settings_from_data, settings_to_data
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Dtypes
-from sparsejit.artefact.graph_pool import PooledReader, PooledWriter
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
+from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
@@ -86,9 +87,9 @@ def source_of(
 
 def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]:
     """Header and tensors. Raises InvalidInput for labels and names that cannot be saved."""
-    writer = PooledWriter()
+    writer = ArrayWriter()
     methods = [
-        {"dtype": dtype, "method": name, **writer.add(graph)}
+        {"dtype": dtype, "method": name, "graph": graph_to_data(graph, writer)}
         for dtype, graphs in source.graphs.items()
         for name, graph in graphs.items()
     ]
@@ -160,13 +161,11 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
 def _graphs_from_data(
     methods: list[Any], tile: int, float64: bool, tensors: Mapping[str, Array]
 ) -> dict[str, dict[str, Graph]]:
-    reader = PooledReader(tensors)
+    reader = ArrayReader(tensors)
     graphs: dict[str, dict[str, Graph]] = {}
     for data in methods:
-        dtype, method, described, numbers = fields_of(
-            data, dtype=str, method=str, graph=dict, tensors=dict
-        )
-        graph = reader.read(described, numbers)
+        dtype, method, described = fields_of(data, dtype=str, method=str, graph=dict)
+        graph = graph_from_data(described, reader)
         kinds = [(value.type.element.value, len(value.shape)) for value in graph.inputs]
         batches = {value.shape[:1] for value in (*graph.inputs, *graph.outputs)}
         if method not in METHODS or kinds != [(dtype, 2)] or batches != {(tile,)}:

@@ -4,7 +4,7 @@ from typing import Any
 
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.artefact import sealed
-from sparsejit.artefact.arrays import ArrayReader, matrix_to_data
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.compressed_rows import CompressedRows
@@ -15,12 +15,9 @@ _RECORDS = RecordCodec((Options,))
 
 def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors]:
     """Header and tensors. Raises InvalidInput for what cannot be saved."""
-    arrays, tensors = {}, {}
-    for name, array in (("weights", source.weights), ("bias", source.bias)):
-        if array is not None:
-            arrays[name], parts = matrix_to_data(name, array)
-            tensors.update(parts)
-    return {"options": _RECORDS.encode(source.options), "arrays": arrays}, tensors
+    writer, given = ArrayWriter(), {"weights": source.weights, "bias": source.bias}
+    arrays = {name: writer.add(array) for name, array in given.items() if array is not None}
+    return {"options": _RECORDS.encode(source.options), "arrays": arrays}, writer.tensors
 
 
 def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
@@ -28,7 +25,7 @@ def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
     described, arrays = fields_of(header, options=dict, arrays=dict)
     options: Options = _RECORDS.decode(described)
     reader = ArrayReader(tensors)
-    found = {name: reader.matrix(name, data) for name, data in arrays.items()}
+    found = {name: reader.matrix(data) for name, data in arrays.items()}
     reader.finish()
     if found.keys() - {"bias"} != {"weights"}:
         raise DamagedFile("has arrays of no kernel")

@@ -44,7 +44,7 @@ def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | CompiledEstim
     """What `save` wrote: a kernel, model or estimator, compiled for this machine.
 
     The file runs nothing. Raises InvalidInput if there is no file, DamagedFile if it is not exactly
-    what was saved or of a newer format, and UnsupportedTarget if it was made for a target that this
+    what was saved or of another format, and UnsupportedTarget if it was made for a target that this
     machine lacks.
     """
     file = sealed.read(path, LOADERS.keys())

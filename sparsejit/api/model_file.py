@@ -1,10 +1,9 @@
 """A model as a file: its graphs as they are lowered; its code is made anew where it is loaded.
 
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
-     "variants": [{"tile": ..., "graph": ..., "tensors": {name: number, ...}}, ...]}
+     "variants": [{"tile": ..., "shared": bool, "graph": ...}, ...]}
 
-A variant is the model for inputs of certain shapes; tile 0 says that its batch is fixed. Tensors
-that are equal are stored once (`graph_pool`).
+A variant is the model for inputs of certain shapes; tile 0 says that its batch is fixed.
 """
 
 import json
@@ -13,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparsejit.api.options import ModelSettings
-from sparsejit.artefact.graph_pool import PooledReader, PooledWriter
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
+from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
@@ -48,9 +48,9 @@ class ModelSource:
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     """Header and tensors. Raises InvalidInput for nests and graphs that cannot be saved."""
-    writer = PooledWriter()
+    writer = ArrayWriter()
     variants = [
-        {"tile": tile or 0, "shared": shared, **writer.add(graph)}
+        {"tile": tile or 0, "shared": shared, "graph": graph_to_data(graph, writer)}
         for graph, tile, shared in source.graphs
     ]
     header = {
@@ -71,7 +71,7 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     name, settings, inputs, outputs, variants = fields_of(
         header, name=str, settings=dict, inputs=dict, outputs=dict, variants=list
     )
-    reader = PooledReader(tensors)
+    reader = ArrayReader(tensors)
     graphs = [_variant_from_data(data, reader) for data in variants]
     reader.finish()
     given, results = _nest_from_data(inputs, "inputs"), _nest_from_data(outputs, "outputs")
@@ -82,13 +82,11 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     return ModelSource(name, settings_from_data(settings), given, results, graphs)
 
 
-def _variant_from_data(data: Any, reader: PooledReader) -> SavedGraph:
-    tile, shared, described, numbers = fields_of(
-        data, tile=int, shared=bool, graph=dict, tensors=dict
-    )
+def _variant_from_data(data: Any, reader: ArrayReader) -> SavedGraph:
+    tile, shared, described = fields_of(data, tile=int, shared=bool, graph=dict)
     if tile < shared:
         raise DamagedFile(f"has a graph of tile {tile}")
-    return SavedGraph(reader.read(described, numbers), tile or None, shared)
+    return SavedGraph(graph_from_data(described, reader), tile or None, shared)
 
 
 def _check_interfaces(graphs: Sequence[SavedGraph], given: Nest, made: Nest) -> None:

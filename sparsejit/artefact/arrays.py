@@ -1,15 +1,14 @@
-"""Arrays as named tensors of a file, float32 ones with many zeros packed, every bit kept.
+"""Arrays as numbered tensors of a file, equal ones once, every bit kept.
 
-An array is described by {"element": ..., "shape": [...], "packed": bool}. It is the tensor `name`;
-packed, it is `name.mask`, one bit an element, `name.values` of the elements whose bit is set, and
-`name.minus`, one bit an element, which zeros are -0.0: masked weights are full of these. Without
-any of them it is left out.
+An array is described by {"element": ..., "shape": [...], "form": ..., "tensors": [number, ...]}:
 
-A vast matrix is described by {"element": "float32", "vast": shape}: `name.starts`, `name.columns`
-and `name.values` are its compressed rows.
+    whole    itself
+    packed   float32 with many zeros: a bit an element, and the elements whose bit is set; where any
+             is -0.0, as masked weights have many, a bit an element which zeros are
+    rows     float32 of hardly any elements: starts, columns and values of compressed rows
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from sparsejit.ir.graph import Array, Element, TensorType
 
 # Below this share of nonzeros a float32 array is packed.
 PACKED_BELOW = 0.5
-_ROW_PARTS = ("starts", "columns", "values")
+_WHOLE, _PACKED, _ROWS = "whole", "packed", "rows"
 
 
 def type_to_data(kind: TensorType) -> dict[str, Any]:
@@ -42,33 +41,41 @@ def type_from_data(element: Any, shape: Any) -> TensorType:
         raise DamagedFile(f"has a value that no memory holds: {error}") from error
 
 
-def array_to_data(name: str, array: Array) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What describes an array, and its tensors."""
-    described = type_to_data(TensorType(array.shape, Element(array.dtype.name)))
-    packed = array.dtype == np.float32 and np.count_nonzero(array) < PACKED_BELOW * array.size
-    tensors = _packed(name, array) if packed else {name: array}
-    return {**described, "packed": bool(packed)}, tensors
+class ArrayWriter:
+    """Collects the `tensors` of a file."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Array] = {}
+        self._numbers: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+
+    def add(self, array: Array | CompressedRows) -> dict[str, Any]:
+        """What describes an array."""
+        if isinstance(array, CompressedRows):
+            if array.is_vast:
+                return self._described(array.shape, Element.FLOAT32, _ROWS, array.arrays)
+            array = array.dense()
+        packed = array.dtype == np.float32 and np.count_nonzero(array) < PACKED_BELOW * array.size
+        form, parts = (_PACKED, _packed(array)) if packed else (_WHOLE, [array])
+        return self._described(array.shape, Element(array.dtype.name), form, parts)
+
+    def _described(
+        self, shape: tuple[int, ...], element: Element, form: str, parts: Iterable[Array]
+    ) -> dict[str, Any]:
+        numbers = [self._number(part) for part in parts]
+        return {**type_to_data(TensorType(shape, element)), "form": form, "tensors": numbers}
+
+    def _number(self, array: Array) -> int:
+        key = array.dtype.name, array.shape, array.tobytes()
+        number = self._numbers.setdefault(key, len(self._numbers))
+        self.tensors.setdefault(str(number), array)
+        return number
 
 
-def matrix_to_data(
-    name: str, matrix: Array | CompressedRows
-) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What describes an array or compressed rows, and the tensors."""
-    if not isinstance(matrix, CompressedRows):
-        return array_to_data(name, matrix)
-    if not matrix.is_vast:
-        return array_to_data(name, matrix.dense())
-    parts = (f"{name}.{part}" for part in _ROW_PARTS)
-    tensors = dict(zip(parts, matrix.arrays, strict=True))
-    return {"element": "float32", "vast": list(matrix.shape)}, tensors
-
-
-def _packed(name: str, array: Array) -> dict[str, Array]:
+def _packed(array: Array) -> list[Array]:
     flat = array.reshape(-1)
     kept = flat != 0
     minus = np.signbit(flat) & ~kept
-    parts = {f"{name}.mask": np.packbits(kept), f"{name}.values": flat[kept]}
-    return {**parts, f"{name}.minus": np.packbits(minus)} if minus.any() else parts
+    return [np.packbits(kept), flat[kept], *([np.packbits(minus)] if minus.any() else [])]
 
 
 class ArrayReader:
@@ -78,56 +85,64 @@ class ArrayReader:
         self._tensors = tensors
         self._unread = set(tensors)
 
-    def read(self, name: str, data: Any) -> Array:
-        """The array that `array_to_data` described."""
-        element, shape, packed = fields_of(data, element=str, shape=list, packed=bool)
-        kind = type_from_data(element, shape)
-        if not packed:
-            return self._tensor(name, kind.shape, element)
-        if kind.element is not Element.FLOAT32:
-            raise DamagedFile(f"has {name} packed, of {kind}")
-        kept = self._mask(f"{name}.mask", kind)
-        array = np.zeros(kind.size, np.float32)
-        if f"{name}.minus" in self._tensors:
-            array[self._mask(f"{name}.minus", kind)] = -0.0
-        array[kept] = self._tensor(f"{name}.values", (int(np.count_nonzero(kept)),), element)
-        return array.reshape(kind.shape)
+    def read(self, data: Any) -> Array:
+        """The array that `ArrayWriter.add` described."""
+        found = self.matrix(data)
+        if isinstance(found, CompressedRows):
+            raise DamagedFile("has compressed rows where an array belongs")
+        return found
 
-    def matrix(self, name: str, data: Any) -> Array | CompressedRows:
-        """The array or the compressed rows that `matrix_to_data` described."""
-        if "vast" not in data:
-            return self.read(name, data)
-        element, shape = fields_of(data, element=str, vast=list)
+    def matrix(self, data: Any) -> Array | CompressedRows:
+        """The array or the compressed rows that `ArrayWriter.add` described."""
+        element, shape, form, numbers = fields_of(
+            data, element=str, shape=list, form=str, tensors=list
+        )
         kind = type_from_data(element, shape)
-        held = self._tensors.get(f"{name}.values")
-        if len(kind.shape) != 2 or kind.element is not Element.FLOAT32 or held is None:
-            raise DamagedFile(f"has {name} as compressed rows of {kind}")
-        sizes = (kind.shape[0] + 1,), held.shape, held.shape
-        types = ("int64", "int64", element)
-        parts = [
-            self._tensor(f"{name}.{part}", size, dtype)
-            for part, size, dtype in zip(_ROW_PARTS, sizes, types, strict=True)
-        ]
-        rows = CompressedRows((kind.shape[0], kind.shape[1]), *parts)
-        try:
-            rows.check()
-        except InvalidInput as error:
-            raise DamagedFile(f"has {name} as {error}") from error
-        return rows
+        if form == _WHOLE and len(numbers) == 1:
+            return self._tensor(numbers[0], kind.shape, element)
+        if form == _PACKED and len(numbers) in (2, 3) and kind.element is Element.FLOAT32:
+            return self._unpacked(kind, *numbers)
+        if form == _ROWS and len(numbers) == 3 and kind.element is Element.FLOAT32:
+            return self._rows(kind, *numbers)
+        raise DamagedFile(f"has {kind} as {form!r} of {len(numbers)} tensors")
 
     def finish(self) -> None:
         """Raises DamagedFile for tensors that nothing read."""
         if self._unread:
             raise DamagedFile(f"has tensors that nothing reads: {', '.join(sorted(self._unread))}")
 
-    def _mask(self, name: str, kind: TensorType) -> npt.NDArray[np.bool_]:
-        bits = self._tensor(name, (-(-kind.size // 8),), "uint8")
+    def _unpacked(self, kind: TensorType, mask: Any, values: Any, minus: Any = None) -> Array:
+        kept = self._mask(mask, kind)
+        array = np.zeros(kind.size, np.float32)
+        if minus is not None:
+            array[self._mask(minus, kind)] = -0.0
+        array[kept] = self._tensor(values, (int(np.count_nonzero(kept)),), "float32")
+        return array.reshape(kind.shape)
+
+    def _rows(self, kind: TensorType, starts: Any, columns: Any, values: Any) -> CompressedRows:
+        held = self._tensors.get(str(values))
+        if len(kind.shape) != 2 or held is None:
+            raise DamagedFile(f"has compressed rows of {kind}")
+        parts = (
+            self._tensor(starts, (kind.shape[0] + 1,), "int64"),
+            self._tensor(columns, held.shape, "int64"),
+            self._tensor(values, held.shape, "float32"),
+        )
+        rows = CompressedRows((kind.shape[0], kind.shape[1]), *parts)
+        try:
+            rows.check()
+        except InvalidInput as error:
+            raise DamagedFile(f"has {error}") from error
+        return rows
+
+    def _mask(self, number: Any, kind: TensorType) -> npt.NDArray[np.bool_]:
+        bits = self._tensor(number, (-(-kind.size // 8),), "uint8")
         return np.unpackbits(bits, count=kind.size).astype(bool)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        array = self._tensors.get(name)
+    def _tensor(self, number: Any, shape: tuple[int, ...], dtype: str) -> Array:
+        array = self._tensors.get(str(number))
         if array is None or array.shape != shape or array.dtype != dtype:
             found = "none" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise DamagedFile(f"has {found} as {name}, not {dtype}{list(shape)}")
-        self._unread.discard(name)
+            raise DamagedFile(f"has {found} as tensor {number}, not {dtype}{list(shape)}")
+        self._unread.discard(str(number))
         return array

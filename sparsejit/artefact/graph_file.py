@@ -1,4 +1,4 @@
-"""A graph as a JSON header and a dict of arrays, and back.
+"""A graph as a JSON header, with its arrays among a file's tensors, and back.
 
 Values are numbered in the order inputs, constants, outputs of nodes, and a node names its inputs by
 number. Its outputs have the next numbers, so every value has one producer, which comes first:
@@ -7,15 +7,14 @@ number. Its outputs have the next numbers, so every value has one producer, whic
      "nodes": [{"op": record, "inputs": [number, ...], "outputs": [value, ...]}, ...],
      "outputs": [number, ...]}
 
-with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}. Constant i is
-the array `constant.i` (`arrays`).
+with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}; `arrays` says
+what describes an array.
 """
 
-from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
-from sparsejit.artefact.arrays import ArrayReader, array_to_data, type_from_data, type_to_data
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter, type_from_data, type_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
@@ -26,15 +25,13 @@ Data = dict[str, Any]
 OPERATOR_RECORDS = RecordCodec(OPERATORS.values())
 
 
-def graph_to_data(graph: Graph) -> tuple[Data, dict[str, Array]]:
-    """Header and tensors of a graph. Raises InvalidInput for an operator that cannot be saved."""
+def graph_to_data(graph: Graph, writer: ArrayWriter) -> Data:
+    """The header of a graph. Raises InvalidInput for an operator that cannot be saved."""
     numbers = {value: number for number, value in enumerate(graph.values())}
-    tensors: dict[str, Array] = {}
-    constants = []
-    for index, (value, array) in enumerate(graph.constants.items()):
-        described, parts = array_to_data(f"constant.{index}", array)
-        constants.append({"origin": list(astuple(value.origin)), "array": described})
-        tensors.update(parts)
+    constants = [
+        {"origin": list(astuple(value.origin)), "array": writer.add(array)}
+        for value, array in graph.constants.items()
+    ]
     nodes = [
         {
             "op": OPERATOR_RECORDS.encode(node.op),
@@ -43,16 +40,15 @@ def graph_to_data(graph: Graph) -> tuple[Data, dict[str, Array]]:
         }
         for node in graph.nodes
     ]
-    header = {
+    return {
         "inputs": [_value_to_data(value) for value in graph.inputs],
         "constants": constants,
         "nodes": nodes,
         "outputs": [numbers[value] for value in graph.outputs],
     }
-    return header, tensors
 
 
-def graph_from_data(header: Any, tensors: Mapping[str, Array]) -> Graph:
+def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
     """The graph that `graph_to_data` took apart.
 
     Checks all of it: that each operator takes its operands and makes what the file says. Raises
@@ -62,12 +58,7 @@ def graph_from_data(header: Any, tensors: Mapping[str, Array]) -> Graph:
         header, inputs=list, constants=list, nodes=list, outputs=list
     )
     given = tuple(map(_value_from_data, inputs))
-    reader = ArrayReader(tensors)
-    arrays = dict(
-        _constant_from_data(data, f"constant.{index}", reader)
-        for index, data in enumerate(constants)
-    )
-    reader.finish()
+    arrays = dict(_constant_from_data(data, reader) for data in constants)
     known = [*given, *arrays]
     made = tuple(_node_from_data(data, known) for data in nodes)
     return Graph(given, _at(outputs, known), made, arrays)
@@ -88,9 +79,9 @@ def _origin_from_data(texts: list[Any]) -> Origin:
     return Origin(*texts)
 
 
-def _constant_from_data(data: Any, name: str, reader: ArrayReader) -> tuple[Value, Array]:
+def _constant_from_data(data: Any, reader: ArrayReader) -> tuple[Value, Array]:
     origin, described = fields_of(data, origin=list, array=dict)
-    array = reader.read(name, described)
+    array = reader.read(described)
     kind = TensorType(array.shape, Element(array.dtype.name))
     return Value(kind, _origin_from_data(origin)), array
 

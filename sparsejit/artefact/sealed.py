@@ -27,7 +27,7 @@ _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _BLANK = b"0" * 64
 
 # Written into every file; a change that older readers would misread makes it one more.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FORMAT = "sparsejit"
 REMEDY = "copy it again, or save the kernel or model again"
 
@@ -66,7 +66,7 @@ def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
     """What `write` wrote, if it is of one of these kinds.
 
     Raises InvalidInput if there is no file, and DamagedFile, with the path and the remedy, if a
-    single bit differs, if it is of another kind, or of a newer format.
+    single bit differs, if it is of another kind, or of another format.
     """
     file = Path(path)
     if not file.is_file():
@@ -108,12 +108,12 @@ def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
     number = metadata.get("version", "")
     if not re.fullmatch("[1-9][0-9]{0,8}", number):
         raise DamagedFile(f"{file} has format version {number!r}, which is none; {REMEDY}")
-    if int(number) > FORMAT_VERSION:
-        made_by = metadata.get("made_by", "a later sparsejit")
+    if int(number) != FORMAT_VERSION:
+        made_by = metadata.get("made_by", "another sparsejit")
+        newer = "install a newer sparsejit, or " if int(number) > FORMAT_VERSION else ""
         raise DamagedFile(
             f"{file} is of format version {number}, written by {made_by}; this is {_compiler()}, "
-            f"which reads up to version {FORMAT_VERSION}: install a newer sparsejit, or save it "
-            "with this one"
+            f"which reads version {FORMAT_VERSION}: {newer}save it with this one"
         )
 
 

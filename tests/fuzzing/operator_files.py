@@ -220,9 +220,7 @@ def other_operand(random: Random, header: Any, tensors: Any, known: Any) -> None
 
 def other_array(random: Random, header: Any, tensors: Any, known: Any) -> None:
     """A constant of other values, another element or another shape."""
-    variant = header["variants"][0]
-    place = int(random.integers(len(variant["graph"]["constants"])))
-    described = variant["graph"]["constants"][place]["array"]
+    described = pick(random, header["variants"][0]["graph"]["constants"])["array"]
     kind = TensorType(tuple(described["shape"]), Element(described["element"]))
     if random.random() < 0.5:
         kind = TensorType(kind.shape, pick(random, list(Element)))
@@ -232,11 +230,12 @@ def other_array(random: Random, header: Any, tensors: Any, known: Any) -> None:
     if array.size and array.dtype != bool:
         extremes = WHOLE if kind.element is Element.INT64 else FLOATS
         array.reshape(-1)[random.integers(array.size)] = pick(random, extremes)
-    described.update(element=kind.element.value, shape=list(kind.shape), packed=False)
-    for name in [n for n in variant["tensors"] if n.split(".")[1] == str(place)]:
-        tensors.pop(str(variant["tensors"].pop(name)), None)
+    for number in described["tensors"]:
+        tensors.pop(str(number), None)
     number = max(map(int, tensors), default=-1) + 1
-    tensors[str(number)], variant["tensors"][f"constant.{place}"] = array, number
+    tensors[str(number)] = array
+    held = {"element": kind.element.value, "shape": list(kind.shape)}
+    described.update(held, form="whole", tensors=[number])
 
 
 WHOLE = (-1, 0, 1 << 40, -(1 << 62))

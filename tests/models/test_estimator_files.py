@@ -121,7 +121,8 @@ def test_a_forged_file_is_refused_or_is_an_estimator(name: str) -> None:
     header = json.loads(json.dumps(header))
     # A graph in it is tested by itself; one method is enough.
     header["methods"] = [each for each in header["methods"] if each["method"] == "predict"]
-    read = {str(n) for each in header["methods"] for n in each["tensors"].values()}
+    constants = [one for each in header["methods"] for one in each["graph"]["constants"]]
+    read = {str(number) for one in constants for number in one["array"]["tensors"]}
     tensors = {number: array for number, array in tensors.items() if number in read}
     graphs = [each.pop("graph") for each in header["methods"]]
     before, refused = json.dumps(header), 0

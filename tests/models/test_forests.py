@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sparsejit
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.frontends import forest_reading
@@ -241,5 +242,7 @@ def test_without_treelite_there_is_one_clear_error(monkeypatch: pytest.MonkeyPat
 def test_a_forest_s_graph_comes_back_from_its_file() -> None:
     estimator = RandomForestClassifier(5, max_depth=4, random_state=0).fit(X, CLASSES)
     graph = graph_of_estimator(estimator, 4)["predict_proba"]
-    again = graph_from_data(*graph_to_data(graph))
+    writer = ArrayWriter()
+    header = graph_to_data(graph, writer)
+    again = graph_from_data(header, ArrayReader(writer.tensors))
     np.testing.assert_array_equal(again.evaluate([X[:4]])[0], graph.evaluate([X[:4]])[0])

@@ -67,7 +67,7 @@ def test_operands_of_another_element_are_refused(tmp_path: Path, name: str) -> N
         if not graph["constants"]:
             graph["inputs"][-1]["element"] = "bool"
             return
-        graph["constants"][0]["array"].update(element="bool", packed=False)
+        graph["constants"][0]["array"].update(element="bool")
         tensors["0"] = tensors["0"] > 0
 
     path = forged(GRAPHS[name], tmp_path, to_bools)
