@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
-class Compiled(SharedCode):
-    """Something with weights as machine code. Thread-safe.
-
-    It never changes: a copy is the thing itself. Pickling keeps what `save` keeps, and compiles it
-    anew where it is loaded.
-    """
+class Explained(SharedCode):
+    """Machine code that says what it is and what it costs."""
 
     @property
     @abstractmethod
@@ -36,6 +32,23 @@ class Compiled(SharedCode):
     @abstractmethod
     def explain(self, *, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs it for about a second."""
+
+    def __repr__(self) -> str:
+        return f"<{self.title}>"
+
+    def __rich__(self) -> RenderableType:
+        return self.explain().__rich__()
+
+    def _repr_html_(self) -> str:
+        return self.explain()._repr_html_()
+
+
+class Compiled(Explained):
+    """Something with weights as machine code. Thread-safe.
+
+    It never changes: a copy is the thing itself. Pickling keeps what `save` keeps, and compiles it
+    anew where it is loaded.
+    """
 
     @property
     @abstractmethod
@@ -94,15 +107,6 @@ class Compiled(SharedCode):
         threads, whose workers are this process's; MissingDependency where no linker is there.
         """
         export(self._exported(c_name(path)), path, header)
-
-    def __repr__(self) -> str:
-        return f"<{self.title}>"
-
-    def __rich__(self) -> RenderableType:
-        return self.explain().__rich__()
-
-    def _repr_html_(self) -> str:
-        return self.explain()._repr_html_()
 
 
 def _compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Compiled:

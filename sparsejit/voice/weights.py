@@ -38,7 +38,6 @@ IDENTITY = {
 _KIND = "sparsejit-voice-"
 # Format 2 differs in that no matrix is packed.
 _READABLE = ("sparsejit-voice-2", IDENTITY["format"])
-_FORMAT_1 = b'"sparsejit-voice-1"'
 _REMEDY = (
     "copy it again, or repeat the `sparsejit train` that made it: its checkpoint has the voice"
 )
@@ -148,14 +147,7 @@ class VoiceWeights:
             raise InvalidInput(f"there is no voice file {file}; give one that `train` wrote")
         if file.suffix == ".pt":
             return cls._in_training(file)
-        try:
-            tensors, metadata = read_sealed(file, _REMEDY)
-        except DamagedFile:
-            if _is_format_1(file):
-                raise DamagedFile(
-                    f"{file} is a voice of format 1, which is not read; {_REMEDY}"
-                ) from None
-            raise
+        tensors, metadata = read_sealed(file, _REMEDY)
         for name, wanted in IDENTITY.items():
             found = metadata.get(name)
             if found != wanted and not (name == "format" and found in _READABLE):
@@ -242,10 +234,3 @@ def _check_tensors(tensors: Mapping[str, FloatArray]) -> None:
             raise InvalidInput(f"{wrong}; give the tensors of a WaveRNNModule")
         if not np.isfinite(tensors[name]).all():
             raise InvalidInput(f"{name} contains NaN or infinity; train the voice again")
-
-
-def _is_format_1(file: Path) -> bool:
-    """Whether it is a voice as written before the digest covered the header."""
-    with suppress(OSError), file.open("rb") as stored:
-        return _FORMAT_1 in stored.read(2**16)
-    return False

@@ -68,6 +68,15 @@ def test_bundled_voice_agrees_with_the_reference_for_20000_samples(target: Targe
     assert_agrees(voice, utterance.mel[:, 60:151], 20_000, seed=1)
 
 
+def test_the_bundled_voice_is_its_spec_and_tensors_to_the_bit() -> None:
+    voice, utterance = WaveRNN.from_pretrained(post_filter=False), bundled_utterance()
+    network, mel = voice.source, utterance.mel[:, 60:70]
+    described = WaveRNN.from_checkpoint(network.tensors, network.spec)
+    assert described.loop.program.image.data == voice.loop.program.image.data
+    samples = Sampler(described.loop, 3).generate(network.conditioning(mel))
+    np.testing.assert_array_equal(samples, voice.generate(mel, seed=3))
+
+
 @pytest.mark.parametrize("hidden", [8, 16, 24, 72, 136])
 def test_any_hidden_size_agrees_with_the_reference(target: Target, hidden: int) -> None:
     voice = WaveRNN(VoiceWeights.random(hidden=hidden, density=0.3, seed=hidden), target)

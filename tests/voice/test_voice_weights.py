@@ -126,14 +126,6 @@ def test_what_never_was_a_voice_is_refused(tmp_path):
         VoiceWeights.load(path)
 
 
-def test_a_voice_of_the_first_format_is_refused_with_the_remedy(tmp_path):
-    path = tmp_path / "old.safetensors"
-    metadata = {"format": "sparsejit-voice-1", "sha256": "0" * 64, "temperature": "0.9"}
-    save_file(dict(VoiceWeights.random(16).tensors), path, metadata)
-    with pytest.raises(DamagedFile, match=r"of format 1.* repeat the `sparsejit train` that made"):
-        VoiceWeights.load(path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.api.compiled import Explained
 from sparsejit.api.layers_report import layers_of
 from sparsejit.api.report import LayerReport, Report
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
-from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.native_timing import duration_ns, pinned
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import POWER_FLOOR, FloatArray, log_mel
@@ -29,16 +29,13 @@ from sparsejit.voice.spec.trained import GivenConditioning, TrainedNetwork
 from sparsejit.voice.spec.voice_spec import VoiceSpec
 from sparsejit.voice.weights import VoiceWeights
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 # Of a stream: more gain no speed, and nothing interrupts what is being spoken.
 _MOST_FRAMES_AT_ONCE = 64
 # What `explain` times: so many frames at once, so many times.
 _FRAMES_TIMED, _TIMES = 20, 9
 
 
-class WaveRNN(SharedCode):
+class WaveRNN(Explained):
     """A pruned voice compiled into one native function. Thread-safe.
 
     A copy is the voice itself; pickling keeps its source, and compiles it anew where it is loaded.
@@ -84,17 +81,8 @@ class WaveRNN(SharedCode):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._weights or self.source, *self._compiled_with)
 
-    def __repr__(self) -> str:
-        return f"<{self._title()}>"
-
     def __str__(self) -> str:
         return str(self.explain())
-
-    def __rich__(self) -> RenderableType:
-        return self.explain().__rich__()
-
-    def _repr_html_(self) -> str:
-        return self.explain()._repr_html_()
 
     @property
     def weights(self) -> VoiceWeights:
@@ -133,7 +121,7 @@ class WaveRNN(SharedCode):
         if ns is not None:
             speed = 1e9 / (ns * self.sample_rate)
             lines.append(f"measured: {ns:,.0f} ns a sample, {speed:.1f} times real time")
-        return Report(self._title(), tuple(lines), tuple(layers), facts, ns)
+        return Report(self.title, tuple(lines), tuple(layers), facts, ns)
 
     def _ns_a_sample(self) -> float:
         mel = np.full((self.n_mels, _FRAMES_TIMED), np.log10(POWER_FLOOR))
@@ -148,7 +136,9 @@ class WaveRNN(SharedCode):
             took = [duration_ns(speak, 1) for _ in range(_TIMES)]
         return median(took) / (_FRAMES_TIMED * self.hop_length)
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """Units, weights left, temperature and rate, in a line."""
         facts = [step.facts for step in self.loop.steps if step.facts.layer is not None]
         density = sum(each.nnz for each in facts) / sum(each.weights for each in facts)
         return (
