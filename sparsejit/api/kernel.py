@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.compiled import Compiled
-from sparsejit.api.kernel_export import exported_kernel
 from sparsejit.api.kernel_file import KIND, kernel_to_data
 from sparsejit.api.kernel_report import kernel_report
 from sparsejit.api.options import KernelSource
 from sparsejit.api.report import Report
-from sparsejit.artefact.exported import ExportedFunction
+from sparsejit.artefact.exported import ExportedFunction, Macro
 from sparsejit.artefact.sealed import SealedFile
 from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -153,7 +153,26 @@ class Kernel(Compiled):
         return SealedFile(KIND, *kernel_to_data(self._source))
 
     def _exported(self, name: str) -> ExportedFunction:
-        return exported_kernel(name, self.spec, self.split, self.image, self.target)
+        spec = self.spec
+        x, y = (
+            f"float {label}" + "".join(f"[{size}]" for size in shape)
+            for label, shape in (("x", spec.x_shape), ("y", spec.y_shape))
+        )
+        return ExportedFunction(
+            name,
+            self.image,
+            self.target,
+            "const float *x, float *y",
+            returns_status=False,
+            macros=(
+                Macro("IN_FEATURES", spec.in_features, "columns of the weights"),
+                Macro("OUT_FEATURES", spec.out_features, "rows of the weights"),
+                Macro("X_SIZE", prod(spec.x_shape), "floats that x points to"),
+                Macro("Y_SIZE", prod(spec.y_shape), "floats that y points to"),
+            ),
+            about=(f"y = activation(W x + bias): {spec.case}.", f"{x} and {y} must not overlap."),
+            threads=len(self.split.parts),
+        )
 
 
 def _steps(

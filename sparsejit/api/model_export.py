@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from sparsejit.api.variant import Variant
 from sparsejit.artefact.exported import ExportedFunction, Macro
-from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.runtime.call_arrays import WORKSPACE_ALIGNMENT
@@ -17,12 +16,6 @@ def exported_model(name: str, variant: Variant) -> ExportedFunction:
 
     Raises InvalidInput for a model on several threads.
     """
-    threads = variant.options.threads
-    if threads > 1:
-        raise InvalidInput(
-            f"this model was compiled for {threads} threads of this process; "
-            "compile it with threads=1 to export it"
-        )
     graph, is_fixed = variant.graph, variant.tile is None
     parameters = [
         f"const {_pointee(graph.inputs)} *const *inputs",
@@ -38,6 +31,7 @@ def exported_model(name: str, variant: Variant) -> ExportedFunction:
         fixed=((rcx, 1),) if is_fixed else (),
         macros=_macros(variant),
         about=_about(variant, name.upper()),
+        threads=variant.options.threads,
     )
 
 

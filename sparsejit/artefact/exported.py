@@ -31,7 +31,8 @@ class ExportedFunction:
     `image` begins with a System V function that takes `parameters` and then `fixed` numbers in
     registers, four in all at most, and returns an int, or nothing where `returns_status` is false.
     It keeps callee-saved registers and calls nothing outside itself.
-    `target` is what it was emitted for. `about` describes it, line by line.
+    `target` is what it was emitted for. `about` describes it, line by line. Raises InvalidInput for
+    code on several `threads`.
     """
 
     name: str
@@ -42,6 +43,14 @@ class ExportedFunction:
     fixed: tuple[tuple[Register, int], ...] = ()
     macros: Sequence[Macro] = ()
     about: Sequence[str] = ()
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.threads > 1:
+            raise InvalidInput(
+                f"this was compiled for {self.threads} threads of this process; "
+                "compile it with threads=1 to export it"
+            )
 
     @property
     def symbol(self) -> str:

@@ -148,7 +148,7 @@ def test_files_that_cannot_be_exported_are_refused_before_anything_is_written(
 def test_a_kernel_on_several_threads_is_not_exported(tmp_path: Path) -> None:
     kernel = sparsejit.compile_matrix(block_weights((512, 512), 0.3, 1), threads=2)
     assert len(kernel.split.parts) == 2
-    with pytest.raises(InvalidInput, match="on 2 threads of this process; compile it with threads"):
+    with pytest.raises(InvalidInput, match="for 2 threads of this process; compile it with thread"):
         kernel.export(tmp_path / "model.o")
 
 
