@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +71,8 @@ class CompiledEstimator(Compiled):
         self._flags = np.dtype(source.flags)
         self._progress = progress
         self._variants: dict[tuple[str, np.dtype[Any]], Variant] = {}
+        self._calls: dict[tuple[str, np.dtype[Any]], _Call] = {}
+        self.methods = tuple(source.graphs[_FLOAT32.name])
         self._lock = threading.Lock()
 
     def _saved(self) -> SealedFile:
@@ -88,17 +91,12 @@ class CompiledEstimator(Compiled):
 
     def __getattr__(self, name: str) -> Callable[[Any], Array]:
         """The method of that name. Raises AttributeError where the estimator has none."""
-        known = self.methods if "_source" in self.__dict__ else ()
+        known = self.__dict__.get("methods", ())
         if name not in known:
             raise AttributeError(
                 f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
             )
-        return _EstimatorMethod(self, name)
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The names of the estimator's methods."""
-        return tuple(self._source.graphs[_FLOAT32.name])
+        return partial(self.run, name)
 
     def explain(self, method: str = "", *, measure: bool = False) -> Report:
         """What every layer of a method costs and why, as `CompiledModel.explain` says it.
@@ -159,14 +157,24 @@ class CompiledEstimator(Compiled):
     def run(self, method: str, X: Any) -> Array:
         """What a method returns for X. Raises InvalidInput for what the estimator refuses."""
         x = self._input.read(X)
-        variant = self._variants.get((method, x.dtype)) or self.variant(method, x.dtype)
-        (result,) = variant.call.run(x)
+        key = method, x.dtype
+        call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
+        (result,) = call(x)
+        return result if finish is None else finish(result)
+
+    def _call(self, method: str, dtype: np.dtype[Any]) -> _Call:
+        variant = self.variant(method, dtype)
         element, labels = variant.graph.outputs[0].type.element, self._source.labels
+        finish: Callable[[Array], Array] | None = None
         if element is Element.BOOL:
-            return result.astype(self._flags)
-        if element is Element.INT64 and labels is not None:
-            return _labelled(labels, result)
-        return result
+            finish = partial(np.ndarray.astype, dtype=self._flags)
+        elif element is Element.INT64 and labels is not None:
+            finish = partial(_labelled, labels)
+        return variant.call.run, finish
+
+
+# A native function, and what becomes of its result where that is not returned as it is.
+_Call = tuple[Callable[..., Any], Callable[[Array], Array] | None]
 
 
 def _labelled(labels: Array, places: Array) -> Array:
@@ -175,17 +183,6 @@ def _labelled(labels: Array, places: Array) -> Array:
     except IndexError:  # only a file that was made up lacks labels
         raise DamagedFile(f"the file has {len(labels)} labels, too few; save it again") from None
     return found
-
-
-@dataclass(frozen=True)
-class _EstimatorMethod:
-    """One method of an estimator, bound to it."""
-
-    estimator: CompiledEstimator
-    name: str
-
-    def __call__(self, X: Any) -> Array:
-        return self.estimator.run(self.name, X)
 
 
 def compile_estimator(

@@ -24,7 +24,7 @@ from sparsejit.runtime.executable_memory import (
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, r8, rax, rbx, rcx
 
-METH_NOARGS, METH_FASTCALL = 0x0004, 0x0080
+METH_NOARGS, METH_O, METH_FASTCALL = 0x0004, 0x0008, 0x0080
 
 # PyObject, PyListObject and PyArrayObject_fields: byte offsets (Include/object.h,
 # Include/cpython/listobject.h, numpy/ndarraytypes.h).
@@ -36,8 +36,8 @@ C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x0001, 0x0100, 0x0400
 # (numpy/__multiarray_api.h).
 _PYARRAY_EMPTY = 184
 
-# From CPython 3.12 on, None is immortal and its count must not be touched (PEP 683).
-_NONE_IS_COUNTED = sys.version_info < (3, 12)
+# From CPython 3.12 on, None, True and False are immortal: counts must not be touched (PEP 683).
+_CONSTANTS_ARE_COUNTED = sys.version_info < (3, 12)
 
 
 class ArrayType(NamedTuple):
@@ -94,6 +94,15 @@ def emit_call(asm: Assembler, address: int) -> None:
     asm.emit("call", rax)
 
 
+def emit_constant(asm: Assembler, value: bool | None) -> None:
+    """rax = None, True or False, to be returned. Changes rcx."""
+    asm.emit("mov", rax, id(value))
+    if _CONSTANTS_ARE_COUNTED:
+        asm.emit("mov", rcx, Memory(rax, REFERENCES))
+        asm.emit("add", rcx, 1)
+        asm.emit("mov", Memory(rax, REFERENCES), rcx)
+
+
 def jump_to_vectorcall(asm: Assembler) -> None:
     """Return what the object in rdi does with the rdx arguments at rsi."""
     asm.emit("xor", dword(rcx), dword(rcx))
@@ -114,11 +123,7 @@ def bind_arguments(
     for register, number in arguments:
         asm.emit("mov", register, number)
     emit_call(asm, native.address)
-    asm.emit("mov", rax, id(None))
-    if _NONE_IS_COUNTED:
-        asm.emit("mov", rcx, Memory(rax, REFERENCES))
-        asm.emit("add", rcx, 1)
-        asm.emit("mov", Memory(rax, REFERENCES), rcx)
+    emit_constant(asm, None)
     asm.emit("pop", rbx)
     asm.emit("ret")
     memory = ExecutableMemory(asm.finish().data)
