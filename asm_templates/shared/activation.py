@@ -24,7 +24,7 @@ SCRATCH_PER_VECTOR = 3  # scratch registers that one vector needs
 COSTLY = (Activation.TANH, Activation.SIGMOID)  # faster with several vectors in step
 
 # P and Q, constant terms first: least largest absolute error on [0, 8] under P(0) = Q(0) = 1,
-# 1.5e-7. `python -m sparsejit.perf.studies.fit_tanh` derives them, and the limit from them.
+# 1.5e-7, by Remez's exchange (`git show 740c1e5:perf/fit_tanh.py`), and the limit from them.
 NUMERATOR = (1.0, 0.12924959, 0.0029502632, 1.1420546e-05)
 DENOMINATOR = (1.0, 0.46258187, 0.023812434, 0.00023856331, 2.456783e-07)
 LIMIT = 7.8414664

@@ -1,6 +1,6 @@
-"""Hold tanh and sigmoid to float64 on every float32 there is, and write the table of errors.
+"""Hold tanh and sigmoid to float64 on every float32 there is; write the table of their errors.
 
-    python -m sparsejit.perf.studies.activations > docs/activations.md      (ten minutes)
+    python -m sparsejit.perf.studies.activations                            (ten minutes)
 
 Floats are counted by rank: 0.0 has rank 0, the next float above it rank 1, the next below -1.
 """
@@ -26,60 +26,10 @@ RUN = 256  # consecutive floats in each run of `sampled_ranks`
 INFINITY_RANK = 0x7F800000
 _TIMED_LENGTH = 2048  # 8 KiB in, 8 KiB out: inside L1
 
-_INTRODUCTION = """\
-# Accuracy of the activations
-
-Written by `python -m sparsejit.perf.studies.activations > docs/activations.md`; not edited by hand.
-
-    tanh x = x P(x^2) / Q(x^2)        sigmoid x = 1/2 + tanh(x / 2) / 2
-
-P has degree 3 and Q degree 4 (`perf/studies/fit_tanh.py` fits them), x is clamped before. Every
-finite float32 and both infinities, in ascending order, against float64. A decreasing pair is two
-consecutive floats of which the larger has the smaller result: rounding, where a function is
-flatter than its error. Odd says whether tanh(-x) has the bits of tanh x but for the sign. The
-relative error of tanh holds down to the denormal inputs, whose results are the inputs themselves.
-"""
 _HEADER = (
     *("function", "instruction set", "floats", "largest error", "at x", "relative error"),
     *("decreasing pairs", "odd", "range", "ns per 16"),
 )
-_AFTERWORD = """\
-
-AVX-512 clamps with `vrangeps` and divides by `vrcp14ps` and one Newton step on the quotient; AVX2
-clamps with `vminps` and `vmaxps` and divides with `vdivps`. Either way the quotient is 1 where
-xP = Q and less before, so results need no clamp.
-
-## The forms that were tried
-
-Measured once, not by the script: nanoseconds on an Intel processor of the Sapphire Rapids class
-(family 6, model 207, two cores shared with other work), the least of 375 samples, all forms in
-turn in one process. Arrays of 2048 values a 16 values, the GRU update of 256 units and the kernel
-of 16 rows and 64 inputs at 10 % a call. "Estimate" and "division" are the rational function with
-the reciprocal's estimate and with a true division.
-
-| what | instruction set | exponential | estimate | division |
-| --- | --- | --- | --- | --- |
-| tanh | avx2 | 6.21 | 5.32 | **4.61** |
-| sigmoid | avx2 | 5.23 | 5.33 | **4.71** |
-| GRU update | avx2 | 307 | 273 | **241** |
-| kernel with tanh | avx2 | 22.5 | 19.1 | **17.8** |
-| kernel with sigmoid | avx2 | 20.1 | 18.9 | **18.2** |
-| tanh | avx512 | 3.76 | **3.09** | 3.35 |
-| sigmoid | avx512 | 3.35 | **3.26** | 3.56 |
-| GRU update | avx512 | 178 | **172** | 180 |
-| kernel with tanh | avx512 | 12.7 | 12.0 | **11.5** |
-| kernel with sigmoid | avx512 | **11.4** | 12.4 | 11.8 |
-
-- The exponential form came before: sigmoid = 1 / (1 + 2^t), tanh = sign(x) (1 - 2 / (1 + 2^t)).
-  It errs by at most 1.01e-07 (sigmoid) and 1.62e-07 (tanh) over all floats and is monotone, but
-  tanh came in multiples of 2^-24 and was 0 for inputs of 2^-24 and below: a relative error of 1.
-- AVX-512 has the estimate although a single vector fares better with a division: results must not
-  depend on how many vectors run in step. On Zen 5, whose divider is faster, the division may win.
-- Newton's step on the reciprocal instead of the quotient is as fast, but 1 may become 1 + 2^-23
-  and then depends on the processor's table of estimates.
-- Degrees 9 and 8 err by at most 2.9e-07 and take one multiply-add more: 4 % of a GRU update on
-  AVX-512, 7 % on AVX2. Degrees 9 and 6 cost what 7 and 8 cost and err more; 7 and 6 miss 5e-07.
-"""
 
 
 @dataclass(frozen=True)
@@ -202,9 +152,8 @@ def _row(activation: Activation, isa: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Print the page with the table of errors, in Markdown."""
+    """Print the table of errors, in Markdown."""
     machine = Target.detect()
-    print(_INTRODUCTION)
     print("| " + " | ".join(_HEADER) + " |")
     print("|" + " --- |" * len(_HEADER))
     for activation in (Activation.TANH, Activation.SIGMOID):
@@ -212,7 +161,6 @@ def main() -> None:
             if Target.named(isa).runs_on(machine):
                 print("| " + " | ".join(_row(activation, isa)) + " |", flush=True)
     print(f"\nTimes are minima on {machine.model}, {_TIMED_LENGTH} values in L1.")
-    print(_AFTERWORD, end="")
 
 
 if __name__ == "__main__":

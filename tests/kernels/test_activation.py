@@ -7,27 +7,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runnable import ISAS
 
 from sparsejit.asm_templates.shared.activation import (
     COARSE,
-    COARSE_DENOMINATOR,
     COARSE_LIMIT,
-    COARSE_NUMERATOR,
-    DENOMINATOR,
     FINE,
     LIMIT,
-    NUMERATOR,
     SCRATCH_PER_VECTOR,
     Tanh,
     apply_activation,
 )
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.errors import CompileError
 from sparsejit.ir import reference
 from sparsejit.ir.spec import Activation, Elementwise
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.perf.studies.activations import CHUNK, NativeActivation, Sweep, sampled_ranks, sweep
-from sparsejit.perf.studies.fit_tanh import find_limit, fit_tanh, largest_error, minimax
 from sparsejit.runtime.program import build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rdi, rsi
@@ -38,15 +34,6 @@ RANGES = {Activation.TANH: (-1.0, 1.0), Activation.SIGMOID: (0.0, 1.0)}
 CURVES = tuple(RANGES)
 EVERY_FLOAT = 2 * 0x7F800000 + 1
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
-ISAS = [
-    pytest.param(
-        isa,
-        marks=pytest.mark.skipif(
-            not Target.named(isa).runs_on(Target.detect()), reason=f"needs {isa}"
-        ),
-    )
-    for isa in ISA_LEVELS
-]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -271,21 +258,6 @@ def test_too_little_scratch_is_refused() -> None:
         apply_activation(asm, Activation.TANH, [vector(asm, 0)], scratch)
 
 
-def test_the_table_of_coefficients_is_the_fit() -> None:
-    table = np.array(NUMERATOR, np.float32), np.array(DENOMINATOR, np.float32)
-    for coefficients, fitted in zip(table, fit_tanh(), strict=True):
-        np.testing.assert_allclose(coefficients, fitted, rtol=3e-7)
-        assert coefficients[0] == 1.0, "tanh of a denormal is the denormal"
-    assert largest_error(*table) < 1.5e-7
-    assert np.float32(LIMIT) == find_limit(*table)
-
-
-def test_the_coarse_table_is_the_fit() -> None:
-    table = COARSE_NUMERATOR, COARSE_DENOMINATOR
-    for coefficients, fitted in zip(table, minimax(2, 2, COARSE_LIMIT), strict=True):
-        np.testing.assert_allclose(coefficients, fitted, rtol=3e-7)
-
-
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("activation", "bound"), [("tanh", 1.25e-4), ("sigmoid", 6.5e-5)])
 def test_coarse_functions_are_near(isa: str, activation: str, bound: float) -> None:
@@ -296,27 +268,6 @@ def test_coarse_functions_are_near(isa: str, activation: str, bound: float) -> N
     for x in xs.astype(np.float32).reshape(-1, 4 * target.lanes):
         y = _four_vectors(target, kind, x, free, COARSE)
         assert np.abs(y - reference.ACTIVATIONS[kind](x.astype(float))).max() <= bound
-
-
-def test_the_fit_is_level() -> None:
-    """The error of the best rational takes its largest value once more than it has parameters."""
-    numerator, denominator = minimax(2, 2, 4.0)
-    x = np.linspace(0.0, 4.0, 200_001)
-    square = x * x
-    quotient = x * np.polyval(numerator[::-1], square) / np.polyval(denominator[::-1], square)
-    error = quotient - np.tanh(x)
-    inner = np.flatnonzero(np.diff(np.sign(np.diff(error)))) + 1
-    heights = error[[*inner[np.abs(error[inner]) > 1e-12], -1]]
-    assert len(heights) == 5
-    assert np.all(heights[1:] * heights[:-1] < 0)
-    np.testing.assert_allclose(np.abs(heights), np.abs(heights[0]), rtol=1e-3)
-
-
-def test_a_fit_that_cannot_be_says_so() -> None:
-    with pytest.raises(InvalidInput, match="no best rational of degrees 27 and 26"):
-        minimax(13, 13, 8.0)
-    with pytest.raises(InvalidInput, match="does not reach 1"):
-        find_limit(np.array([1.0], np.float32), np.array([1.0, 1.0], np.float32))
 
 
 @pytest.mark.parametrize("isa", ISAS)

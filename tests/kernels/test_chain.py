@@ -2,24 +2,18 @@
 
 import numpy as np
 import pytest
-from chain_checks import RUNNABLE, Array, Operand, expected, image_of, lowered, run
+from chain_checks import Array, Operand, expected, image_of, lowered, run
 from disassembly import decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iced_x86 import EncodingKind
+from runnable import LEVELS
 
 from sparsejit.asm_templates.pointwise.chain import MOST_OPERANDS
-from sparsejit.asm_templates.pointwise.chain.coefficients import (
-    ERF_DENOMINATOR,
-    ERF_NUMERATOR,
-    EXP,
-    LOG,
-)
 from sparsejit.errors import CompileError
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, rms_norm, softmax
 from sparsejit.machine.target import Target
-from sparsejit.perf.studies.fit_functions import fit_erf, fit_exp, fit_log
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import EDGES
 from sparsejit.selftest.calling_convention import PATTERNS, Checker
@@ -29,7 +23,7 @@ LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 256, 257, 300)
 EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "relu", "fma", "sign", "square")
 QUESTIONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 LOGIC = ("logical_and", "logical_or", "logical_not")
-isas = pytest.mark.parametrize("isa", RUNNABLE)
+isas = pytest.mark.parametrize("isa", LEVELS)
 
 
 def step(kind: str, *arguments: int) -> ChainStep:
@@ -370,13 +364,6 @@ def test_avx2_code_holds_no_avx512_instruction(case: tuple[Chain, list[Operand]]
     image = image_of(lowered(*case, target), target)
     encodings = {i.encoding for i in decode(image.data[: image.code_bytes])}
     assert encodings <= {EncodingKind.LEGACY, EncodingKind.VEX}
-
-
-def test_the_polynomials_are_a_fresh_fit() -> None:
-    above, below = fit_erf()
-    tables = ((EXP, fit_exp()), (LOG, fit_log()), (ERF_NUMERATOR, above), (ERF_DENOMINATOR, below))
-    for table, fitted in tables:
-        np.testing.assert_allclose(table, fitted, rtol=2e-3)
 
 
 def test_what_has_no_code_is_refused() -> None:
