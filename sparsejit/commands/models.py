@@ -1,13 +1,10 @@
 """`sparsejit compile` and `sparsejit run`: whole models from the command line."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich import progress
 
 from sparsejit.api import CompiledEstimator, CompiledModel, compile_model, load
 from sparsejit.artefact.export import check_export
@@ -15,11 +12,11 @@ from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
     console,
-    error_console,
     print_json,
     require,
     say,
 )
+from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.frontends.factory import call_factory
@@ -66,12 +63,12 @@ def compile_command(
     require("torch")
     _check_outputs(out, export, header, html)
     options = {"target": target, "threads": threads, "tune": tune, "exact": exact}
-    with _progress() as show:
-        compiled = _compiled(model, dtype or ["float32"], options, show)
+    with ProgressBar() as bar:
+        compiled = _compiled(model, dtype or ["float32"], options, bar.show)
         if export is not None:
             compiled.export(export, header)
         compiled.save(out)
-        show("measuring" if measure else "explaining", 1.0)
+        bar.show("measuring" if measure else "explaining", 1.0)
         report = compiled.explain(measure=measure)
     if html is not None:
         with atomic_path(html) as path:
@@ -125,16 +122,6 @@ def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Pa
     elif header is not None:
         raise InvalidInput(f"--header {header} describes what --export writes; give both")
     check_outputs(out, export, header, html)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on a terminal, elsewhere nothing."""
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn())
-    quiet = not error_console.is_terminal
-    with progress.Progress(*columns, console=error_console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
 
 
 def _source(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sparsejit.commands.console import (
@@ -18,6 +17,7 @@ from sparsejit.commands.console import (
     say,
     write_json,
 )
+from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 
@@ -61,7 +61,7 @@ def prune(
     workload = load_workload(model)
     if weights is not None:
         load_weights(workload.model, weights)
-    with _Bar() as bar:
+    with ProgressBar() as bar:
         result = _carry_out(plan, workload, checkpoint, bar)
         # Before anything is timed: where that fails, the training is not lost.
         with atomic_path(out) as path:
@@ -70,7 +70,11 @@ def prune(
             checkpoint.unlink(missing_ok=True)
         dtype = plan.prune.get("dtype", "float32")
         batch = workload.first_batch()
-        timed = time_layers(result.model, result.report, dtype, bar.stage, batch, workload.run)
+        timed = time_layers(
+            *(result.model, result.report, dtype),
+            lambda name: bar.begin(f"timing {name}"),
+            *(batch, workload.run),
+        )
         result = replace(result, report=timed)
     _report(plan, result, out, report, as_json)
 
@@ -92,15 +96,18 @@ def _report(
 
 
 def _carry_out(
-    plan: "Recipe", workload: "Workload", checkpoint: Path | None, bar: "_Bar"
+    plan: "Recipe", workload: "Workload", checkpoint: Path | None, bar: ProgressBar
 ) -> "PruningResult":
     """Run the recipe; Ctrl-C exits with status 130 where the checkpoint can be gone on from."""
     from sparsejit.prune import run_recipe
 
     if checkpoint is not None and checkpoint.exists():
         error_console.print(f"going on from {checkpoint}")
+    def show(state: "RunProgress") -> None:
+        bar.show(progress_line(state), state.step, state.steps or None)
+
     try:
-        return run_recipe(workload, plan, checkpoint=checkpoint, progress=bar.show)
+        return run_recipe(workload, plan, checkpoint=checkpoint, progress=show)
     except KeyboardInterrupt:
         if checkpoint is None or not checkpoint.exists():
             raise
@@ -108,24 +115,11 @@ def _carry_out(
         raise typer.Exit(130) from None
 
 
-class _Bar(Progress):
-    """One line on stderr: stage, steps, loss and density."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        quiet = not error_console.is_terminal
-        super().__init__(*columns, console=error_console, transient=True, disable=quiet)
-        self._line = self.add_task("")
-
-    def stage(self, name: str) -> None:
-        self.update(self._line, description=f"timing {name}", total=None)
-
-    def show(self, state: "RunProgress") -> None:
-        text = state.stage
-        if state.loss is not None and state.density is not None:
-            text += f" {state.step}, loss {state.loss:.4f}, density {state.density:.1%}"
-        total = state.steps or None
-        self.update(self._line, description=text, completed=state.step, total=total)
+def progress_line(state: "RunProgress") -> str:
+    """Stage, steps, loss and density."""
+    if state.loss is None or state.density is None:
+        return state.stage
+    return f"{state.stage} {state.step}, loss {state.loss:.4f}, density {state.density:.1%}"
 
 
 def _figures(result: "PruningResult") -> Table:

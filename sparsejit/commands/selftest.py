@@ -5,12 +5,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sparsejit import __version__
@@ -22,6 +20,7 @@ from sparsejit.commands.console import (
     error_console,
     hand_over,
 )
+from sparsejit.commands.progress import ProgressBar
 from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
 from sparsejit.runtime.workers import available_cores
@@ -33,9 +32,6 @@ from sparsejit.selftest.tally import Tally
 _DEFAULT_MINUTES = 1.0
 _SECONDS_BETWEEN_LINES = 60.0
 _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
-
-# Told how far the run is, 0 to 1.
-Show = Callable[[Tally, float], None]
 
 
 def selftest(
@@ -87,37 +83,16 @@ def _run(
         return 0.0 if minutes is None else (time.monotonic() - begin) / (60 * minutes)
 
     try:
-        with _progress() as show:
+        with ProgressBar(_SECONDS_BETWEEN_LINES) as bar:
             for verdict in test.run(numbers, lambda: share_of_time() < 1):
                 tally.add(verdict)
                 if verdict.problem is not None:
                     _print_failure(tally, verdict)
-                show(tally, max(share_of_time(), tally.kernels / count if count else 0.0))
+                share = max(share_of_time(), tally.kernels / count if count else 0.0)
+                bar.show(f"{min(share, 1):.0%}: {_counts(tally)}", share)
     except KeyboardInterrupt:
         return False
     return True
-
-
-@contextmanager
-def _progress() -> Iterator[Show]:
-    """A bar on a terminal, elsewhere a line a minute."""
-    if not error_console.is_terminal:
-        yield _LineAMinute()
-        return
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=error_console, transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda tally, share: bar.update(task, completed=share, description=_counts(tally))
-
-
-class _LineAMinute:
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def __call__(self, tally: Tally, share: float) -> None:
-        if time.monotonic() >= self._next:
-            self._next += _SECONDS_BETWEEN_LINES
-            error_console.print(f"{share:.0%}: {_counts(tally)}")
 
 
 def _counts(tally: Tally) -> str:

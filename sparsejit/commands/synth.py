@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from sparsejit.commands.console import JsonOption, print_json, require, say
+from sparsejit.commands.progress import ProgressBar
 from sparsejit.commands.synth_folder import FolderOptions, synth_folder
 from sparsejit.commands.synth_play import player
-from sparsejit.commands.synth_progress import SpeakingBar
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
 from sparsejit.voice.bundled import VOICE
@@ -125,8 +125,8 @@ def _speak(
     seed: int,
     hear: Callable[[FloatArray], None] | None,
 ) -> SpokenFile:
-    with SpeakingBar() as bar:
-        bar.begin(f"reading {source.name}", None)
+    with ProgressBar() as bar:
+        bar.begin(f"reading {source.name}")
         bar.begin("speaking", count_frames(source, speaker.source, bar.step))
 
         def heard(samples: FloatArray) -> None:

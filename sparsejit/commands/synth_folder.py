@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from sparsejit.commands.console import error_console, print_json, say
-from sparsejit.commands.synth_progress import SpeakingBar
+from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.workers import available_cores
@@ -73,7 +73,7 @@ def _speak(
     tasks: list[SpeakingTask], manner: Manner, options: FolderOptions, network: TrainedNetwork
 ) -> FolderReport:
     try:
-        with options.crew(manner) as crew, SpeakingBar() as bar:
+        with options.crew(manner) as crew, ProgressBar() as bar:
             bar.begin("speaking", len(tasks))
             return speak_tasks(tasks, network, crew, options.overwrite, bar.step)
     except KeyboardInterrupt:

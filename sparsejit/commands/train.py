@@ -1,13 +1,12 @@
 """`sparsejit train`: a voice from a folder of recordings."""
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sparsejit.commands.console import error_console, require, say
+from sparsejit.commands.progress import ProgressBar
 
 if TYPE_CHECKING:
     from sparsejit.voice.train.trainer import TrainingPlan, TrainingProgress
@@ -79,8 +78,13 @@ def _carry_out(
     if checkpoint.exists():
         error_console.print(f"going on from {checkpoint}")
     try:
-        with TrainingBar() as bar:
-            return train_voice(folder, out, plan, device, bar.show, begin)
+        with ProgressBar(_SECONDS_A_LINE) as bar:
+            bar.begin("reading recordings")
+
+            def show(state: "TrainingProgress") -> None:
+                bar.show(progress_line(state), state.step, state.steps)
+
+            return train_voice(folder, out, plan, device, show, begin)
     except KeyboardInterrupt:
         if not checkpoint.exists():
             raise
@@ -88,25 +92,8 @@ def _carry_out(
         raise typer.Exit(130) from None
 
 
-class TrainingBar(Progress):
-    """Step, loss, rate and density on stderr: a bar on a terminal, elsewhere a line at times."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self._drawn = error_console.is_terminal
-        super().__init__(*columns, console=error_console, transient=True, disable=not self._drawn)
-        self._line = self.add_task("reading recordings", total=None)
-        self._printed = -_SECONDS_A_LINE
-
-    def show(self, state: "TrainingProgress") -> None:
-        text = (
-            f"step {state.step} of {state.steps}, loss {state.loss:.3f}, "
-            f"{state.samples_a_second:,.0f} samples/s, density {state.density:.1%}"
-        )
-        if self._drawn:
-            self.update(self._line, description=text, completed=state.step, total=state.steps)
-            return
-        now = time.monotonic()
-        if now - self._printed >= _SECONDS_A_LINE or state.step == state.steps:
-            error_console.print(text)
-            self._printed = now
+def progress_line(state: "TrainingProgress") -> str:
+    return (
+        f"step {state.step} of {state.steps}, loss {state.loss:.3f}, "
+        f"{state.samples_a_second:,.0f} samples/s, density {state.density:.1%}"
+    )
