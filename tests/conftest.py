@@ -5,6 +5,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pretended_processor
 import pytest
@@ -81,3 +82,10 @@ def eventually() -> Callable[[Callable[[], bool]], bool]:
         return any(happened() or pause.wait(0.001) for _ in range(_LOOKS))
 
     return wait
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, which is not made yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "sparsejit"

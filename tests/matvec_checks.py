@@ -1,12 +1,11 @@
 """Runs one matrix-vector template on hostile surroundings and holds it to the float64 oracle."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
+from runnable import parameters, target_of
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir import reference
@@ -35,10 +34,11 @@ def block_weights(
     return weights * np.repeat(kept, block_rows, axis=0)[:out_features]
 
 
-def target_of(row: Template) -> Target:
-    """The least target that a row of the table is made for."""
-    level = Target.named(row.isa)
-    return replace(level, instruction_sets=level.instruction_sets | row.requires)
+def square_weights(shape: tuple[int, int], density: float, seed: int = 0) -> FloatArray:
+    """Random (out, in) weights of which whole (4, 4) blocks are zero."""
+    kept = np.random.default_rng(seed).random((-(-shape[0] // 4), -(-shape[1] // 4))) < density
+    mask = kept.repeat(4, 0).repeat(4, 1)[: shape[0], : shape[1]]
+    return np.where(mask, block_weights(shape, 1.0, 1, seed), np.float32(0))
 
 
 def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> FloatArray:
@@ -48,18 +48,7 @@ def scattered(shape: tuple[int, int], density: float, seed: int = 0) -> FloatArr
 
 def templates_of(family: str) -> list[Any]:
     """pytest parameters: every row of the table in `family` that this machine can run."""
-    machine = Target.detect()
-    return [
-        pytest.param(
-            row,
-            id=row.name,
-            marks=pytest.mark.skipif(
-                not target_of(row).runs_on(machine), reason="needs another processor"
-            ),
-        )
-        for row in MATVEC_TEMPLATES
-        if row.family == family
-    ]
+    return parameters(row for row in MATVEC_TEMPLATES if row.family == family)
 
 
 def shapes() -> Iterator[tuple[int, int]]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import xgboost
 from fuzzing.estimator_kinds import KINDS, EstimatorKind, column_steps, steps_before
+from runnable import LEVELS
 from sklearn.pipeline import make_pipeline
 
 import sparsejit
@@ -23,14 +24,12 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.sklearn import read_estimator
 from sparsejit.ir.graph import Array, Element
 from sparsejit.ir.ops.forest import Forest
-from sparsejit.machine.target import ISA_LEVELS, Target
 
 TOLERANCE = 2e-6  # of the largest result
 PROBABLE = 1e-6
 # Scores that float32 cannot tell apart, of the largest: then the class may be the other.
 TIE = 1e-7
 SMALLEST_LOGARITHM = -12
-LEVELS = [name for name in ISA_LEVELS if Target.named(name).runs_on(Target.detect())]
 
 
 @dataclass(frozen=True, eq=False)

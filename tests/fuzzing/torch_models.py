@@ -19,17 +19,16 @@ import torch
 from fuzzing.torch_layers import LAYERS
 from fuzzing.torch_steps import STEPS, random_input
 from fuzzing.torch_views import VIEWS
+from runnable import LEVELS
 from torch.utils._pytree import tree_leaves
 
 import sparsejit
 from sparsejit.errors import SparseJitError
-from sparsejit.machine.target import ISA_LEVELS, Target
 
 BATCH = 5  # samples that a model is grown with; it is compiled for the first few of them
 MOST_ELEMENTS, LARGEST, LARGEST_INT32 = 1 << 13, 1e4, 1 << 14
 # What rounding may cost: of the largest number on the way, and of what noise of NOISE costs.
 ROUNDING, NOISE, MARGIN = 1e-5, 1e-6, 20.0
-LEVELS = [name for name in ISA_LEVELS if Target.named(name).runs_on(Target.detect())]
 
 Function = Callable[..., torch.Tensor]
 

@@ -15,14 +15,13 @@ from sparsejit.asm_templates.pointwise.chain import (
 from sparsejit.asm_templates.shared.location import ByPointer
 from sparsejit.ir.graph import Element, TensorType
 from sparsejit.ir.ops.pointwise import Chain
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import Edge, GuardedArray
 from sparsejit.x86.assembler import Assembler, Image
 from sparsejit.x86.operands import rbp, rdi
 
 Array = npt.NDArray[np.generic]
-RUNNABLE = [name for name in ISA_LEVELS if Target.named(name).runs_on(Target.detect())]
 
 
 @dataclass

@@ -10,6 +10,7 @@ from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import TOLERANCE, block_weights, target_of
+from runnable import runnable
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.batch.row_tiles import products, tile_rows
@@ -24,7 +25,7 @@ from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 
-RUNNABLE = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
+RUNNABLE = runnable(MATMUL_TEMPLATES)
 # The repeated kernel is tested elsewhere: here one of each kind will do.
 REPEATED = {"f32-permute-avx512", "f32-permute-avx2"}
 KINDS = [row for row in RUNNABLE if row.each is None or row.each.name in REPEATED]

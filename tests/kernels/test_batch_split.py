@@ -11,13 +11,14 @@ from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights
+from runnable import LEVELS
 
 import sparsejit
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.core import SharingPrices
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.planner import batch_split, sharing
 
 pytestmark = pytest.mark.usefixtures("barriers_are_free")
@@ -66,12 +67,11 @@ def test_parts_together_compute_the_batch(
     np.testing.assert_allclose(kernel(x)[known], expected[known], atol=1e-4)
 
 
-RUNNABLE_LEVELS = [isa for isa in ISA_LEVELS if Target.named(isa).runs_on(Target.detect())]
 # The loop over compressed rows cuts its passes and inputs by the batch and the level.
 DIVIDED = [
     *((family, DType.FLOAT32, "native") for family in ("panels", "rows", "mixed", "dense")),
     ("panels", DType.INT8, "native"),
-    *(("csr", dtype, isa) for dtype in (DType.FLOAT32, DType.INT8) for isa in RUNNABLE_LEVELS),
+    *(("csr", dtype, isa) for dtype in (DType.FLOAT32, DType.INT8) for isa in LEVELS),
 ]
 
 

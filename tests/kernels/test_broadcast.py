@@ -5,7 +5,7 @@ from dataclasses import replace
 import matvec_checks
 import numpy as np
 import pytest
-from matvec_checks import block_weights, check, shapes, target_of, templates_of
+from matvec_checks import block_weights, check, target_of, templates_of
 
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
@@ -23,36 +23,6 @@ def halves(request, monkeypatch):
 
     monkeypatch.setattr(matvec_checks, "target_of", target)
     return request.param
-
-
-@pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("density", [0.0, 0.03, 0.2, 1.0])
-@pytest.mark.parametrize("block_rows", [8, 16])
-def test_every_shape(row, density, block_rows):
-    for shape in shapes():
-        check(row, block_weights(shape, density, block_rows))
-
-
-@pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("activation", list(Activation))
-def test_bias_and_activation(row, activation):
-    for shape in ((13, 40), (257, 33), (600, 20)):
-        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
-        check(row, block_weights(shape, 0.2), bias, activation)
-
-
-@pytest.mark.usefixtures("halves")
-def test_weights_without_blocks(row):
-    check(row, block_weights((100, 70), 0.1, block_rows=1))
-
-
-@pytest.mark.usefixtures("halves")
-def test_empty_rows_and_columns(row):
-    weights = block_weights((200, 90), 0.5)
-    weights[16:56] = 0
-    weights[:, :30] = 0
-    weights[:, 77] = 0
-    check(row, weights)
 
 
 def test_halves_load_their_lines_once_and_in_order(row, halves):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import matvec_checks
 import numpy as np
 import pytest
-from matvec_checks import FloatArray, block_weights, check, shapes, target_of, templates_of
+from matvec_checks import check, square_weights, target_of, templates_of
 
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
@@ -14,44 +14,6 @@ from sparsejit.ir.spec import Activation, DType, MatVec
 GAINING = {("broadcast-4x4", dtype): "L2" for dtype in ("bfloat16", "float16")}
 
 pytestmark = pytest.mark.parametrize("row", templates_of("broadcast-4x4"))
-
-
-def square_weights(shape: tuple[int, int], density: float, seed: int = 0) -> FloatArray:
-    """Random (out, in) weights of which whole (4, 4) blocks are zero."""
-    kept = np.random.default_rng(seed).random((-(-shape[0] // 4), -(-shape[1] // 4))) < density
-    mask = kept.repeat(4, 0).repeat(4, 1)[: shape[0], : shape[1]]
-    return np.where(mask, block_weights(shape, 1.0, 1, seed), np.float32(0))
-
-
-@pytest.mark.parametrize("density", [0.0, 0.03, 0.2, 1.0])
-def test_every_shape(row, density):
-    for shape in shapes():
-        check(row, square_weights(shape, density))
-
-
-@pytest.mark.parametrize("in_features", range(1, 13))
-def test_few_inputs(row, in_features):
-    check(row, square_weights((39, in_features), 0.8))
-
-
-@pytest.mark.parametrize("activation", list(Activation))
-def test_bias_and_activation(row, activation):
-    for shape in ((13, 40), (257, 33), (600, 20)):
-        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
-        check(row, square_weights(shape, 0.2), bias, activation)
-
-
-@pytest.mark.parametrize("block_rows", [1, 4, 8])
-def test_weights_in_other_blocks(row, block_rows):
-    check(row, block_weights((100, 70), 0.1, block_rows))
-
-
-def test_empty_rows_and_columns(row):
-    weights = square_weights((200, 90), 0.5)
-    weights[16:56] = 0
-    weights[:, :30] = 0
-    weights[:, 77] = 0
-    check(row, weights)
 
 
 @pytest.mark.parametrize("density", [0.1, 0.25])

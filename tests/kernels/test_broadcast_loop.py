@@ -2,30 +2,13 @@
 
 import numpy as np
 import pytest
-from matvec_checks import block_weights, check, shapes, templates_of
+from matvec_checks import block_weights, check, templates_of
 
 from sparsejit.asm_templates.broadcast.loop import loop_shapes
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import DType
 
 every_row = pytest.mark.parametrize("row", templates_of("broadcast-loop"))
-
-
-@every_row
-@pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
-@pytest.mark.parametrize("block_rows", [8, 16])
-def test_every_shape(row, density, block_rows):
-    for shape in shapes():
-        check(row, block_weights(shape, density, block_rows))
-
-
-@every_row
-@pytest.mark.parametrize("activation", list(Activation))
-@pytest.mark.parametrize("block_rows", [8, 16])
-def test_bias_and_activation(row, activation, block_rows):
-    for shape in ((13, 40), (257, 33), (600, 20)):
-        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
-        check(row, block_weights(shape, 0.2, block_rows), bias, activation)
 
 
 @every_row

@@ -2,42 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from matvec_checks import block_weights, check, compile_kernel, shapes, target_of, templates_of
+from matvec_checks import block_weights, check, compile_kernel, target_of, templates_of
 
-from sparsejit.asm_templates.broadcast import mixed
 from sparsejit.asm_templates.broadcast.mixed import straight_rows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 
 every_row = pytest.mark.parametrize("row", templates_of("broadcast-mixed"))
-
-
-@pytest.fixture(params=[0.0, 0.05])
-def little_room(request, monkeypatch):
-    """Shares of L1 that leave small matrices to loops, all of them or in part."""
-    for dtype in mixed.CODE_SHARES:
-        monkeypatch.setitem(mixed.CODE_SHARES, dtype, request.param)
-
-
-@every_row
-@pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
-@pytest.mark.parametrize("block_rows", [8, 16])
-@pytest.mark.usefixtures("little_room")
-def test_every_shape(row, density, block_rows):
-    for shape in shapes():
-        check(row, block_weights(shape, density, block_rows))
-
-
-@every_row
-@pytest.mark.parametrize("activation", list(Activation))
-@pytest.mark.parametrize("block_rows", [8, 16])
-@pytest.mark.usefixtures("little_room")
-def test_bias_and_activation(row, activation, block_rows):
-    for shape in ((257, 33), (600, 20)):
-        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
-        check(row, block_weights(shape, 0.2, block_rows), bias, activation)
 
 
 @every_row

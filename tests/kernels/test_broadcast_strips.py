@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import block_weights, check, shapes, target_of, templates_of
+from matvec_checks import block_weights, check, target_of, templates_of
 
 from sparsejit.asm_templates.scheduling.strip_pairing import paired_block_rows, strip_steps
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -12,36 +12,6 @@ from sparsejit.ir.spec import Activation, MatVec
 
 REACH = 64
 ROWS = pytest.mark.parametrize("row", templates_of("broadcast-4x1"))
-
-
-@ROWS
-@pytest.mark.parametrize("density", [0.0, 0.03, 0.2, 1.0])
-def test_every_shape(row, density):
-    for shape in shapes():
-        check(row, block_weights(shape, density, 4))
-
-
-@ROWS
-@pytest.mark.parametrize("activation", list(Activation))
-def test_bias_and_activation(row, activation):
-    for shape in ((1, 7), (6, 9), (13, 40), (257, 33), (600, 20)):
-        bias = np.linspace(-2, 2, shape[0], dtype=np.float32)
-        check(row, block_weights(shape, 0.2, 4), bias, activation)
-
-
-@ROWS
-@pytest.mark.parametrize("block_rows", [1, 8])
-def test_weights_in_other_blocks(row, block_rows):
-    check(row, block_weights((100, 170), 0.1, block_rows))
-
-
-@ROWS
-def test_empty_rows_and_columns(row):
-    weights = block_weights((200, 90), 0.5, 4)
-    weights[16:56] = 0
-    weights[:, :30] = 0
-    weights[:, 77] = 0
-    check(row, weights)
 
 
 @ROWS

@@ -14,15 +14,9 @@ import sparsejit
 from sparsejit.planner import cache, tuning
 from sparsejit.planner.plan import Candidate
 
-pytestmark = pytest.mark.plans
+pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("cache_folder")]
 
 WEIGHTS = block_weights((64, 64), 0.2)
-
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "sparsejit"
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 from guard import EDGES, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runnable import LEVELS
 
 from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
 from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
@@ -14,7 +15,6 @@ from sparsejit.machine.target import Target
 from sparsejit.runtime.native_timing import call_native
 from sparsejit.runtime.program import build
 
-ISAS = [isa for isa in ("avx2", "avx512") if Target.named(isa).runs_on(Target.detect())]
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -44,7 +44,7 @@ def rows_of(spec: ColumnScaling, dtype: type, seed: int) -> Array:
     return x.astype(dtype)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @settings(max_examples=25)
 @given(
@@ -72,7 +72,7 @@ def product(rows: int, inputs: int, outputs: int, density: float, seed: int) -> 
     return DoubleProductSpec(rows, weights, generator.standard_normal(outputs))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 @settings(max_examples=25)
 @given(
     rows=st.sampled_from([1, 2, 7]),
@@ -95,7 +95,7 @@ def test_any_product(
     np.testing.assert_allclose(y, wanted, rtol=2e-7, atol=1e-6)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("size", [1, 6, 21])
 def test_nothing_beyond_x_and_y_is_touched(isa: str, size: int) -> None:
     target = Target.named(isa)

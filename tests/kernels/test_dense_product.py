@@ -9,6 +9,7 @@ from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import SIZES, TOLERANCE, block_weights, check, shapes, templates_of
+from runnable import LEVELS
 
 from sparsejit.asm_templates.dense_product.few_rows import has_few_rows
 from sparsejit.asm_templates.dense_product.lane_sums import add_lanes
@@ -27,7 +28,6 @@ from sparsejit.x86.assembler import Assembler, Image
 from sparsejit.x86.operands import Memory, rdi, rdx, rsi
 
 FloatArray = np.ndarray
-RUNNABLE = [isa for isa in ISA_LEVELS if Target.named(isa).runs_on(Target.detect())]
 UNTOUCHED = np.float32(7.0e7)
 
 
@@ -101,7 +101,7 @@ sizes = st.one_of(st.sampled_from([s for s in SIZES if s < 300]), st.integers(1,
 
 
 @pytest.mark.parametrize("constant", ["", "a", "b"])
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_any_shape_inside_guard_pages(isa: str, constant: str) -> None:
     checks = []
 
@@ -135,7 +135,7 @@ def test_any_shape_inside_guard_pages(isa: str, constant: str) -> None:
     run_in_child(checks).assert_clean()
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_rows_that_lie_in_one_set_of_the_cache(isa: str) -> None:
     spec = DenseProduct(20, 70, 40, 4096, 280, 4096)
     problem = Problem.random(spec)
@@ -146,7 +146,7 @@ def test_rows_that_lie_in_one_set_of_the_cache(isa: str) -> None:
         assert most // 2 < max(heights) <= most
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_weights_from_beyond_l2_are_fetched_ahead(isa: str) -> None:
     target = Target.named(isa)
     spec = DenseProduct.contiguous(33, 600, 500)
@@ -159,7 +159,7 @@ def test_weights_from_beyond_l2_are_fetched_ahead(isa: str) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_operands_are_kept_for_the_next_product(isa: str, transposed: bool) -> None:
     problem = Problem.random(DenseProduct.contiguous(9, 40, 33, transposed, 0.5))
     smaller = DenseProduct.contiguous(8, 39, 32, transposed)
@@ -169,7 +169,7 @@ def test_operands_are_kept_for_the_next_product(isa: str, transposed: bool) -> N
     problem.check(ExecutableMemory(finished(asm).data), "end")
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_a_transposing_product_keeps_what_a_function_must(isa: str) -> None:
     """Others are rows of the table, which `test_calling_convention` walks."""
     asm = Assembler(Target.named(isa))
@@ -222,7 +222,7 @@ def test_products_that_cannot_be(change: dict[str, int], message: str) -> None:
         replace(DenseProduct.contiguous(3, 4, 5), **change)
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_a_strip_too_deep_for_the_stack_is_not_transposed(isa: str) -> None:
     target = Target.named(isa)
     assert has_few_rows(DenseProduct.contiguous(9000, 9, 40_000, transposed=True), target)
@@ -248,7 +248,7 @@ class TestDot:
         assert many.code_bytes == few.code_bytes
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_lanes_of_any_number_of_registers_are_added(isa: str) -> None:
     """Integers, so that each sum is exact in any order."""
     target = Target.named(isa)

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
-from matvec_checks import block_weights, compile_kernel, target_of
+from matvec_checks import block_weights, compile_kernel
+from runnable import LEVELS, runnable
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
@@ -17,7 +18,7 @@ from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, BlockShape, SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, GruUpdate, MatVec
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rcx, xmm
@@ -28,8 +29,7 @@ SHAPES = (
 )
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 65, 300)
 
-RUNNABLE_ISAS = [isa for isa in ISA_LEVELS if Target.named(isa).runs_on(Target.detect())]
-RUNNABLE_ROWS = [row for row in MATVEC_TEMPLATES if target_of(row).runs_on(Target.detect())]
+RUNNABLE_ROWS = runnable(MATVEC_TEMPLATES)
 
 
 def test_the_guard_catches_what_it_should() -> None:
@@ -95,7 +95,7 @@ def _check_matvec(
 
 
 @pytest.mark.parametrize("activation", Activation)
-@pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_elementwise(isa: str, activation: Activation) -> None:
     checks = []
     for length in LENGTHS:
@@ -114,7 +114,7 @@ def _check_elementwise(kernel: ExecutableMemory, spec: Elementwise, edge: Edge) 
     np.testing.assert_allclose(y.values, reference.elementwise(spec, values), atol=1e-6)
 
 
-@pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_gru_update(isa: str) -> None:
     checks = []
     for hidden in LENGTHS:
@@ -135,7 +135,7 @@ def _check_gru_update(kernel: ExecutableMemory, spec: GruUpdate, edge: Edge) -> 
     np.testing.assert_allclose(arrays[2].values, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("isa", RUNNABLE_ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_categorical_draw(isa: str) -> None:
     checks = []
     for classes in LENGTHS:

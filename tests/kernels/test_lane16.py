@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import block_weights, check, shapes, templates_of
+from matvec_checks import check, templates_of
 
 from sparsejit.asm_templates.gather import lane16
 from sparsejit.ir.sparse_matrix import LANE16, SparseMatrix
@@ -13,13 +13,6 @@ from sparsejit.machine.target import Target
 from sparsejit.perf.problems import Problem
 
 every_template = pytest.mark.parametrize("row", templates_of("lane16"))
-
-
-@every_template
-@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
-def test_every_shape(row, density):
-    for shape in shapes():
-        check(row, block_weights(shape, density, block_rows=1))
 
 
 @every_template

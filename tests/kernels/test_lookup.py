@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import check, compile_kernel, scattered, shapes, templates_of
+from matvec_checks import check, compile_kernel, scattered, templates_of
 
 from sparsejit.asm_templates.gather.lookup_layout import (
     LANES,
@@ -25,29 +25,6 @@ from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 
 every_template = pytest.mark.parametrize("row", templates_of("lookup"))
-
-
-@every_template
-@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
-def test_every_shape(row, density):
-    for shape in shapes():
-        check(row, scattered(shape, density))
-
-
-@every_template
-@settings(max_examples=25, deadline=None)
-@given(
-    out_features=st.integers(1, 300),
-    in_features=st.integers(1, 900),
-    density=st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0]),
-    biased=st.booleans(),
-    activation=st.sampled_from(list(Activation)),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_random_layers(row, out_features, in_features, density, biased, activation, seed):
-    bias = np.random.default_rng(seed).standard_normal(out_features, np.float32)
-    weights = scattered((out_features, in_features), density, seed)
-    check(row, weights, bias if biased else None, activation)
 
 
 @every_template

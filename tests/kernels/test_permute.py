@@ -10,7 +10,6 @@ from matvec_checks import (
     check,
     compile_kernel,
     scattered,
-    shapes,
     target_of,
     templates_of,
 )
@@ -39,29 +38,6 @@ every_machine = pytest.mark.parametrize(
 both_schedules = pytest.mark.parametrize("cover", [one_register_schedule, two_register_schedule])
 
 
-@every_template
-@pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.5, 1.0])
-def test_every_shape(row, density):
-    for shape in shapes():
-        check(row, scattered(shape, density))
-
-
-@every_template
-@settings(max_examples=20, deadline=None)
-@given(
-    out_features=st.integers(1, 300),
-    in_features=st.integers(1, 900),
-    density=st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0]),
-    biased=st.booleans(),
-    activation=st.sampled_from(list(Activation)),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_random_layers(row, out_features, in_features, density, biased, activation, seed):
-    bias = np.random.default_rng(seed).standard_normal(out_features, np.float32)
-    weights = scattered((out_features, in_features), density, seed)
-    check(row, weights, bias if biased else None, activation)
-
-
 @both_templates
 @pytest.mark.parametrize("shape", [(1000, 530), (640, 257), (256, 1040)])
 def test_folded_batches_and_what_is_left_over(row, shape):
@@ -80,14 +56,6 @@ def test_rows_as_different_as_can_be(row):
     for output, count in enumerate(generator.permutation(129)):
         weights[output, generator.permutation(300)[:count]] = generator.standard_normal(count)
     check(row, weights, np.arange(129, dtype=np.float32))
-
-
-@every_template
-def test_empty_rows_columns_and_windows(row):
-    weights = scattered((200, 1000), 0.2)
-    weights[16:56] = 0
-    weights[:, 100:900] = 0
-    check(row, weights, np.ones(200, np.float32))
 
 
 @both_templates

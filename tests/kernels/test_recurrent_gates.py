@@ -6,28 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runnable import ISAS
 
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
 from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation, LstmUpdate, RnnUpdate
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
 from sparsejit.runtime.program import build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rdx
 
 TOLERANCE = 2e-6  # three gates and a tanh of their sum, off by 5e-7 each
-ISAS = [
-    pytest.param(
-        isa,
-        marks=pytest.mark.skipif(
-            not Target.named(isa).runs_on(Target.detect()), reason=f"needs {isa}"
-        ),
-    )
-    for isa in ISA_LEVELS
-]
 
 
 def run(

@@ -1,7 +1,7 @@
 """Measuring instead of predicting: the choice, the record, the memory of both; calibration."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +25,9 @@ X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def cache_folder(cache_folder: Path) -> Iterator[Path]:
     calibration.forget_calibration()
-    yield tmp_path / "sparsejit"
+    yield cache_folder
     calibration.forget_calibration()
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matvec_checks import block_weights, compile_kernel, target_of
+from runnable import runnable
 
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
@@ -21,8 +22,8 @@ from sparsejit.selftest.calling_convention import (
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rbp, rdi, rsp
 
-RUNNABLE = [row for row in MATVEC_TEMPLATES if target_of(row).runs_on(Target.detect())]
-RUNNABLE_BATCH = [row for row in MATMUL_TEMPLATES if target_of(row).runs_on(Target.detect())]
+RUNNABLE = runnable(MATVEC_TEMPLATES)
+RUNNABLE_BATCH = runnable(MATMUL_TEMPLATES)
 
 
 def call_and_report(code: bytes, isa: str, x: np.ndarray, y: np.ndarray) -> StateLeft:

@@ -4,24 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
 from random_graphs import GraphCase
 
 from sparsejit.ir.graph import Array, Element, Graph, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import LoweredModel, build_model, lower_model
-from sparsejit.machine.target import ISA_LEVELS, Target
-
-ISAS = [
-    pytest.param(
-        isa,
-        marks=pytest.mark.skipif(
-            not Target.named(isa).runs_on(Target.detect()), reason=f"needs {isa}"
-        ),
-    )
-    for isa in ISA_LEVELS
-]
+from sparsejit.machine.target import Target
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,19 @@ from sparsejit.ir.spec import Activation, DType
 _RANDOM = np.random.default_rng(4)
 
 
+def graph_of(op: Operator, *operands: Array, constants: Iterable[int] = ()) -> Graph:
+    """One operator, of whose operands some are known at compile time."""
+    builder, known = GraphBuilder(), set(constants)
+    values: list[Value] = []
+    for number, array in enumerate(operands):
+        origin, element = Origin(f"x{number}"), Element(array.dtype.name)
+        if number in known:
+            values.append(builder.constant(array, origin, element))
+        else:
+            values.append(builder.input(TensorType(array.shape, element), origin))
+    return builder.finish(builder.add(op, *values, origin=Origin("y")))
+
+
 @dataclass(frozen=True, eq=False)
 class OperatorCase:
     """`constants`: how many of the last operands are known at compile time."""
@@ -47,17 +61,8 @@ class OperatorCase:
 
     def graph(self) -> Graph:
         """The operator alone."""
-        builder = GraphBuilder()
         known = len(self.operands) - self.constants
-        values: list[Value] = []
-        for number, array in enumerate(self.operands):
-            origin = Origin(f"x{number}")
-            element = Element(array.dtype.name)
-            if number < known:
-                values.append(builder.input(TensorType(array.shape, element), origin))
-            else:
-                values.append(builder.constant(array, origin, element))
-        return builder.finish(builder.add(self.op, *values, origin=Origin("y")))
+        return graph_of(self.op, *self.operands, constants=range(known, len(self.operands)))
 
     @property
     def inputs(self) -> list[Array]:

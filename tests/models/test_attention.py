@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph, kernels_of, run_graph
+from native import check_graph, kernels_of, run_graph
+from runnable import ISAS
 
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
 from sparsejit.attention_masks import causal, strided

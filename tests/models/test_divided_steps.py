@@ -7,8 +7,9 @@ import pytest
 from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_alike, run_lowered
+from native import check_alike, run_lowered
 from random_graphs import GraphCase, graph_cases
+from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType

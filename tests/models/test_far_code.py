@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from native import ISAS, run_lowered
+from native import run_lowered
+from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.api.variant import make_variant

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from guard import EDGES, Edge
-from native import ISAS, run_tiles
+from native import run_tiles
+from runnable import ISAS
 
 from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType

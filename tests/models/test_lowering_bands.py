@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from native import ISAS, check_graph, kernels_of
+from native import check_graph, kernels_of
+from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.ir.graph import Graph, Node, Value

@@ -1,14 +1,15 @@
 """Graphs at the edges: tensors without elements or axes, outputs that nothing computes, casts."""
 
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from native import ISAS, run_graph
+from native import run_graph
+from registered_operators import graph_of
+from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
@@ -23,17 +24,6 @@ from sparsejit.passes.default import run_passes
 INT64 = np.iinfo(np.int64)
 
 
-def graph_of(op: Operator, arrays: Sequence[Array], constants: int = 0) -> Graph:
-    """One operator, whose last operands are constants."""
-    build, values = GraphBuilder(), []
-    for number, array in enumerate(arrays):
-        origin = Origin(f"x{number}")
-        kind = TensorType(array.shape, Element(array.dtype.name))
-        is_input = number < len(arrays) - constants
-        values.append(build.input(kind, origin) if is_input else build.constant(array, origin))
-    return build.finish(build.add(op, *values, origin=Origin("y")))
-
-
 def floats(*shape: int) -> Array:
     return np.asarray(np.random.default_rng(1).standard_normal(shape), np.float32)
 
@@ -46,7 +36,7 @@ def test_floats_become_whole_numbers_as_in_torch(isa: str, length: int) -> None:
     special += [2.0**63, -(2.0**63), 2.0**100, -(2.0**100), np.inf, -np.inf, np.nan, 16777217]
     random = floats(200) * 10.0 ** np.linspace(-3, 19, 200)
     x = np.resize(np.concatenate([special, random]).astype(np.float32), (25, length))
-    (found,) = run_graph(graph_of(Cast(Element.INT64), [x]), [x], Target.named(isa))
+    (found,) = run_graph(graph_of(Cast(Element.INT64), x), [x], Target.named(isa))
     np.testing.assert_array_equal(found, torch.from_numpy(x).long().numpy())
     assert INT64.min in found or length < 16
 
@@ -63,7 +53,7 @@ def test_floats_become_whole_numbers_as_in_torch(isa: str, length: int) -> None:
     ],
 )
 def test_tensors_without_elements(op: Operator, arrays: list[Array]) -> None:
-    graph = graph_of(op, arrays)
+    graph = graph_of(op, *arrays)
     for each in (graph, run_passes(graph)):
         (found,) = run_graph(each, arrays, Target.detect())
         np.testing.assert_array_equal(found, op.reference(*arrays)[0])
@@ -71,7 +61,7 @@ def test_tensors_without_elements(op: Operator, arrays: list[Array]) -> None:
 
 def test_a_layer_of_no_rows() -> None:
     arrays = [floats(0, 4), floats(3, 4)]
-    (found,) = run_graph(graph_of(Linear(), arrays, 1), arrays[:1], Target.detect())
+    (found,) = run_graph(graph_of(Linear(), *arrays, constants=[1]), arrays[:1], Target.detect())
     assert found.shape == (0, 3)
 
 
@@ -86,7 +76,7 @@ def test_a_layer_of_no_rows() -> None:
 )
 def test_elements_out_of_none_are_refused(op: Operator, arrays: list[Array]) -> None:
     with pytest.raises(InvalidInput, match=r"y reads x0, which has shape .*0"):
-        run_graph(graph_of(op, arrays), arrays, Target.detect())
+        run_graph(graph_of(op, *arrays), arrays, Target.detect())
 
 
 @pytest.mark.parametrize("isa", ISAS)

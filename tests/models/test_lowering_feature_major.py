@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from matvec_checks import block_weights
-from native import ISAS, check_graph
+from native import check_graph
+from runnable import ISAS
 
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Pointwise

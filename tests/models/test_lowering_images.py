@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from native import ISAS, check_graph, kernels_of, random_input
+from native import check_graph, kernels_of, random_input
+from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph
+from native import check_graph
+from runnable import ISAS
 
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell

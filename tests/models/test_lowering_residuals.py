@@ -1,7 +1,8 @@
 """Sums with another image inside convolutions, and ReLU6, against their float64 reference."""
 
 import pytest
-from native import ISAS, check_graph, kernels_of, random_input
+from native import check_graph, kernels_of, random_input
+from runnable import ISAS
 from sketch import Sketch, applied, kinds
 
 from sparsejit.ir.graph import Graph

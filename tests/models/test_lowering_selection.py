@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph, run_graph, run_tiles
+from native import check_graph, run_graph, run_tiles
+from registered_operators import graph_of
+from runnable import ISAS
 
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Element, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Permute, Slice
 from sparsejit.machine.target import Target
@@ -17,18 +18,6 @@ from sparsejit.machine.target import Target
 HERE = Origin("selection")
 _WEIGHTED_SUMS = [(BagKind.SUM, False, True), (BagKind.SUM, True, True)]
 FEATURES = st.sampled_from([1, 7, 8, 9, 16, 17, 33, 64, 130, 257])
-
-
-def graph_of(op: Operator, *arrays: Array, constants: int = 0) -> Graph:
-    """One operator, whose last operands are constants."""
-    build = GraphBuilder()
-    inputs = len(arrays) - constants
-    values = [
-        build.input(TensorType(array.shape, Element(array.dtype.name)), HERE)
-        for array in arrays[:inputs]
-    ]
-    values += [build.constant(array, HERE) for array in arrays[inputs:]]
-    return build.finish(build.add(op, *values, origin=HERE))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -44,7 +33,7 @@ def test_embedding(isa: str, shape: list[int], rows: int, features: int, seed: i
     indices = np.asarray(generator.integers(0, rows, shape))
     table = generator.normal(size=(rows, features)).astype(np.float32)
     target = Target.named(isa)
-    constant = graph_of(Embedding(), indices, table, constants=1)
+    constant = graph_of(Embedding(), indices, table, constants=[1])
     np.testing.assert_array_equal(run_graph(constant, [indices], target)[0], table[indices])
     both = graph_of(Embedding(), indices, table)
     (got,) = run_tiles(both, [indices[None], table[None]], target, "end").outputs
@@ -72,10 +61,10 @@ def test_embeddings_side_by_side(isa: str) -> None:
 def test_an_index_out_of_range_is_reported(isa: str, wrong: int) -> None:
     table = np.ones((7, 5), np.float32)
     indices = np.array([3, wrong, 0])
-    graph = graph_of(Embedding(), indices, table, constants=1)
+    graph = graph_of(Embedding(), indices, table, constants=[1])
     for tiles in (np.stack([indices, indices * 0]), np.stack([indices * 0, indices])):
         assert run_tiles(graph, [tiles], Target.named(isa)).status == 1
-    bag = graph_of(EmbeddingBag(BagKind.SUM), indices[None], table, constants=1)
+    bag = graph_of(EmbeddingBag(BagKind.SUM), indices[None], table, constants=[1])
     assert run_tiles(bag, [indices[None, None]], Target.named(isa)).status == 1
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph, kernels_of, random_input, run_graph
+from native import check_graph, kernels_of, random_input, run_graph
+from runnable import ISAS
 from sketch import Sketch
 from window_cases import Sizes, windows
 

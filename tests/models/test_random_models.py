@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
-from native import ISAS, run_lowered
+from native import run_lowered
 from random_graphs import GraphCase, graph_cases
+from runnable import ISAS
 
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native import ISAS, run_graph
+from native import run_graph
 from registered_operators import CASES, OperatorCase
+from runnable import ISAS
 from saved_models import compiled
 
 import sparsejit

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import registered_operators
 from guard import EDGES, Edge
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_graph, run_graph, run_tiles
+from native import check_graph, run_graph, run_tiles
+from runnable import ISAS
 
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.sampling import (
@@ -43,16 +45,8 @@ def graph_of(
     op: Operator, *operands: Array, constants: Sequence[int] = ()
 ) -> tuple[Graph, list[Array]]:
     """A graph of one operator, and what its inputs are."""
-    builder, given = GraphBuilder(), []
-    values: list[Value] = []
-    for number, array in enumerate(operands):
-        if number in constants:
-            values.append(builder.constant(array, NAME))
-            continue
-        kind = TensorType(array.shape, Element(array.dtype.name))
-        values.append(builder.input(kind, NAME))
-        given.append(array)
-    return builder.finish(builder.add(op, *values, origin=NAME)), given
+    graph = registered_operators.graph_of(op, *operands, constants=constants)
+    return graph, [array for number, array in enumerate(operands) if number not in constants]
 
 
 def whole(number: int) -> Array:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import ISAS, check_alike
+from native import check_alike
 from random_graphs import GraphCase, graph_cases
+from runnable import ISAS
 from torch import nn
 
 import sparsejit

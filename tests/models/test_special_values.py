@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from native import ISAS, run_lowered
+from native import run_lowered
 from operator_cases import Call
+from runnable import ISAS
 from test_operators import CALLS, as_module, overload
 
 from sparsejit.errors import UnsupportedOperator

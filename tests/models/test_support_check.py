@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from iced_x86 import Decoder
 from matvec_checks import block_weights, target_of
+from runnable import parameters
 from system_tools import GCC, needs_gcc, needs_linker, run_tool
 
 import sparsejit
@@ -160,19 +161,7 @@ FEATURES = {number: name.lower() for name, number in vars(iced_x86.CpuidFeature)
             if isinstance(number, int)}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(
-            row,
-            id=row.name,
-            marks=pytest.mark.skipif(
-                not target_of(row).runs_on(Target.detect()), reason="needs another processor"
-            ),
-        )
-        for row in MATVEC_TEMPLATES
-    ],
-)
+@pytest.mark.parametrize("row", parameters(MATVEC_TEMPLATES))
 def test_an_image_names_the_sets_of_its_instructions(row: Any) -> None:
     kernel = sparsejit.compile_matrix(
         block_weights((48, 32), 0.3, 16),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from native import ISAS
+from runnable import ISAS
 
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.frontends.torch_export import Exported, export

@@ -13,17 +13,11 @@ from torch import nn
 from sparsejit.prune import Pruner, in_model
 from sparsejit.prune.latency import LatencyTable, latency_table
 
-pytestmark = pytest.mark.plans
+pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("cache_folder")]
 
 TARGETS = ["*.weight"]
 DEEP = "[" * 200_000
 NO_TIME = (0, -1.0, float("nan"), float("inf"), 1e300, 10**400, "1", None, True, [1.0], {})
-
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "sparsejit"
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Convolutions in tables of latencies and under time budgets: whole layers, by their images."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +14,12 @@ from sparsejit.prune.calibration import call
 from sparsejit.prune.convolutions import CompiledConvolution, convolutions_in_model
 from sparsejit.prune.in_model import CompiledLayer
 
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
 TARGETS = ["*.weight"]
 X = torch.zeros(2, 4, 20, 20)
 # What the pretended machine takes: microseconds a product of a weight that is not zero.
 A_CALL, A_PRODUCT = 0.5, 1e-4
-
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def conv_net(seed: int = 0) -> nn.Sequential:

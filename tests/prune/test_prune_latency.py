@@ -22,17 +22,11 @@ from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.patterns import PATTERNS
 from sparsejit.prune.prunable import prunables
 
-pytestmark = pytest.mark.plans
+pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("cache_folder")]
 
 TARGETS = ["*.weight"]
 # What the pretended machine takes: microseconds a kernel, a nonzero, and a model of such kernels.
 A_CALL, A_NONZERO, IN_TURN = 0.01, 1e-3, 1.25
-
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "sparsejit"
 
 
 @pytest.fixture

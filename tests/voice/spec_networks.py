@@ -226,3 +226,8 @@ def _layer(
     new = np.tanh(n_x + reset * n_h)
     states[layer.name] = h = (1 - update) * new + update * states[layer.name]
     return x + h if layer.residual else h
+
+
+def speech_like_mel(frames: int, seed: int = 0) -> Array:
+    steps = np.random.default_rng(seed).standard_normal((80, frames)) * 0.3
+    return (np.cumsum(steps, axis=1) * 0.5 - 3).astype(np.float32)

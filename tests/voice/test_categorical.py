@@ -7,11 +7,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runnable import ISAS
 
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
 from sparsejit.ir import reference
 from sparsejit.ir.spec import CategoricalDraw
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.runtime.program import build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rcx, xmm
@@ -20,15 +21,6 @@ FloatArray = npt.NDArray[np.float32]
 # A partial sum in float32 is off by less than this fraction of the total: the weights by 2e-6
 # (logits within 20 of the largest), the sums by 1e-7 for each of at most 70 additions.
 TIE = 1e-5
-ISAS = [
-    pytest.param(
-        isa,
-        marks=pytest.mark.skipif(
-            not Target.named(isa).runs_on(Target.detect()), reason=f"needs {isa}"
-        ),
-    )
-    for isa in ISA_LEVELS
-]
 
 
 def drawer(isa: str, spec: CategoricalDraw) -> Callable[[FloatArray, float], int]:

@@ -5,26 +5,18 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runnable import ISAS
 
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.ir import reference
 from sparsejit.ir.spec import GruUpdate
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 from sparsejit.runtime.program import build
 
 FloatArray = npt.NDArray[np.float32]
 # The two gates and the candidate are off by at most 5e-7 each, |state - candidate| is at most 2,
 # and the reset gate's error is multiplied by the recurrent candidate.
 BOUND_PER_UNIT_OF_GATE = 2e-6
-ISAS = [
-    pytest.param(
-        isa,
-        marks=pytest.mark.skipif(
-            not Target.named(isa).runs_on(Target.detect()), reason=f"needs {isa}"
-        ),
-    )
-    for isa in ISA_LEVELS
-]
 
 
 def update(
