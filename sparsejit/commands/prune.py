@@ -52,7 +52,7 @@ def prune(
     require("torch")
     from safetensors.torch import save_model
 
-    from sparsejit.prune import Recipe, load_weights, load_workload, time_layers
+    from sparsejit.prune import Recipe, load_weights, load_workload
 
     if out.suffix != ".safetensors":
         raise InvalidInput(f"{out} is not a .safetensors path; name the output so")
@@ -68,15 +68,22 @@ def prune(
             save_model(result.model, str(path))
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
-        dtype = plan.prune.get("dtype", "float32")
-        batch = workload.first_batch()
-        timed = time_layers(
-            *(result.model, result.report, dtype),
-            lambda name: bar.begin(f"timing {name}"),
-            *(batch, workload.run),
-        )
-        result = replace(result, report=timed)
+        result = _timed(plan, workload, result, bar)
     _report(plan, result, out, report, as_json)
+
+
+def _timed(
+    plan: "Recipe", workload: "Workload", result: "PruningResult", bar: ProgressBar
+) -> "PruningResult":
+    """The result with the times of its layers in the report."""
+    from sparsejit.prune import time_layers
+
+    def stage(name: str) -> None:
+        bar.begin(f"timing {name}")
+
+    dtype, batch = plan.prune.get("dtype", "float32"), workload.first_batch()
+    timed = time_layers(result.model, result.report, dtype, stage, batch, workload.run)
+    return replace(result, report=timed)
 
 
 def _report(
