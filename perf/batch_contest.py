@@ -30,7 +30,7 @@ from sparsejit.perf.peers.model_peers import MODEL_PEERS
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import FloatArray, Problem
-from sparsejit.perf.timing import time_python
+from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.runtime.native_timing import aligned, pinned, time_native
 
 DTYPES = (DType.FLOAT32, DType.INT8)
@@ -40,7 +40,7 @@ TORCH_CSR, DEEPSPARSE = "torch CSR", "deepsparse"
 _SAMPLES, _BUDGET_NS = 60, 40_000_000
 
 # Nanoseconds a call: the least of one round.
-_Turn = Callable[[], float]
+_Turn = Callable[[int], float]
 _Times = dict[str, list[float]]
 
 
@@ -123,12 +123,11 @@ def run_contest(
         except (MissingDependency, PeerFailed) as absence:
             skipped[DEEPSPARSE] = str(absence)
         sides = ours, peers, native
-        times: list[_Times] = [{name: [] for name in side} for side in sides]
-        for number in range(rounds):
-            progress(f"{where}: round {number + 1} of {rounds}")
-            for side, found in zip(sides, times, strict=True):
-                for name, turn in side.items():
-                    found[name].append(turn())
+        turns = RoundsInTurn(
+            {(side, name): turn for side, one in enumerate(sides) for name, turn in one.items()}
+        )
+        turns.run(rounds, lambda step: progress(f"{where}: {step}"))
+    times = [{name: turns.times[side, name] for name in one} for side, one in enumerate(sides)]
     strategies = {name: kernel.strategy for name, kernel in kernels.items()}
     return BatchContest(shape, batch, times[0], times[1], times[2], strategies, skipped)
 
@@ -159,12 +158,12 @@ class _OurKernel:
         def call() -> object:
             return self._kernel(self._x, out=self._y)
 
-        return lambda: time_python(call, samples=_SAMPLES, budget_ns=_BUDGET_NS).min_ns
+        return lambda _: time_python(call, samples=_SAMPLES, budget_ns=_BUDGET_NS).min_ns
 
     def native_turn(self) -> _Turn:
         arguments = self._x.ctypes.data, self._y.ctypes.data
         limits = {"samples": _SAMPLES, "budget_ns": _BUDGET_NS}
-        return lambda: time_native(self._kernel.pointer, arguments, **limits).min_ns
+        return lambda _: time_native(self._kernel.pointer, arguments, **limits).min_ns
 
 
 def _kernels(
@@ -181,7 +180,7 @@ def _peer_turn(name: str, shape: tuple[int, int], batch: int) -> _Turn:
     weights, x = problem.weights(), aligned(problem.input())
     peer = make_batch_peer(name, weights, x, layout)
     checked_error(name, peer.output(), exact_product(weights, x, layout))
-    return lambda: peer.time().min_ns
+    return lambda _: peer.time().min_ns
 
 
 def _deepsparse_turn(shape: tuple[int, int], batch: int, core: int, stack: ExitStack) -> _Turn:
@@ -200,7 +199,7 @@ def _deepsparse_turn(shape: tuple[int, int], batch: int, core: int, stack: ExitS
     with np.load(outputs) as found:
         checked_error(DEEPSPARSE, found[found.files[0]], exact_product(weights, x, problem.layout))
 
-    def turn() -> float:
+    def turn(_: int) -> float:
         return float(min(process.ask(do="time", samples=_SAMPLES, budget_ns=_BUDGET_NS)["ns"]))
 
     return turn

@@ -157,9 +157,7 @@ def _times(sides: Sequence[_Side], progress: Callable[[str], None]) -> tuple[For
             for rows in (1, ROWS)
         }
     )
-    for number in range(ROUNDS):
-        progress(f"round {number + 1} of {ROUNDS}")
-        turns.round(number)
+    turns.run(ROUNDS, progress)
     least = turns.least()
     return tuple(
         ForestTime(one.name, one.version, least[one.name, 1], least[one.name, ROWS], one.error)

@@ -4,7 +4,6 @@
 them to perf/results/model_threads.jsonl.
 """
 
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -86,10 +85,8 @@ class ThreadContest:
 
     def times(self, rounds: int = ROUNDS) -> ThreadTimes:
         """After so many more rounds."""
-        for _ in range(rounds):
-            self.round()
-        medians = {count: statistics.median(us) for count, us in self._turns.times.items()}
-        found = DENSITY, self.relative_error, self._turns.least(), medians
+        self._turns.run(rounds)
+        found = DENSITY, self.relative_error, self._turns.least(), self._turns.medians()
         return ThreadTimes(self.name, self.batch, *found)
 
 

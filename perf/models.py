@@ -4,7 +4,6 @@ Every contestant, ours too, runs in a process of its own on the same core and is
 Python. In a round each is timed once, so that a change of the clock meets all alike.
 """
 
-import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ import torch
 from sparsejit.errors import MissingDependency
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.zoo import ZooModel, pruned
 from sparsejit.runtime.native_timing import pinned
 
@@ -154,7 +154,7 @@ class Contestant:
         """Raises MissingDependency where the peer is not installed."""
         self.name, self._opset = peer.name, peer.opset
         self._process = PeerProcess(peer.command(core), peer.environment())
-        self.version, self.threads, self.ns = "", 0, list[float]()
+        self.version, self.threads = "", 0
 
     def __enter__(self) -> "Contestant":
         return self
@@ -176,10 +176,10 @@ class Contestant:
         with np.load(file) as outputs:
             return [outputs[name] for name in outputs.files]
 
-    def times(self) -> None:
-        """Add one round's nanoseconds a call to `ns`."""
+    def times(self, _: int = 0) -> list[float]:
+        """One round's nanoseconds a call. Raises PeerFailed where the peer ends or refuses."""
         reply = self._process.ask(do="time", samples=SAMPLES_A_ROUND, budget_ns=ROUND_NS)
-        self.ns += reply["ns"]
+        return list(reply["ns"])
 
 
 def compare(
@@ -205,15 +205,14 @@ def compare(
                 ready[contestant] = checked_error(contestant.run(folder), task.exact)
             except (MissingDependency, PeerFailed) as problem:
                 skipped[peer.name] = str(problem)
-        for number in range(rounds):
-            progress(f"{model.name}, batch {batch}: round {number + 1} of {rounds}")
-            for contestant in list(ready):
-                try:
-                    contestant.times()
-                except PeerFailed as problem:
-                    skipped[contestant.name] = str(problem)
-                    del ready[contestant]
-    times = sorted((_time_of(*one) for one in ready.items()), key=lambda time: time.ns_min)
+        turns = RoundsInTurn({one: one.times for one in ready}, (PeerFailed,))
+        turns.run(rounds, lambda step: progress(f"{model.name}, batch {batch}: {step}"))
+    least, medians = turns.least(), turns.medians()
+    times = [
+        ContestantTime(one.name, one.version, least[one], medians[one], ready[one], one.threads)
+        for one in sorted(least, key=least.__getitem__)
+    ]
+    skipped |= {one.name: why for one, why in turns.skipped.items()}
     return ModelComparison(model.name, batch, density, tuple(times), skipped)
 
 
@@ -233,8 +232,3 @@ def checked_error(outputs: Sequence[npt.NDArray[Any]], exact: Arrays) -> float:
             f"above {LARGEST_RELATIVE_ERROR:.0e}"
         )
     return error
-
-
-def _time_of(one: Contestant, error: float) -> ContestantTime:
-    least, median = min(one.ns), statistics.median(one.ns)
-    return ContestantTime(one.name, one.version, least, median, error, one.threads)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.ir.spec import DType
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import FloatArray, MatVecProblem
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.runtime.native_timing import median_of_least
 
 _ROUNDS = 8
@@ -43,15 +42,18 @@ class _ThreadedLayer:
     shared: Kernel
     x: FloatArray
 
-    def times(self) -> tuple[float, float]:
-        """Nanoseconds alone and shared, medians over places."""
-        alone, shared = (time_at_places(kernel, self.x) for kernel in (self.alone, self.shared))
-        return median_of_least(alone), median_of_least(shared)
+    def ns_alone(self, _: int) -> float:
+        """The median over places."""
+        return median_of_least(time_at_places(self.alone, self.x))
 
-    def gain(self, times: FloatArray) -> Gain:
+    def ns_shared(self, _: int) -> float:
+        """The same of several threads."""
+        return median_of_least(time_at_places(self.shared, self.x))
+
+    def gain(self, ns_alone: float, ns_shared: float) -> Gain:
         plan, dtype = self.shared.plan, self.shared.spec.dtype.value
         name, threads = plan.chosen.template.name, self.shared.stats["threads"]
-        return Gain(self.problem, dtype, name, threads, float(times[0]), float(times[1]))
+        return Gain(self.problem, dtype, name, threads, ns_alone, ns_shared)
 
 
 def gains(
@@ -71,8 +73,7 @@ def gains(
         weights, x = problem.weights(), problem.input()
         shared = compile_matrix(weights, dtype=dtype, threads=threads)
         cases.append(_ThreadedLayer(problem.name, compile_matrix(weights, dtype=dtype), shared, x))
-    rounds = []
-    for number in range(1, _ROUNDS + 1):
-        progress(f"round {number} of {_ROUNDS}")
-        rounds.append([case.times() for case in cases])
-    return [case.gain(np.min(times, axis=0)) for case, *times in zip(cases, *rounds, strict=True)]
+    turns = RoundsInTurn(dict(enumerate(t for one in cases for t in (one.ns_alone, one.ns_shared))))
+    turns.run(_ROUNDS, progress)
+    least = [*turns.least().values()]
+    return [one.gain(*ns) for one, *ns in zip(cases, least[::2], least[1::2], strict=True)]

@@ -5,7 +5,8 @@
 
 import gc
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Generic, TypeVar
@@ -21,19 +22,39 @@ Name = TypeVar("Name", bound=Hashable)
 class RoundsInTurn(Generic[Name]):
     """Contestants, each measured once a round, so that a change of the clock meets all alike.
 
-    Each is told the number of the round and returns a time; `times` has those of all rounds.
+    Each is told the number of the round and returns a time, or several; `times` has those of all
+    rounds. Whoever raises one of `failures` takes part no more: `skipped` has its words.
     """
 
-    def __init__(self, contestants: Mapping[Name, Callable[[int], float]]) -> None:
-        self._contestants = contestants
+    def __init__(
+        self,
+        contestants: Mapping[Name, Callable[[int], float | Sequence[float]]],
+        failures: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._contestants, self._failures = dict(contestants), failures
         self.times: dict[Name, list[float]] = {name: [] for name in contestants}
+        self.skipped: dict[Name, str] = {}
 
     def round(self, number: int = 0) -> dict[Name, float]:
-        """One more time of each."""
-        found = {name: measure(number) for name, measure in self._contestants.items()}
-        for name, time in found.items():
-            self.times[name].append(time)
-        return found
+        """One more time of each; of several the least."""
+        found = {}
+        for name, measure in list(self._contestants.items()):
+            try:
+                times = measure(number)
+            except self._failures as problem:
+                self.skipped[name] = str(problem)
+                del self._contestants[name], self.times[name]
+                continue
+            found[name] = [times] if isinstance(times, float | int) else times
+        for name, times in found.items():
+            self.times[name] += times
+        return {name: min(times) for name, times in found.items()}
+
+    def run(self, rounds: int, progress: Callable[[str], None] = lambda step: None) -> None:
+        """So many rounds, each of which is told."""
+        for number in range(rounds):
+            progress(f"round {number + 1} of {rounds}")
+            self.round(number)
 
     def forget(self) -> None:
         """The rounds so far, which warmed up."""
@@ -43,6 +64,10 @@ class RoundsInTurn(Generic[Name]):
     def least(self) -> dict[Name, float]:
         """Of all rounds."""
         return {name: min(times) for name, times in self.times.items()}
+
+    def medians(self) -> dict[Name, float]:
+        """Of all rounds."""
+        return {name: statistics.median(times) for name, times in self.times.items()}
 
 
 def time_python(

@@ -10,6 +10,7 @@ from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.perf.models import OURS, Contestant, ModelTask, checked_error
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.zoo import ZOO
 from sparsejit.runtime.native_timing import pinned
 
@@ -66,13 +67,9 @@ class ModelContest:
                 kind = CompileError if side is self._ours else MissingDependency
                 raise kind(f"{side.name}: {problem}") from problem
 
+        self._turns = RoundsInTurn({side: side.times for side in (self._ours, self._theirs)})
+
     def __call__(self) -> float:
         """One round: how many times the peer's least time is ours."""
-        ours, theirs = (_least_of_a_round(side) for side in (self._ours, self._theirs))
-        return theirs / ours
-
-
-def _least_of_a_round(side: Contestant) -> float:
-    seen = len(side.ns)
-    side.times()
-    return min(side.ns[seen:])
+        ns = self._turns.round()
+        return ns[self._theirs] / ns[self._ours]

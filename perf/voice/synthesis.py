@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ import torch
 
 from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.voice.voice_networks import FRAMES, trained_network
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
@@ -55,14 +57,17 @@ def time_synthesis(
     network = voices[0].source
     conditioning = network.conditioning(mel)
     with pinned(), single_threaded():
-        rounds = [
-            [sample_us(Sampler(voice.loop, seed), conditioning) for voice in voices]
-            for seed in range(repeats + 1)
-        ]
+        turns = RoundsInTurn({one: partial(_voice_us, one, conditioning) for one in voices})
+        turns.round(repeats)
+        turns.forget()
+        turns.run(repeats)
         us_torch = torch_us(network, mel)
-    rate = voices[0].sample_rate
-    measured = zip(*rounds[1:], strict=True)  # the first round warms up
-    return [SynthesisTime(rate, min(us), float(np.median(us)), us_torch) for us in measured]
+    rate, least, medians = voices[0].sample_rate, turns.least(), turns.medians()
+    return [SynthesisTime(rate, least[one], medians[one], us_torch) for one in voices]
+
+
+def _voice_us(voice: WaveRNN, conditioning: LoopArrays, seed: int) -> float:
+    return sample_us(Sampler(voice.loop, seed), conditioning)
 
 
 def sample_us(sampler: Sampler, conditioning: LoopArrays) -> float:

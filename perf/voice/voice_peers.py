@@ -77,13 +77,3 @@ def ready_peers(
         except (MissingDependency, PeerFailed) as problem:
             skipped[name] = str(problem)
     return ready, skipped
-
-
-def one_round(ready: list[Contestant], skipped: dict[str, str]) -> None:
-    """Time each peer once; one that fails is taken from `ready`."""
-    for contestant in list(ready):
-        try:
-            contestant.times()
-        except PeerFailed as problem:
-            skipped[contestant.name] = str(problem)
-            ready.remove(contestant)

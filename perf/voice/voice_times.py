@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.machine.target import Target
 from sparsejit.perf.models import Contestant
+from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.voice.deck_loop import DTYPES as C_DTYPES
@@ -31,7 +32,7 @@ from sparsejit.perf.voice.voice_parts import (
     timed_parts,
     touched_bytes,
 )
-from sparsejit.perf.voice.voice_peers import STEP_PEERS, StepTask, one_round, ready_peers
+from sparsejit.perf.voice.voice_peers import STEP_PEERS, StepTask, ready_peers
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
@@ -139,12 +140,11 @@ class NetworkContest:
             self.loops[dtype] = compile_sample_loop(self.network.graph, target, dtype)
             self.errors[dtype] = checked_network(self.network, dtype)
         self.skipped: dict[str, str] = {}
-        self.ready: list[Contestant] = []
+        ready: list[Contestant] = []
         peers = list(peers)
         if peers:
             task = StepTask(name, path, folder)
-            found = ready_peers(stack, task, folder, core, peers, progress)
-            self.ready, self.skipped = found
+            ready, self.skipped = ready_peers(stack, task, folder, core, peers, progress)
         self.deck: dict[str, DeckLoop] = {}
         if name == "deck":
             self._add_deck_loops()
@@ -152,7 +152,9 @@ class NetworkContest:
             {
                 **{dtype: partial(self._loop_us, loop) for dtype, loop in self.loops.items()},
                 **{name: loop.sample_us for name, loop in self.deck.items()},
-            }
+                **{one.name: partial(_peer_us, one) for one in ready},
+            },
+            (PeerFailed,),
         )
 
     def _add_deck_loops(self) -> None:
@@ -171,28 +173,28 @@ class NetworkContest:
 
     @property
     def us(self) -> dict[str, list[float]]:
-        """Microseconds a sample of each that runs in this process, round after round."""
+        """Microseconds a sample of each, round after round."""
         return self._turns.times
 
     def round(self, number: int) -> dict[str, float]:
-        """Microseconds a sample of each that runs in this process; peers keep their own."""
+        """Microseconds a sample of each that still runs."""
         found = self._turns.round(number)
-        one_round(self.ready, self.skipped)
+        self.skipped |= self._turns.skipped
         return found
 
     def forget(self) -> None:
         """The rounds so far, which warmed up."""
         self._turns.forget()
-        for contestant in self.ready:
-            contestant.ns.clear()
 
     def peer_times(self) -> tuple[StepPeerTime, ...]:
         """Of all rounds."""
-        times = {name: self.us[name] for name in self.deck}
-        times |= {one.name: [ns / 1e3 for ns in one.ns] for one in self.ready}
-        return tuple(
-            StepPeerTime(name, min(us), float(np.median(us))) for name, us in times.items()
-        )
+        least, medians = self._turns.least(), self._turns.medians()
+        others = [name for name in least if name not in self.loops]
+        return tuple(StepPeerTime(name, least[name], medians[name]) for name in others)
+
+
+def _peer_us(contestant: Contestant, number: int) -> list[float]:
+    return [ns / 1e3 for ns in contestant.times(number)]
 
 
 def time_network(

@@ -284,3 +284,15 @@ def test_contestants_are_measured_in_turn_round_after_round() -> None:
     assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     assert turns.times == {"a": [3, 4], "b": [8, 7]}
     assert turns.least() == {"a": 3, "b": 7}
+
+
+def test_whoever_fails_takes_part_no_more() -> None:
+    def fails(number: int) -> float:
+        if number:
+            raise ValueError("it ended")
+        return 1.0
+
+    turns = RoundsInTurn({"a": fails, "b": lambda number: [5.0 + number, 4.0]}, (ValueError,))
+    turns.run(2)
+    assert (turns.least(), turns.medians()) == ({"b": 4.0}, {"b": 4.5})
+    assert turns.skipped == {"a": "it ended"}
