@@ -19,6 +19,7 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
+    record_rows,
     require,
 )
 from sparsejit.errors import InvalidInput
@@ -85,8 +86,7 @@ def kernels(
     values = [{**row.as_dict(), **speeds} for row in rows]
     if plot:
         draw_roofline(plot, [row for row in rows if row.auto], limits)
-    if record:
-        error_console.print(f"recorded in {history.append('kernels', values, limits)}")
+    record_rows(record, "kernels", values)
     hand_over(values, as_json, out)
 
 

@@ -13,11 +13,11 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
+    record_rows,
     require,
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType, Layout
-from sparsejit.machine.target import Target
 
 
 def batch(
@@ -39,7 +39,6 @@ def batch(
     require("torch", "scipy", "threadpoolctl", "onnx")
     from sparsejit.perf import batch_contest, batch_report, history
     from sparsejit.perf.checking.claims import CONTESTED_BATCHES, CONTESTED_SHAPES
-    from sparsejit.perf.machine import machine_limits
 
     dtypes = tuple(map(DType.parse, dtype)) if dtype else batch_contest.DTYPES
     shapes = [_shape(text) for text in shape] if shape else CONTESTED_SHAPES
@@ -57,9 +56,7 @@ def batch(
     if not as_json:
         console.print("\n".join(batch_report.lines(found)))
     values = [{**one.as_dict(), **history.speeds()} for one in found]
-    if record:
-        where = history.append("batch_contest", values, machine_limits(Target.detect()))
-        error_console.print(f"recorded in {where}")
+    record_rows(record, "batch_contest", values)
     hand_over(values, as_json, out)
 
 
@@ -87,8 +84,7 @@ def sweep(
 ) -> None:
     """Time one layer at growing batch sizes, which should cost no larger batch's time."""
     require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf import batch_sweep, history
-    from sparsejit.perf.machine import machine_limits
+    from sparsejit.perf import batch_sweep
     from sparsejit.perf.problems import PROBLEMS, problems_named
 
     (layer,) = problems_named([problem], PROBLEMS)
@@ -97,9 +93,9 @@ def sweep(
     with error_console.status("") as status:
         sizes = size or batch_sweep.BATCHES
         rows = batch_sweep.sweep(layer, sizes, *case, status.update, padded)
-    if record:
-        history.append("batch", [vars(row) for row in rows], machine_limits(Target.detect()))
-    if hand_over([vars(row) for row in rows], as_json, out):
+    values = [vars(row) for row in rows]
+    record_rows(record, "batch", values)
+    if hand_over(values, as_json, out):
         return
     table = Table("batch", "kernel", "ns", "ns a column", "over the longest before", "step")
     for row in rows:

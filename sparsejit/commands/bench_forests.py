@@ -13,9 +13,9 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
+    record_rows,
     require,
 )
-from sparsejit.machine.target import Target
 
 if TYPE_CHECKING:
     from sparsejit.perf.forests import ForestComparison
@@ -34,21 +34,16 @@ def forests(
 ) -> None:
     """Time forests of 100 trees, one row a call and 10,000 in one, with rivals in turn."""
     require("treelite", "sklearn", "lightgbm")
-    from sparsejit.perf import history
     from sparsejit.perf.forests import FOREST_PROBLEMS, PEER, compare_forests, problems_named
-    from sparsejit.perf.machine import machine_limits
 
     chosen = problems_named(forest or list(FOREST_PROBLEMS))
     check_outputs(out)
-    rows = []
     with error_console.status("") as status:
         if install:
             PEER.install(status.update)
         found = [compare_forests(problem, status.update) for problem in chosen]
     rows = [one.as_dict() for one in found]
-    if record:
-        limits = machine_limits(Target.detect())
-        error_console.print(f"recorded in {history.append('forests', rows, limits)}")
+    record_rows(record, "forests", rows)
     if hand_over(rows, as_json, out):
         return
     for one in found:

@@ -13,10 +13,10 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
+    record_rows,
     require,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.machine.target import Target
 
 if TYPE_CHECKING:
     from sparsejit.perf.models import ModelComparison
@@ -39,8 +39,6 @@ def models(
 ) -> None:
     """Time whole models and every engine that runs them, on one core, in turn."""
     require("torch")
-    from sparsejit.perf import history
-    from sparsejit.perf.machine import machine_limits
     from sparsejit.perf.models import compare
     from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
     from sparsejit.perf.zoo import ZOO, check_density, models_named
@@ -60,9 +58,7 @@ def models(
             if not as_json:
                 console.print(_comparison_table(found))
             rows.append(found.as_dict())
-    if record:
-        limits = machine_limits(Target.detect())
-        error_console.print(f"recorded in {history.append('models', rows, limits)}")
+    record_rows(record, "models", rows)
     hand_over(rows, as_json, out)
 
 

@@ -13,6 +13,7 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
+    record_rows,
     require,
 )
 from sparsejit.errors import InvalidInput
@@ -45,7 +46,6 @@ def planner(
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import history
     from sparsejit.perf.checking.claims import SURVEYED_BATCHES
-    from sparsejit.perf.machine import machine_limits
     from sparsejit.perf.survey import survey_report
     from sparsejit.perf.survey.planner_survey import survey
     from sparsejit.perf.survey.survey_layers import survey_layers
@@ -66,9 +66,7 @@ def planner(
         if not as_json:
             tables = survey_report.losses_table(rows), survey_report.ratios_table(found)
             console.print(*tables, "\n".join(survey_report.lines(found)))
-    if record:
-        file = history.append("planner", values, machine_limits(target))
-        error_console.print(f"recorded in {file}")
+    record_rows(record, "planner", values)
     hand_over(values, as_json, out)
 
 

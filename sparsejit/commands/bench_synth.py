@@ -15,6 +15,7 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
+    record_rows,
     require,
     say,
 )
@@ -52,7 +53,6 @@ def synth(
     """Time networks that make a sample at a time, their parts, and peers, on one core."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import history
-    from sparsejit.perf.machine import machine_limits
     from sparsejit.perf.peers.model_peers import peers_named
     from sparsejit.perf.voice.voice_networks import NETWORKS, check_network
     from sparsejit.perf.voice.voice_peers import STEP_PEERS
@@ -69,9 +69,7 @@ def synth(
         rows += [{**one.as_dict(), **history.speeds()} for one in found]
         if found and not as_json:
             _show(found)
-    if record:
-        where = history.append("synth", rows, machine_limits(Target.detect()))
-        error_console.print(f"recorded in {where}")
+    record_rows(record, "synth", rows)
     hand_over(rows, as_json, out)
 
 

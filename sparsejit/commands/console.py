@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.files import atomic_path, check_writable
+from sparsejit.machine.target import Target
 
 # A table that goes to a file or a pipe keeps its columns whole.
 _FILE_WIDTH = 150
@@ -62,6 +64,16 @@ def hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
     if as_json:
         print_json(value)
     return as_json
+
+
+def record_rows(record: bool, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Where that is asked for, append rows to the recordings of that name, and say where."""
+    if record:
+        from sparsejit.perf import history
+        from sparsejit.perf.machine import machine_limits
+
+        file = history.append(name, rows, machine_limits(Target.detect()))
+        error_console.print(f"recorded in {file}")
 
 
 def require(*packages: str) -> None:

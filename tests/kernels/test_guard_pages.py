@@ -14,10 +14,9 @@ from runnable import LEVELS, runnable
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, BlockShape, SparseMatrix
-from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, GruUpdate, MatVec
+from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
@@ -112,27 +111,6 @@ def _check_elementwise(kernel: ExecutableMemory, spec: Elementwise, edge: Edge) 
     kernel.function(2)(x.address, y.address)
     assert x.surroundings_intact() and y.surroundings_intact()
     np.testing.assert_allclose(y.values, reference.elementwise(spec, values), atol=1e-6)
-
-
-@pytest.mark.parametrize("isa", LEVELS)
-def test_gru_update(isa: str) -> None:
-    checks = []
-    for hidden in LENGTHS:
-        spec = GruUpdate(hidden)
-        kernel = _native(isa, partial(emit_gru_update, spec=spec))
-        for edge in EDGES:
-            checks.append((f"{hidden}, {edge}", partial(_check_gru_update, kernel, spec, edge)))
-    run_in_child(checks).assert_clean()
-
-
-def _check_gru_update(kernel: ExecutableMemory, spec: GruUpdate, edge: Edge) -> None:
-    random = np.random.default_rng(spec.hidden)
-    lengths = (3 * spec.hidden, 3 * spec.hidden, spec.hidden)
-    arrays = [GuardedArray(random.standard_normal(n, np.float32), edge) for n in lengths]
-    expected = reference.gru_update(spec, *(array.values for array in arrays))
-    kernel.function(3)(*(array.address for array in arrays))
-    assert all(array.surroundings_intact() for array in arrays)
-    np.testing.assert_allclose(arrays[2].values, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("isa", LEVELS)

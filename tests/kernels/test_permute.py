@@ -26,7 +26,6 @@ from sparsejit.asm_templates.scheduling.covering import (
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
 
 both_templates = pytest.mark.parametrize("row", templates_of("permute"))
 every_template = pytest.mark.parametrize(
@@ -56,27 +55,6 @@ def test_rows_as_different_as_can_be(row):
     for output, count in enumerate(generator.permutation(129)):
         weights[output, generator.permutation(300)[:count]] = generator.standard_normal(count)
     check(row, weights, np.arange(129, dtype=np.float32))
-
-
-@both_templates
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_infinite_inputs_spoil_no_more_than_in_the_dense_product(row, bad):
-    weights = scattered((100, 200), 0.3)
-    weights[40:60] = 1.0  # rows without a zero
-    x = np.random.default_rng(1).standard_normal(200).astype(np.float32)
-    x[[17, 150]] = bad
-    matrix = SparseMatrix(weights)
-    image = compile_kernel(row, MatVec(100, 200), matrix)
-    y = np.empty(100, np.float32)
-    ExecutableMemory(image.data).function(2)(x.ctypes.data, y.ctypes.data)
-    with np.errstate(invalid="ignore"):
-        dense = weights.astype(np.float64) @ x.astype(np.float64)
-    assert not np.any(np.isnan(y) & ~np.isnan(dense))
-    assert np.array_equal(y[40:60], dense[40:60], equal_nan=True)
-    finite_part = np.where(np.isfinite(x), x, 0.0)
-    untouched = ~weights[:, [17, 150]].any(axis=1) & ~np.isnan(y)
-    np.testing.assert_allclose(y[untouched], (weights @ finite_part)[untouched], rtol=1e-4)
-    assert np.isfinite(y).sum() == untouched.sum()
 
 
 def covered(demand: Demand, schedule: Covering) -> None:
