@@ -4,19 +4,17 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.perf.batch_contest import MKL_CSR, BatchContest, geometric_mean
 
 
 def contest_table(contest: BatchContest) -> Table:
     """Ours beside the best peer, called from Python, and beside MKL, called natively."""
     rows, columns = contest.shape
-    table = Table(
-        title=f"{rows}x{columns} at 90 % zeros, batch {contest.batch}; microseconds",
-        title_justify="left",
-    )
-    table.add_column("who")
-    for title in ("from Python", "times faster", "native", "times faster"):
-        table.add_column(title, justify="right", no_wrap=True)
+    title = f"{rows}x{columns} at 90 % zeros, batch {contest.batch}; microseconds"
+    figures = ("from Python", "times faster", "native", "times faster")
+    skipped = (f"{name} skipped: {why}" for name, why in contest.skipped.items())
+    table = table_of(title, ["who"], figures, skipped)
     for name, times in contest.ours.items():
         table.add_row(
             *(f"{name} ({contest.strategies[name]})", _us(times), f"{contest.ratio(name):.2f}"),
@@ -26,9 +24,6 @@ def contest_table(contest: BatchContest) -> Table:
     for name, times in contest.peers.items():
         table.add_row(name, _us(times))
     table.add_row(MKL_CSR, "", "", _us(contest.native[MKL_CSR]))
-    if contest.skipped:
-        reasons = (f"{name} skipped: {why}" for name, why in contest.skipped.items())
-        table.caption, table.caption_justify = "\n".join(reasons), "left"
     return table
 
 

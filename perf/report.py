@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.perf.kernels import Comparison, PeerTime, Row
 from sparsejit.perf.machine import MachineLimits
 from sparsejit.perf.problems import MatVecProblem
@@ -30,13 +31,12 @@ def comparison_table(comparison: Comparison) -> Table:
     """
     problem, rows = comparison.problem, comparison.rows
     pattern = problem.pattern.name
-    table = Table(
-        title=f"{problem.name}: {problem.out_features} x {problem.in_features}, "
-        f"{problem.sparsity:.0%} zero, {pattern}{_batch(problem)}; {rows[0].isa}",
-        title_justify="left",
+    title = (
+        f"{problem.name}: {problem.out_features} x {problem.in_features}, "
+        f"{problem.sparsity:.0%} zero, {pattern}{_batch(problem)}; {rows[0].isa}"
     )
-    for number, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+    skipped = (f"{name} skipped: {why}" for name, why in comparison.skipped.items())
+    table = table_of(title, _COLUMNS[:2], _COLUMNS[2:], skipped)
     for row in rows:
         table.add_row(*_kernel_cells(row), style="bold" if row.auto else None)
     # The peers compute in float32: they are compared with the kernel that does so too.
@@ -46,9 +46,6 @@ def comparison_table(comparison: Comparison) -> Table:
     table.add_section()
     for peer in sorted(reference.peers, key=lambda peer: peer.ns_min):
         table.add_row(*_peer_cells(peer, reference))
-    if comparison.skipped:
-        reasons = (f"{name} skipped: {why}" for name, why in comparison.skipped.items())
-        table.caption = "; ".join(reasons)
     return table
 
 
@@ -58,7 +55,6 @@ def _batch(problem: MatVecProblem) -> str:
 
 def limits_table(limits: MachineLimits) -> Table:
     """What "of limit" refers to, and what an empty call costs in either timing loop."""
-    table = Table(title=f"one core's measured limits, {limits.isa}", title_justify="left")
     cells = {
         "L1 B/ns": f"{limits.l1_bytes_per_ns:.0f}",
         "L2 B/ns": f"{limits.l2_bytes_per_ns:.0f}",
@@ -68,8 +64,7 @@ def limits_table(limits: MachineLimits) -> Table:
         "empty native call, ns": f"{empty_native_call().min_ns:.1f}",
         "empty Python call, ns": f"{empty_python_call().min_ns:.1f}",
     }
-    for column in cells:
-        table.add_column(column, justify="right")
+    table = table_of(f"one core's measured limits, {limits.isa}", (), cells)
     table.add_row(*cells.values())
     return table
 

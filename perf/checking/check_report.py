@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.perf.checking.check import FAILS, HOLDS, ClaimResult
 
 _STYLES = {HOLDS: "", FAILS: "bold red"}
@@ -11,11 +12,8 @@ _STYLES = {HOLDS: "", FAILS: "bold red"}
 
 def claims_table(outcomes: Iterable[ClaimResult]) -> Table:
     """Every claim with what was measured of it; "~" marks rounds that never agreed."""
-    table = Table(title="claims of speed, as ratios", title_justify="left")
-    for column in ("claim", "dtype", "against", "for"):
-        table.add_column(column)
-    for column in ("least", "measured", "spread", "repeats"):
-        table.add_column(column, justify="right", no_wrap=True)
+    figures = ("least", "measured", "spread", "repeats")
+    table = table_of("claims of speed, as ratios", ("claim", "dtype", "against", "for"), figures)
     table.add_column("verdict", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_claim_cells(outcome), style=_STYLES.get(outcome.verdict, "dim"))

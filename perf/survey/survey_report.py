@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.ir.spec import DType
 from sparsejit.perf.survey.planner_survey import WITHIN, SurveyRow
 
@@ -85,15 +86,16 @@ def lines(found: SurveySummary) -> list[str]:
 
 def losses_table(rows: Iterable[SurveyRow]) -> Table:
     """The layers whose choice loses more than `TOLERABLE` or was predicted badly, worst first."""
-    table = Table("layer", "chosen", "ns", "best", "ns", "loss", "predicted over measured")
+    figures = ("ns", "fastest, ns", "loss", "predicted over measured")
+    table = table_of("", ("layer", "chosen", "fastest"), figures)
     for row in sorted(rows, key=lambda row: row.loss, reverse=True):
         if row.loss <= TOLERABLE and row.is_within:
             continue
         choice, best = row.choice, row.kernels[0]
         layout = f" {row.layout}" if row.batch > 1 else ""
         table.add_row(
-            *(f"{row.layer}, {row.dtype}{layout}", choice.name, f"{choice.ns:.0f}"),
-            *(best.name, f"{best.ns:.0f}", f"{row.loss:.2f}", f"{choice.ratio:.2f}"),
+            *(f"{row.layer}, {row.dtype}{layout}", choice.name, best.name, f"{choice.ns:.0f}"),
+            *(f"{best.ns:.0f}", f"{row.loss:.2f}", f"{choice.ratio:.2f}"),
         )
     return table
 
@@ -101,7 +103,7 @@ def losses_table(rows: Iterable[SurveyRow]) -> Table:
 def ratios_table(found: SurveySummary) -> Table:
     """Predicted over measured of every kernel, whether chosen or not: medians."""
     dtypes = [dtype.value for dtype in DType]
-    table = Table("predicted over measured", *dtypes)
+    table = table_of("", ["predicted over measured"], dtypes)
     for name, by_dtype in found.ratios.items():
         table.add_row(name, *(f"{by_dtype[d]:.2f}" if d in by_dtype else "" for d in dtypes))
     return table

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.bench_batch import batch, sweep
 from sparsejit.commands.bench_forests import forests
 from sparsejit.commands.bench_models import models, peers
@@ -113,7 +113,7 @@ def padding(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
         found = compare(status.update)
     if hand_over([vars(one) for one in found], as_json, out):
         return
-    table = Table("lines in a row", *(f"{size} KB" for size in KILOBYTES), title="bytes a cycle")
+    table = table_of("bytes a cycle", ["lines in a row"], (f"{size} KB" for size in KILOBYTES))
     for run in SPACINGS:
         rates = (one.bytes_a_cycle for one in found if one.run == run)
         table.add_row(run, *(f"{rate:.1f}" for rate in rates))
@@ -142,7 +142,8 @@ def threads(
     rows = [{**vars(one), "speed_up": one.speed_up} for one in found]
     if hand_over({"barrier_ns": meeting, "gains": rows}, as_json, out):
         return
-    table = Table("problem", "dtype", "kernel", "threads", "alone ns", "shared ns", "speed-up")
+    figures = ("threads", "alone ns", "shared ns", "speed-up")
+    table = table_of("", ("problem", "dtype", "kernel"), figures)
     for one in found:
         times = (f"{one.ns_alone:.0f}", f"{one.ns_shared:.0f}", f"{one.speed_up:.2f}")
         table.add_row(one.problem, one.dtype, one.kernel, str(one.threads), *times)

@@ -3,8 +3,8 @@
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -97,7 +97,8 @@ def sweep(
     record_rows(record, "batch", values)
     if hand_over(values, as_json, out):
         return
-    table = Table("batch", "kernel", "ns", "ns a column", "over the longest before", "step")
+    figures = ("ns", "ns a column", "over the longest before", "step")
+    table = table_of("", ("batch", "kernel"), figures)
     for row in rows:
         times = (f"{row.ns:.0f}", f"{row.ns / row.batch:.0f}", f"{row.growth:.2f}")
         table.add_row(str(row.batch), row.strategy, *times, f"{row.column_step:.2f}")

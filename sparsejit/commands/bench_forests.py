@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -52,14 +53,12 @@ def forests(
 
 def _table(found: "ForestComparison") -> Table:
     title = f"{found.problem}: {found.kernels[0]}, in batches {found.kernels[1]}; ns a row"
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(("engine", "version", "one a call", "10,000 a call", "error")):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
-    for time in found.times:
-        cells = (f"{time.ns_single:,.0f}", f"{time.ns_batch:,.0f}", f"{time.relative_error:.1e}")
-        table.add_row(time.name, time.version, *cells)
     lines = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
     gains = found.gain(batch=False), found.gain(batch=True)
     lines.append(f"the best rival takes {gains[0]:.1f} and {gains[1]:.1f} times as long")
-    table.caption, table.caption_justify = "\n".join(lines), "left"
+    figures = ("one a call", "10,000 a call", "error")
+    table = table_of(title, ("engine", "version"), figures, lines)
+    for time in found.times:
+        cells = (f"{time.ns_single:,.0f}", f"{time.ns_batch:,.0f}", f"{time.relative_error:.1e}")
+        table.add_row(time.name, time.version, *cells)
     return table

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -104,9 +105,9 @@ def peers(
 
 def _comparison_table(found: "ModelComparison") -> Table:
     title = f"{found.model}, batch {found.batch}, density {found.density:g}; called from Python"
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(("engine", "version", "min, us", "median, us", "error")):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+    skipped = (f"{name} skipped: {why}" for name, why in found.skipped.items())
+    figures = ("min, us", "median, us", "error")
+    table = table_of(title, ("engine", "version"), figures, skipped)
     reference = found.reference
     if reference is not None:
         table.add_column(f"times\n{reference.name}", justify="right")
@@ -116,7 +117,4 @@ def _comparison_table(found: "ModelComparison") -> Table:
             style = "bold" if time.name == "sparsejit" else None
             error = f"{time.relative_error:.1e}"
             table.add_row(time.name, time.version, *cells, error, ratio, style=style)
-    if found.skipped:
-        reasons = (f"{name} skipped: {why}" for name, why in found.skipped.items())
-        table.caption, table.caption_justify = "\n".join(reasons), "left"
     return table

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -100,10 +101,9 @@ def _times(found: "Sequence[VoiceTime]") -> Table:
     """Of memory KiB: weights, indices and constants, code, table rows, conditioning."""
     first = found[0]
     title = f"{first.network}: a sample on one {Target.detect().core.key} core"
-    table = Table("dtype", title=title, title_justify="left")
-    for name in ("us least", "us median", "times real time", "products", "predicted", "KiB"):
-        table.add_column(name, justify="right")
-    table.add_column("weights + indices + code + rows + conditioning", justify="right")
+    figures = ("us least", "us median", "times real time", "products", "predicted", "KiB")
+    parts_title = "weights + indices + code + rows + conditioning"
+    table = table_of(title, ["dtype"], (*figures, parts_title))
     for one in found:
         touched = one.touched
         parts = (
@@ -125,9 +125,7 @@ def _times(found: "Sequence[VoiceTime]") -> Table:
 
 def _parts(found: "Sequence[VoiceTime]") -> Table:
     """Nanoseconds and shares, and in parentheses what was predicted of products."""
-    table = Table("part", title="its parts, ns", title_justify="left")
-    for one in found:
-        table.add_column(one.dtype, justify="right")
+    table = table_of("its parts, ns", ["part"], (one.dtype for one in found))
     by_name = [{part.name: part for part in one.parts} for one in found]
     for name in dict.fromkeys(name for parts in by_name for name in parts):
         cells = []
@@ -146,9 +144,8 @@ def _predicted(ns: float | None) -> str:
 
 
 def _peers(found: "Sequence[VoiceTime]") -> Table:
-    table = Table("peer", "us median", title="peers in the same rounds", title_justify="left")
-    for one in found:
-        table.add_column(f"over our {one.dtype}", justify="right")
+    figures = ("us median", *(f"over our {one.dtype}" for one in found))
+    table = table_of("peers in the same rounds", ["peer"], figures)
     for peer in found[0].peers:
         ratios = (f"{one.speed_up(peer.name):.1f}" for one in found)
         table.add_row(peer.name, f"{peer.us_median:.2f}", *ratios)

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import JsonOption, console, print_json, require, say
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType
@@ -217,11 +218,10 @@ def _layer_table(layers: "list[Comparison]") -> Table:
 
 
 def _synthesis_table(voice: WaveRNN, times: "list[SynthesisTime]") -> Table:
-    table = Table(title="the whole sampler, one core", title_justify="left")
-    for column in ("", "us a sample", "times real time"):
-        table.add_column(column, justify="left" if not column else "right")
+    faster = f"{times[0].speed_up:.0f} times faster than torch eager"
+    figures = ("us a sample", "times real time")
+    table = table_of("the whole sampler, one core", [""], figures, [faster])
     for sampler in _samplers(times):
         real_time = 1e6 / (voice.sample_rate * sampler.us)
         table.add_row(sampler.name, f"{sampler.us:.2f}", f"{real_time:.1f}")
-    table.caption = f"{times[0].speed_up:.0f} times faster than torch eager"
     return table

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from sparsejit import __version__
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -122,9 +122,7 @@ def _print_failure(tally: Tally, verdict: Verdict) -> None:
 
 
 def _print(tally: Tally, seconds: float) -> None:
-    table = Table("family", "dtype", title="kernels that held", title_justify="left")
-    for column in (*levels(), "failed"):
-        table.add_column(column, justify="right")
+    table = table_of("kernels that held", ("family", "dtype"), (*levels(), "failed"))
     for family, dtype in tally.families():
         failed = tally.failed(family, dtype)
         held = (f"{tally.held[family, dtype, level]:,}" for level in levels())

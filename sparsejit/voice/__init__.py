@@ -4,51 +4,11 @@ A `VoiceSpec` and its tensors are what `sparsejit.WaveRNN.from_checkpoint` compi
 """
 
 from sparsejit.ir.spec import Activation
+from sparsejit.voice.spec import voice_spec
 from sparsejit.voice.spec.forced_network import ForcedNetwork
 from sparsejit.voice.spec.short_dtypes import choose_dtypes
 from sparsejit.voice.spec.trained import TrainedNetwork
-from sparsejit.voice.spec.voice_spec import (
-    BinaryTree,
-    Categorical,
-    Companding,
-    DenseSpec,
-    DualDenseSpec,
-    DualSoftmax,
-    Gaussian,
-    GruSpec,
-    HeldConditioning,
-    InterpolatedConditioning,
-    LastClass,
-    LastHalves,
-    LastSample,
-    LastSampleRow,
-    LinearPrediction,
-    MixtureOfLogistics,
-    PredictionRow,
-    VoiceSpec,
-)
+from sparsejit.voice.spec.voice_spec import *  # noqa: F403, all that describes a network
 
-__all__ = [
-    "Activation",
-    "BinaryTree",
-    "Categorical",
-    "Companding",
-    "DenseSpec",
-    "DualDenseSpec",
-    "DualSoftmax",
-    "ForcedNetwork",
-    "Gaussian",
-    "GruSpec",
-    "HeldConditioning",
-    "InterpolatedConditioning",
-    "LastClass",
-    "LastHalves",
-    "LastSample",
-    "LastSampleRow",
-    "LinearPrediction",
-    "MixtureOfLogistics",
-    "PredictionRow",
-    "TrainedNetwork",
-    "VoiceSpec",
-    "choose_dtypes",
-]
+__all__ = ["Activation", "ForcedNetwork", "TrainedNetwork", "choose_dtypes"]
+__all__ += voice_spec.__all__
