@@ -41,7 +41,6 @@ _SAMPLES, _BUDGET_NS = 60, 40_000_000
 
 # Nanoseconds a call: the least of one round.
 _Turn = Callable[[int], float]
-_Times = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
