@@ -16,6 +16,7 @@ from sparsejit.api.compiled import Compiled
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data
+from sparsejit.api.narrow_numbers import NarrowNumbers
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
@@ -23,12 +24,11 @@ from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
-from sparsejit.frontends.nesting import TENSOR, Nest, flatten, unflatten
+from sparsejit.frontends.nesting import NARROW, Nest, NestKind, flatten, unflatten
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.runtime.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
-_INT32 = np.dtype(np.int32)
 
 
 class CompiledModel(Compiled):
@@ -55,7 +55,8 @@ class CompiledModel(Compiled):
         self._compiling = threading.Lock()
         # Most models take a few tensors and return one: then nothing need be unpacked.
         self._plain_arguments = _plain_arguments(input_nest)
-        self._is_plain_result = output_nest == TENSOR
+        self._is_plain_result = output_nest.kind is NestKind.TENSOR
+        self._narrow = NarrowNumbers(self._first.graph, input_nest, output_nest)
 
     @property
     def title(self) -> str:
@@ -98,17 +99,16 @@ class CompiledModel(Compiled):
         """
         plain = not kwargs and len(args) == self._plain_arguments
         leaves = args if plain else flatten(self._input_nest, (args, kwargs), "inputs")
-        arrays = _as_arrays(leaves)
-        results = self._variant_for(arrays).call.run(*arrays)
+        results = self.run(leaves)
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
             from_numpy = sys.modules["torch"].from_numpy
             results = [from_numpy(result) for result in results]
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """The flat list of outputs for a flat list of inputs, all of them numpy arrays."""
-        arrays = _as_arrays(inputs)
-        return self._variant_for(arrays).call.run(*arrays)
+    def run(self, inputs: Sequence[Any]) -> list[Array]:
+        """The flat list of outputs, numpy arrays, for a flat list of inputs."""
+        arrays = self._narrow.widened(_as_arrays(inputs))
+        return self._narrow.narrowed(self._variant_for(arrays).call.run(*arrays))
 
     def explain(self, *, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs the model for about a second.
@@ -128,8 +128,9 @@ class CompiledModel(Compiled):
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """A function without arguments that computes outputs from inputs, as they are by then.
 
-        Both are flat lists of contiguous numpy arrays, which it holds. It adds some 20 ns to the
-        native time and keeps the interpreter lock; one thread may call it at a time.
+        Both are flat lists of contiguous numpy arrays, which it holds, all whole numbers as int64.
+        It adds some 20 ns to the native time and keeps the interpreter lock; one thread may call it
+        at a time. A divisor of 0, or an index out of range, raises nothing.
         """
         arrays, results = _bound_arrays(inputs), _bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
@@ -156,7 +157,7 @@ class CompiledModel(Compiled):
         if shapes not in self._variants and self._compile_for is not None:
             with self._compiling:
                 if shapes not in self._variants:  # another thread may have been first
-                    self._variants[shapes] = self._compile_for(arrays)
+                    self._variants[shapes] = self._compile_for(self._narrow.as_given(arrays))
         return self._variants.get(shapes, self._first)
 
 
@@ -186,17 +187,16 @@ def _shapes(variant: Variant) -> Shapes:
 def _plain_arguments(nest: Nest) -> int:
     """How many tensors a call takes by position; -1 where it takes anything else."""
     args, kwargs = nest.items
-    is_plain = not kwargs.items and all(item == TENSOR for item in args.items)
+    is_plain = not kwargs.items and all(item.kind is NestKind.TENSOR for item in args.items)
     return len(args.items) if is_plain else -1
 
 
 def _as_arrays(leaves: Sequence[Any]) -> list[Array]:
     """Tensors as numpy arrays that share their memory; `NativeCall` checks dtypes and shapes."""
-    arrays = []
-    for number, leaf in enumerate(leaves):
-        array = leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)
-        arrays.append(array.astype(np.int64) if array.dtype == _INT32 else array)
-    return arrays
+    return [
+        leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)
+        for number, leaf in enumerate(leaves)
+    ]
 
 
 def _bound_arrays(leaves: Sequence[Any]) -> list[Array]:
@@ -204,7 +204,7 @@ def _bound_arrays(leaves: Sequence[Any]) -> list[Array]:
     if not isinstance(leaves, Sequence):
         raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
     for number, leaf in enumerate(leaves):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype == _INT32:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NARROW:
             found = getattr(leaf, "dtype", None) or type(leaf).__name__
             raise InvalidInput(
                 f"input {number} is {found}, which is not used in place; bind a numpy array of "

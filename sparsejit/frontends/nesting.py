@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.ops.pointwise import WRAPS
 from sparsejit.ir.spec import Choice
 
 
@@ -30,7 +31,8 @@ class NestKind(Choice):
 class Nest:
     """A place and what it holds: `items` in order, with `keys` for a dict or a named tuple.
 
-    A constant is None, a bool, a number or a string, and the same at every call. `rebuild` makes
+    A constant is None, a bool, a number or a string, and the same at every call. `dtype` is that
+    of a tensor of whole numbers narrower than int64, as which they are computed. `rebuild` makes
     a named tuple of the user's own class; read from JSON there is none, and a new class is made.
     """
 
@@ -39,16 +41,27 @@ class Nest:
     keys: tuple[Any, ...] = ()
     name: str = ""
     value: Any = None
+    dtype: str = ""
     rebuild: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
 
 TENSOR = Nest(NestKind.TENSOR)
+# That a nest notes of tensors.
+NARROW = tuple(map(str, WRAPS))
+
+
+def tensor_of(dtype: str) -> Nest:
+    """A tensor of a dtype by numpy's name, which is noted if it is narrow."""
+    return Nest(NestKind.TENSOR, dtype=dtype) if dtype in NARROW else TENSOR
 
 
 def describe(nest: Any, is_tensor: Callable[[Any], bool], where: str) -> Nest:
-    """The nest's form. Raises InvalidInput for a container of another type, such as a dataclass."""
+    """The nest's form; what stands for a tensor may have the name of its `dtype`.
+
+    Raises InvalidInput for a container of another type, such as a dataclass.
+    """
     if is_tensor(nest):
-        return TENSOR
+        return tensor_of(getattr(nest, "dtype", ""))
     if nest is None or isinstance(nest, bool | int | float | str):
         return Nest(NestKind.CONSTANT, value=nest)
     if isinstance(nest, Mapping):
@@ -121,6 +134,13 @@ def _is_same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted or (found != found and wanted != wanted))
 
 
+def dtypes(form: Nest) -> list[str]:
+    """Those that are noted of the tensors, in order; nothing for others."""
+    if form.kind is NestKind.TENSOR:
+        return [form.dtype]
+    return [dtype for item in form.items for dtype in dtypes(item)]
+
+
 def unflatten(form: Nest, tensors: Sequence[Any]) -> Any:
     """The nest of this form that holds these tensors, in order."""
     left = iter(tensors)
@@ -154,7 +174,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
 def to_json(form: Nest) -> dict[str, Any]:
     """What json.dumps writes, for `from_json`."""
     if form.kind is NestKind.TENSOR:
-        return {"kind": form.kind.value}
+        return {"kind": form.kind.value, **({"dtype": form.dtype} if form.dtype else {})}
     if form.kind is NestKind.CONSTANT:
         return {"kind": form.kind.value, "value": form.value}
     described: dict[str, Any] = {"kind": form.kind.value}
@@ -176,7 +196,9 @@ def from_json(described: Any, where: str) -> Nest:
 def _parsed(described: Any) -> Nest:
     kind = NestKind(described["kind"])
     if kind is NestKind.TENSOR:
-        return TENSOR
+        if described.get("dtype", NARROW[0]) not in NARROW:
+            raise ValueError("whole numbers of no known width")
+        return tensor_of(described.get("dtype", ""))
     if kind is NestKind.CONSTANT:
         if not isinstance(described["value"], bool | int | float | str | None):
             raise ValueError("a constant that is a container")

@@ -182,8 +182,9 @@ class _CheckedCall:
             self.workspaces.append(workspace)
         if status:
             raise InvalidInput(
-                f"kernel {status} of the model found an index that its table has no row for, or "
-                "offsets of bags that do not ascend from 0; give indices from 0 to below the rows"
+                f"kernel {status} of the model found an index that its table has no row for, "
+                "offsets of bags that do not ascend from 0, or whole numbers divided by 0; give "
+                "indices from 0 to below the rows, and other divisors"
             )
 
     def _run_padded(self, inputs: Sequence[Array], first: int, end: int) -> list[Array]:

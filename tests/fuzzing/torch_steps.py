@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33)
 NEAR = 2e-3
+NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 Row = Callable[["Growing"], Any]
 
 
@@ -26,15 +27,20 @@ def random_input(draw: random.Random, batch: int) -> Tensor:
     shape = [batch, *(draw.choice(SIZES) for _ in range(draw.choice([0, 1, 1, 2, 2, 3])))]
     while torch.Size(shape).numel() > 4096:
         shape.pop()
-    kind = draw.choice(["float", "float", "float", "eighths", "int", "large", "int32", "bool"])
+    kinds = ["float", "float", "float", "eighths", "int", "large", "narrow", "narrow", "bool"]
+    kind = draw.choice(kinds)
     if kind == "bool":
         return torch.rand(shape) > 0.5
     if kind == "int":
         return torch.randint(-9, 10, shape)
     if kind == "large":
         return torch.randint(-(2**62), 2**62, shape) >> torch.randint(0, 50, shape)
-    if kind == "int32":
-        return torch.randint(-9, 10, shape, dtype=torch.int32)
+    if kind == "narrow":
+        dtype = draw.choice(NARROW)
+        limits = torch.iinfo(dtype)
+        if draw.random() < 0.4:
+            return torch.randint(max(-9, limits.min), 10, shape, dtype=dtype)
+        return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype)
     values = torch.randn(shape)
     return (8 * values).round() / 8 if kind == "eighths" else values
 
@@ -117,10 +123,10 @@ def activation(grow: Growing) -> None:
 
 def _partner(grow: Growing, x: Tensor) -> int | None:
     """The place of what broadcasts with x."""
-    return grow.any(lambda y: _broadcasts(x, y))
+    return grow.any(lambda y: broadcasts(x, y))
 
 
-def _broadcasts(x: Tensor, y: Tensor) -> bool:
+def broadcasts(x: Tensor, y: Tensor) -> bool:
     try:
         torch.broadcast_shapes(x.shape, y.shape)
     except RuntimeError:
@@ -152,7 +158,7 @@ def with_number(grow: Growing) -> None:
     if place is None:
         return
     whole = is_whole(grow.values[place])
-    wholes = [0, 1, -1, 2, 3, 2**24 + 1, 2**40 + 1]
+    wholes = [0, 1, -1, 2, 3, 300, 2**24 + 1, 2**40 + 1]
     number = grow.draw.choice(wholes if whole else [0, 1, 2, 0.5, -1.25, 3])
     name = grow.draw.choice(["add", "sub", "rsub", "mul", "clamp_min", "clamp_max"])
     if grow.draw.random() < 0.1:
@@ -177,7 +183,7 @@ def compare(grow: Growing) -> None:
     if other is not None and apart(x, grow.values[other]):
         grow.add(name, getattr(torch, name), place, other)
         return
-    number = grow.draw.choice([0, 1, 0.5])
+    number = grow.draw.choice([0, 1, 0.5] if is_float(x) else [0, 1, 0.5, -3, 300])
     if apart(x, float(number)):
         function = getattr(torch, name)
         grow.add(f"{name} {number}", lambda x: function(x, number), place)
@@ -187,7 +193,7 @@ def logic(grow: Growing) -> None:
     place = grow.any(is_bool)
     if place is None:
         return
-    other = grow.any(lambda y: is_bool(y) and _broadcasts(grow.values[place], y))
+    other = grow.any(lambda y: is_bool(y) and broadcasts(grow.values[place], y))
     name = grow.draw.choice(["logical_and", "logical_or", "logical_xor", "bitwise_and"])
     if other is not None:
         grow.add(name, getattr(torch, name), place, other)
@@ -197,8 +203,8 @@ def where(grow: Growing) -> None:
     place = grow.any(is_bool)
     if place is None:
         return
-    one = grow.any(lambda y: _broadcasts(grow.values[place], y))
-    other = grow.any(lambda y: _broadcasts(grow.values[place], y))
+    one = grow.any(lambda y: broadcasts(grow.values[place], y))
+    other = grow.any(lambda y: broadcasts(grow.values[place], y))
     if one is not None and other is not None:
         grow.add("where", torch.where, place, one, other)
 
@@ -213,17 +219,16 @@ def masked_fill(grow: Growing) -> None:
 
 
 def fills(mask: Tensor, x: Tensor) -> bool:
-    return _broadcasts(mask, x) and torch.broadcast_shapes(mask.shape, x.shape) == x.shape
+    return broadcasts(mask, x) and torch.broadcast_shapes(mask.shape, x.shape) == x.shape
 
 
 def cast(grow: Growing) -> None:
-    dtype = grow.draw.choice([torch.float32, torch.int64, torch.bool, torch.int32, torch.float32])
+    usual = (torch.float32, torch.float32, torch.int64, torch.bool)
+    dtype = grow.draw.choice([*usual, *NARROW])
     place = grow.any()
     assert place is not None
     x = grow.values[place]
     steady = not is_float(x) or dtype is torch.float32 or UNARY["trunc"](x)
-    if dtype is torch.int32:
-        steady = steady and (not x.numel() or bool(x.double().abs().max() < 2**13))
     if dtype is torch.bool:
         steady = not is_float(x) or apart(x, 0.0)
     if steady and (not x.numel() or is_bool(x) or bool(x.double().abs().max() < 2**62)):

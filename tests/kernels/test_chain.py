@@ -160,7 +160,7 @@ def within(kind: str, found: Array, wanted: Array, *arguments: Array) -> np.ndar
 
 
 @isas
-@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("kind", [kind for kind, each in FUNCTIONS.items() if not each.whole])
 def test_special_values(kind: str, isa: str) -> None:
     arity = FUNCTIONS[kind].arity
     values = [SPECIAL, SPECIAL, SPECIAL[::5]][:arity]

@@ -23,6 +23,12 @@ def overload(row: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), name)
 
 
+def as_array(x: torch.Tensor) -> Any:
+    """As a graph takes it: whole numbers as int64."""
+    array = x.numpy()
+    return array.astype("int64") if array.dtype.kind in "iu" else array
+
+
 def as_module(row: str, each: Call) -> tuple[fx.GraphModule, dict[str, torch.Tensor], list[Any]]:
     """The call as an exported graph, its constants, and its inputs."""
     graph, constants, inputs = fx.Graph(), {}, []
@@ -40,8 +46,16 @@ def as_module(row: str, each: Call) -> tuple[fx.GraphModule, dict[str, torch.Ten
             inputs.append(x)
         return node
 
+    def plain(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [plain(item) for item in x]
+        return x.tensor if isinstance(x, Known) else x
+
     args = tuple(placed(x) for x in each.args)
     kwargs = {key: placed(x) for key, x in each.kwargs.items()}
-    graph.output(graph.call_function(overload(row), args, kwargs))
+    node = graph.call_function(overload(row), args, kwargs)
+    named = {key: plain(x) for key, x in each.kwargs.items()}
+    node.meta["val"] = overload(row)(*map(plain, each.args), **named)
+    graph.output(node)
     # Placeholders come first.
     return fx.GraphModule({}, graph), constants, inputs

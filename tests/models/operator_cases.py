@@ -51,6 +51,7 @@ def weight(*shape: int) -> Known:
 
 
 X = rand(3, 5)
+DIVISORS = Known(torch.tensor([3, -2, 7, -100]))
 UNARY = (
     *("neg", "abs", "relu", "sign", "sgn", "square", "floor", "ceil", "round", "trunc", "fix"),
     *("exp", "expm1", "tanh", "sigmoid", "erf", "sin", "cos", "special_expit", "isnan", "isinf"),
@@ -84,7 +85,29 @@ CASES: dict[str, list[Call]] = {
         for n in ("eq", "ne", "lt", "le", "gt", "ge")
     },
     **{f"aten.{n}.Scalar": [call(X, 0.5)] for n in ("eq", "ne", "lt", "le", "gt", "ge")},
-    **{f"aten.bitwise_{n}.Tensor": [call(truths(6), truths(6))] for n in ("and", "or", "xor")},
+    **{
+        f"aten.{name}.{overload}": [
+            call(truths(6) if bools else whole(9, 6), truths(6) if bools else whole(9, 6))
+            if overload == "Tensor"
+            else call(*((5, whole(9, 6)) if overload == "Scalar_Tensor" else (whole(9, 6), 5)))
+            for bools in ((False, True) if overload == "Tensor" else (False,))
+        ]
+        for kind in ("and", "or", "xor")
+        for name in (f"bitwise_{kind}", f"__{kind}__")
+        for overload in ("Tensor", "Scalar", "Scalar_Tensor")
+        if (name, overload) != (f"__{kind}__", "Scalar_Tensor")
+    },
+    **{f"aten.__{n}shift__.Tensor": [call(whole(9, 6), whole(70, 6))] for n in "lr"},
+    **{f"aten.__{n}shift__.Scalar": [call(whole(9, 6), 2)] for n in "lr"},
+    **{
+        f"aten.bitwise_{side}_shift.{overload}": [call(*operands)]
+        for side in ("left", "right")
+        for overload, operands in {
+            "Tensor": (whole(9, 6).byte(), whole(70, 6).byte()),
+            "Tensor_Scalar": (whole(9, 6), 2),
+            "Scalar_Tensor": (1, whole(40, 6)),
+        }.items()
+    },
     "aten.bitwise_not.default": [call(truths(6)), call(whole(9, 6))],
     "aten.add.Tensor": [
         call(X, rand(5), alpha=2),
@@ -106,15 +129,21 @@ CASES: dict[str, list[Call]] = {
     "aten.div.Tensor_mode": [
         call(5 * X, positive(5), rounding_mode=mode) for mode in (None, "floor", "trunc")
     ],
-    "aten.div.Scalar_mode": [call(5 * X, 0.3, rounding_mode="trunc")],
+    "aten.div.Scalar_mode": [
+        call(5 * X, 0.3, rounding_mode="trunc"),
+        call(whole(99, 4) - 50, -7, rounding_mode="trunc"),
+    ],
     "aten.floor_divide.default": [
         call(5 * X, positive(5)),
+        call(whole(99, 4) - 50, DIVISORS),
+        call((whole(99, 4) - 50).char(), DIVISORS),
         call(torch.ones(3), torch.full((3,), 0.1)),
     ],
     "aten.floor_divide.Scalar": [call(5 * X, 0.7)],
-    "aten.remainder.Tensor": [call(5 * X, rand(5))],
-    "aten.remainder.Scalar": [call(5 * X, 0.75)],
-    "aten.fmod.Tensor": [call(5 * X, rand(5))],
+    "aten.remainder.Tensor": [call(5 * X, rand(5)), call(whole(99, 4) - 50, DIVISORS)],
+    "aten.remainder.Scalar": [call(5 * X, 0.75), call((whole(99, 4) - 50).int(), -7)],
+    "aten.remainder.Scalar_Tensor": [call(2.5, positive(5))],
+    "aten.fmod.Tensor": [call(5 * X, rand(5)), call(whole(99, 4) - 50, DIVISORS)],
     "aten.fmod.Scalar": [call(5 * X, 0.75)],
     "aten.pow.Tensor_Scalar": [
         *(call(X, n) for n in (1, 2, 3, 4.0, 7, -1, -2)),
@@ -122,7 +151,7 @@ CASES: dict[str, list[Call]] = {
         *(call(whole(9, 4) + 1, n) for n in (0, 1, 2, 3, 5, -1.0, 0.5)),
     ],
     "aten.pow.Tensor_Tensor": [call(X, Known(torch.tensor(3.0)))],
-    "aten.pow.Scalar": [call(2, X), call(0.5, X)],
+    "aten.pow.Scalar": [call(2, X), call(0.5, X), call(2, whole(70, 4))],
     "aten.maximum.default": [call(X, rand(5))],
     "aten.minimum.default": [call(X, rand(5))],
     "aten.max.other": [call(X, rand(3, 1))],

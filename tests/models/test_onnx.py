@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import sparsejit
 from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedOperator
-from sparsejit.frontends.onnx import import_onnx
+from sparsejit.frontends.onnx import import_onnx, interpreting
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
 from sparsejit.perf.zoo import SMALL_ZOO
@@ -307,6 +307,26 @@ def test_pooling_over_three_axes(operator: str, counted: int) -> None:
     np.testing.assert_allclose(sparsejit.compile(model)(x), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_constants_that_grow_node_by_node_are_bounded_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interpreting, "MOST_KNOWN_BYTES", 1 << 16)
+    doubled = [
+        helper.make_node("Concat", [f"c{n}"] * 2, [f"c{n + 1}"], f"double{n}", axis=0)
+        for n in range(40)
+    ]
+    model = graph_model(
+        [*doubled, helper.make_node("Add", ["x", "c40"], ["y"])],
+        {"x": (1,)},
+        {"c0": np.ones(1, np.float32)},
+        axes=1,
+    )
+    # 4 bytes doubled to 2^15 take 2^16 less 8 in all.
+    with pytest.raises(UnsupportedOperator, match=r"65,536 bytes.*\n?.*node double13") as refused:
+        sparsejit.compile(model)
+    assert "double14" not in str(refused.value)
+
+
 def test_what_a_file_says_wrongly_is_named() -> None:
     relu = [helper.make_node("Relu", ["x"], ["y"])]
     with pytest.raises(InvalidInput, match=r"input x has sizes \(-3,\) in the file"):
@@ -329,3 +349,43 @@ def test_what_a_file_says_wrongly_is_named() -> None:
     large = graph_model(huge, {"x": (3,)}, {"c": np.ones(1, np.float32), "n": sizes})
     with pytest.raises(UnsupportedOperator, match="makes a constant of"):
         sparsejit.compile(large)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
+def test_whole_numbers_of_every_width(dtype: Any) -> None:
+    """As the onnx package computes them with numpy, in the file's own dtypes."""
+    limits = np.iinfo(dtype)
+    edges = np.array([limits.min, limits.max, limits.max // 2, 0, 1, 3, 100], np.int64)
+    x, y = (a.reshape(1, -1).astype(dtype) for a in np.meshgrid(edges, edges))
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["sum"]),
+        helper.make_node("Mul", ["sum", "y"], ["product"]),
+        helper.make_node("Sub", ["x", "c"], ["less"]),
+        helper.make_node("Div", ["sum", "c"], ["quotient"]),
+        helper.make_node("Mod", ["less", "c"], ["rest"]),
+        helper.make_node("Greater", ["sum", "x"], ["above"]),
+        helper.make_node("BitwiseXor", ["sum", "y"], ["bits"]),
+        helper.make_node("Cast", ["product"], ["wide"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["wide", "n"], ["scaled"]),
+        helper.make_node("Cast", ["scaled"], ["back"], to=number),
+    ]
+    types = dict.fromkeys(("sum", "product", "less", "quotient", "rest", "bits", "back"), number)
+    types |= {"above": TensorProto.BOOL, "scaled": TensorProto.INT64}
+    graph = helper.make_graph(
+        nodes,
+        "whole",
+        [helper.make_tensor_value_info(name, number, ["n", x.shape[1]]) for name in "xy"],
+        [helper.make_tensor_value_info(name, of, ["n", None]) for name, of in types.items()],
+        [
+            numpy_helper.from_array(np.array([7], dtype), "c"),
+            numpy_helper.from_array(np.array(300), "n"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with np.errstate(all="ignore"):
+        wanted = ReferenceEvaluator(model).run(None, {"x": x, "y": y})
+    wanted[3] = np.trunc(wanted[0].astype(np.float64) / 7).astype(dtype)  # numpy floors
+    for found, like, name in zip(sparsejit.compile(model)(x, y), wanted, types, strict=True):
+        assert found.dtype == like.dtype, name
+        np.testing.assert_array_equal(found, like, err_msg=name)

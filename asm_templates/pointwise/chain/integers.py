@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from sparsejit.asm_templates.pointwise.chain.lanes import (
     high_half,
     is_wide,
     join,
+    longs,
     low,
     move,
 )
 from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.ir.ops.pointwise import WRAPS
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
@@ -45,19 +48,23 @@ def _both(mnemonic: str) -> PairFunction:
 
 def _multiply(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
     for register, a, b in zip(d, *args, strict=True):
-        if is_wide(asm):
-            asm.emit("vpmullq", register, a, b)
-            continue
-        # a b modulo 2^64 = low a low b + 2^32 (low a high b + high a low b)
-        cross = scratch[0]
-        asm.emit("vpsrlq", cross, b, 32)
-        asm.emit("vpmuludq", cross, cross, a)
-        asm.emit("vpsrlq", register, a, 32)
-        asm.emit("vpmuludq", register, register, b)
-        asm.emit("vpaddq", cross, cross, register)
-        asm.emit("vpsllq", cross, cross, 32)
-        asm.emit("vpmuludq", register, a, b)
-        asm.emit("vpaddq", register, register, cross)
+        _product(asm, register, a, b, scratch[0])
+
+
+def _product(asm: Assembler, d: Register, a: Register, b: Register, cross: Register) -> None:
+    """d = a b. AVX2 clobbers cross; d may be neither factor."""
+    if is_wide(asm):
+        asm.emit("vpmullq", d, a, b)
+        return
+    # a b modulo 2^64 = low a low b + 2^32 (low a high b + high a low b)
+    asm.emit("vpsrlq", cross, b, 32)
+    asm.emit("vpmuludq", cross, cross, a)
+    asm.emit("vpsrlq", d, a, 32)
+    asm.emit("vpmuludq", d, d, b)
+    asm.emit("vpaddq", cross, cross, d)
+    asm.emit("vpsllq", cross, cross, 32)
+    asm.emit("vpmuludq", d, a, b)
+    asm.emit("vpaddq", d, d, cross)
 
 
 def _negate(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
@@ -126,25 +133,29 @@ def _where(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -
 
 
 def _to_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
-    halves = (d[0], scratch[0])
-    if is_wide(asm):
-        for register, a in zip(halves, args[0], strict=True):
+    for register, a in zip((d[0], scratch[0]), args[0], strict=True):
+        if is_wide(asm):
             asm.emit("vcvtqq2ps", low(register), a)
-        join(asm, d[0], d[0], scratch[0])
-        return
-    # The lower and the upper 32 bits as the mantissas of doubles: 2^52 + low, 2^84 + 2^63 + high.
-    for register, a in zip(halves, args[0], strict=True):
+            continue
         upper, odd = scratch[1:]
         _rounded_to_odd(asm, odd, a, upper)
-        a = odd
-        asm.emit("vpsrlq", upper, a, 32)
-        asm.emit("vxorps", upper, upper, _longs(asm, 0x4530000080000000))
-        asm.emit("vsubpd", upper, upper, _longs(asm, 0x4530000080100000))
-        asm.emit("vmovups", register, _longs(asm, 0x4330000000000000))
-        asm.emit("vblendps", register, register, a, 0x55)
-        asm.emit("vaddpd", register, register, upper)
+        _double_of_long(asm, register, odd, upper)
         asm.emit("vcvtpd2ps", low(register), register)
     join(asm, d[0], d[0], scratch[0])
+
+
+def _double_of_long(asm: Assembler, d: Register, a: Register, upper: Register) -> None:
+    """d = a in float64, rounded. AVX2 clobbers upper; d may be neither."""
+    if is_wide(asm):
+        asm.emit("vcvtqq2pd", d, a)
+        return
+    # The lower and the upper 32 bits as the mantissas of doubles: 2^52 + low, 2^84 + 2^63 + high.
+    asm.emit("vpsrlq", upper, a, 32)
+    asm.emit("vxorps", upper, upper, _longs(asm, 0x4530000080000000))
+    asm.emit("vsubpd", upper, upper, _longs(asm, 0x4530000080100000))
+    asm.emit("vmovups", d, _longs(asm, 0x4330000000000000))
+    asm.emit("vblendps", d, d, a, 0x55)
+    asm.emit("vaddpd", d, d, upper)
 
 
 def _rounded_to_odd(asm: Assembler, d: Register, a: Register, spare: Register) -> None:
@@ -183,27 +194,102 @@ def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Registe
         half = low(register if is_upper else source)
         if is_wide(asm):
             asm.emit("vcvttps2qq", register, half)
-            continue
-        # x = 2^32 upper + rest with upper whole and 0 <= rest < 2^32, all of them exact doubles.
-        upper, whole = scratch
-        asm.emit("vcvtps2pd", register, half)
-        asm.emit("vroundpd", register, register, _TRUNCATE)
-        asm.emit("vmulpd", upper, register, _doubles(asm, 2.0**-32))
-        asm.emit("vroundpd", upper, upper, _FLOOR)
-        asm.emit("vcvttpd2dq", low(whole), upper)
-        asm.emit("vmulpd", upper, upper, _doubles(asm, 2.0**32))
-        asm.emit("vsubpd", register, register, upper)
-        zero(asm, upper)
-        asm.emit("vmaxpd", register, register, upper)  # 0 for what is NaN
-        asm.emit("vaddpd", register, register, _doubles(asm, 2.0**52))
-        asm.emit("vxorps", register, register, _doubles(asm, 2.0**52))
-        asm.emit("vpmovsxdq", upper, low(whole))
-        asm.emit("vpsllq", upper, upper, 32)
-        asm.emit("vpaddq", register, register, upper)
+        else:
+            asm.emit("vcvtps2pd", register, half)
+            _long_of_double(asm, register, scratch)
+
+
+def _long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> None:
+    """d = d towards zero; the smallest int64 where there is none. AVX2 clobbers two registers."""
+    if is_wide(asm):
+        asm.emit("vcvttpd2qq", d, d)
+        return
+    # d = 2^32 upper + rest with upper whole and 0 <= rest < 2^32, all of them exact doubles.
+    upper, whole = scratch
+    asm.emit("vroundpd", d, d, _TRUNCATE)
+    asm.emit("vmulpd", upper, d, _doubles(asm, 2.0**-32))
+    asm.emit("vroundpd", upper, upper, _FLOOR)
+    asm.emit("vcvttpd2dq", low(whole), upper)
+    asm.emit("vmulpd", upper, upper, _doubles(asm, 2.0**32))
+    asm.emit("vsubpd", d, d, upper)
+    zero(asm, upper)
+    asm.emit("vmaxpd", d, d, upper)  # 0 for what is NaN
+    asm.emit("vaddpd", d, d, _doubles(asm, 2.0**52))
+    asm.emit("vxorps", d, d, _doubles(asm, 2.0**52))
+    asm.emit("vpmovsxdq", upper, low(whole))
+    asm.emit("vpsllq", upper, upper, 32)
+    asm.emit("vpaddq", d, d, upper)
 
 
 def _doubles(asm: Assembler, number: float) -> Literal:
     return Literal(asm.literal(np.full(4, number)))
+
+
+def _signs(asm: Assembler, d: Register, a: Register) -> None:
+    """d = -1 where a is below 0, else 0. May not write over a."""
+    if is_wide(asm):
+        asm.emit("vpsraq", d, a, 63)
+    else:
+        zero(asm, d)
+        asm.emit("vpcmpgtq", d, d, a)
+
+
+def _shift_right(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
+    """Signs come in from the left; by less than 0 or more than 63 bits they are all."""
+    for register, a, count in zip(d, *args, strict=True):
+        if is_wide(asm):
+            asm.emit("vpsravq", register, a, count)
+            continue
+        _signs(asm, scratch[0], a)
+        asm.emit("vxorps", register, a, scratch[0])
+        asm.emit("vpsrlvq", register, register, count)
+        asm.emit("vxorps", register, register, scratch[0])
+
+
+def _wrapped(dtype: np.dtype[Any]) -> PairFunction:
+    """The lowest bits, as numbers of that dtype."""
+    limits = np.iinfo(dtype)
+
+    def emit(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
+        sign = 0 if limits.min == 0 else 1 << (limits.bits - 1)
+        for register, a in zip(d, args[0], strict=True):
+            asm.emit("vandps", register, a, longs(asm, (1 << limits.bits) - 1))
+            if sign:
+                asm.emit("vxorps", register, register, longs(asm, sign))
+                asm.emit("vpsubq", register, register, longs(asm, sign))
+
+    return PairFunction(emit)
+
+
+def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
+    """Towards zero, modulo 2^64; 0 where the divisor is 0.
+
+    The quotient in float64 is at most 2^12 off, and what it leaves of a fits int64. That divided
+    once more is rounded up at most, which leaves a rest of the wrong sign.
+    """
+    rest, divisor, *more = scratch
+    for quotient, a, b in zip(d, *args, strict=True):
+        for turn in range(2):
+            part = more[2] if turn else quotient
+            _double_of_long(asm, divisor, b, more[0])
+            _double_of_long(asm, part, rest if turn else a, more[0])
+            asm.emit("vdivpd", part, part, divisor)
+            _long_of_double(asm, part, more[:2])
+            _product(asm, divisor, part, b, more[0])
+            asm.emit("vpsubq", rest, rest if turn else a, divisor)
+        asm.emit("vpaddq", quotient, quotient, more[2])
+        # Where the rest is not 0 and has not a's sign, the quotient is one too far from 0.
+        _signs(asm, divisor, a)
+        asm.emit("vandps", more[2], rest, divisor)
+        asm.emit("vxorps", rest, rest, divisor)
+        asm.emit("vpsubq", rest, rest, divisor)
+        asm.emit("vandnps", rest, more[2], rest)
+        _signs(asm, more[0], b)
+        asm.emit("vxorps", divisor, divisor, more[0])
+        asm.emit("vorps", divisor, divisor, longs(asm, 1))
+        _signs(asm, more[0], rest)
+        asm.emit("vandps", divisor, divisor, more[0])
+        asm.emit("vpsubq", quotient, quotient, divisor)
 
 
 INT_FUNCTIONS: dict[str, PairFunction] = {
@@ -222,6 +308,13 @@ INT_FUNCTIONS: dict[str, PairFunction] = {
     "greater": _compared(6, "vpcmpgtq", swap=False, invert=False),
     "greater_equal": _compared(5, "vpcmpgtq", swap=True, invert=True),
     "where": PairFunction(_where),
+    "quotient": PairFunction(_quotient, 5),
+    "bitwise_and": _both("vandps"),
+    "bitwise_or": _both("vorps"),
+    "bitwise_xor": _both("vxorps"),
+    "shift_left": _both("vpsllvq"),
+    "shift_right": PairFunction(_shift_right, 1),
+    **{name: _wrapped(dtype) for dtype, name in WRAPS.items()},
     "to_float32": PairFunction(_to_float, 3),
 }
 FROM_BOOL = PairFunction(_from_bool, 1)

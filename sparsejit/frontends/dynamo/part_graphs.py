@@ -11,6 +11,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends import batch_axis
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.dynamo.sizes import example_numbers
+from sparsejit.frontends.nesting import NARROW
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.ops.convolution import Convolution
@@ -129,13 +130,15 @@ def _on_tensors(
     is_single = not isinstance(results, list | tuple)
     nodes: Any = [results] if is_single else results
     orders = [_axis_order(node.meta["val"]) for node in nodes]
-    is_plain = not any(orders)
+    dtypes = [node.meta["val"].dtype for node in nodes]
+    is_plain = not any(orders) and all(str(dtype)[6:] not in NARROW for dtype in dtypes)
     from_numpy = torch.from_numpy
 
     def runner(inputs: Sequence[Any]) -> Any:
         tensors = [from_numpy(array) for array in run(*[_array(inputs[n]) for n in operands])]
         if not is_plain:
-            tensors = [_strided(*pair) for pair in zip(tensors, orders, strict=True)]
+            typed = [each.to(dtype) for each, dtype in zip(tensors, dtypes, strict=True)]
+            tensors = [_strided(*pair) for pair in zip(typed, orders, strict=True)]
         return tensors[0] if is_single else tensors
 
     return runner
@@ -144,7 +147,7 @@ def _on_tensors(
 def _array(tensor: Any) -> Array:
     plain = tensor.detach() if tensor.requires_grad else tensor
     array: Array = plain.numpy()
-    return array.astype(np.int64) if array.dtype == np.int32 else array
+    return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else array
 
 
 def _axis_order(example: Any) -> list[int]:

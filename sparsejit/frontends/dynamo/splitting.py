@@ -12,6 +12,7 @@ from sparsejit.frontends.dynamo.notices import say_once
 from sparsejit.frontends.dynamo.part import DynamoPart
 from sparsejit.frontends.dynamo.part_graphs import CompilePart
 from sparsejit.frontends.dynamo.sizes import example_numbers, known_sizes, symbols_of
+from sparsejit.frontends.nesting import NARROW
 from sparsejit.frontends.torch_export import missing_in
 from sparsejit.frontends.torch_export.origins import origin_of
 
@@ -155,7 +156,7 @@ def _is_empty(node: Node) -> bool:
     return any(x is not None and 0 in example_numbers(x.shape) for x in filter(is_tensor, examples))
 
 
-_DTYPES = ("torch.float32", "torch.int64", "torch.bool")
+_DTYPES = ("float32", "int64", "bool", *NARROW)
 
 
 def _unfit(node: Node, known: Mapping[str, int]) -> str:
@@ -168,9 +169,9 @@ def _unfit(node: Node, known: Mapping[str, int]) -> str:
                 continue
             if example.device.type != "cpu":
                 return f"{node.target} runs on {example.device.type}"
-            is_index = each is not node and str(example.dtype) == "torch.int32"
-            if str(example.dtype) not in _DTYPES and not is_index:
-                return f"{node.target} has {str(example.dtype).removeprefix('torch.')}"
+            dtype = str(example.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                return f"{node.target} has {dtype}"
     return ""
 
 

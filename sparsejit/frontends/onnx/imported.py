@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import why_fixed
-from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
+from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
 from sparsejit.frontends.onnx.interpreting import graph_of
-from sparsejit.frontends.onnx.reading import opset_of, read_model, tensor_array
+from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
 from sparsejit.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class ImportedModel:
         inputs = [each for each in model.graph.input if each.name not in self._arrays]
         self._declared: dict[str, Shape] = {each.name: _declared(each) for each in inputs}
         self._shapes = _sizes(self._declared, examples)
-        arguments = Nest(NestKind.TUPLE, (TENSOR,) * len(inputs))
+        arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, inputs)))
         keywords = Nest(NestKind.DICT)
         self.input_tree = Nest(NestKind.TUPLE, (arguments, keywords))
-        outputs = (TENSOR,) * len(model.graph.output)
-        self.output_tree = TENSOR if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
+        outputs = tuple(map(_tensor, model.graph.output))
+        self.output_tree = outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
         self.example_batch = next((shape[0] for shape in self._shapes.values() if shape), None)
         self._example = self._graph(None)  # what is missing is said now
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
@@ -84,6 +84,13 @@ class ImportedModel:
         if len({shape[0] for shape in self._shapes.values()}) != 1:
             return "axis 0 of its inputs differs"
         return why_fixed(self.graph, self.example_batch)[0]
+
+
+def _tensor(value: Any) -> Nest:
+    try:
+        return tensor_of(dtype_of(value.type.tensor_type.elem_type, value.name).name)
+    except InvalidInput:  # reading the graph refuses it where it matters
+        return TENSOR
 
 
 def _declared(value: Any) -> Shape:

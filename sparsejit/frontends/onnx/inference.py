@@ -5,7 +5,7 @@ Its schemas declare for every operator which operands and attributes go together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import ELEMENTS, Operand
+from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Value
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 # Known operands of at most so many elements may say shapes, axes or counts.
 _MOST_SAYING = 1024
-# What a node makes of known operands alone is kept in the model: no more than so many elements.
-_MOST_KNOWN = 2**28
 Sizes = tuple[int | None, ...]
 # Earlier versions of these, which the package does not compute, say the same of fewer dtypes.
 _AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
@@ -40,6 +39,27 @@ class Inference:
     def name(self, value: str, dtype: int) -> None:
         """Note the dtype of a value of the file."""
         self._dtypes[value] = dtype
+
+    def dtype(self, value: str) -> np.dtype[Any] | None:
+        """That of a value of the file, if it is known."""
+        found = self._dtypes.get(value)
+        return dtype_of(found, value) if found else None
+
+    def bytes_of(self, node: NodeProto, sizes: Sequence[Sizes | None]) -> int:
+        """That results of these sizes take, as far as they are known."""
+        total = 0
+        for name, each in zip(node.output, sizes, strict=False):
+            dtype = self.dtype(name)
+            if dtype is not None and each is not None:
+                total += dtype.itemsize * prod(n or 0 for n in each)
+        return total
+
+    def copy(self, values: Iterable[Any], others: Iterable[Any]) -> None:
+        """Note the dtypes of values for as many others, given by name or as graphs have them."""
+        for value, other in zip(values, others, strict=False):
+            name, new = (getattr(each, "name", each) for each in (value, other))
+            if name in self._dtypes:
+                self._dtypes[new] = self._dtypes[name]
 
     def sizes(self, node: NodeProto, operands: Sequence[Operand]) -> list[Sizes | None]:
         """Of each result, None where the package does not say.
@@ -85,14 +105,6 @@ class Inference:
 def version_of(node: NodeProto, opset: int) -> int:
     """The opset that says what a node does."""
     return max(opset, _AS_OF.get(node.op_type, 0))
-
-
-def check_known(sizes: Sequence[Sizes | None]) -> None:
-    """Raise Unmapped for results that are too large to be kept as constants."""
-    for each in sizes:
-        whole = () if each is None else tuple(0 if n is None else n for n in each)
-        if prod(whole) > _MOST_KNOWN:
-            raise Unmapped(f"makes a constant of {list(whole)}, more than {_MOST_KNOWN} elements")
 
 
 def check_found(results: Sequence[Any], sizes: Sequence[Sizes | None]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
 from sparsejit.frontends.onnx.expansions import expanded
-from sparsejit.frontends.onnx.inference import Inference, check_found, check_known, version_of
+from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, version_of
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
 from sparsejit.frontends.writing.missing import Missing, refuse
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _ABSENT: Any = object()
 # More turns of a Loop would make a function too long to compile; of loops in loops, so many in all.
 _MOST_TURNS, _MOST_TURNS_IN_ALL = 256, 4096
+# What nodes make of known operands alone is kept while a model is read: so many bytes in all.
+MOST_KNOWN_BYTES = 1 << 31
 _REMEDY = "write them with others, or leave this model to ONNX Runtime"
 
 
@@ -43,9 +45,10 @@ def graph_of(
     known: dict[str, Operand] = dict(arrays)
     for each in model.input:
         if each.name not in arrays:
-            kind = TensorType(shapes[each.name], _element(each))
+            dtype = _input_dtype(each)
+            kind = TensorType(shapes[each.name], ELEMENTS[dtype.kind])
             interpreter.inference.name(each.name, each.type.tensor_type.elem_type)
-            known[each.name] = interpreter.write.input(kind, each.name)
+            known[each.name] = interpreter.write.input(kind, each.name, dtype.name)
     interpreter.run(model.node, known)
     results = {each.name: known[each.name] for each in model.output}
     lacking = [
@@ -59,11 +62,13 @@ def graph_of(
     return write.finish(*(_plain(result) for result in results.values()))
 
 
-def _element(value: Any) -> Element:
+def _input_dtype(value: Any) -> np.dtype[Any]:
     dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
-    if dtype.kind not in ELEMENTS:
-        raise InvalidInput(f"input {value.name} has {dtype}; give float32, int64, int32 or bool")
-    return ELEMENTS[dtype.kind]
+    if dtype.kind not in ELEMENTS or dtype == np.uint64:
+        raise InvalidInput(
+            f"input {value.name} has {dtype}; give float32, bool, or whole numbers that int64 holds"
+        )
+    return dtype
 
 
 class NodeInterpreter:
@@ -74,7 +79,7 @@ class NodeInterpreter:
         self.missing: list[Missing] = []
         self.inference = Inference(opset)
         self._opset = opset
-        self._turns = 0
+        self._turns = self._known_bytes = 0
         self._constants: dict[int, tuple[Array, Value]] = {}
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
@@ -101,19 +106,51 @@ class NodeInterpreter:
                 raise Unmapped("")
             sizes = self.inference.sizes(node, operands)
             if mapping is None or is_known:
-                check_known(sizes)
-                return _computed(node, operands, self._opset)
+                return self._known(node, operands, sizes)
             attributes = _attributes(node)
             call = Call(node, operands, attributes, self._opset, self._constants)
-            result = mapping(self.write, call)
-            check_found(result if isinstance(result, tuple) else (result,), sizes)
+            made = mapping(self.write, call)
+            results = made if isinstance(made, tuple) else (made,)
+            check_found(results, sizes)
+            results = tuple(self._typed(node, number, x) for number, x in enumerate(results))
         except (Unmapped, InvalidInput) as reason:
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             where = Origin(name, source=f"node {node.name or node.output[0]}")
             self.missing.append(Missing(name, str(reason), where))
             return [_ABSENT] * len(node.output)
-        results = result if isinstance(result, tuple) else (result,)
         return [_ABSENT if each is None else each for each in results]
+
+    def _known(
+        self, node: NodeProto, operands: Sequence[Operand], sizes: Sequence[Sizes | None]
+    ) -> Sequence[Operand]:
+        """What a node makes of known operands. Raises Unmapped where that is too large to keep."""
+        wanted = self.inference.bytes_of(node, sizes)
+        if self._known_bytes + wanted > MOST_KNOWN_BYTES:
+            raise Unmapped(
+                f"makes a constant of {wanted:,} bytes, with {self._known_bytes:,} before it more "
+                f"than {MOST_KNOWN_BYTES:,}"
+            )
+        results = _computed(node, operands, self._opset)
+        for each in results:
+            if isinstance(each, np.ndarray) and not any(
+                isinstance(x, np.ndarray) and np.may_share_memory(each, x) for x in operands
+            ):
+                self._known_bytes += each.nbytes
+        return results
+
+    def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
+        """A result as whole numbers of ONNX's dtype; those of QuantizeLinear are held as floats."""
+        dtype = self.inference.dtype(node.output[number]) if number < len(node.output) else None
+        if not isinstance(result, Value) or dtype is None or dtype.kind not in "iu":
+            return result
+        if dtype == np.uint64:
+            raise Unmapped("makes uint64, which int64 does not hold")
+        if result.type.element is Element.INT64:
+            return self.write.noted(result, dtype)
+        if node.op_type != "QuantizeLinear" and not self.write.fits(result, dtype):
+            raise Unmapped("of whole numbers")
+        self.write.note(result, dtype.name)
+        return result
 
     def _chosen(
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
@@ -124,7 +161,9 @@ class NodeInterpreter:
             raise Unmapped("its condition is not known before the model runs")
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         branch = branches["then_branch" if condition.all() else "else_branch"]
-        return self._inside(branch, (), known)
+        results = self._inside(branch, (), known)
+        self.inference.copy(branch.output, node.output)
+        return results
 
     def _unrolled(
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
@@ -142,11 +181,13 @@ class NodeInterpreter:
             if self._turns > _MOST_TURNS_IN_ALL:
                 raise Unmapped(f"turns more than {_MOST_TURNS_IN_ALL} times, with other loops")
             given = np.array(turn, np.int64), np.array(True), *carried
+            self.inference.copy(body.output[1:] if turn else node.input[2:], body.input[2:])
             condition, *made = self._inside(body, given, known)
             if isinstance(condition, Value):
                 raise Unmapped("may end at any turn")
             carried, rows = made[: len(carried)], made[len(carried) :]
             scanned.append(rows)
+        self.inference.copy(body.output[1:], node.output)
         stacks = zip(*scanned, strict=True)
         return [*carried, *(stack(self.write, [_plain(x) for x in rows]) for rows in stacks)]
 

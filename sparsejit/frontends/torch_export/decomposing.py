@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.graph import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 
 def decomposed(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dtype_of: Callable[[Value], Any],
 ) -> tuple[GraphModule, list[Any]] | None:
-    """A module of other operators that does the same, and its arguments; None if there is none."""
+    """A module of other operators that does the same, and its arguments; None if there is none.
+
+    `dtype_of` says which dtype of numpy a value has.
+    """
     import torch
     from torch._decomp import get_decompositions
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,7 +41,7 @@ def decomposed(
     given = [flat[place] for place in places]
     try:
         with FakeTensorMode(), torch.no_grad():
-            fakes = [_fake(x) for x in given]
+            fakes = [_fake(x, dtype_of) for x in given]
             table: Any = get_decompositions([target])
             module = make_fx(call, table, tracing_mode="fake")(*fakes)
     except Exception:  # whatever torch raises for operands that it does not decompose
@@ -45,10 +51,8 @@ def decomposed(
     return module, given
 
 
-def _fake(x: Any) -> Any:
+def _fake(x: Any, dtype_of: Callable[[Value], Any]) -> Any:
     import torch
 
-    if is_tensor(x):
-        return torch.empty(x.shape, dtype=x.dtype)
-    dtypes = {Element.FLOAT32: torch.float32, Element.INT64: torch.int64, Element.BOOL: torch.bool}
-    return torch.empty(x.shape, dtype=dtypes[x.type.element])
+    dtype = x.dtype if is_tensor(x) else getattr(torch, str(dtype_of(x)))
+    return torch.empty(x.shape, dtype=dtype)

@@ -11,7 +11,7 @@ from sparsejit.frontends import nesting
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_axis import why_fixed, why_not_alike
 from sparsejit.frontends.nesting import Nest
-from sparsejit.frontends.torch_export.interpreting import graph_of
+from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
@@ -83,8 +83,8 @@ class Exported:
         self.changed_inputs = [
             str(s.target) for s in signature.output_specs if s.kind.name == "USER_INPUT_MUTATION"
         ]
-        self.input_tree = _form(program.call_spec.in_spec, _arguments(signature), "inputs")
-        self.output_tree = _form(program.call_spec.out_spec, _results(signature), "outputs")
+        self.input_tree = _form(program.call_spec.in_spec, _arguments(self._program), "inputs")
+        self.output_tree = _form(program.call_spec.out_spec, _results(self._program), "outputs")
         self._symbol, traced_batch, found = _batch_of(self._program)
         # One sample is traced as two.
         free = self._symbol is not None and example_batch is not None
@@ -136,7 +136,10 @@ class Exported:
 
 
 class _Tensor:
-    """Stands for a tensor in a nest."""
+    """Stands for a tensor in a nest, with the name of its dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
 
 
 def _form(spec: Any, arguments: Sequence[Any], where: str) -> Nest:
@@ -144,15 +147,20 @@ def _form(spec: Any, arguments: Sequence[Any], where: str) -> Nest:
     return nesting.describe(spec.unflatten(arguments), lambda x: isinstance(x, _Tensor), where)
 
 
-def _leaf(argument: Any) -> Any:
-    return argument.value if type(argument).__name__ == "ConstantArgument" else _Tensor()
+def _leaf(program: ExportedProgram, argument: Any) -> Any:
+    if type(argument).__name__ == "ConstantArgument":
+        return argument.value
+    examples = (n.meta["val"] for n in program.graph.nodes if n.name == argument.name)
+    return _Tensor(dtype_of(next(examples)))
 
 
-def _arguments(signature: Any) -> list[Any]:
-    return [_leaf(spec.arg) for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
+def _arguments(program: ExportedProgram) -> list[Any]:
+    specs = program.graph_signature.input_specs
+    return [_leaf(program, spec.arg) for spec in specs if spec.kind.name == "USER_INPUT"]
 
 
-def _results(signature: Any) -> list[Any]:
+def _results(program: ExportedProgram) -> list[Any]:
+    signature = program.graph_signature
     kinds = [spec.kind.name for spec in signature.output_specs]
     for spec, kind in zip(signature.output_specs, kinds, strict=True):
         if kind not in ("USER_OUTPUT", "USER_INPUT_MUTATION"):
@@ -160,7 +168,7 @@ def _results(signature: Any) -> list[Any]:
                 f"the model changes {spec.target!r} while it runs; return it as an output instead"
             )
     specs = zip(signature.output_specs, kinds, strict=True)
-    return [_leaf(spec.arg) for spec, kind in specs if kind == "USER_OUTPUT"]
+    return [_leaf(program, spec.arg) for spec, kind in specs if kind == "USER_OUTPUT"]
 
 
 def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:

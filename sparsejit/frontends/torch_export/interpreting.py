@@ -6,14 +6,16 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.torch_export.aten_rows import OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.origins import origin_of
 from sparsejit.frontends.writing.missing import Missing, refuse
-from sparsejit.frontends.writing.writer import Unmapped, Writer, type_of
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
+from sparsejit.ir.graph import Array, Element, Graph, Value
 
 if TYPE_CHECKING:
     import torch
@@ -121,10 +123,11 @@ class Interpreter:
         if not is_tensor(example):
             return self._number(example)
         try:
-            return self.write.input(self._type(example), node.name)
+            return self.write.input(self._type(example), node.name, dtype_of(example))
         except Unmapped as reason:
             raise InvalidInput(
-                f"input {node.name} has {reason}; give float32, int64, int32 or bool"
+                f"input {node.name} has {reason}; give float32, bool, or whole numbers of uint8 or "
+                "int8 to int64"
             ) from None
 
     def run(self, module: GraphModule, given: Sequence[Result]) -> Result:
@@ -185,13 +188,16 @@ class Interpreter:
         if target._schema.name == "aten::squeeze" and isinstance(args[0], Value):
             args = [args[0], _always_one(node, len(args[0].shape))]
         try:
-            return self._mapped(target, args, kwargs)
+            return self._mapped(target, args, kwargs, node.meta.get("val"))
         except Unmapped as reason:
             return self._leave_out(node, str(target), str(reason))
         except InvalidInput as reason:
             return self._leave_out(node, str(target), str(reason))
 
-    def _mapped(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
+    def _mapped(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any
+    ) -> Result:
+        """What the operator gives, of the dtypes of `example`."""
         import torch
 
         mapping = OPERATORS.get(str(target))
@@ -206,7 +212,7 @@ class Interpreter:
         if mapping is None:
             return self._decomposed(target, args, kwargs, Unmapped(""))
         try:
-            return mapping(self.write, *args, **_meaningful(kwargs))
+            return self._typed(mapping(self.write, *args, **_meaningful(kwargs)), example)
         except Unmapped as reason:
             return self._decomposed(target, args, kwargs, reason)
 
@@ -214,7 +220,7 @@ class Interpreter:
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], reason: Unmapped
     ) -> Result:
         """The operator as torch writes it with others. Raises the reason where it does not."""
-        parts = decomposed(target, args, kwargs)
+        parts = decomposed(target, args, kwargs, self.write.dtype)
         if parts is None:
             raise reason
         module, given = parts
@@ -228,6 +234,19 @@ class Interpreter:
         if inner:
             raise Unmapped(str(reason) or "needs " + ", ".join(each.operator for each in inner))
         return result
+
+    def _typed(self, result: Result, example: Any) -> Result:
+        """A result with torch's dtypes. Raises Unmapped for whole numbers that came as floats."""
+        if isinstance(result, list | tuple) and isinstance(example, list | tuple):
+            return [self._typed(*pair) for pair in zip(result, example, strict=False)]
+        if not isinstance(result, Value) or not is_tensor(example):
+            return result
+        element = element_of(example.dtype)
+        if element is Element.INT64:
+            if result.type.element is Element.FLOAT32:
+                raise Unmapped("of whole numbers")
+            return self.write.noted(self.write.cast(result, element), np.dtype(dtype_of(example)))
+        return self.write.cast(result, element)
 
     def _python(
         self, node: Node, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -255,7 +274,8 @@ class Interpreter:
         if not is_tensor(example):
             return self._number(example)
         try:
-            return self.write.builder.input(self._type(example), self.write.origin)
+            kind = self._type(example)
+            return self.write.input(kind, self.write.origin.name, dtype_of(example))
         except Unmapped:
             return _ABSENT
 
@@ -264,6 +284,11 @@ class Interpreter:
         if any(size is _ABSENT for size in sizes):
             raise Unmapped("its size depends on values")
         return type_of(_Sized(sizes, example.dtype))
+
+
+def dtype_of(example: Any) -> str:
+    """What numpy calls the dtype of a tensor."""
+    return str(example.dtype).removeprefix("torch.")
 
 
 class _Sized:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import expanded
-from sparsejit.frontends.writing.remainders import floor_quotient
+from sparsejit.frontends.writing.remainders import floor_quotient, whole_quotient
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
@@ -57,7 +57,7 @@ def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None 
     """x / other in float32, truncated if asked; floored as Python's //."""
     whole = not _is_float(write, x) and not _is_float(write, other)
     if rounding_mode is not None and whole:
-        raise Unmapped("rounded quotients of whole numbers")
+        return whole_quotient(write, x, other, rounding_mode == "floor")
     if rounding_mode == "floor":
         return floor_quotient(write, x, other)
     quotient = write.pointwise("div", write.floats(x), write.floats(other))
@@ -115,10 +115,17 @@ def _whole_power(write: Writer, x: Operand, power: int) -> Value:
 
 
 def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
-    """A known positive base to the power of each element: exp(exponent log(base))."""
+    """A known positive base to the power of each element: exp(exponent log(base)).
+
+    Of whole numbers 2 alone, whose powers below 1 are 0.
+    """
     known = write.known(base)
     if known is None or known.size != 1 or float(known.reshape(())) <= 0:
         raise Unmapped("the base is not one known positive number")
+    if known.dtype.kind != "f" and not _is_float(write, exponent):
+        if known != 2:
+            raise Unmapped(f"whole powers of {known}")
+        return write.pointwise("shift_left", 1, write.cast(exponent, Element.INT64))
     rate = math.log(float(known.reshape(())))
     f = write.formula("pow")
     return f.finish(f("exp", f("mul", write.floats(exponent), rate)))

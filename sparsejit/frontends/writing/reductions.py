@@ -21,7 +21,6 @@ from sparsejit.frontends.writing.writer import (
     Operand,
     Unmapped,
     Writer,
-    element_of,
 )
 from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import ArgMax
@@ -73,7 +72,7 @@ def sum_over(
 def _summands(write: Writer, x: Operand, dtype: Any) -> Value:
     """x as `dtype` says, else truths as whole numbers."""
     if dtype is not None:
-        return write.cast(x, element_of(dtype))
+        return write.converted(x, dtype)
     return write.cast(x, Element.INT64) if write.element(x) is Element.BOOL else write.value(x)
 
 

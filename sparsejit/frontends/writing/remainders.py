@@ -1,11 +1,15 @@
-"""What division leaves, as C's fmod and as Python's %."""
+"""Quotients that are rounded, and what they leave: C's and Python's."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.ops.selection import Embedding
 
 
 def remainder(write: Writer, x: Operand, other: Operand) -> Value:
@@ -16,6 +20,51 @@ def remainder(write: Writer, x: Operand, other: Operand) -> Value:
 def fmod(write: Writer, x: Operand, other: Operand) -> Value:
     """x - trunc(x / other) other: with the dividend's sign."""
     return _rest(write, x, other, signed_as_divisor=False)
+
+
+def whole_quotient(write: Writer, x: Operand, other: Operand, floored: bool) -> Value:
+    """The quotient of whole numbers, floored or towards zero."""
+    x, other = _divided(write, x, other)
+    f = write.formula("quotient")
+    quotient = f("quotient", x, other)
+    if not floored:
+        return f.finish(quotient)
+    rest = f("sub", x, f("mul", quotient, other))
+    one, zero = write.number(1, Element.INT64), write.number(0, Element.INT64)
+    return f.finish(f("sub", quotient, f("where", _is_beyond(write, f, rest, other), one, zero)))
+
+
+def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
+    """Whole numbers as one dtype. Raises Unmapped for a divisor that is known to be 0.
+
+    One that is found to be 0 when the model runs takes a row of a table that has none, so that the
+    call raises.
+    """
+    x, other = (write.cast(each, Element.INT64) for each in write.promoted(x, other))
+    known = write.known(other)
+    if known is not None:
+        if not known.all():
+            raise Unmapped("by zero; give other divisors")
+        return x, other
+    places = write.cast(write.pointwise("equal", other, 0), Element.INT64)
+    found = write.one(Embedding(), places, np.zeros((1, 1), np.int64))
+    return x, write.pointwise("add", other, reshaped(write, found, other.shape))
+
+
+def _is_beyond(write: Writer, f: Formula, rest: FormulaStep, other: Value) -> FormulaStep:
+    """Whether the rest of a division towards zero has the sign that the divisor has not."""
+    zero = write.number(0, Element.INT64)
+    differs = f("not_equal", f("less", rest, zero), f("less", other, zero))
+    return f("logical_and", f("not_equal", rest, zero), differs)
+
+
+def _rest_of_whole(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) -> Value:
+    x, other = _divided(write, x, other)
+    f = write.formula("remainder")
+    rest = f("sub", x, f("mul", f("quotient", x, other), other))
+    if not signed_as_divisor:
+        return f.finish(rest)
+    return f.finish(f("where", _is_beyond(write, f, rest, other), f("add", rest, other), rest))
 
 
 def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
@@ -36,7 +85,7 @@ def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
 
 def _rest(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) -> Value:
     if Element.FLOAT32 not in (write.element(x), write.element(other)):
-        raise Unmapped("of whole numbers")
+        return _rest_of_whole(write, x, other, signed_as_divisor)
     f = write.formula("remainder")
     return f.finish(_steps(f, write.floats(x), write.floats(other), signed_as_divisor))
 

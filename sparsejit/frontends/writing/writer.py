@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,32 @@ import numpy as np
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.convolution import Pooling
 from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise, write_activation
+from sparsejit.ir.ops.pointwise import (
+    FUNCTIONS,
+    WRAPS,
+    Chain,
+    ChainStep,
+    Pointwise,
+    write_activation,
+)
+from sparsejit.ir.ops.selection import Embedding
+from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.passes.dead_code import remove_dead_code
 
-# From the least: what an operation on two kinds yields is the later one.
-_PROMOTION = (Element.BOOL, Element.INT64, Element.FLOAT32)
+# Kinds of dtypes: an operation yields the highest that it is given.
+_PROMOTION = {"b": 0, "i": 1, "u": 1, "f": 2}
+# What makes nothing beyond the numbers of these operands, all where there is an empty tuple.
+_CHOOSING: dict[str | type, tuple[int, ...]] = {
+    **dict.fromkeys((Reshape, Permute, Slice, Expand, Concat, Pad, Pooling), ()),
+    **dict.fromkeys(("maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"), ()),
+    "where": (1, 2),
+    "shift_right": (0,),
+    Embedding: (1,),
+}
+_INT32 = np.dtype(np.int32)
 # What an operand of a mapping may be: a value of the graph, a tensor known now, or a number.
 Operand = Any
 
@@ -31,7 +50,8 @@ class Writer:
     """Appends operators to a graph. Constants become values once, when something reads them.
 
     What is written comes from `origin`, which who reads a model sets for each of its operators, or
-    where a name is given, from that.
+    where a name is given, from that. Whole numbers are computed as int64; `dtype` says which
+    narrower one the model has of a value, and `wrapped` makes it so.
     """
 
     def __init__(self, arrays: dict[str, Array] | None = None) -> None:
@@ -44,10 +64,19 @@ class Writer:
         self._tensors: dict[int, tuple[Any, Value]] = {}
         self._numbers: dict[tuple[bytes, Element], Value] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
+        # Of values that the model has as narrower whole numbers than int64.
+        self._dtypes: dict[Value, np.dtype[Any]] = {}
+        self._producers: dict[Value, tuple[Operator, tuple[Value, ...]]] = {}
 
-    def input(self, kind: TensorType, name: str) -> Value:
-        """An operand that a call gives."""
-        return self.builder.input(kind, Origin(name))
+    def input(self, kind: TensorType, name: str, dtype: str = "") -> Value:
+        """An operand that a call gives; `dtype` is the model's, as numpy calls it."""
+        value = self.builder.input(kind, Origin(name))
+        self.note(value, dtype)
+        return value
+
+    def note(self, value: Value, dtype: str) -> None:
+        """That the model has a value as narrow whole numbers, if that is what the dtype is."""
+        self._dtypes.update((value, narrow) for narrow in WRAPS if narrow.name == dtype)
 
     def finish(self, *outputs: Operand) -> Graph:
         """The graph of what outputs depend on."""
@@ -67,7 +96,9 @@ class Writer:
         if is_tensor(x):
             if id(x) not in self._tensors:
                 _, _, name = self._names.get(id(x), (x, "", self.origin.name))
-                value = self.constant(self.array(x), name)
+                array = self.array(x)
+                value = self.constant(array, name)
+                self.note(value, array.dtype.name)
                 self._tensors[id(x)] = (x, value)
             return self._tensors[id(x)][1]
         if isinstance(x, np.ndarray):
@@ -122,9 +153,10 @@ class Writer:
 
     def many(self, op: Operator, *operands: Operand, name: str = "") -> tuple[Value, ...]:
         """All outputs of an operator."""
-        values = map(self.value, operands)
-        origin = Origin(name) if name else self.origin
-        return self.builder.add(op, *values, origin=origin)
+        values = tuple(map(self.value, operands))
+        made = self.builder.add(op, *values, origin=Origin(name) if name else self.origin)
+        self._producers.update(dict.fromkeys(made, (op, values)))
+        return made
 
     def shape(self, x: Operand) -> tuple[int, ...]:
         """Of any operand."""
@@ -155,18 +187,85 @@ class Writer:
         """x as float32."""
         return self.cast(x, Element.FLOAT32)
 
-    def promoted(self, *operands: Operand) -> list[Value]:
-        """All with the elements that torch's promotion gives an operation on them."""
-        kinds = [self._kind(x) for x in operands]
-        common = max(kinds, key=_PROMOTION.index)
-        return [self.cast(x, common) for x in operands]
+    def dtype(self, x: Operand) -> np.dtype[Any]:
+        """The model's: that of the element, or of narrower whole numbers."""
+        if isinstance(x, bool | int | float):
+            return np.dtype({bool: np.bool_, int: np.int64, float: np.float32}[type(x)])
+        value = self.value(x)
+        return self._dtypes.get(value, np.dtype(value.type.element.value))
 
-    def _kind(self, x: Operand) -> Element:
-        if isinstance(x, bool):
-            return Element.BOOL
-        if isinstance(x, int | float):
-            return Element.INT64 if isinstance(x, int) else Element.FLOAT32
-        return self.element(x)
+    def converted(self, x: Operand, dtype: Any) -> Value:
+        """x as a dtype of numpy or torch; floats to whole numbers towards zero.
+
+        Narrow ones keep the lowest bits, those of int32's least number where int32 does not hold a
+        float: what x86 makes of it, and torch there.
+        """
+        element = element_of(dtype)
+        value = self.cast(x, element)
+        if element is not Element.INT64:
+            return value
+        narrow = np.dtype(str(dtype).removeprefix("torch."))
+        if narrow in WRAPS and self.dtype(x).kind == "f":
+            held = self.pointwise("equal", self.wrapped(value, _INT32), value)
+            value = self.pointwise("where", held, value, np.iinfo(_INT32).min)
+        return self.noted(value, narrow)
+
+    def wrapped(self, value: Value, dtype: np.dtype[Any]) -> Value:
+        """An int64 as narrower whole numbers: its lowest bits, or itself where nothing is lost."""
+        if dtype not in WRAPS or self.fits(value, dtype):
+            return value
+        if (array := self.known(value)) is not None:
+            made = self.constant(array.astype(dtype), value.origin.name)
+        else:
+            made = self.one(Pointwise(WRAPS[dtype]), value)
+        self._dtypes[made] = dtype
+        return made
+
+    def noted(self, value: Value, dtype: np.dtype[Any]) -> Value:
+        """`wrapped`, of which `dtype` is then this one; a value of another is left as it is."""
+        made = self.wrapped(value, dtype)
+        if self.dtype(made) == dtype:
+            return made
+        if self.builder.is_constant(made):
+            made = self.constant(self.builder.array(made), made.origin.name)
+        elif made in self._dtypes or made not in self._producers:
+            made = self.one(Reshape(made.shape), made)
+        if dtype in WRAPS:
+            self._dtypes[made] = dtype
+        return made
+
+    def fits(self, value: Value, dtype: np.dtype[Any]) -> bool:
+        """Whether all that a value may hold is known to be held by a narrow dtype."""
+        if value in self._dtypes:
+            return np.can_cast(self._dtypes[value], dtype)
+        limits = np.iinfo(dtype)
+        if self.builder.is_constant(value):
+            array = self.builder.array(value)
+            return not array.size or bool(limits.min <= array.min() <= array.max() <= limits.max)
+        op, operands = self._producers.get(value, (None, ()))
+        places = _CHOOSING.get(op.kind if isinstance(op, Pointwise) else type(op))
+        if places is None or (isinstance(op, Pad) and not limits.min <= op.value <= limits.max):
+            return False
+        return all(self.fits(x, dtype) for n, x in enumerate(operands) if not places or n in places)
+
+    def promoted(self, *operands: Operand) -> list[Value]:
+        """All as the dtype that torch's promotion gives an operation on them."""
+        common = self._common(operands)
+        element = element_of(common)
+        return [self.wrapped(self.cast(x, element), common) for x in operands]
+
+    def _common(self, operands: Sequence[Operand]) -> np.dtype[Any]:
+        """Tensors say it; those without axes, then numbers, where they are of a later kind."""
+        groups: tuple[list[Operand], ...] = ([], [], [])
+        for x in operands:
+            is_number = isinstance(x, bool | int | float)
+            groups[2 if is_number else 0 if self.shape(x) else 1].append(self.dtype(x))
+        common = np.dtype(np.bool_)
+        for group in groups:
+            found = np.result_type(np.bool_, *group)
+            if _PROMOTION[found.kind] > _PROMOTION[common.kind]:
+                common = found
+        return common
 
     def pointwise(self, kind: str, *operands: Operand, name: str = "") -> Value:
         """A function of promoted operands; `where` promotes all but its condition."""
@@ -281,12 +380,13 @@ class FormulaStep:
         self.number = number
 
 
+@cache
 def element_of(dtype: Any) -> Element:
-    """How a graph holds a torch dtype. Raises Unmapped for complex and quantised ones."""
+    """How a graph holds a dtype of torch or numpy. Raises Unmapped for complex and others."""
     name = str(dtype).removeprefix("torch.")
     if name == "bool":
         return Element.BOOL
-    if name in ("int8", "int16", "int32", "int64", "uint8"):
+    if name == "int64" or name in map(str, WRAPS):
         return Element.INT64
     if name in ("float16", "bfloat16", "float32", "float64"):
         return Element.FLOAT32

@@ -20,11 +20,39 @@ from sparsejit.ir.spec import Activation
 
 
 class Function(NamedTuple):
-    """A function of `arity` elements; `to_bool` where it answers a question."""
+    """A function of `arity` elements; `to_bool` where it answers a question, `whole` of int64."""
 
     arity: int
     evaluate: Callable[..., Any]
     to_bool: bool = False
+    whole: bool = False
+
+
+# The function that keeps the lowest bits of an int64 as a number of that dtype.
+WRAPS = {
+    np.dtype(name): f"as_{name}"
+    for name in ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+}
+
+
+def _wrap(dtype: np.dtype[Any]) -> Function:
+    return Function(1, lambda x: np.asarray(x).astype(dtype).astype(np.int64), whole=True)
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    """a / b towards zero modulo 2^64; 0 where b is 0."""
+    floored = np.floor_divide(a, b)
+    return floored + ((floored * b != a) & ((a < 0) != (b < 0)) & np.not_equal(b, 0))
+
+
+def _shift(shift: Callable[..., Array]) -> Callable[[Array, Array], Array]:
+    """By a number of bits; by less than 0 or more than 63 as by 63 and one more."""
+
+    def evaluate(a: Array, bits: Array) -> Array:
+        near = np.where((bits < 0) | (bits > 63), 63, bits)
+        return np.asarray(shift(shift(a, near), np.where(near == bits, 0, 1)))
+
+    return evaluate
 
 
 # NaN spreads through all of them but `sign`, as in torch. `round` is to even. `fma` is a * b + c.
@@ -67,6 +95,13 @@ FUNCTIONS: dict[str, Function] = {
     "logical_or": Function(2, np.logical_or, to_bool=True),
     "logical_not": Function(1, np.logical_not, to_bool=True),
     "where": Function(3, np.where),
+    "quotient": Function(2, _quotient, whole=True),
+    "bitwise_and": Function(2, np.bitwise_and, whole=True),
+    "bitwise_or": Function(2, np.bitwise_or, whole=True),
+    "bitwise_xor": Function(2, np.bitwise_xor, whole=True),
+    "shift_left": Function(2, _shift(np.left_shift), whole=True),
+    "shift_right": Function(2, _shift(np.right_shift), whole=True),
+    **{name: _wrap(dtype) for dtype, name in WRAPS.items()},
 }
 
 # Over the last axis, which stays with one element.
@@ -94,12 +129,14 @@ class Pointwise(Operator):
 
     def signature(self, operands: int) -> Signature:
         function = FUNCTIONS[self.kind]
-        elements = ["any" if self.kind in _LOGICAL else "X"] * function.arity
+        usual = "int64" if function.whole else "any" if self.kind in _LOGICAL else "X"
+        elements = [usual] * function.arity
         if self.kind == "where":
             elements[0] = "any"
         pairs = zip("abc", elements, strict=False)
         taken = ", ".join(f"{name} {each} [...]" for name, each in pairs)
-        return signature(f"{taken} -> {'bool' if function.to_bool else 'X'} [...]")
+        made = "bool" if function.to_bool else "int64" if function.whole else "X"
+        return signature(f"{taken} -> {made} [...]")
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):

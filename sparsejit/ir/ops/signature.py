@@ -131,8 +131,10 @@ def _binds_element(bound: Bound, wanted: str, found: Element) -> bool:
 
 def _binds_many(bound: Bound, axis: str, sizes: tuple[int, ...], op: object) -> bool:
     if axis == BROADCAST:
+        if bound.setdefault(axis, sizes) == sizes:
+            return True
         try:
-            bound[axis] = np.broadcast_shapes(bound.get(axis, ()), sizes)
+            bound[axis] = np.broadcast_shapes(bound[axis], sizes)
         except ValueError:
             return False
         return True

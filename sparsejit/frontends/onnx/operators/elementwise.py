@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from sparsejit.frontends.onnx.call import ELEMENTS, Call
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import activations, pointwise, remainders
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.graph import Value
 
 Mapping = Callable[[Writer, Call], Any]
 
@@ -43,11 +45,10 @@ def mean(write: Writer, call: Call) -> Value:
 
 
 def divide(write: Writer, call: Call) -> Value:
-    """The quotient; that of whole numbers would be truncated."""
+    """The quotient; that of whole numbers towards zero."""
     x, other = call.values(write)
-    if Element.INT64 in (write.element(x), write.element(other)):
-        raise Unmapped("of whole numbers")
-    return pointwise.divide(write, x, other)
+    whole = "f" not in (write.dtype(x).kind, write.dtype(other).kind)
+    return pointwise.divide(write, x, other, "trunc" if whole else None)
 
 
 def modulo(write: Writer, call: Call) -> Value:
@@ -60,9 +61,23 @@ def modulo(write: Writer, call: Call) -> Value:
 def power(write: Writer, call: Call) -> Value:
     """x to a known power, or a known base to each element."""
     x, exponent = call.values(write)
-    if write.known(exponent) is None:
+    known = write.known(exponent)
+    if known is None:
         return pointwise.power_of(write, x, exponent)
+    if write.dtype(x).kind != "f" and known.size == 1 and known % 1 == 0:
+        return pointwise.power(write, x, int(known.reshape(())))
     return pointwise.power(write, x, exponent)
+
+
+def shift(write: Writer, call: Call) -> Value:
+    """Bits moved to one side."""
+    side = call.choice("direction", ("LEFT", "RIGHT"))
+    return write.pointwise(f"shift_{side.lower()}", *call.values(write))
+
+
+def bitwise_not(write: Writer, x: Value) -> Value:
+    """Every bit the other one: -1 - x."""
+    return write.pointwise("sub", -1, x)
 
 
 def clip(write: Writer, call: Call) -> Value:
@@ -72,17 +87,21 @@ def clip(write: Writer, call: Call) -> Value:
 
 
 def cast(write: Writer, call: Call) -> Value:
-    """To the graph's element for a dtype; floats to whole numbers towards zero."""
+    """To a dtype; floats to whole numbers towards zero."""
     dtype = dtype_of(call.attribute("to"), "attribute to")
     is_short = dtype.kind == "f" and dtype.itemsize == 1
     if dtype.kind not in ELEMENTS or is_short:
         raise Unmapped(f"to {dtype}")
-    return write.cast(call.value(write, 0), ELEMENTS[dtype.kind])
+    if dtype == np.uint64:
+        raise Unmapped("to uint64, which int64 does not hold")
+    return write.converted(call.value(write, 0), dtype)
 
 
 def cast_like(write: Writer, call: Call) -> Value:
-    """To the element of another operand."""
-    return write.cast(call.value(write, 0), write.element(call.value(write, 1)))
+    """To the dtype of another operand."""
+    like = call.operand(1)
+    dtype = like.dtype if isinstance(like, np.ndarray) else write.dtype(like)
+    return write.converted(call.value(write, 0), dtype)
 
 
 def identity(write: Writer, call: Call) -> Any:
@@ -187,6 +206,11 @@ OPERATORS: dict[str, Mapping] = {
     "And": of_values(pointwise.logical("logical_and")),
     "Cast": cast,
     "CastLike": cast_like,
+    "BitShift": shift,
+    "BitwiseAnd": of_values(pointwise.binary("bitwise_and")),
+    "BitwiseNot": of_values(bitwise_not),
+    "BitwiseOr": of_values(pointwise.binary("bitwise_or")),
+    "BitwiseXor": of_values(pointwise.binary("bitwise_xor")),
     "Celu": with_attributes(activations.celu, alpha=1.0),
     "Clip": clip,
     "Cosh": of_values(activations.cosh),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import expanded
@@ -21,7 +22,7 @@ from sparsejit.frontends.writing.pointwise import (
     power_of,
 )
 from sparsejit.frontends.writing.remainders import fmod, remainder
-from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer, element_of
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
 
@@ -43,17 +44,20 @@ def of_floats(kind: str) -> Mapping:
     return mapping
 
 
-def bitwise(kind: str) -> Mapping:
-    """A function of the bits of bools, which are their truths."""
+def bitwise(kind: str, of_bools: str) -> Mapping:
+    """A function of the bits of whole numbers, or of bools."""
 
-    def mapping(write: Writer, *operands: Operand) -> Value:
-        if not _all_bool(write, *operands):
-            if kind == "logical_not":
-                return write.pointwise("sub", -1, *operands)
-            raise Unmapped("of whole numbers")
-        return write.pointwise(kind, *operands)
+    def mapping(write: Writer, x: Operand, other: Operand) -> Value:
+        return write.pointwise(of_bools if _all_bool(write, x, other) else kind, x, other)
 
     return mapping
+
+
+def bitwise_not(write: Writer, x: Operand) -> Value:
+    """Every bit the other one: -1 - x."""
+    if _all_bool(write, x):
+        return write.pointwise("logical_not", x)
+    return write.pointwise("sub", -1, x)
 
 
 def subtract(write: Writer, x: Operand, other: Operand, alpha: float = 1) -> Value:
@@ -125,8 +129,8 @@ def dropout(write: Writer, x: Operand, p: float = 0.5, train: bool = False) -> V
 
 
 def to_dtype(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Value:
-    """x with the graph's elements for a dtype."""
-    return write.value(x) if dtype is None else write.cast(x, element_of(dtype))
+    """x as a dtype."""
+    return write.value(x) if dtype is None else write.converted(x, dtype)
 
 
 def to_dtype_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) -> Value:
@@ -135,13 +139,13 @@ def to_dtype_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) 
 
 
 def to_dtype_of(write: Writer, x: Operand, other: Operand, *_: Any) -> Value:
-    """x with the elements of another tensor."""
-    return write.cast(x, write.element(other))
+    """x as the dtype of another tensor."""
+    return write.converted(x, write.dtype(other))
 
 
 def copy(write: Writer, x: Operand, source: Operand, *_: Any) -> Value:
-    """The source in the shape and elements of x."""
-    return expanded(write, write.cast(source, write.element(x)), write.shape(x))
+    """The source in the shape and dtype of x."""
+    return expanded(write, write.converted(source, write.dtype(x)), write.shape(x))
 
 
 def nan_to_num(
@@ -201,6 +205,8 @@ _COMPARING = {
     "ge": "greater_equal",
 }
 
+_OF_BITS = {"and": "logical_and", "or": "logical_or", "xor": "not_equal"}
+
 _SAME = (
     *("alias", "detach", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "positive"),
     *("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
@@ -232,6 +238,7 @@ OPERATORS: dict[str, Mapping] = {
     "aten.floor_divide.default": floor_divide,
     "aten.floor_divide.Scalar": floor_divide,
     **_both("remainder", remainder),
+    "aten.remainder.Scalar_Tensor": remainder,
     **_both("fmod", fmod),
     "aten.pow.Tensor_Scalar": power,
     "aten.pow.Tensor_Tensor": power,
@@ -259,10 +266,23 @@ OPERATORS: dict[str, Mapping] = {
     "aten.logical_xor.default": lambda write, x, other: write.pointwise(
         "not_equal", write.cast(x, Element.BOOL), write.cast(other, Element.BOOL)
     ),
-    "aten.bitwise_and.Tensor": bitwise("logical_and"),
-    "aten.bitwise_or.Tensor": bitwise("logical_or"),
-    "aten.bitwise_xor.Tensor": bitwise("not_equal"),
-    "aten.bitwise_not.default": bitwise("logical_not"),
+    **{
+        f"aten.{name}.{overload}": bitwise(f"bitwise_{kind}", of_bools)
+        for kind, of_bools in _OF_BITS.items()
+        for name, overload in (
+            *(product((f"bitwise_{kind}", f"__{kind}__"), ("Tensor", "Scalar"))),
+            (f"bitwise_{kind}", "Scalar_Tensor"),
+        )
+    },
+    **{
+        f"aten.{name}.{overload}": binary(f"shift_{side}")
+        for side in ("left", "right")
+        for name, overload in (
+            *(product((f"__{side[0]}shift__",), ("Tensor", "Scalar"))),
+            *(product((f"bitwise_{side}_shift",), ("Tensor", "Tensor_Scalar", "Scalar_Tensor"))),
+        )
+    },
+    "aten.bitwise_not.default": bitwise_not,
     "aten.isnan.default": is_nan,
     "aten.isinf.default": is_infinite,
     "aten.nan_to_num.default": nan_to_num,

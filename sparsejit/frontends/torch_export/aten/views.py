@@ -137,7 +137,7 @@ def slice_replaced(
     first, last, stride = slice(start, end, step).indices(length)
     if stride != 1:
         raise Unmapped(f"of every {stride}nd element")
-    inside = write.cast(source, write.element(x))
+    inside = write.converted(source, write.dtype(x))
     shape = list(write.shape(x))
     shape[dim] = max(last - first, 0)
     parts = [

@@ -1,0 +1,54 @@
+"""Whole numbers narrower than the int64 that a model computes, where they come in and go out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import Nest, dtypes
+from sparsejit.ir.graph import Array, Element, Graph
+
+_INT64 = np.dtype(np.int64)
+
+
+class NarrowNumbers:
+    """Which inputs and outputs of a graph are int64, and the dtypes that its model gives them."""
+
+    def __init__(self, graph: Graph, inputs: Nest, outputs: Nest) -> None:
+        pairs = enumerate(zip(graph.inputs, dtypes(inputs), strict=True))
+        self._inputs = [
+            (place, value.origin.name, np.dtype(dtype or _INT64))
+            for place, (value, dtype) in pairs
+            if value.type.element is Element.INT64
+        ]
+        self._outputs = [(n, np.dtype(each)) for n, each in enumerate(dtypes(outputs)) if each]
+
+    def widened(self, arrays: list[Any]) -> list[Any]:
+        """Inputs with whole numbers as int64. Raises InvalidInput for what their dtype lacks."""
+        for place, name, dtype in self._inputs[: len(arrays)]:
+            array = arrays[place]
+            if array.dtype == _INT64 == dtype or array.dtype.kind not in "iu":
+                continue
+            if not np.can_cast(array.dtype, dtype):
+                limits = np.iinfo(dtype)
+                if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+                    raise InvalidInput(
+                        f"{name} has {array.dtype} numbers beyond {dtype}, for which the model was "
+                        f"compiled; give {dtype}, or compile it for {array.dtype}"
+                    )
+            arrays[place] = array.astype(_INT64, copy=False)
+        return arrays
+
+    def as_given(self, arrays: Sequence[Array]) -> list[Array]:
+        """Widened inputs as the model takes them."""
+        found = list(arrays)
+        for place, _, dtype in self._inputs:
+            found[place] = found[place].astype(dtype, copy=False)
+        return found
+
+    def narrowed(self, results: list[Array]) -> list[Array]:
+        """Outputs as the model gives them."""
+        for place, dtype in self._outputs:
+            results[place] = results[place].astype(dtype)
+        return results
