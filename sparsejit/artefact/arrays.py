@@ -31,14 +31,14 @@ def type_to_data(kind: TensorType) -> dict[str, Any]:
 
 def type_from_data(element: Any, shape: Any) -> TensorType:
     """Raises DamagedFile for what no tensor can be."""
-    if not all(type(size) is int and size >= 0 for size in shape):
+    if not all(type(size) is int for size in shape):
         raise DamagedFile(f"has a value of shape {shape}")
     if element not in {member.value for member in Element}:
         raise DamagedFile(f"has a value of element {element!r}")
     try:
         return TensorType(tuple(shape), Element(element))
     except InvalidInput as error:
-        raise DamagedFile(f"has a value that no memory holds: {error}") from error
+        raise DamagedFile(f"has {error}") from error
 
 
 class ArrayWriter:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Of one tensor.
-_MOST_BYTES = 1 << 43
+# Of one tensor: more is a mistake in its sizes.
+MOST_BYTES = 1 << 43
 
 
 class Element(Choice):
@@ -37,7 +37,11 @@ class Element(Choice):
     @property
     def bytes(self) -> int:
         """Of one element."""
-        return np.dtype(self.value).itemsize
+        return _DTYPES[self].itemsize
+
+
+_DTYPES = {element: np.dtype(element.value) for element in Element}
+_ELEMENTS = {dtype: element for element, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class TensorType:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for sizes that no memory holds."""
-        if any(size < 0 for size in self.shape) or self.bytes > _MOST_BYTES:
+        if min(self.shape, default=0) < 0 or self.bytes > MOST_BYTES:
             raise InvalidInput(
                 f"a tensor of sizes {list(self.shape)}; give sizes from 0 on, which take at most "
-                f"{_MOST_BYTES >> 40} TiB"
+                f"{MOST_BYTES >> 40} TiB"
             )
 
     @property
@@ -184,11 +188,12 @@ class GraphBuilder:
             array = array.astype(floats.value, copy=False)
         elif array.dtype.kind in "iu":
             array = array.astype(np.int64, copy=False)
-        if array.dtype.name not in {element.value for element in Element}:
+        element = _ELEMENTS.get(array.dtype)
+        if element is None:
             raise InvalidInput(
                 f"{origin.name} has dtype {array.dtype}; use a real or whole number"
             )
-        value = Value(TensorType(array.shape, Element(array.dtype.name)), origin)
+        value = Value(TensorType(array.shape, element), origin)
         self._constants[value] = array
         return value
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from operator_calls import GROUPS, as_module
+from operator_calls import GROUPS, as_array, as_module
 from saved_models import compiled
 from system_tools import GCC, needs_gcc, run_tool
 
@@ -30,12 +29,9 @@ def models_of(group: int) -> list[tuple[str, CompiledModel, list[Array]]]:
         for each in calls:
             module, constants, inputs = as_module(row, each)
             model = compiled(graph_of(module, constants), None)
-            made.append((f"{row} {each}", model, [as_array(tensor) for tensor in inputs]))
+            arrays = [np.array(as_array(tensor), order="C") for tensor in inputs]
+            made.append((f"{row} {each}", model, arrays))
     return made
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    return np.array(tensor.numpy(), order="C")
 
 
 def run_exported(

@@ -67,6 +67,7 @@ VIEWS: dict[str, list[Call]] = {
         call(CUBE, rand(3, 2, 5), 1, 1, 3),
         call(CUBE, rand(3, 4, 5)),
         call(CUBE, rand(3, 4, 1), 2, -1),
+        call(rand(3, 0, 2), rand(3, 0, 2), 0, 0, 3),
     ],
     "aten.select_scatter.default": [call(CUBE, rand(3, 5), 1, -2)],
     "aten.pad.default": [

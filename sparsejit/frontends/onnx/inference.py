@@ -6,7 +6,7 @@ Its schemas declare for every operator which operands and attributes go together
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from sparsejit.ir.graph import Value
 if TYPE_CHECKING:
     from onnx import NodeProto, TypeProto
 
-# Known operands of at most so many elements may say shapes, axes or counts.
-_MOST_SAYING = 1024
+# Known operands of at most so many elements may say shapes, axes or counts; floats, scales.
+_MOST_SAYING, _MOST_SCALES = 1024, 8
 Sizes = tuple[int | None, ...]
 # Earlier versions of these, which the package does not compute, say the same of fewer dtypes.
 _AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
@@ -43,7 +43,7 @@ class Inference:
     def dtype(self, value: str) -> np.dtype[Any] | None:
         """That of a value of the file, if it is known."""
         found = self._dtypes.get(value)
-        return dtype_of(found, value) if found else None
+        return _dtype(found) if found else None
 
     def bytes_of(self, node: NodeProto, sizes: Sequence[Sizes | None]) -> int:
         """That results of these sizes take, as far as they are known."""
@@ -67,7 +67,6 @@ class Inference:
         Raises Unmapped for operands and attributes that the operator does not take.
         """
         from onnx.checker import ValidationError
-        from onnx.helper import make_opsetid
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         version = version_of(node, self._opset)
@@ -81,7 +80,7 @@ class Inference:
                 node,
                 {name: self._type(name, x) for name, x in given.items()},
                 {name: _tensor(x) for name, x in given.items() if _says(x)},
-                opset_imports=[make_opsetid("", version)],
+                opset_imports=_imports(version),
             )
         except (InferenceError, ValidationError, ValueError) as error:
             raise Unmapped(_reason(error)) from None
@@ -92,14 +91,10 @@ class Inference:
         return [_sizes(found.get(name)) for name in node.output]
 
     def _type(self, name: str, operand: Any) -> TypeProto:
-        from onnx.helper import make_tensor_type_proto, np_dtype_to_tensor_dtype
-
         if isinstance(operand, np.ndarray):
-            dtype: int = np_dtype_to_tensor_dtype(operand.dtype)
-        else:
-            held = np_dtype_to_tensor_dtype(np.dtype(operand.type.element.value))
-            dtype = self._dtypes.get(name) or held
-        return make_tensor_type_proto(dtype, operand.shape)
+            return _type_proto(_number_of(operand.dtype), operand.shape)
+        held = self._dtypes.get(name) or _number_of(np.dtype(operand.type.element.value))
+        return _type_proto(held, operand.shape)
 
 
 def version_of(node: NodeProto, opset: int) -> int:
@@ -128,6 +123,33 @@ def _schema(operator: str, opset: int) -> Any:
     return schema if schema.has_type_and_shape_inference_function else None
 
 
+@cache
+def _dtype(number: int) -> np.dtype[Any]:
+    return dtype_of(number, "a value")
+
+
+@cache
+def _imports(opset: int) -> list[Any]:
+    from onnx.helper import make_opsetid
+
+    return [make_opsetid("", opset)]
+
+
+@cache
+def _number_of(dtype: np.dtype[Any]) -> int:
+    from onnx.helper import np_dtype_to_tensor_dtype
+
+    return int(np_dtype_to_tensor_dtype(dtype))
+
+
+@lru_cache(maxsize=1024)
+def _type_proto(dtype: int, shape: Sizes) -> TypeProto:
+    """Which nobody changes."""
+    from onnx.helper import make_tensor_type_proto
+
+    return make_tensor_type_proto(dtype, shape)
+
+
 def _is_plain(operand: Operand) -> bool:
     if isinstance(operand, np.ndarray):
         return operand.dtype.kind in ELEMENTS
@@ -135,7 +157,9 @@ def _is_plain(operand: Operand) -> bool:
 
 
 def _says(operand: Operand) -> bool:
-    return isinstance(operand, np.ndarray) and operand.size <= _MOST_SAYING
+    if not isinstance(operand, np.ndarray):
+        return False
+    return operand.size <= (_MOST_SCALES if operand.dtype.kind == "f" else _MOST_SAYING)
 
 
 def _tensor(array: Any) -> Any:

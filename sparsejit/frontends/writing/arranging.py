@@ -78,7 +78,7 @@ def expanded(write: Writer, x: Operand, shape: Sequence[int]) -> Value:
 def joined(write: Writer, parts: Sequence[Operand], axis: int) -> Value:
     """One after the other along an axis, those of no elements left out."""
     values = [write.value(part) for part in parts]
-    full = [value for value in values if value.type.size] or values[:1]
+    full = [value for value in values if value.type.size] or values
     if len(full) == 1:
         return full[0]
     return write.one(Concat(axis_of(axis, len(full[0].shape))), *full)

@@ -189,10 +189,8 @@ class Writer:
 
     def dtype(self, x: Operand) -> np.dtype[Any]:
         """The model's: that of the element, or of narrower whole numbers."""
-        if isinstance(x, bool | int | float):
-            return np.dtype({bool: np.bool_, int: np.int64, float: np.float32}[type(x)])
         value = self.value(x)
-        return self._dtypes.get(value, np.dtype(value.type.element.value))
+        return self._dtypes.get(value) or np.dtype(value.type.element.value)
 
     def converted(self, x: Operand, dtype: Any) -> Value:
         """x as a dtype of numpy or torch; floats to whole numbers towards zero.
@@ -256,6 +254,8 @@ class Writer:
 
     def _common(self, operands: Sequence[Operand]) -> np.dtype[Any]:
         """Tensors say it; those without axes, then numbers, where they are of a later kind."""
+        if len(operands) == 1:
+            return self.dtype(operands[0])
         groups: tuple[list[Operand], ...] = ([], [], [])
         for x in operands:
             is_number = isinstance(x, bool | int | float)

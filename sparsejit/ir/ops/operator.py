@@ -11,15 +11,13 @@ what lowers it registers beside its code (`lowering.table`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.batch import Follower, SamplesMixed
 from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.signature import Bound, Signature, signature
-
-# Of one tensor: what no processor addresses is a mistake in the sizes.
-MOST_BYTES = 1 << 47
 
 # Every operator by its name.
 OPERATORS: dict[str, type[Operator]] = {}
@@ -58,11 +56,8 @@ class Operator:
         bound = declared.match(operands, self)
         more = None if bound is None else self.sizes_of(bound)
         if bound is not None and more is not None:
-            results = declared.made({**bound, **more}, self)
-            if all(min(kind.shape, default=0) >= 0 for kind in results) and all(
-                kind.bytes <= MOST_BYTES for kind in results
-            ):
-                return results
+            with suppress(InvalidInput):  # of sizes that no tensor has
+                return declared.made({**bound, **more}, self)
         raise self.refusal(operands)
 
     def refusal(self, operands: Sequence[TensorType]) -> InvalidInput:

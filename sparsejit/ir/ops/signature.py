@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -40,12 +41,17 @@ class DeclaredTensor:
     axes: tuple[str, ...]
     may_lack: bool = False
 
+    @cached_property
+    def fixed(self) -> int:
+        """How many of the axes are single ones."""
+        return len(self.axes) - sum(map(_is_many, self.axes))
+
     def labels(self, rank: int) -> list[tuple[str, int]]:
         """What each axis of a tensor is: its name, and its place among several of that name.
 
         Among axes that broadcast it is counted from the end.
         """
-        free = rank - (len(self.axes) - sum(map(_is_many, self.axes)))
+        free = rank - self.fixed
         labels: list[tuple[str, int]] = []
         for axis in self.axes:
             first = -free if axis == BROADCAST else 0
@@ -75,9 +81,8 @@ class Signature:
         bound: Bound = {}
         left: list[tuple[str, int]] = []
         for declared, kind in zip(self.operands, found, strict=False):
-            single = [axis for axis in declared.axes if not _is_many(axis)]
-            has_many = len(single) < len(declared.axes)
-            if len(kind.shape) < len(single) or (not has_many and len(kind.shape) > len(single)):
+            free = len(kind.shape) - declared.fixed
+            if free < 0 or (free and declared.fixed == len(declared.axes)):
                 return None
             wanted = getattr(op, declared.element, declared.element)
             if not _binds_element(bound, wanted, kind.element):
@@ -86,9 +91,7 @@ class Signature:
             for axis in declared.axes:
                 if not _is_many(axis):
                     left.append((axis, next(sizes)))
-                elif not _binds_many(
-                    bound, axis, tuple(next(sizes) for _ in kind.shape[len(single) :]), op
-                ):
+                elif not _binds_many(bound, axis, tuple(islice(sizes, free)), op):
                     return None
         return bound if _solves(bound, left, op) else None
 
