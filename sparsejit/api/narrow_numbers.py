@@ -24,20 +24,22 @@ class NarrowNumbers:
         ]
         self._outputs = [(n, np.dtype(each)) for n, each in enumerate(dtypes(outputs)) if each]
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are any."""
+        return bool(self._inputs or self._outputs)
+
     def widened(self, arrays: list[Any]) -> list[Any]:
         """Inputs with whole numbers as int64. Raises InvalidInput for what their dtype lacks."""
-        for place, name, dtype in self._inputs[: len(arrays)]:
+        for place, name, dtype in self._inputs:
+            if place >= len(arrays):
+                break
             array = arrays[place]
-            if array.dtype == _INT64 == dtype or array.dtype.kind not in "iu":
-                continue
-            if not np.can_cast(array.dtype, dtype):
-                limits = np.iinfo(dtype)
-                if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
-                    raise InvalidInput(
-                        f"{name} has {array.dtype} numbers beyond {dtype}, for which the model was "
-                        f"compiled; give {dtype}, or compile it for {array.dtype}"
-                    )
-            arrays[place] = array.astype(_INT64, copy=False)
+            given = array.dtype
+            if given is not dtype:
+                _check_held(array, name, dtype)
+            if given is not _INT64 and given.kind in "iu":
+                arrays[place] = array.astype(_INT64)
         return arrays
 
     def as_given(self, arrays: Sequence[Array]) -> list[Array]:
@@ -52,3 +54,15 @@ class NarrowNumbers:
         for place, dtype in self._outputs:
             results[place] = results[place].astype(dtype)
         return results
+
+
+def _check_held(array: Array, name: str, dtype: np.dtype[Any]) -> None:
+    """Raises InvalidInput for whole numbers that a dtype does not hold."""
+    if array.dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size:
+        return
+    limits = np.iinfo(dtype)
+    if not limits.min <= array.min() <= array.max() <= limits.max:
+        raise InvalidInput(
+            f"{name} has {array.dtype} numbers beyond {dtype}, for which the model was compiled; "
+            f"give {dtype}, or compile it for {array.dtype}"
+        )
