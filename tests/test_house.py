@@ -31,8 +31,9 @@ TEMPLATE_ROOMS = (
 )
 LOWERING_ROOMS = (
     *("memory", "step", "chain_facts", "dtypes", "tiles", "probes", "threads", "memory_plan"),
-    *("context", "registry", "products", "convolution", "recurrence", "chains", "columns"),
-    *("empty", "forest", "selection", "views", "model", "loop", "shared_tiles", "lowering"),
+    *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
+    *("chains", "columns", "empty", "forest", "selection", "views", "model", "loop"),
+    *("shared_tiles", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),
@@ -49,6 +50,11 @@ CHOICES = {
     *("attention_plan", "convolution_plan", "forest_plan", "layer_planner", "plan", "sharing"),
     *("split", "vector_cost"),
 }
+
+# What prices are made of: a core's data, and counts of cycles.
+PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
+# What makes native code beside `x86`.
+WRITERS = {"sparsejit.runtime.program", "sparsejit.runtime.executable_memory"}
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
 ONLY_IN = {
@@ -168,6 +174,25 @@ def test_lowering_never_prices(path: Path) -> None:
             assert room_of(imported, 2) in CHOICES, (
                 f"{house_path(path)} imports {imported}: ask the planner for a choice"
             )
+    asked = [f"line {line}: .{name}" for name, line in _attributes(path) if name in PRICES]
+    assert not asked, f"{house_path(path)} prices by itself: {asked}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_planner_never_emits(path: Path) -> None:
+    """What it has measured, `measuring` writes."""
+    if room_of(module_name(path)) != "planner":
+        return
+    code = [name for name in imports_of(path) if room_of(name) == "x86" or name in WRITERS]
+    assert not code, f"{house_path(path)} imports {code}"
+    emitted = [f"line {line}" for name, line in _attributes(path) if name.startswith("emit")]
+    assert not emitted, f"{house_path(path)} emits: {emitted}"
+
+
+def _attributes(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
 
 
 def is_to_the_left(order: tuple[str, ...], imported: str, room: str) -> bool:

@@ -17,6 +17,7 @@ from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout
 from sparsejit.lowering.context import Progress, told
+from sparsejit.lowering.planned_code import emit_split
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.layer_planner import LayerPlanner
@@ -114,7 +115,7 @@ def _compiled(
         division = replace(division, reason=alone)
     choice = choice.record()  # a part has what was lowered
     progress("writing the code", 0.8)
-    program = build(choice.chosen.template.name, target, division.emit)
+    program = build(choice.chosen.template.name, target, partial(emit_split, split=division))
     progress("done", 1.0)
     kept = KernelSource(matrix.held, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)

@@ -94,8 +94,7 @@ class LoweredModel:
     @property
     def ask_ahead(self) -> int:
         """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
-        target = self.options.target
-        return target.core.ask_ahead if self.options.weight_bytes > target.l2_bytes else 0
+        return self.options.planner.ask_ahead
 
     @property
     def status_offset(self) -> int:

@@ -45,6 +45,11 @@ class LayerPlanner:
         """For a layer as if it were alone."""
         return replace(self, model_bytes=0)
 
+    @property
+    def ask_ahead(self) -> int:
+        """Bytes ahead of which the model's code asks for more: 0 where it stays in L2."""
+        return self.target.core.ask_ahead if self.model_bytes > self.target.l2_bytes else 0
+
     def beside(self, matrix: SparseMatrix) -> "LayerPlanner":
         """For one layer of the model: what a core has of the others drives it from L2."""
         whole = self.model_bytes // self.cores

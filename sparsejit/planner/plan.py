@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
-from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, price
-from sparsejit.x86.assembler import Assembler
 
 AUTO = "auto"
 MANY_INPUTS = 1 << 17  # so many may be why there is no kernel
@@ -48,12 +47,6 @@ class Plan:
     reason: str
     measured_ns: Mapping[str, float] = field(default_factory=dict)
     lowered: Any = field(default=None, repr=False, compare=False)
-
-    def emit(self, asm: Assembler) -> None:
-        """Append the chosen kernel, without a return. Raises CompileError for a record."""
-        if self.lowered is None:
-            raise CompileError("this plan is a record of a kernel made before; plan the layer anew")
-        self.chosen.template.emit(asm, self.lowered)
 
     def record(self) -> "Plan":
         """The plan without what was lowered, which takes as much memory as the weights."""

@@ -24,8 +24,7 @@ from sparsejit.planner.sharing import (
     why_alone,
     worthwhile_threads,
 )
-from sparsejit.runtime.workers import MAX_THREADS, NativePart, available_cores, pool
-from sparsejit.x86.assembler import Assembler
+from sparsejit.runtime.workers import MAX_THREADS, available_cores
 
 if TYPE_CHECKING:
     from sparsejit.planner.layer_planner import LayerPlanner
@@ -78,10 +77,6 @@ class Part:
             return 4 * (self.first_row * self.spec.pitch + self.first_column)
         return 4 * (self.first_column * self.spec.y_features + self.first_row)
 
-    def emit(self, asm: Assembler) -> None:
-        """Append the part's kernel, without a return."""
-        self.plan.emit(asm)
-
 
 @dataclass(frozen=True)
 class Split:
@@ -93,26 +88,6 @@ class Split:
     parts: tuple[Part, ...]
     reason: str
     saved_ns: float = 0.0
-
-    def emit(self, asm: Assembler) -> None:
-        """Append void kernel(x, y) without its last `vzeroupper` and return."""
-        if len(self.parts) == 1:
-            self.parts[0].emit(asm)
-            return
-        labels = {id(part.plan): asm.label("part") for part in self.parts}
-        natives = [
-            NativePart(labels[id(part.plan)], part.y_bytes, part.x_bytes) for part in self.parts
-        ]
-        workers = pool()
-        workers.require(len(natives) - 1)
-        workers.emit_dispatcher(asm, natives, self.saved_ns)
-        for number, part in enumerate({id(part.plan): part for part in self.parts}.values()):
-            if number:
-                asm.emit("vzeroupper")
-                asm.emit("ret")
-            asm.align(64)
-            asm.bind(labels[id(part.plan)])
-            part.emit(asm)
 
     def record(self) -> "Split":
         """The same without what was lowered."""

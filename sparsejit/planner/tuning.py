@@ -3,23 +3,18 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.machine.target import Target
+from sparsejit.measuring.kernel_times import kernel_ns
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
 from sparsejit.planner.cost import price
 from sparsejit.planner.plan import Candidate, Job, Plan
-from sparsejit.runtime.native_timing import median_of_least, time_copies
-from sparsejit.runtime.program import build
 
 MEASURED_CANDIDATES = 3
-_PLACES = 3
 _PLAUSIBLE_NS = (1e-3, 1e12)
 
 
@@ -38,7 +33,10 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
     if times is None:
         for candidate in contenders:
             made.setdefault(candidate.template.name, job.lowered(candidate.template))
-        times = {name: _time(*made[name], spec, target) for name in names}
+        times = {
+            name: kernel_ns(candidate.template, lowered, spec, target)
+            for name, (candidate, lowered) in ((name, made[name]) for name in names)
+        }
         problem = remember(file, times)
     measured = {name: times[name] for name in sorted(names, key=lambda name: times[name])}
     fastest = next(c.template for c in contenders if c.template.name == next(iter(measured)))
@@ -52,15 +50,6 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
         reason=_comparison(measured, problem),
         lowered=lowered,
     )
-
-
-def _time(candidate: Candidate, lowered: Any, spec: Layer, target: Target) -> float:
-    """Median over places in memory of the least nanoseconds a call."""
-    template = candidate.template
-    program = build(template.name, target, lambda asm: template.emit(asm, lowered))
-    x = np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
-    times = time_copies(program.image.data, x, spec.y_shape, _PLACES, samples=40)
-    return median_of_least(times)
 
 
 def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, ...]:

@@ -1,12 +1,15 @@
-"""What loops over vectors should cost: elementwise chains, copies, columns in float64."""
+"""What loops over vectors should cost: chains, copies, gates, dense products, float64 columns."""
 
 from math import prod
 
+from sparsejit.asm_templates.dense_product.tiling import tiling
 from sparsejit.asm_templates.pointwise.chain import LoweredChain
 from sparsejit.asm_templates.pointwise.chain.passes import COSTS
 from sparsejit.asm_templates.pointwise.chain.plan import ChainPlan
 from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.ir.ops.recurrent import RecurrentCell
+from sparsejit.ir.spec import DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level
 
@@ -41,6 +44,17 @@ def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
         vectors = prod(lowered.chain.shape) / target.lanes
         return vector_cost(vectors * _TRANSPOSING, moved, target)
     return vector_cost(*_work(lowered, plan, moved, target))
+
+
+def gates_ns(cell: RecurrentCell, units: int, target: Target) -> float:
+    """Of the gates of so many hidden units."""
+    core = target.core
+    return core.gate_cycles[cell.value, target.isa] * units / core.rates.cycles_per_ns
+
+
+def dense_product_ns(product: DenseProduct, target: Target) -> float:
+    """Of a product of two matrices that the model computes."""
+    return tiling(product, target).cycles / target.core.rates.cycles_per_ns
 
 
 def _work(

@@ -10,6 +10,7 @@ from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
+from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.cost import cache_shares, missed_share, price
 from sparsejit.planner.plan import plan, strategies
@@ -131,13 +132,13 @@ def test_what_was_lowered_is_emitted_and_then_let_go() -> None:
     matrix, target = SparseMatrix(block_weights((64, 48), 0.3)), Target.named("avx2")
     choice = plan(spec_of(matrix), matrix, target)
     asm = Assembler(target)
-    choice.emit(asm)
+    emit_plan(asm, choice)
     again = Assembler(target)
     row = template(choice.chosen.template.name)
     row.emit(again, row.lower(spec_of(matrix), matrix, target))
     assert asm.finish().data == again.finish().data
     with pytest.raises(CompileError, match="plan the layer anew"):
-        choice.record().emit(asm)
+        emit_plan(asm, choice.record())
 
 
 def test_a_kernel_that_cannot_hold_the_inputs_is_no_candidate() -> None:

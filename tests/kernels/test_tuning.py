@@ -11,12 +11,12 @@ from fake_clock import TICK_NS, FakeClock
 from matvec_checks import block_weights
 
 import sparsejit
-from sparsejit.asm_templates.families import MATVEC_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
+from sparsejit.measuring import kernel_times
 from sparsejit.planner import calibration, step_times, tuning
-from sparsejit.planner.cost import all_steps
-from sparsejit.planner.plan import Candidate
+from sparsejit.planner.cost import all_steps, step_cycles
 
 pytestmark = pytest.mark.plans
 
@@ -35,11 +35,11 @@ def pretend(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[st
     """Let families take these times; returns the list of families timed."""
     timed: list[str] = []
 
-    def time(candidate: Candidate, *_: object) -> float:
-        timed.append(candidate.template.family)
-        return times[candidate.template.family]
+    def time(template: Template, *_: object) -> float:
+        timed.append(template.family)
+        return times[template.family]
 
-    monkeypatch.setattr(tuning, "_time", time)
+    monkeypatch.setattr(tuning, "kernel_ns", time)
     return timed
 
 
@@ -119,13 +119,18 @@ def pretended_cycles(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int
     def pretend(factor: Callable[[int], float]) -> None:
         timed: Counter[int] = Counter()
 
-        def ns(probe: step_times._SmallKernel) -> float:
-            timed[id(probe)] += 1
-            return factor(timed[id(probe)] - 1) * probe.expected
+        def ns(one: kernel_times._Timed) -> float:
+            timed[id(one)] += 1
+            counts = one.kernel.lowered.counts
+            steps = (
+                step.steps * step_cycles(counts.target, step.kind, counts.stored)
+                for step in counts.work
+            )
+            return factor(timed[id(one)] - 1) * sum(steps)
 
-        chain_cycles = step_times.CHAIN_CYCLES * step_times._CHAIN_CALLS
-        monkeypatch.setattr(step_times, "duration_ns", lambda loop, calls: chain_cycles)
-        monkeypatch.setattr(step_times._SmallKernel, "ns", ns)
+        chain_cycles = kernel_times.CHAIN_CYCLES * kernel_times._CHAIN_CALLS
+        monkeypatch.setattr(kernel_times, "duration_ns", lambda loop, calls: chain_cycles)
+        monkeypatch.setattr(kernel_times._Timed, "ns", ns)
 
     return pretend
 
@@ -164,7 +169,7 @@ def test_the_winner_is_priced_from_what_was_made(monkeypatch: pytest.MonkeyPatch
 
 def test_other_contenders_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[str] = []
-    monkeypatch.setattr(tuning, "_time", lambda candidate, *_: timed.append(candidate) or 1.0)
+    monkeypatch.setattr(tuning, "kernel_ns", lambda template, *_: timed.append(template) or 1.0)
     for exact in (False, True, False, True):
         sparsejit.compile_matrix(WEIGHTS, tune=True, exact=exact, target="avx2")
     assert len(timed) == 6

@@ -18,7 +18,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.products.product_parts import part_step
+from sparsejit.lowering.planned_code import emit_plan
+from sparsejit.lowering.products.product_parts import part_steps
 from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
@@ -106,12 +107,12 @@ def product_step(
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
-        choice.emit(asm)
+        emit_plan(asm, choice)
 
     def divide(threads: int) -> list[list[Step]]:
         own = replace(planner, cores=options.threads_a_tile)
         ways = own.ways_to_split(layer, matrix, choice, threads)
-        return [[part_step(step, part) for part in parts] for parts in ways]
+        return [part_steps(step, parts) for parts in ways]
 
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     name, origin = choice.chosen.template.name, node.outputs[0].origin

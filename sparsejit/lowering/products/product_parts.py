@@ -1,10 +1,13 @@
 """A part of a product as a step: some rows of the weights, or some columns of x."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sparsejit.ir.graph import TensorType
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler
@@ -12,10 +15,13 @@ from sparsejit.x86.assembler import Assembler
 _FLOAT = 4
 
 
-def part_step(whole: Step, part: Part) -> Step:
-    """The step of one part."""
-    body = part.plan.emit
+def part_steps(whole: Step, parts: Sequence[Part]) -> list[Step]:
+    """A step for each part; those of one plan share its code."""
+    bodies = {id(part.plan): partial(emit_plan, plan=part.plan) for part in parts}
+    return [_part_step(whole, part, bodies[id(part.plan)]) for part in parts]
 
+
+def _part_step(whole: Step, part: Part, body: Callable[[Assembler], None]) -> Step:
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         body(asm)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
-from sparsejit.asm_templates.dense_product.tiling import tiling, widest_strip
+from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops.products import Bmm
@@ -19,6 +19,7 @@ from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
+from sparsejit.planner.vector_cost import dense_product_ns
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
 
@@ -170,7 +171,6 @@ def _move(asm: Assembler, moves: tuple[int, ...]) -> None:
 def _facts(product: StackedProduct, target: Target) -> Facts:
     each, count = product.each, product.count
     flops = 2 * count * each.rows * each.columns * each.depth
-    cycles = count * tiling(each, target).cycles
     reason = f"{count} dense products {each.rows}x{each.depth} by {each.depth}x{each.columns}"
-    ns = cycles / target.core.rates.cycles_per_ns
+    ns = count * dense_product_ns(each, target)
     return Facts(reason, ns, effective_flops=flops, flops=flops, bound="execution")

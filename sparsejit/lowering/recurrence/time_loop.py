@@ -29,11 +29,13 @@ from sparsejit.ir.spec import (
 )
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.lowering.products.linear import product_facts
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan
+from sparsejit.planner.vector_cost import gates_ns
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Register,
@@ -134,10 +136,8 @@ def _last(view: View) -> View:
 def _facts(products: list[Facts], loop: "_TimeLoop", target: Target) -> Facts:
     """Those of the products in every step, and of the gates; of several no layer is named."""
     time, batch, hidden = loop.into.shape
-    core, first = target.core, products[0]
-    cell = RecurrentCell.GRU if loop.resets_first else loop.cell
-    cycles = core.gate_cycles[cell.value, target.isa] * batch * hidden
-    ns = cycles / core.rates.cycles_per_ns + sum(one.predicted_ns or 0.0 for one in products)
+    cell, first = RecurrentCell.GRU if loop.resets_first else loop.cell, products[0]
+    ns = gates_ns(cell, batch * hidden, target) + sum(one.predicted_ns or 0.0 for one in products)
     return replace(
         first,
         reason=f"{time} steps of: {first.reason}",
@@ -217,12 +217,12 @@ class _TimeLoop:
     def _step(self, asm: Assembler, at: Locations) -> None:
         asm.emit("mov", rdi, r14)
         at.scratch.point(asm, rsi)
-        self.choices[0].emit(asm)
+        emit_plan(asm, self.choices[0])
         if self.resets_first:
             self._reset(asm, at)
             self._point_behind(asm, at.scratch, rdi, self.reset_offset)
             self._point_behind(asm, at.scratch, rsi, 2 * _FLOAT * self.hidden)
-            self.choices[1].emit(asm)
+            emit_plan(asm, self.choices[1])
         self._update(asm, at)
         if self.keeps_copy:
             self._point_behind(asm, at.scratch, r14, self.state_offset)
@@ -249,9 +249,7 @@ class _TimeLoop:
         steps = {rdi: self.given.strides[1], rsi: row * self.cell.gates, rdx: row, r8: row}
         self._by_row(asm, steps, lambda: emit_gru_reset(asm, GruUpdate(self.hidden), r8))
 
-    def _by_row(
-        self, asm: Assembler, steps: dict[Register, int], body: Callable[[], None]
-    ) -> None:
+    def _by_row(self, asm: Assembler, steps: dict[Register, int], body: Callable[[], None]) -> None:
         """The body for each row of the batch, registers moved on by `steps`; clobbers r10."""
         if self.batch == 1:
             body()

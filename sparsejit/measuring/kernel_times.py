@@ -1,0 +1,93 @@
+"""How long kernels take that a template made: one at several places, or many in turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.families import Template
+from sparsejit.ir.spec import Layer
+from sparsejit.machine.target import Target
+from sparsejit.measuring.core_loops import CHAIN_CYCLES, dependent_additions, function_of
+from sparsejit.runtime.native_timing import (
+    aligned,
+    duration_ns,
+    median_of_least,
+    native_loop,
+    pinned,
+    time_copies,
+)
+from sparsejit.runtime.program import build
+
+_PLACES, _SAMPLES = 3, 40
+_CHAIN_CALLS = 16
+_ROUNDS, _MOST_ROUNDS = 12, 48
+_SAMPLE_NS = 150_000.0
+# Of cycles in one half of the rounds to those in the other: beyond, other work disturbed them.
+_MOST_DIFFERENCE = 1.08
+
+
+def kernel_ns(template: Template, lowered: Any, spec: Layer, target: Target) -> float:
+    """Median over places in memory of the least nanoseconds a call."""
+    program = build(template.name, target, lambda asm: template.emit(asm, lowered))
+    x = _x(spec)
+    return median_of_least(time_copies(program.image.data, x, spec.y_shape, _PLACES, _SAMPLES))
+
+
+def _x(spec: Layer) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal(spec.x_shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class SmallKernel:
+    """A template's kernel of a layer for one x, which should take `expected_ns`."""
+
+    template: Template
+    lowered: Any
+    spec: Layer
+    expected_ns: float
+
+
+class _Timed:
+    """A kernel in a loop of its own, with an x and a y."""
+
+    def __init__(self, kernel: SmallKernel, target: Target) -> None:
+        self.kernel = kernel
+        template, lowered = kernel.template, kernel.lowered
+        self._memory = function_of(target, lambda asm: template.emit(asm, lowered))
+        self._x = aligned(_x(kernel.spec))
+        self._y = aligned(np.zeros(kernel.spec.y_shape, np.float32))
+        arguments = self._x.ctypes.data, self._y.ctypes.data
+        self._loop = native_loop([(self._memory.address, arguments)])
+        self._calls = max(1, round(_SAMPLE_NS / (kernel.expected_ns + 10)))
+
+    def ns(self) -> float:
+        return duration_ns(self._loop, self._calls) / self._calls
+
+
+def least_cycles(kernels: Sequence[SmallKernel], target: Target) -> list[float]:
+    """Of a call of each; a chain of additions beside each tells the clock.
+
+    What other work kept disturbing counts as well: with one kernel at a measured price and its
+    rival at an assumed one, choices are worse than with both a little too dear.
+    """
+    timed = [_Timed(kernel, target) for kernel in kernels]
+    memory = function_of(target, dependent_additions)
+    chain = native_loop([(memory.address, ())])
+    halves = np.full((2, len(timed)), np.inf)
+    steady = np.zeros(len(timed), bool)
+    with pinned():
+        for a_round in range(_MOST_ROUNDS):
+            if a_round % _ROUNDS == 0 and steady.all():
+                break
+            for number, one in enumerate(timed):
+                if steady[number]:
+                    continue
+                chain_ns = min(duration_ns(chain, _CHAIN_CALLS) for _ in range(2))
+                cycles = one.ns() * CHAIN_CYCLES * _CHAIN_CALLS / chain_ns
+                halves[a_round % 2, number] = min(cycles, halves[a_round % 2, number])
+            if a_round % _ROUNDS == _ROUNDS - 1:
+                steady = halves.max(axis=0) <= _MOST_DIFFERENCE * halves.min(axis=0)
+    return [float(one) for one in halves.min(axis=0)]
