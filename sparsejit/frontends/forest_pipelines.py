@@ -241,7 +241,8 @@ def _stepped(step: Any, x: Array) -> Array:
         parts = parts_of(step, x.shape[1])
         return np.hstack([_transformed(part.steps, x[:, part.columns]) for part in parts])
     if kind == "PowerTransformer":  # it refuses what its own powers make infinite
-        largest = np.finfo(x.dtype).max ** (1 / (2 + np.abs(step.lambdas_).max()))
+        limit = float(np.finfo(x.dtype).max) / 4  # of powers of 1 + |x|, rounded
+        largest = limit ** (1 / (2 + np.abs(step.lambdas_).max())) - 1
         x = np.clip(x, -largest, largest, dtype=x.dtype)
     made = step.transform(x.copy())
     return np.asarray(made.toarray() if hasattr(made, "toarray") else made)
