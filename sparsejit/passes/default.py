@@ -45,6 +45,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 )
 FUSING: tuple[Pass, ...] = (
     fuse_chains,
+    simplify_pointwise,  # merged chains broadcast operands that their parts needed expanded
     remove_dead_code,
     merge_common_subexpressions,
     move_views,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+from runnable import ISAS
 
 import sparsejit
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
@@ -17,7 +18,7 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.machine.target import Target
 
 OUT, IN, NNZ = 4_100, 4_100, 1_000
 
@@ -72,7 +73,7 @@ def places(weights: Any) -> tuple[Any, Any, Any]:
 
 @pytest.mark.usefixtures("never_dense")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-@pytest.mark.parametrize("isa", ISA_LEVELS)
+@pytest.mark.parametrize("isa", ISAS)
 def test_every_kernel_that_takes_it_is_right(isa: str, dtype: str) -> None:
     bias = np.linspace(-1, 1, OUT).astype(np.float32)
     for strategy in families(isa, dtype, batch=False):
@@ -81,7 +82,7 @@ def test_every_kernel_that_takes_it_is_right(isa: str, dtype: str) -> None:
 
 @pytest.mark.usefixtures("never_dense")
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("isa", ISA_LEVELS)
+@pytest.mark.parametrize("isa", ISAS)
 def test_every_kernel_for_a_batch_is_right(isa: str, dtype: str) -> None:
     for strategy in families(isa, dtype, batch=True):
         compiled = sparsejit.compile_matrix(
@@ -122,7 +123,7 @@ def test_what_is_asked_of_it_is_what_a_dense_one_says() -> None:
 
 def test_kernels_that_walk_over_zeros_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match=r"'permute' has no kernel .*5\.9e-05 .*use one of auto"):
-        sparsejit.compile_matrix(WEIGHTS, strategy="permute", target="avx512")
+        sparsejit.compile_matrix(WEIGHTS, strategy="permute")
 
 
 @pytest.mark.usefixtures("never_dense")
