@@ -39,9 +39,10 @@ _GATHERED_BELOW = 0.25  # of the inputs
 
 @dataclass(frozen=True, eq=False)
 class DoubleProductSpec:
-    """x (rows, in) by weights (out, in) plus bias (out,)."""
+    """x (rows, in), each of `x_bytes`, by weights (out, in) plus bias (out,)."""
 
     rows: int
+    x_bytes: int
     weights: Array
     bias: Array
 
@@ -61,7 +62,7 @@ def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
     def row() -> None:
         for block in writers:
             block.emit()
-        asm.emit("add", rdi, _DOUBLE * spec.weights.shape[1])
+        asm.emit("add", rdi, spec.x_bytes * spec.weights.shape[1])
         asm.emit("add", rsi, _FLOAT * len(spec.bias))
 
     repeat(asm, spec.rows, r10, row)
@@ -72,7 +73,7 @@ class _OutputsOfRow:
 
     def __init__(self, asm: Assembler, spec: DoubleProductSpec, outputs: slice) -> None:
         self.asm, self.lanes = asm, asm.target.vector_bytes // _DOUBLE
-        used, self.first = spec.used, outputs.start
+        used, self.first, self.x_bytes = spec.used, outputs.start, spec.x_bytes
         self.bias = spec.bias[outputs]
         self.is_gathered = len(used) < spec.weights.shape[1]
         self.whole, self.rest = divmod(len(used), self.lanes)
@@ -116,43 +117,52 @@ class _OutputsOfRow:
         if chunks:
             self.asm.emit("add", r8, chunks * self.chunk_bytes)
             if not self.is_gathered:
-                self.asm.emit("add", r9, chunks * self.lanes * _DOUBLE)
+                self.asm.emit("add", r9, chunks * self.lanes * self.x_bytes)
 
     def _add(self, sums: list[Register], chunk: int, count: int = 0) -> None:
         """A vector of inputs, of which the first `count` exist, to the sums; 0: all."""
         asm, at = self.asm, chunk * self.chunk_bytes
-        x = vector(asm, _SUMS)
+        x, is_narrow = vector(asm, _SUMS), self.x_bytes == _FLOAT
+        taken = half_vector(asm, _SUMS) if is_narrow else x
         if self.is_gathered:
-            self._gather(x, at)
+            self._gather(taken, at)
         else:
-            self._load(x, chunk, count)
+            self._load(taken, chunk, count)
+        if is_narrow:
+            asm.emit("vcvtps2pd", x, taken)
         for number, total in enumerate(sums):
             place = at + self.weights_at + number * self.lanes * _DOUBLE
             asm.emit("vfmadd231pd", total, x, Memory(r8, place))
 
     def _gather(self, x: Register, at: int) -> None:
         """Inputs by number; those that pad the last vector are the first again, by weights of 0."""
-        asm, index, mask = self.asm, half_vector(self.asm, _SUMS + 1), vector(self.asm, _SUMS + 2)
+        asm, is_narrow = self.asm, self.x_bytes == _FLOAT
+        index, every = half_vector(asm, _SUMS + 1), (vector, half_vector)[is_narrow](asm, _SUMS + 2)
+        gather = "vpgatherdd" if is_narrow else "vgatherdpd"
+        place = Memory(r9, 0, index, self.x_bytes)
         asm.emit("vmovups", index, Memory(r8, at))
         if asm.target.isa == "avx512":
             asm.emit("kxnorw", k(1), k(1), k(1))
-            asm.emit("vgatherdpd", x.masked(k(1)), Memory(r9, 0, index, _DOUBLE))
+            asm.emit(gather, x.masked(k(1)), place)
         else:
-            asm.emit("vpcmpeqd", mask, mask, mask)
-            asm.emit("vgatherdpd", x, Memory(r9, 0, index, _DOUBLE), mask)
+            asm.emit("vpcmpeqd", every, every, every)
+            asm.emit(gather, x, place, every)
 
     def _load(self, x: Register, chunk: int, count: int) -> None:
-        asm, place = self.asm, Memory(r9, chunk * self.lanes * _DOUBLE)
+        asm, place = self.asm, Memory(r9, chunk * self.lanes * self.x_bytes)
+        is_narrow = self.x_bytes == _FLOAT
+        move = "vmovups" if is_narrow else "vmovupd"
         if not count:
-            asm.emit("vmovupd", x, place)
+            asm.emit(move, x, place)
         elif asm.target.isa == "avx512":
             asm.emit("mov", dword(rax), (1 << count) - 1)
             asm.emit("kmovw", k(1), dword(rax))
-            asm.emit("vmovupd", x.masked(k(1), zeroing=True), place)
+            asm.emit(move, x.masked(k(1), zeroing=True), place)
         else:
-            lanes = np.where(np.arange(self.lanes) < count, -1, 0).astype(np.int64)
-            asm.emit("vmovups", ymm(_SUMS + 1), Literal(asm.literal(lanes)))
-            asm.emit("vmaskmovpd", x, ymm(_SUMS + 1), place)
+            exists = np.where(np.arange(self.lanes) < count, -1, 0).astype(f"i{self.x_bytes}")
+            mask = (xmm if is_narrow else ymm)(_SUMS + 1)
+            asm.emit("vmovups", mask, Literal(asm.literal(exists)))
+            asm.emit("vmaskmovps" if is_narrow else "vmaskmovpd", x, mask, place)
 
     def _finish(self, sums: list[Register], output: int, bias: float) -> None:
         """y[output] = bias + all lanes of all sums."""

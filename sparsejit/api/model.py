@@ -57,7 +57,6 @@ class CompiledModel(Compiled):
         self._plain_arguments = _plain_arguments(input_nest)
         self._is_plain_result = output_nest.kind is NestKind.TENSOR
         self._narrow = NarrowNumbers(self._first.graph, input_nest, output_nest)
-        self._has_narrow = self._narrow.is_needed
 
     @property
     def title(self) -> str:
@@ -108,11 +107,11 @@ class CompiledModel(Compiled):
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """The flat list of outputs, numpy arrays, for a flat list of inputs."""
-        arrays = _as_arrays(inputs)
-        if not self._has_narrow:
-            return self._variant_for(arrays).call.run(*arrays)
-        arrays = self._narrow.widened(arrays)
-        return self._narrow.narrowed(self._variant_for(arrays).call.run(*arrays))
+        arrays, narrow = _as_arrays(inputs), self._narrow
+        if narrow.inputs:
+            narrow.widen(arrays)
+        results = self._variant_for(arrays).call.run(*arrays)
+        return narrow.narrowed(results) if narrow.outputs else results
 
     def explain(self, *, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs the model for about a second.

@@ -17,21 +17,16 @@ class NarrowNumbers:
 
     def __init__(self, graph: Graph, inputs: Nest, outputs: Nest) -> None:
         pairs = enumerate(zip(graph.inputs, dtypes(inputs), strict=True))
-        self._inputs = [
+        self.inputs = [
             (place, value.origin.name, np.dtype(dtype or _INT64))
             for place, (value, dtype) in pairs
             if value.type.element is Element.INT64
         ]
-        self._outputs = [(n, np.dtype(each)) for n, each in enumerate(dtypes(outputs)) if each]
+        self.outputs = [(n, np.dtype(each)) for n, each in enumerate(dtypes(outputs)) if each]
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether there are any."""
-        return bool(self._inputs or self._outputs)
-
-    def widened(self, arrays: list[Any]) -> list[Any]:
-        """Inputs with whole numbers as int64. Raises InvalidInput for what their dtype lacks."""
-        for place, name, dtype in self._inputs:
+    def widen(self, arrays: list[Any]) -> None:
+        """Make inputs with whole numbers int64. Raises InvalidInput for what their dtype lacks."""
+        for place, name, dtype in self.inputs:
             if place >= len(arrays):
                 break
             array = arrays[place]
@@ -40,18 +35,17 @@ class NarrowNumbers:
                 _check_held(array, name, dtype)
             if given is not _INT64 and given.kind in "iu":
                 arrays[place] = array.astype(_INT64)
-        return arrays
 
     def as_given(self, arrays: Sequence[Array]) -> list[Array]:
         """Widened inputs as the model takes them."""
         found = list(arrays)
-        for place, _, dtype in self._inputs:
+        for place, _, dtype in self.inputs:
             found[place] = found[place].astype(dtype, copy=False)
         return found
 
     def narrowed(self, results: list[Array]) -> list[Array]:
         """Outputs as the model gives them."""
-        for place, dtype in self._outputs:
+        for place, dtype in self.outputs:
             results[place] = results[place].astype(dtype)
         return results
 

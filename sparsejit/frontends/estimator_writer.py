@@ -14,6 +14,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 
 _MOST_DOUBLES = 1 << 20  # weights of a product in float64
+_FEW_SCORES = 8  # a product in float64 that takes no longer than making columns
 
 
 class EstimatorWriter(Writer):
@@ -49,20 +50,25 @@ class EstimatorWriter(Writer):
         return self.one(ScaledColumns(x.type.element, element), x, *constants)
 
     def scores(self, weights: Array, bias: Array, name: str) -> Value:
-        """The columns by weights: for X in float64 in float64, unless the weights are many."""
-        is_double = self.x.type.element is Element.FLOAT64 and weights.size <= _MOST_DOUBLES
-        if not is_double:
+        """The columns by weights: in float64 where X is, or where that takes no longer.
+
+        Weights are not many; and of columns that must be made of X in float64 they make few scores.
+        """
+        x, columns = self.x, self._columns
+        is_double = x.type.element is Element.FLOAT64
+        is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
+        is_short = is_scaled and len(weights) <= _FEW_SCORES
+        if weights.size > _MOST_DOUBLES or not (is_double or is_short):
             return self.linear(self.columns(), weights, bias, name)
-        x = self.x
-        if self._columns.is_affine:
-            weights, bias = self._columns.folded(weights, bias, x.shape[1])
+        if columns.is_affine:
+            weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
             x = self.columns(Element.FLOAT64)
         operands = [
             self.constant(array, f"{name}.{what}", Element.FLOAT64)
             for what, array in (("weights", weights), ("bias", bias))
         ]
-        return self.at(name).one(DoubleProduct(), x, *operands)
+        return self.at(name).one(DoubleProduct(x.type.element), x, *operands)
 
     def linear(
         self,

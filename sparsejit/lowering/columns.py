@@ -40,7 +40,8 @@ def lower_double_product(low: Lowering, node: Node) -> None:
     """Every row by itself."""
     assert isinstance(node.op, DoubleProduct)
     x, weights, bias = node.inputs
-    spec = DoubleProductSpec(x.shape[0], low.constant(weights), low.constant(bias))
+    operands = low.constant(weights), low.constant(bias)
+    spec = DoubleProductSpec(x.shape[0], x.type.element.bytes, *operands)
     lanes = low.target.lanes // 2
     vectors = spec.rows * -(-len(spec.used) // lanes) * (len(spec.bias) + 1)
     reason = f"{len(spec.bias)} sums in float64 of {len(spec.used)} inputs, {spec.rows} times"

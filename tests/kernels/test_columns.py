@@ -1,5 +1,7 @@
 """What is computed in float64 from columns of x, against the references."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from guard import EDGES, GuardedArray, run_in_child
@@ -65,11 +67,13 @@ def test_any_columns(
     np.testing.assert_allclose(y, wanted, rtol=2e-7, atol=1e-9)
 
 
-def product(rows: int, inputs: int, outputs: int, density: float, seed: int) -> DoubleProductSpec:
+def product(
+    rows: int, inputs: int, outputs: int, density: float, seed: int, x_bytes: int = 8
+) -> DoubleProductSpec:
     generator = np.random.default_rng(seed)
     weights = generator.standard_normal((outputs, inputs))
     weights[:, generator.random(inputs) > density] = 0
-    return DoubleProductSpec(rows, weights, generator.standard_normal(outputs))
+    return DoubleProductSpec(rows, x_bytes, weights, generator.standard_normal(outputs))
 
 
 @pytest.mark.parametrize("isa", LEVELS)
@@ -79,16 +83,18 @@ def product(rows: int, inputs: int, outputs: int, density: float, seed: int) -> 
     inputs=st.sampled_from([1, 3, 8, 30, 133, 300]),
     outputs=st.sampled_from([1, 2, 3, 4, 5, 9]),
     density=st.sampled_from([0.0, 0.1, 1.0]),
+    x_bytes=st.sampled_from([4, 8]),
     seed=SEEDS,
 )
 def test_any_product(
-    isa: str, rows: int, inputs: int, outputs: int, density: float, seed: int
+    isa: str, rows: int, inputs: int, outputs: int, density: float, x_bytes: int, seed: int
 ) -> None:
     """Large numbers that cancel leave what float32 would lose."""
-    spec = product(rows, inputs, outputs, density, seed)
+    spec = product(rows, inputs, outputs, density, seed, x_bytes)
     x = 1e6 + np.random.default_rng(seed + 1).standard_normal((rows, inputs))
+    x = x.astype(f"f{x_bytes}")
     spec.bias[:] -= 1e6 * spec.weights.sum(axis=1)
-    (wanted,) = DoubleProduct().reference(x, spec.weights, spec.bias)
+    (wanted,) = DoubleProduct().reference(x.astype(np.float64), spec.weights, spec.bias)
     y = np.zeros((rows, outputs), np.float32)
     program = build("product", Target.named(isa), lambda asm: emit_double_product(asm, spec))
     call_native(program.memory.address, (x.ctypes.data, y.ctypes.data))
@@ -106,11 +112,18 @@ def test_nothing_beyond_x_and_y_is_touched(isa: str, size: int) -> None:
     (sums,) = DoubleProduct().reference(x, spec.weights, spec.bias)
     scaling_code = build("columns", target, lambda asm: emit_scaled_columns(asm, columns))
     product_code = build("product", target, lambda asm: emit_double_product(asm, spec))
-    programs = ((scaling_code, scaled, columns.y_bytes), (product_code, sums, 4))
+    narrow, x32 = replace(spec, x_bytes=4), x.astype(np.float32)
+    narrow_code = build("product", target, lambda asm: emit_double_product(asm, narrow))
+    (narrow_sums,) = DoubleProduct().reference(x32.astype(np.float64), spec.weights, spec.bias)
+    programs = (
+        (scaling_code, x, scaled, columns.y_bytes),
+        (product_code, x, sums, 4),
+        (narrow_code, x32, narrow_sums, 4),
+    )
 
     def try_at(edge: str) -> None:
-        for program, wanted, size in programs:
-            source = GuardedArray(x.reshape(-1).view(np.float32), edge)  # type: ignore[arg-type]
+        for program, rows, wanted, size in programs:
+            source = GuardedArray(rows.reshape(-1).view(np.float32), edge)  # type: ignore[arg-type]
             floats = wanted.size * size // 4
             result = GuardedArray(np.zeros(floats, np.float32), edge)  # type: ignore[arg-type]
             call_native(program.memory.address, (source.address, result.address))

@@ -164,6 +164,12 @@ CASES = [
         constants=2,
     ),
     case(DoubleProduct(), *map(np.float64, (floats(4, 3), floats(2, 3), floats(2))), constants=2),
+    case(
+        DoubleProduct(Element.FLOAT32),
+        floats(4, 3),
+        *map(np.float64, (floats(2, 3), floats(2))),
+        constants=2,
+    ),
     case(Uniform(), number(3), number(7)),
     case(UniformRow(8), number(3), number(7)),
     case(Draw(1 / 0.9), floats(9), number(0.4)),

@@ -49,12 +49,17 @@ class ScaledColumns(Operator):
 
 @dataclass(frozen=True)
 class DoubleProduct(Operator):
-    """y = x W^T + bias in float64, rounded to float32 at the end."""
+    """y = x W^T + bias of x of `element`, float32 or float64; in float64, at the end rounded."""
+
+    element: Element = Element.FLOAT64
 
     types: ClassVar[str] = (
-        "x float64 [batch, in], weights float64 [out, in], bias float64 [out] "
+        "x element [batch, in], weights float64 [out, in], bias float64 [out] "
         "-> float32 [batch, out]"
     )
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if self.element in _FLOATS else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, bias = operands
