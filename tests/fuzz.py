@@ -19,6 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,12 +27,15 @@ import typer
 from sparsejit.perf import history
 from sparsejit.selftest.trials import Trials
 
+sys.path.append(str(Path(__file__).parent / "models"))  # where pytest finds what kinds share
 # Modules with `make(seed) -> case`, whose `title` says what it is, and `check(case) -> outcome`.
 KINDS = {
     "torch": "fuzzing.torch_models",
     "files": "fuzzing.saved_files",
     "estimators": "fuzzing.estimators",
     "onnx": "fuzzing.onnx_graphs",
+    "mutants": "fuzzing.onnx_files",
+    "operators": "fuzzing.operator_files",
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0

@@ -4,29 +4,31 @@ A file is a graph of the operator tables with one to three changes: another numb
 record, operand or array. Types that follow from a change are written anew, so that a change reaches
 further than the first check.
 
-    PYTHONPATH=.:tests:tests/models python -m fuzzing.operator_files SEED COUNT
+    case = make(seed)        a file of an operator of the tables, and what was changed in it
+    check(case)              "ran" between guard pages, "too large" for that, or "refused"
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import registered_operators
 import saved_models
-from guard import EDGES, run_in_child
+from guard import EDGES
 from native import run_lowered
 
 from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.api.model_file import ModelSource, SavedGraph, model_to_data, read_model
 from sparsejit.api.options import ModelSettings
 from sparsejit.artefact.graph_file import OPERATOR_RECORDS
+from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Array, Element, Graph, TensorType
@@ -38,73 +40,66 @@ Random = np.random.Generator
 MOST_BYTES = 1 << 22
 # Beyond this numbers are not compared with the reference's.
 MODERATE = 1e6
-# So many accepted files run in one child.
-IN_A_CHILD = 20
 NUMBERS = (0, 1, 2, 3, 5, -1, 7, 64, 255, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 10**30)
 WRONG = (*NUMBERS, None, True, 0.5, -1.0, 1e308, "inf", "-inf", "float32", "int64", "", [], {})
 
 
-@dataclass
-class Tally:
-    """What became of files."""
+@dataclass(frozen=True)
+class OperatorFile:
+    """Header and tensors of a file that says something else than it was written with."""
 
-    refused: int = 0
-    ran: int = 0
-    too_large: int = 0
-    # Seed, number and words of each that did something else.
-    failures: list[str] = field(default_factory=list)
+    seed: int
+    header: dict[str, Any]
+    tensors: dict[str, Array]
+
+    @property
+    def title(self) -> str:
+        return json.dumps(self.header["variants"])
 
 
-def sources() -> Iterator[tuple[dict[str, Any], dict[str, Array]]]:
+@cache
+def sources() -> list[tuple[dict[str, Any], dict[str, Array]]]:
     """Header and tensors of every file that is changed."""
     graphs: list[Graph] = [case.graph() for case in registered_operators.CASES]
     graphs += [case.graph(2) for case in saved_models.CASES.values()]
+    found = []
     for graph in graphs:
         settings = ModelSettings("native", 1, False, False)
         inputs = saved_models.call_of(len(graph.inputs))
         outputs = Nest(NestKind.LIST, (TENSOR,) * len(graph.outputs))
         source = ModelSource("forged", settings, inputs, outputs, [SavedGraph(graph, None, False)])
         header, tensors = model_to_data(source)
-        yield json.loads(json.dumps(header)), tensors
+        found.append((json.loads(json.dumps(header)), tensors))
+    return found
 
 
-def run(seed: int, count: int) -> Tally:
-    """Forge so many files, and load and run each."""
-    known, tally = list(sources()), Tally()
-    waiting: list[tuple[str, Callable[[], None]]] = []
-    for number in range(count):
-        random = np.random.default_rng((seed, number))
-        header, tensors = forged(random, known)
-        name = f"seed {seed}, file {number}"
+def make(seed: int) -> OperatorFile:
+    """A changed copy of one of the sources."""
+    random, known = np.random.default_rng(seed), sources()
+    header, tensors = copy.deepcopy(known[random.integers(len(known))])
+    changes = (other_value, other_value, other_record, other_operand, other_array, other_input)
+    for _ in range(random.integers(1, 4)):
+        change = changes[random.integers(len(changes))]
         try:
-            model = compile_saved(read_model(header, tensors))
-        except DamagedFile:
-            tally.refused += 1
-            continue
-        except Exception as error:
-            tally.failures.append(f"{name}: {type(error).__name__}: {error}")
-            continue
-        if too_large(model):
-            tally.too_large += 1
-            continue
-        tally.ran += 1
-        waiting.append((name, lambda m=model, r=random: check(m, r)))
-        if len(waiting) == IN_A_CHILD:
-            run_all(waiting, tally)
-    run_all(waiting, tally)
-    return tally
+            change(random, header, tensors, known)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
+            continue  # an earlier change left nothing there
+    if random.random() < 0.8:
+        heal(header)
+    return OperatorFile(seed, header, tensors)
 
 
-def run_all(waiting: list[tuple[str, Callable[[], None]]], tally: Tally) -> None:
-    """In children, each up to the first that fails."""
-    while waiting:
-        outcome = run_in_child(waiting)
-        if not outcome.signal and not outcome.failure:
-            waiting.clear()
-            return
-        tally.failures.append(f"{outcome.last_check}: signal {outcome.signal} {outcome.failure}")
-        names = [name for name, _ in waiting]
-        del waiting[: names.index(outcome.last_check) + 1]
+def check(case: OperatorFile) -> str:
+    """What became of it: "refused", "too large" to run, or "ran"."""
+    try:
+        with naming(Path("forged.sjit")):
+            model = compile_saved(read_model(case.header, case.tensors))
+    except DamagedFile:
+        return "refused"
+    if too_large(model):
+        return "too large"
+    check_guarded(model, np.random.default_rng(case.seed))
+    return "ran"
 
 
 def too_large(model: CompiledModel) -> bool:
@@ -113,7 +108,7 @@ def too_large(model: CompiledModel) -> bool:
     return arrays + model.stats["workspace_bytes"] > MOST_BYTES
 
 
-def check(model: CompiledModel, random: Random) -> None:
+def check_guarded(model: CompiledModel, random: Random) -> None:
     """Run it at both edges of guarded memory: the same bits, whatever lies around."""
     inputs = [array_of(random, value.type)[None] for value in model.graph.inputs]
     if not inputs:
@@ -151,23 +146,6 @@ def array_of(random: Random, kind: TensorType) -> Array:
         high = int(random.choice([2, 5, 300, 2**62]))
         return random.integers(-1 if random.random() < 0.3 else 0, high, kind.shape)
     return random.standard_normal(kind.shape).astype(kind.element.value)
-
-
-def forged(
-    random: Random, known: list[tuple[dict[str, Any], dict[str, Array]]]
-) -> tuple[dict[str, Any], dict[str, Array]]:
-    """A changed copy of one of them."""
-    header, tensors = copy.deepcopy(known[random.integers(len(known))])
-    changes = (other_value, other_value, other_record, other_operand, other_array, other_input)
-    for _ in range(random.integers(1, 4)):
-        change = changes[random.integers(len(changes))]
-        try:
-            change(random, header, tensors, known)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-            continue  # an earlier change left nothing there
-    if random.random() < 0.8:
-        heal(header)
-    return header, tensors
 
 
 def graph_in(header: dict[str, Any]) -> Any:
@@ -285,7 +263,3 @@ def heal(header: Any) -> None:
 def pick(random: Random, things: Any) -> Any:
     """One of them, of whatever kind."""
     return things[int(random.integers(len(things)))]
-
-
-if __name__ == "__main__":
-    print(run(int(sys.argv[1]), int(sys.argv[2])))

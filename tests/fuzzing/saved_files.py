@@ -1,7 +1,7 @@
 """Saved models with one to three changes and a digest that fits: loaded and called, or refused.
 
-    case = make(seed)        a random torch model as a file, and what was changed in it
-    check(case)              "ran", or "refused" by one of our errors
+case = make(seed)        a random torch model as a file, and what was changed in it
+check(case)              "ran", or "refused" by one of our errors
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _tensor(draw: random.Random, header: dict[str, Any], tensors: dict[str, Any]
     elif way == 1:
         tensors[name] = np.ascontiguousarray(array.reshape(-1)[: draw.randrange(array.size + 1)])
     elif way == 2:
-        tensors[name] = np.full_like(array, draw.choice((0, 1, -1, 100)))
+        tensors[name] = np.full(array.shape, draw.choice((0, 1, -1, 100))).astype(array.dtype)
     elif way == 3:
         tensors[name] = array[None]
     else:

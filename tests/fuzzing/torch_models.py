@@ -1,7 +1,7 @@
 """Random torch models: tensors of all kinds through many operators, compiled and compared.
 
-    case = make(seed)        a program of steps, its inputs, and how it is compiled
-    check(case)              "equal" to torch, or "refused" by one of our errors
+case = make(seed)        a program of steps, its inputs, and how it is compiled
+check(case)              "equal" to torch, or "refused" by one of our errors
 """
 
 from __future__ import annotations
@@ -172,9 +172,7 @@ def make(seed: int) -> TorchCase:
     }
     is_saved = draw.random() < 0.2
     inputs = grow.inputs
-    return TorchCase(
-        seed, program, inputs, draw.choice([1, 2, 5]), options, grow.largest, is_saved
-    )
+    return TorchCase(seed, program, inputs, draw.choice([1, 2, 5]), options, grow.largest, is_saved)
 
 
 def check(case: TorchCase) -> str:

@@ -35,9 +35,11 @@ def whole_quotient(grow: Growing) -> None:
         grow.add(f"{name} {number}", lambda x: function(x, number), place)
     least = x.numel() and int(x.min()) == torch.iinfo(x.dtype).min
     other = grow.any(
-        lambda y: is_whole(y)
-        and broadcasts(x, y)
-        and not bool((y == 0).any() or (least and (y == -1).any()))
+        lambda y: (
+            is_whole(y)
+            and broadcasts(x, y)
+            and not bool((y == 0).any() or (least and (y == -1).any()))
+        )
     )
     if other is not None and not (grow.values[other].dim() == 0 < x.dim()):
         grow.add(name, function, place, other)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fuzz
 import pytest
 from saved_models import compiled
 from sketch import Sketch
@@ -111,7 +112,5 @@ def test_only_what_a_file_asks_for_is_its_fault(
 
 
 def test_forged_files_are_refused_or_keep_to_their_memory() -> None:
-    from fuzzing.operator_files import run
-
-    tally = run(seed=1, count=1000)
-    assert not tally.failures and tally.ran > 80 and tally.refused > 700
+    found = fuzz.run(["operators"], range(1000), minutes=10, jobs=1)["operators"]
+    assert not found.findings and found.outcomes["ran"] > 80 and found.outcomes["refused"] > 700

@@ -90,6 +90,12 @@ def test_halves_of_images_and_matrices_are_apart() -> None:
     assert shared_bytes(image.sliced(2, 0, 4), right) == 4 * 8 * 4
 
 
+def test_what_is_empty_has_any_shape() -> None:
+    part = View.whole(Buffer(0), TensorType((2, 0, 5))).sliced(0, 0, 1)
+    flat = part.permuted((2, 0, 1)).reshaped((0,))
+    assert flat is not None and flat.shape == (0,)
+
+
 def test_lines_are_torn_where_two_parts_write_them() -> None:
     image = View.whole(Buffer(4 * 8 * 6 * 6), TensorType((1, 8, 6, 6)))
     upper, lower = image.sliced(2, 0, 3), image.sliced(2, 3, 6)

@@ -50,16 +50,14 @@ def graph_of(
             interpreter.inference.name(each.name, each.type.tensor_type.elem_type)
             known[each.name] = interpreter.write.input(kind, each.name, dtype.name)
     interpreter.run(model.node, known)
-    results = {each.name: known[each.name] for each in model.output}
+    names = [each.name for each in model.output]  # torch writes some of them twice
     lacking = [
-        Missing(name, "is not computed", Origin(name))
-        for name, result in results.items()
-        if result is _ABSENT
+        Missing(name, "is not computed", Origin(name)) for name in names if known[name] is _ABSENT
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
     write = interpreter.write
-    return write.finish(*(_plain(result) for result in results.values()))
+    return write.finish(*(_plain(known[name]) for name in names))
 
 
 def _input_dtype(value: Any) -> np.dtype[Any]:

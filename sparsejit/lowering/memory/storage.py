@@ -109,6 +109,8 @@ def _regrouped(
     shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """Strides of `wanted` over the same memory: axes merge only where they follow each other."""
+    if 0 in wanted:
+        return (0,) * len(wanted)
     axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
     found: list[int] = []
     rest = list(reversed(axes))
