@@ -15,9 +15,13 @@ from sparsejit.errors import InvalidInput
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_a_few_cases_hold(kind: str) -> None:
-    for seed in range(3):
+    """Up to the first that is not refused: all files were once, for they said another version."""
+    for seed in range(100):
         outcome = fuzz.attempt((kind, seed))
         assert outcome.text and not outcome.problem, outcome
+        if seed > 1 and not outcome.text.startswith(("refused", "not ")):
+            return
+    raise AssertionError("all are refused")
 
 
 def test_an_exception_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ SPECIAL = np.array(
 )
 ROUNDINGS = {"rsqrt": 2.0}
 ABSOLUTE = {"sin": 2e-7, "cos": 2e-7, "erf": 3.5e-7, "tanh": 5e-7, "sigmoid": 5e-7}
-TRANSCENDENTAL = ("exp", "expm1", "log", "log1p", "erf", "sin", "cos")
+TRANSCENDENTAL = ("exp", "exp2", "expm1", "log", "log1p", "erf", "sin", "cos")
 
 
 def within(kind: str, found: Array, wanted: Array, *arguments: Array) -> np.ndarray:
@@ -187,7 +187,7 @@ def test_special_values(kind: str, isa: str) -> None:
 @pytest.mark.parametrize("kind", [*TRANSCENDENTAL, "tanh", "sigmoid", "rsqrt"])
 def test_functions_over_their_ranges(kind: str, isa: str) -> None:
     generator = np.random.default_rng(5)
-    spans = {"exp": 104, "expm1": 89, "sin": 1e6, "cos": 1e6}
+    spans = {"exp": 104, "exp2": 150, "expm1": 89, "sin": 1e6, "cos": 1e6}
     x = generator.uniform(-1, 1, 60_000) * spans.get(kind, 12)
     x[::3] *= 10.0 ** generator.uniform(-12, 0, len(x[::3]))
     if kind in ("log", "rsqrt"):
@@ -201,6 +201,15 @@ def test_functions_over_their_ranges(kind: str, isa: str) -> None:
     (found,), (wanted,) = run(chain, operands, isa), expected(chain, operands)
     bad = np.flatnonzero(~within(kind, found, wanted))
     assert not len(bad), [(single[n], found[n], wanted[n]) for n in bad[:5]]
+
+
+@isas
+def test_powers_of_two_are_exact(isa: str) -> None:
+    """Shifts to the left are written as products with them."""
+    whole = np.arange(-150, 129, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        wanted = np.exp2(whole.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(of_one("exp2", whole, isa), wanted)
 
 
 def of_one(kind: str, x: Array, isa: str) -> Array:

@@ -30,7 +30,7 @@ Choice = Callable[[Growing], Any]
 # Functions of one operand, and where they are steady.
 UNARY: dict[str, Callable[[Array], Any]] = {
     **dict.fromkeys(("neg", "abs", "relu", "tanh", "sigmoid", "erf", "sin", "cos"), np.isfinite),
-    **dict.fromkeys(("exp", "expm1"), lambda x: x < 4),
+    **dict.fromkeys(("exp", "exp2", "expm1"), lambda x: x < 4),
     **dict.fromkeys(("log", "sqrt", "rsqrt"), lambda x: x > 0.1),
     "log1p": lambda x: x > -0.5,
     "reciprocal": lambda x: np.abs(x) > 0.1,

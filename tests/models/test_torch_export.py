@@ -54,14 +54,15 @@ def test_values_say_where_they_come_from() -> None:
     assert {value.origin.name for value in graph.constants} == {"out.weight", "out.bias"}
 
 
-def test_in_place_writes_into_parts_are_kept() -> None:
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        y[:, 0] = 1.0
-        functional.relu_(y).add_(3)
-        return y
+def writes_into_parts(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[:, 0] = 1.0
+    functional.relu_(y).add_(3)
+    return y
 
-    assert checked(Written(forward), torch.randn(3, 4)).batch_is_free
+
+def test_in_place_writes_into_parts_are_kept() -> None:
+    assert checked(Written(writes_into_parts), torch.randn(3, 4)).batch_is_free
 
 
 def test_missing_operators_are_listed_with_the_users_lines() -> None:
@@ -207,16 +208,23 @@ def test_a_warning_names_the_line_that_compiles() -> None:
     assert [each.filename for each in warned] == [__file__]
 
 
-class AddsTruthsInPlace(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        truths = x.ge(x).unsqueeze(1).expand(-1, 2)
-        return truths.add_(truths)
+def zeroes_what_is_expanded(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).unsqueeze(1).expand(-1, 2).zero_() + 1
 
 
-def test_what_torch_cannot_write_without_changes_in_place_is_refused() -> None:
-    """torch raises its own errors as it decomposes an operator for types that it does not take."""
-    with pytest.raises(InvalidInput, match=r"two bool tensors .* return a new tensor"):
-        export(AddsTruthsInPlace(), (torch.ones(4),), free_batch=False)
+def test_what_torch_cannot_write_without_changes_in_place_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It writes an expanded tensor as a sum of its elements, and raises errors of any type."""
+    with pytest.raises(InvalidInput, match=r"zero_.* changes expand in place, .* a clone\(\)"):
+        export(Written(zeroes_what_is_expanded), (torch.ones(4),))
+
+    def fails(*_: Any) -> Any:
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fails)
+    with pytest.raises(InvalidInput, match=r"no such operator; .* return a new tensor"):
+        export(Written(writes_into_parts), (torch.ones(2, 4),))
 
 
 class RepeatedAsAnInputSays(torch.nn.Module):

@@ -28,6 +28,7 @@ LOG2_E = float(np.log2(np.e))
 # Below -104 exp rounds to zero, from 88.8 on to infinity.
 EXP_LOWEST, EXP_HIGHEST = -176.0, 89.0
 EXP_LEAST_POWER = -254  # of 2, rounded from e^-176; below e^-104 exp is 0 in float32
+EXP2_LOWEST, EXP2_HIGHEST = -254.0, 128.5  # as of e
 EXPM1_LOWEST = -18.0  # exp(-18) - 1 rounds to -1
 
 

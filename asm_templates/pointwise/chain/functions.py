@@ -171,6 +171,7 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "square": VectorFunction(_square),
     "relu": VectorFunction(_relu, scratch=1, memory=0),
     "exp": _in_place(transcendental.exp, 2),
+    "exp2": _in_place(transcendental.exp2, 2),
     "expm1": _in_place(transcendental.expm1, 2),
     "log": _in_place(transcendental.log, _LOG_SCRATCH),
     "log1p": _in_place(transcendental.log1p, _LOG_SCRATCH + 1),

@@ -12,7 +12,7 @@ from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, ChainValue
 
 # About as many instructions on a vector; 1 for all others.
 COSTS = {
-    **dict.fromkeys(("exp", "expm1"), 14),
+    **dict.fromkeys(("exp", "exp2", "expm1"), 14),
     **dict.fromkeys(("log", "erf", "sin", "cos", "tanh", "sigmoid"), 20),
     "log1p": 28,
     **dict.fromkeys(("div", "sqrt", "reciprocal", "maximum", "minimum", "where", "sign"), 4),

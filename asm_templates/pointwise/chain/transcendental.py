@@ -8,6 +8,8 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     ERF_LIMIT,
     ERF_NUMERATOR,
     EXP,
+    EXP2_HIGHEST,
+    EXP2_LOWEST,
     EXP_HIGHEST,
     EXP_LEAST_POWER,
     EXP_LOWEST,
@@ -92,6 +94,21 @@ def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
     (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
     _clamp(asm, x, EXP_LOWEST, EXP_HIGHEST, spare)
     _reduce_by_ln2(asm, x, n, spare)
+    _scaled_exp(asm, x, n, p, spare)
+
+
+def exp2(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """2^n p((x - n) ln 2): as `exp`, and exact where x is whole."""
+    (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
+    _clamp(asm, x, EXP2_LOWEST, EXP2_HIGHEST, spare)
+    _round(asm, n, x)
+    _each(asm, "vsubps", x, x, n)
+    _with(asm, "vmulps", x, x, sum(LN2), spare)
+    _scaled_exp(asm, x, n, p, spare)
+
+
+def _scaled_exp(asm: Assembler, x: Registers, n: Registers, p: Registers, spare: Register) -> None:
+    """x = 2^n exp(x) for x in [-ln 2 / 2, ln 2 / 2]; 0 where n is least."""
     emit_polynomial(asm, p, x, (1.0, 1.0, *EXP), spare)
     if is_wide(asm):
         load_constant(asm, spare, EXP_LEAST_POWER + 0.5)

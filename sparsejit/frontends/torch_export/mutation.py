@@ -19,9 +19,11 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
     An in-place operator whose operand nobody else sees needs no change: it is mapped as the one
     that is not in place.
     """
-    nodes = program.graph_module.graph.nodes
-    if all(_is_harmless(node) for node in nodes if _writes(node)):
+    writing = [node for node in program.graph_module.graph.nodes if _writes(node)]
+    if all(map(_is_harmless, writing)):
         return program
+    for node in writing:
+        _check_written(node)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -36,6 +38,19 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
 def _writes(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def _check_written(node: Node) -> None:
+    """Raises InvalidInput for elements that share memory: torch writes it anew as their sum."""
+    for argument, declared in zip(node.args, node.target._schema.arguments, strict=False):  # type: ignore[union-attr]
+        if declared.alias_info is None or not declared.alias_info.is_write:
+            continue
+        tensor = argument.meta["val"]  # type: ignore[union-attr]
+        if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise InvalidInput(
+                f"{node.target} changes {argument} in place, which expand made of fewer elements; "
+                "write into a clone() of it"
+            )
 
 
 def _is_harmless(node: Node) -> bool:

@@ -185,12 +185,6 @@ def glu(write: Writer, x: Operand, dim: int = -1) -> Value:
     return f.finish(f("mul", value, f("sigmoid", gate)))
 
 
-def exp2(write: Writer, x: Operand) -> Value:
-    """exp(x log(2))."""
-    f = write.formula("exp2")
-    return f.finish(f("exp", f("mul", x, math.log(2))))
-
-
 def log_to(base: float) -> Callable[[Writer, Operand], Value]:
     """log(x) / log(base)."""
 

@@ -115,9 +115,10 @@ def _whole_power(write: Writer, x: Operand, power: int) -> Value:
 
 
 def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
-    """A known positive base to the power of each element: exp(exponent log(base)).
+    """A known positive base to the power of each element: 2^(exponent log2(base)).
 
-    Of whole numbers 2 alone, whose powers below 1 are 0.
+    Powers of 2 are exact: shifts are written so. Of whole numbers 2 alone has any, below 1 they
+    are 0.
     """
     known = write.known(base)
     if known is None or known.size != 1 or float(known.reshape(())) <= 0:
@@ -126,9 +127,8 @@ def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
         if known != 2:
             raise Unmapped(f"whole powers of {known}")
         return write.pointwise("shift_left", 1, write.cast(exponent, Element.INT64))
-    rate = math.log(float(known.reshape(())))
-    f = write.formula("pow")
-    return f.finish(f("exp", f("mul", write.floats(exponent), rate)))
+    x, rate = write.floats(exponent), math.log2(float(known.reshape(())))
+    return write.pointwise("exp2", x if rate == 1 else write.pointwise("mul", x, rate))
 
 
 def clamp(write: Writer, x: Operand, low: Operand = None, high: Operand = None) -> Value:

@@ -72,6 +72,7 @@ FUNCTIONS: dict[str, Function] = {
     "square": Function(1, np.square),
     "relu": Function(1, lambda x: np.maximum(x, 0)),
     "exp": Function(1, np.exp),
+    "exp2": Function(1, np.exp2),
     "expm1": Function(1, np.expm1),
     "log": Function(1, np.log),
     "log1p": Function(1, np.log1p),

@@ -48,10 +48,10 @@ class Draw(Operator):
     inverse_temperature: float = 1.0
 
     types: ClassVar[str] = "logits float32 [classes], uniform float32 [] -> int64 []"
-    needs: ClassVar[str] = ", of one class at least"
+    needs: ClassVar[str] = ", of one class at least, and a positive inverse temperature"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        return {} if bound["classes"] > 0 else None
+        return {} if bound["classes"] > 0 and 0 < self.inverse_temperature < np.inf else None
 
     def spec(self, classes: int) -> CategoricalDraw:
         """The draw among so many classes."""

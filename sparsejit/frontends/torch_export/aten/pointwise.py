@@ -185,6 +185,7 @@ _FLOAT = {
     "rsqrt": "rsqrt",
     "reciprocal": "reciprocal",
     "exp": "exp",
+    "exp2": "exp2",
     "expm1": "expm1",
     "log": "log",
     "log1p": "log1p",
