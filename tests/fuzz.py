@@ -133,6 +133,7 @@ def main(
 ) -> None:
     """Look for what is wrong, raw, crashed or hung."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has no other threads
     if case:
         again(case)
         return

@@ -16,10 +16,8 @@ from sparsejit.machine.target import Target
 UNROLL = 4  # steps of the depth in a turn of the loop
 FMA_A_CYCLE, LOADS_A_CYCLE = 2, 2
 _SUMS_UNDER_WAY = 8  # that keep both multipliers busy: an FMA takes four cycles
-_TILE_CYCLES = 12  # to begin and end a tile, beside starting and storing its sums
 # Rows so many bytes apart lie in the same set of L1: no more of them than it has ways.
 _SET_BYTES, _WAYS = 4096, 8
-_FAR_LOAD_CYCLES = 0.05  # more for a vector of B, which mostly comes from L2, than for any load
 LARGEST_STRIP = 1 << 20  # bytes of stack, of 8 MiB that threads have by default
 
 
@@ -81,15 +79,15 @@ def _with_height(spec: DenseProduct, target: Target, vectors: int, most_rows: in
     strips, rest = divmod(-(-spec.columns // target.lanes), vectors)
     widths = [(strips, vectors)] * (strips > 0) + [(1, rest)] * (rest > 0)
     cycles = sum(
-        strips * each.count * _tile_cycles(each.height, width, spec.depth)
+        strips * each.count * _tile_cycles(each.height, width, spec.depth, target)
         for strips, width in widths
         for each in row_tiles
     )
     return Tiling(vectors, row_tiles, cycles)
 
 
-def _tile_cycles(height: int, vectors: int, depth: int) -> float:
-    sums = height * vectors
+def _tile_cycles(height: int, vectors: int, depth: int, target: Target) -> float:
+    sums, loops = height * vectors, target.core.loops
     waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
     step = max(sums / FMA_A_CYCLE, (height + vectors) / LOADS_A_CYCLE, waiting)
-    return depth * (step + _FAR_LOAD_CYCLES * vectors) + 2 * sums + _TILE_CYCLES
+    return depth * (step + loops.far_load * vectors) + 2 * sums + loops.tile

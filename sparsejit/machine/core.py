@@ -6,6 +6,7 @@ holds it (`processors`). Nothing else in the compiler knows a processor's name.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sparsejit.machine.rates import Rates
@@ -153,6 +154,34 @@ class SharingPrices(NamedTuple):
     least_gain: float = 1.25
 
 
+class LoopPrices(NamedTuple):
+    """What plain loops over vectors take: on every core alike, as far as was measured.
+
+    instructions: of vectors, in a cycle.
+    transposed: instructions to transpose a vector: a load, four exchanges of lanes, a store.
+    across_lines: by level, the loads that one counts for where all but one in `lanes` touch two
+        cache lines.
+    gathered: cycles of an element of gathered columns, whose rows are short: of windows one apart,
+        and farther.
+    tile: cycles to begin and end a tile of a dense product, beside starting and storing its sums.
+    far_load: cycles more for a vector of its second matrix, which mostly comes from L2.
+    csr_call: cycles of a loop over compressed rows to save registers and make room.
+    csr_near: the share of L1 up to which its panel of x comes from there.
+    panels_from: times the next family's price from which panels are taken for a layer that changes
+        layouts: it has nothing else to fall back to.
+    """
+
+    instructions: float = 2.0
+    transposed: float = 6.0
+    across_lines: Mapping[str, float] = MappingProxyType({"avx512": 1.7, "avx2": 1.35})
+    gathered: tuple[float, float] = (0.75, 1.5)
+    tile: float = 12.0
+    far_load: float = 0.05
+    csr_call: float = 300.0
+    csr_near: float = 0.85
+    panels_from: float = 0.85
+
+
 @dataclass(frozen=True)
 class Core:
     """A design of core. `products` names what has it; `data_of` is whose numbers these are.
@@ -182,9 +211,9 @@ class Core:
     longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
     `gate_cycles`: of a hidden unit, by recurrent cell and level.
     `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
-    a cycle. `csr`: by level and arithmetic; `attention`: by level. `ask_ahead`: bytes ahead of
-    which straight code from beyond L2 asks for the code to come. `l3_share`: the part of L3 that a
-    process can count on.
+    a cycle. `csr`: by level and arithmetic; `attention`: by level; `loops`: all else. `ask_ahead`:
+    bytes ahead of which straight code from beyond L2 asks for the code to come. `l3_share`: the
+    part of L3 that a process can count on.
     """
 
     key: str
@@ -215,6 +244,7 @@ class Core:
     ask_ahead: int
     l3_share: float
     sharing: SharingPrices = field(repr=False)
+    loops: LoopPrices = field(default=LoopPrices(), repr=False)
     vendor: str = ""
     family: int = 0
     models: frozenset[int] = frozenset()

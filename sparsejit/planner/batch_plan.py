@@ -24,9 +24,6 @@ from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
 
-# Of the next family's time: a layer that changes layouts has nothing but panels to fall back to.
-_PANELS_ARE_BETTER = 0.85
-
 
 def batch_strategies() -> tuple[str, ...]:
     """The names `strategy=` accepts for a batch."""
@@ -66,7 +63,7 @@ def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bo
     for candidate in possible:
         costs[candidate.template.family == "panels"].append(candidate.cost.ns)
     others = min(costs[False], default=math.inf)
-    return bool(costs[True]) and min(costs[True]) < _PANELS_ARE_BETTER * others
+    return bool(costs[True]) and min(costs[True]) < target.core.loops.panels_from * others
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:

@@ -6,12 +6,6 @@ from sparsejit.asm_templates.convolution.window_loop import DirectCounts
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level
 
-# Of the loads all but one in `lanes` touch two cache lines where vectors are as long as these.
-_LOADS_OF_A_SHIFT = {"avx512": 1.7, "avx2": 1.35}
-
-# Of an element of gathered columns, whose rows are short; where windows lie more than one apart.
-_CYCLES_A_COLUMN = (0.75, 1.5)
-
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
     """The dearest of multiplications, loads, and bytes that pass between L1 and beyond."""
@@ -19,7 +13,7 @@ def price_direct(counts: DirectCounts, target: Target) -> Cost:
     cycles = {
         "execution": max(
             counts.products / core.multipliers,
-            counts.loads * _LOADS_OF_A_SHIFT[target.isa] / core.batch.loads,
+            counts.loads * core.loops.across_lines[target.isa] / core.batch.loads,
         )
         + counts.stores * core.batch.store_cycles
     }
@@ -34,7 +28,7 @@ def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
     """Code comes once a call: a part of it stays in L1 while it runs over all positions."""
     core, prices = target.core, target.core.batch
     share = shared_loads(target, counts.panels)
-    inputs = counts.inputs * _LOADS_OF_A_SHIFT[target.isa]
+    inputs = counts.inputs * core.loops.across_lines[target.isa]
     loading = (counts.nnz * (1 - 0.75 * share) + inputs) / prices.loads
     products = counts.nnz * (1 + share * prices.spreading[target.isa]) / prices.products
     stores = counts.outputs * prices.store_cycles
@@ -67,7 +61,7 @@ def price_copy(moved_bytes: int, target: Target) -> Cost:
 
 def price_gathering(elements: int, is_strided: bool, target: Target) -> Cost:
     """Columns of so many elements, written and, where they do not stay near, read again."""
-    moved = price_copy(8 * elements, target)
-    copying = elements * _CYCLES_A_COLUMN[is_strided] / target.core.rates.cycles_per_ns
+    moved, core = price_copy(8 * elements, target), target.core
+    copying = elements * core.loops.gathered[is_strided] / core.rates.cycles_per_ns
     again = 0.0 if moved.bound.endswith(("L1", "L2")) else moved.ns / 2
     return Cost(elements, 0, 8 * elements, max(copying, moved.ns) + again, moved.bound)

@@ -15,9 +15,6 @@ from sparsejit.ir.spec import Layout
 from sparsejit.machine.core import CsrPrices
 from sparsejit.planner.cost import Cost, cache_level
 
-_CALL_CYCLES = 300  # to save registers and make room
-_PANEL_SHARE_OF_L1 = 0.85  # beyond it x comes from L2
-
 
 def price_csr(counts: CsrCounts) -> Cost:
     """The sum of its passes, or what their weights need to arrive."""
@@ -29,7 +26,9 @@ def price_csr(counts: CsrCounts) -> Cost:
     again = cache_level(stream_bytes, shape.workspace_bytes, replace(target, between_bytes=0), 0)
     cycles_a_byte = 1 / core.rates.data[level] + (shape.pass_count - 1) / core.rates.data[again]
     fetching = stream_bytes * cycles_a_byte
-    computing = _CALL_CYCLES + sum(part.times * _cycles(counts, part) for part in shape.passes)
+    computing = core.loops.csr_call + sum(
+        part.times * _cycles(counts, part) for part in shape.passes
+    )
     exposed = 0.0 if level == "L2" else _prices(counts).fetch * fetching
     cycles = max(fetching, computing + exposed)
     return Cost(
@@ -47,10 +46,10 @@ def _prices(counts: CsrCounts) -> CsrPrices:
 
 def _cycles(counts: CsrCounts, part: Pass) -> float:
     """Of one pass."""
-    spec, shape, prices = counts.spec, counts.shape, _prices(counts)
+    spec, shape, prices, target = counts.spec, counts.shape, _prices(counts), counts.target
     layout = int(spec.layout is Layout.BATCH_MAJOR)
     row_blocks = -(-spec.out_features // shape.blocks.rows)
-    exceeds = shape.panel_bytes > _PANEL_SHARE_OF_L1 * counts.target.l1d_bytes
+    exceeds = shape.panel_bytes > target.core.loops.csr_near * target.l1d_bytes
     product = prices.product + (prices.far_product if exceeds else 0)
     moved = spec.in_features * row_blocks * prices.into_panel[layout]
     moved += spec.out_features * prices.to_y[layout]

@@ -13,9 +13,6 @@ from sparsejit.ir.spec import DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level
 
-_INSTRUCTIONS_A_CYCLE = 2  # vectors
-_TRANSPOSING = 6  # instructions a vector: a load, four exchanges of lanes, a store
-
 
 def vector_cost(
     instructions: float, moved_bytes: int, target: Target, waiting: float = 0.0
@@ -27,7 +24,7 @@ def vector_cost(
     rates = target.core.rates
     level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
     cycles = {
-        "execution": instructions / _INSTRUCTIONS_A_CYCLE + waiting,
+        "execution": instructions / target.core.loops.instructions + waiting,
         f"data from {level}": moved_bytes / rates.data[level],
     }
     bound = max(cycles, key=lambda resource: cycles[resource])
@@ -42,7 +39,7 @@ def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
     moved = lowered.counts["bytes_read"] + lowered.counts["bytes_written"]
     if isinstance(plan, TransposedCopy):
         vectors = prod(lowered.chain.shape) / target.lanes
-        return vector_cost(vectors * _TRANSPOSING, moved, target)
+        return vector_cost(vectors * target.core.loops.transposed, moved, target)
     return vector_cost(*_work(lowered, plan, moved, target))
 
 
