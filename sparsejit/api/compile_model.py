@@ -48,6 +48,7 @@ def compile_model(
     example_kwargs: Mapping[str, Any] | None = None,
     free_batch: bool = True,
     free_shapes: bool = False,
+    constants: Mapping[str, Any] | None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
     threads: int | str = 1,
@@ -64,6 +65,7 @@ def compile_model(
     example_kwargs: Mapping[str, Any] | None = None,
     free_batch: bool = True,
     free_shapes: bool = False,
+    constants: Mapping[str, Any] | None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
     threads: int | str = 1,
@@ -85,6 +87,8 @@ def compile_model(
         each sample apart from the others. Where it does not, the batch is that of the example.
     free_shapes: whether inputs of other shapes compile the model once more, at their first use:
         sequences of other lengths, say. Otherwise they are refused.
+    constants: numbers or arrays for inputs of an ONNX model by their names, such as {"sr": 16000}:
+        these inputs are gone, and what depends on them alone is computed now.
     dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
         ("encoder.*") to that, of which the last that matches counts.
     target, threads, tune, exact: as in `compile_matrix`, for every layer.
@@ -96,13 +100,13 @@ def compile_model(
     settings = ModelSettings(target, threads, tune, exact)
     options, tell = settings.resolved(), told(progress)
     if is_estimator(model):
-        if example_kwargs or free_shapes or not free_batch:
+        if example_kwargs or free_shapes or constants or not free_batch:
             raise InvalidInput(
-                "an estimator takes one X of any length; leave out example_kwargs, free_shapes "
-                "and free_batch"
+                "an estimator takes one X of any length; leave out example_kwargs, free_shapes, "
+                "constants and free_batch"
             )
         return compile_estimator(model, example_inputs, settings, dtype, tell)
-    compiler = _Compiler(model, free_batch, dtype, options)
+    compiler = _Compiler(model, free_batch, dtype, options, dict(constants or {}))
     args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
     exported, variant = compiler.make(args, kwargs, tell)
     again = compiler.for_leaves(exported) if free_shapes else None
@@ -138,6 +142,7 @@ class _Compiler:
     free_batch: bool
     dtype: Dtypes
     options: ModelOptions
+    constants: Mapping[str, Any]
 
     def make(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress
@@ -157,13 +162,18 @@ class _Compiler:
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         if not is_onnx(self.model):
+            if self.constants:
+                raise InvalidInput(
+                    f"constants has {', '.join(self.constants)}, which are for ONNX models; give a "
+                    "torch model's as example_kwargs of plain numbers"
+                )
             return export(self.model, args, dict(kwargs), self.free_batch)
         if kwargs:
             raise InvalidInput(
                 f"example_kwargs has {', '.join(kwargs)}; an ONNX model takes example_inputs "
                 "alone, in the order of its inputs"
             )
-        return import_onnx(self.model, args, self.free_batch)
+        return import_onnx(self.model, args, self.free_batch, self.constants)
 
     def for_leaves(self, exported: Exported | ImportedModel) -> Callable[[Sequence[Any]], Variant]:
         """What compiles the model for flat inputs of other shapes, nested as before."""

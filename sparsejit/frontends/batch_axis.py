@@ -20,9 +20,7 @@ PROBES = (101, 103)
 _VIEWS = (Reshape, Permute, Expand, Slice)
 
 
-def why_fixed(
-    graph_of: Callable[[int], Graph], example_batch: int | None
-) -> tuple[str, Graph]:
+def why_fixed(graph_of: Callable[[int], Graph], example_batch: int | None) -> tuple[str, Graph]:
     """Why a model's batch cannot be of any size, or nothing, and its graph for the first probe.
 
     `graph_of` makes the graph for a batch of that size; it is asked for each size once.

@@ -33,9 +33,7 @@ class ColumnScales:
 
     def changes_nothing(self, features: int) -> bool:
         own = ColumnScales.of(features)
-        return np.array_equal(self.source, own.source) and np.array_equal(
-            self.numbers, own.numbers
-        )
+        return np.array_equal(self.source, own.source) and np.array_equal(self.numbers, own.numbers)
 
     @property
     def is_affine(self) -> bool:

@@ -200,9 +200,7 @@ class EstimatorInput:
 
     def _check_columns(self, given: list[Any]) -> None:
         if self.names is not None and given != list(self.names):
-            raise InvalidInput(
-                f"X has the columns {given}; give {list(self.names)}, in this order"
-            )
+            raise InvalidInput(f"X has the columns {given}; give {list(self.names)}, in this order")
 
     def _floats(self, array: Array, is_frame: bool) -> Array:
         if array.dtype.kind not in f"{_NUMBERS}O":
@@ -244,8 +242,7 @@ class EstimatorInput:
         if self.library == "xgboost":
             return array
         raise InvalidInput(
-            f"X has no samples, its shape is {array.shape}; give at least one, as "
-            f"{self.name} asks"
+            f"X has no samples, its shape is {array.shape}; give at least one, as {self.name} asks"
         )
 
     def _check_finite(self, array: Array) -> None:

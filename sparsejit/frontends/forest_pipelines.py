@@ -167,9 +167,7 @@ class _Numbers:
         with np.errstate(over="ignore"):
             return made.astype(np.float32) if self.rounds else made
 
-    def levels(
-        self, steps: Sequence[Any], features: int, source: Array, category: Array
-    ) -> Array:
+    def levels(self, steps: Sequence[Any], features: int, source: Array, category: Array) -> Array:
         """What the steps make of x that is no category, and of each output's own: (2, outputs)."""
         found = np.zeros((2, len(source)))
         for output in np.flatnonzero(~np.isnan(category)):

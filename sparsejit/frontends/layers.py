@@ -16,9 +16,7 @@ _MATRIX_MODULES = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
 _MASKED = ("_orig", "_mask")
 
 
-def weights_and_bias(
-    weights: Any, bias: Any = None
-) -> tuple[Array | CompressedRows, Array | None]:
+def weights_and_bias(weights: Any, bias: Any = None) -> tuple[Array | CompressedRows, Array | None]:
     """A matrix (out_features, in_features) and a bias, or None, out of what a user has.
 
     `weights` are anything that `to_array` takes, of two dimensions or more, where all after the

@@ -1,6 +1,6 @@
 """Operators of quantised files that are others in a row: DequantizeLinear, the operator, and back.
 
-    QLinearConv(x, W, b)  ->  x, W, b = DequantizeLinear(...); y = Conv(x, W, b); QuantizeLinear(y)
+QLinearConv(x, W, b)  ->  x, W, b = DequantizeLinear(...); y = Conv(x, W, b); QuantizeLinear(y)
 """
 
 from __future__ import annotations

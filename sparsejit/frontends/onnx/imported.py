@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import why_fixed
@@ -21,16 +23,22 @@ Shape = tuple[int | str | None, ...]
 
 
 def import_onnx(
-    source: str | Path | ModelProto, example_inputs: Sequence[Any] = (), free_batch: bool = True
+    source: str | Path | ModelProto,
+    example_inputs: Sequence[Any] = (),
+    free_batch: bool = True,
+    constants: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """The path of an .onnx file, or a ModelProto.
 
     Example inputs give sizes that the file leaves open, in the order of its inputs; without them
     the batch is 1. With `free_batch` axis 0 may have any length where the file leaves it open in
-    all inputs and no sample touches another. Raises as `reading.read_model` does, InvalidInput for
+    all inputs and no sample touches another. Inputs that `constants` name are what it says, and
+    not given any more. Raises as `reading.read_model` does, InvalidInput for
     examples that do not fit, and UnsupportedOperator, which lists the nodes that have no mapping.
     """
-    return ImportedModel(read_model(source), tuple(example_inputs), free_batch)
+    return ImportedModel(
+        read_model(source), tuple(example_inputs), free_batch, dict(constants or {})
+    )
 
 
 class ImportedModel:
@@ -39,12 +47,20 @@ class ImportedModel:
     Inputs are a tuple, in the order of the file; a single output comes alone, several as a tuple.
     """
 
-    def __init__(self, model: ModelProto, examples: tuple[Any, ...], free_batch: bool) -> None:
-        self._model, self._opset = model.graph, opset_of(model, "the model")
+    def __init__(
+        self,
+        model: ModelProto,
+        examples: tuple[Any, ...],
+        free_batch: bool,
+        constants: Mapping[str, Any],
+    ) -> None:
+        self._model, self._opset = model.graph, opset_of(model)
         self._arrays: dict[str, Array] = {
             each.name: tensor_array(each) for each in model.graph.initializer
         }
         inputs = [each for each in model.graph.input if each.name not in self._arrays]
+        self._arrays.update(_fixed(inputs, constants))
+        inputs = [each for each in inputs if each.name not in constants]
         self._declared: dict[str, Shape] = {each.name: _declared(each) for each in inputs}
         self._shapes = _sizes(self._declared, examples)
         arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, inputs)))
@@ -86,6 +102,27 @@ class ImportedModel:
         return why_fixed(self.graph, self.example_batch)[0]
 
 
+def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Array]:
+    """Constants in the dtypes of the inputs that they take the place of.
+
+    Raises InvalidInput for a name that no input has, and for what the input does not hold.
+    """
+    declared = {each.name: each for each in inputs}
+    found = {}
+    for name, given in constants.items():
+        if name not in declared:
+            raise InvalidInput(f"constants has {name!r}; the inputs are {', '.join(declared)}")
+        value = declared[name]
+        dtype = dtype_of(value.type.tensor_type.elem_type, f"input {name}")
+        array = np.asarray(given)
+        is_number = array.dtype.kind in "biuf"
+        if not is_number or (dtype.kind != "f" and not np.array_equal(array.astype(dtype), array)):
+            raise InvalidInput(f"constants[{name!r}] is {given!r}, which {dtype} does not hold")
+        _check_sizes(f"constants[{name!r}]", array.shape, _declared(value))
+        found[name] = array.astype(dtype)
+    return found
+
+
 def _tensor(value: Any) -> Nest:
     try:
         return tensor_of(dtype_of(value.type.tensor_type.elem_type, value.name).name)
@@ -107,9 +144,7 @@ def _declared(value: Any) -> Shape:
     return shape
 
 
-def _sizes(
-    declared: Mapping[str, Shape], examples: Sequence[Any]
-) -> dict[str, tuple[int, ...]]:
+def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, tuple[int, ...]]:
     """The sizes of each input: those of the example, or of the file with a batch of 1."""
     if not examples:
         return {name: _without_example(name, shape) for name, shape in declared.items()}
@@ -121,14 +156,19 @@ def _sizes(
     found = {}
     for (name, shape), example in zip(declared.items(), examples, strict=True):
         sizes = tuple(to_array(example, name, takes_bools=True).shape)
-        fits = len(sizes) == len(shape) and all(
-            not isinstance(wanted, int) or size == wanted
-            for size, wanted in zip(sizes, shape, strict=True)
-        )
-        if not fits:
-            raise InvalidInput(f"example of {name} has shape {sizes}; the model takes {shape}")
+        _check_sizes(f"example of {name}", sizes, shape)
         found[name] = sizes
     return found
+
+
+def _check_sizes(what: str, sizes: tuple[int, ...], shape: Shape) -> None:
+    """Raises InvalidInput for sizes that are not as the file has them."""
+    fits = len(sizes) == len(shape) and all(
+        not isinstance(wanted, int) or size == wanted
+        for size, wanted in zip(sizes, shape, strict=True)
+    )
+    if not fits:
+        raise InvalidInput(f"{what} has shape {sizes}; the model takes {shape}")
 
 
 def _without_example(name: str, shape: Shape) -> tuple[int, ...]:

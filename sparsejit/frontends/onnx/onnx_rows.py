@@ -7,6 +7,7 @@ from sparsejit.frontends.onnx.operators import (
     convolution,
     elementwise,
     normalisation,
+    places,
     products,
     quantisation,
     recurrent,
@@ -17,7 +18,7 @@ from sparsejit.frontends.onnx.operators import (
 
 GROUPS = (
     *(products, convolution, recurrent, elementwise, reductions, normalisation, views, selection),
-    quantisation,
+    *(places, quantisation),
 )
 # Each is called with the writer and the node's `Call`.
 OPERATORS: Mapping[str, Callable[..., Any]] = {

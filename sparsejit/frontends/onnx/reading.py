@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 SUFFIX = ".onnx"
-OLDEST_OPSET, NEWEST_OPSET = 11, 21
+# Older ones than the last are converted to it where the onnx package can: its evaluator computes
+# constants of older ones wrongly (Unsqueeze with axes as an attribute). From the second on they
+# are mapped as they are, from the first on they can be converted.
+OLDEST_OPSET, _OLDEST_MAPPED, _CONVERTED_TO = 7, 11, 13
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -36,7 +39,8 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
     """The model, with tensors in files beside it, and its own functions written out.
 
     Raises MissingDependency without the onnx package, InvalidInput where there is no such file and
-    for an opset that is not known, and DamagedFile for a file that is no valid model.
+    for an opset that is not known or cannot be converted, and DamagedFile for a file that is no
+    valid model.
     """
     try:
         import onnx
@@ -48,7 +52,7 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
     try:
         model = onnx.load(str(source)) if isinstance(source, str | Path) else source
         onnx.checker.check_model(model)
-        opset_of(model, name)
+        model = _converted(model, name)
         return inline_local_functions(model) if len(model.functions) else model
     except FileNotFoundError as error:
         raise InvalidInput(f"{error.filename or name} is missing; check the path") from error
@@ -61,16 +65,42 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
         ) from error
 
 
-def opset_of(model: ModelProto, name: str) -> int:
-    """The version of ONNX's own operators. Raises InvalidInput for one that is not known."""
+def opset_of(model: ModelProto) -> int:
+    """The version of ONNX's own operators."""
     versions = [each.version for each in model.opset_import if each.domain in _STANDARD_DOMAINS]
-    opset = max(versions, default=0)
-    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+    return max(versions, default=0)
+
+
+def newest_opset() -> int:
+    """The newest that the onnx package knows."""
+    from onnx.defs import onnx_opset_version
+
+    return int(onnx_opset_version())
+
+
+def _converted(model: ModelProto, name: str) -> ModelProto:
+    """The model in an opset that is mapped. Raises InvalidInput where there is none of it."""
+    import onnx
+    from onnx.version_converter import ConvertError, convert_version
+
+    opset, newest = opset_of(model), newest_opset()
+    if not OLDEST_OPSET <= opset <= newest:
+        remedy = "install a newer onnx" if opset > newest else "export it again"
         raise InvalidInput(
-            f"{name} has opset {opset}; sparsejit reads {OLDEST_OPSET} to {NEWEST_OPSET}: convert "
-            f"it with onnx.version_converter.convert_version(model, {NEWEST_OPSET})"
+            f"{name} has opset {opset}; sparsejit reads {OLDEST_OPSET} to {newest} with onnx "
+            f"{onnx.__version__}: {remedy}"
         )
-    return opset
+    if opset >= _CONVERTED_TO:
+        return model
+    try:
+        return convert_version(model, _CONVERTED_TO)
+    except (ConvertError, RuntimeError) as error:
+        if opset >= _OLDEST_MAPPED:
+            return model
+        raise InvalidInput(
+            f"{name} has opset {opset}, which onnx cannot convert to {_CONVERTED_TO} "
+            f"({str(error).strip().splitlines()[-1]}); export it again with {_CONVERTED_TO}"
+        ) from error
 
 
 def tensor_array(tensor: TensorProto) -> Array:

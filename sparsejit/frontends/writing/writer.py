@@ -362,7 +362,6 @@ class Formula:
         )
         return self._write.many(chain, *self._operands)
 
-
     def _whole(self) -> tuple[int, ...]:
         """The shape that the operands broadcast to. Raises Unmapped where they do not."""
         shapes = [value.shape for value in self._operands]

@@ -91,8 +91,11 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
             more = [pooling.beyond_the_end(*axis) for axis in geometry]
             widths = [(first, last + n) for (first, last), n in zip(widths, more, strict=True)]
         counts = call.flag("count_include_pad") or not any(map(any, widths))
-        if kind is PoolingKind.AVERAGE and counts and call.flag("ceil_mode") and any(
-            map(any, widths)
+        if (
+            kind is PoolingKind.AVERAGE
+            and counts
+            and call.flag("ceil_mode")
+            and any(map(any, widths))
         ):
             raise Unmapped("ceil_mode, which counts padding differently at the end")
         windows = kernel, strides, tuple(widths), spans

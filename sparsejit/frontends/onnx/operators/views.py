@@ -151,7 +151,8 @@ def space_to_depth(write: Writer, call: Call) -> Value:
     batch, channels, height, width = x.shape
     rows, columns = height // block, width // block
     apart = arranging.reshaped(write, x, (batch, channels, rows, block, columns, block))
-    moved = arranging.permuted(write, apart, (0, 3, 5, 1, 2, 4))
+    orders = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
+    moved = arranging.permuted(write, apart, orders[call.choice("mode", (*orders,))])
     return arranging.reshaped(write, moved, (batch, -1, rows, columns))
 
 

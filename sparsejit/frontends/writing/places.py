@@ -1,0 +1,157 @@
+"""Elements and rows by places of several axes: taken, and replaced where the places are known.
+
+x (4, 3, 5), places (2, 2)    rows of x as (12, 5), those numbered 3 p[0] + p[1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from sparsejit.frontends.writing.arranging import joined, reshaped
+from sparsejit.frontends.writing.selection import looked_up, taken
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Array, Element, Value
+
+# The function that a reduction of a scatter is.
+REDUCTIONS = {"none": "", "add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
+_MOST_ROUNDS = 16  # of updates of the same place, one after another
+
+
+def by_axis(write: Writer, x: Operand, places: Operand, axis: int) -> Value:
+    """y[i, j, ...] = x[i, p, ...] for p = places[i, j, ...] along that axis."""
+    value = write.value(x)
+    shape = _shape(places)
+    numbers = _along(write, value.shape, places, axis)
+    flat = reshaped(write, value, (prod(value.shape), 1))
+    return reshaped(write, _rows(write, flat, numbers), shape)
+
+
+def by_tuples(write: Writer, x: Operand, places: Operand, batch_axes: int = 0) -> Value:
+    """The parts of x that tuples along the last axis of `places` name, behind equal first axes."""
+    value, shape = write.value(x), _shape(places)
+    depth = batch_axes + shape[-1]
+    numbers = _of_tuples(write, value.shape, places, batch_axes)
+    rest = value.shape[depth:]
+    flat = reshaped(write, value, (prod(value.shape[:depth]), prod(rest)))
+    return reshaped(write, _rows(write, flat, numbers), (*shape[:-1], *rest))
+
+
+def replaced_by_axis(
+    write: Writer, x: Operand, places: Array, updates: Operand, axis: int, reduction: str = "none"
+) -> Value:
+    """x with y[i, p, ...] = updates[i, j, ...] for p = places[i, j, ...], or reduced with it."""
+    value = write.value(x)
+    numbers = np.asarray(_along(write, value.shape, places, axis))
+    flat = reshaped(write, value, (prod(value.shape), 1))
+    new = reshaped(write, updates, (numbers.size, 1))
+    return reshaped(write, _replaced(write, flat, numbers, new, reduction), value.shape)
+
+
+def replaced_by_tuples(
+    write: Writer, x: Operand, places: Array, updates: Operand, reduction: str = "none"
+) -> Value:
+    """x with the parts that tuples along the last axis name replaced, or reduced with updates."""
+    value, depth = write.value(x), places.shape[-1]
+    numbers = np.asarray(_of_tuples(write, value.shape, places, 0))
+    length = prod(value.shape[depth:])
+    flat = reshaped(write, value, (prod(value.shape[:depth]), length))
+    new = reshaped(write, updates, (numbers.size, length))
+    return reshaped(write, _replaced(write, flat, numbers, new, reduction), value.shape)
+
+
+def _shape(places: Operand) -> tuple[int, ...]:
+    assert isinstance(places, Value | np.ndarray)
+    return tuple(places.shape)
+
+
+def _rows(write: Writer, rows: Value, numbers: Operand) -> Value:
+    if isinstance(numbers, np.ndarray):
+        return taken(write, rows, 0, numbers.reshape(-1))
+    return looked_up(write, rows, 0, numbers)
+
+
+def _replaced(write: Writer, rows: Value, numbers: Array, new: Value, reduction: str) -> Value:
+    """In rounds, in each of which no row is named twice."""
+    if reduction not in REDUCTIONS:
+        raise Unmapped(f"its reduction is {reduction!r}, not one of {', '.join(REDUCTIONS)}")
+    kind, flat = REDUCTIONS[reduction], numbers.reshape(-1)
+    rounds = _rounds(flat) if kind else [np.arange(len(flat))]
+    if len(rounds) > _MOST_ROUNDS:
+        raise Unmapped(f"reduces {len(rounds)} updates of one place, at most {_MOST_ROUNDS}")
+    for part in rounds:
+        named, updates = flat[part], taken(write, new, 0, part)
+        if kind:
+            updates = write.pointwise(kind, taken(write, rows, 0, named), updates)
+        source = np.arange(len(range(rows.shape[0])))
+        source[named] = rows.shape[0] + np.arange(len(part))
+        rows = taken(write, joined(write, [rows, updates], 0), 0, source)
+    return rows
+
+
+def _rounds(numbers: Array) -> list[Array]:
+    """Where in `numbers` each number comes for the first time, for the second, and so on."""
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    turns = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    turn_of = np.empty_like(turns)
+    turn_of[order] = turns
+    return [np.flatnonzero(turn_of == turn) for turn in range(turns.max(initial=-1) + 1)]
+
+
+def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> Operand:
+    """The number, in an array of this shape, of each place along an axis."""
+    grids = np.ogrid[tuple(slice(0, n) for n in _shape(places))]
+    step = prod(shape[axis + 1 :])
+    others = sum(
+        (grid * prod(shape[n + 1 :]) for n, grid in enumerate(grids) if n != axis),
+        np.zeros((), np.int64),
+    )
+    return _numbered(write, [(places, shape[axis], step)], others, prod(shape))
+
+
+def _of_tuples(write: Writer, shape: Sequence[int], places: Operand, batch_axes: int) -> Operand:
+    """The number of the part that each tuple names, among all parts of as many axes."""
+    lead = _shape(places)
+    depth = batch_axes + lead[-1]
+    if depth > len(shape):
+        raise Unmapped(f"names {depth} axes of {len(shape)}")
+    steps = [prod(shape[n + 1 : depth]) for n in range(depth)]
+    grids = np.ogrid[tuple(slice(0, n) for n in lead[:-1])] if len(lead) > 1 else []
+    others = sum((grids[n] * steps[n] for n in range(batch_axes)), np.zeros((), np.int64))
+    parts = []
+    for n in range(lead[-1]):
+        column = taken(write, places, -1, np.array([n])) if isinstance(places, Value) else None
+        own = np.asarray(places[..., n]) if column is None else reshaped(write, column, lead[:-1])
+        parts.append((own, shape[batch_axes + n], steps[batch_axes + n]))
+    return _numbered(write, parts, others, prod(shape[:depth]))
+
+
+def _numbered(
+    write: Writer, parts: Sequence[tuple[Operand, int, int]], others: Array, count: int
+) -> Operand:
+    """The sum of (places, how many there are, step), and of `others`.
+
+    A place that is none gives `count`, which no row has. Raises Unmapped for one that is known.
+    """
+    if all(isinstance(places, np.ndarray) for places, _, _ in parts):
+        total = others.astype(np.int64)
+        for places, length, step in parts:
+            known = np.asarray(places, np.int64)
+            if known.size and not -length <= known.min() <= known.max() < length:
+                raise Unmapped(f"names a place beyond {length}")
+            total = total + np.where(known < 0, known + length, known) * step
+        return np.asarray(total)
+    f = write.formula("places")
+    zero, number, exists = write.number(0, Element.INT64), None, None
+    for places, length, step in parts:
+        place, limit = write.cast(places, Element.INT64), write.number(length, Element.INT64)
+        own = f("where", f("less", place, zero), f("add", place, limit), place)
+        within = f("logical_and", f("greater_equal", own, zero), f("less", own, limit))
+        exists = within if exists is None else f("logical_and", exists, within)
+        scaled = f("mul", own, write.number(step, Element.INT64))
+        number = scaled if number is None else f("add", number, scaled)
+    whole = f("add", number, write.constant(others, "places"))
+    return f.finish(f("where", exists, whole, write.number(count, Element.INT64)))

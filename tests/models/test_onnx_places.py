@@ -1,0 +1,154 @@
+"""Gathers and scatters of ONNX by places of several axes, against loops in numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper
+
+import sparsejit
+from sparsejit.errors import InvalidInput, UnsupportedOperator
+
+UPDATES = {
+    "none": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "min": min,
+    "max": max,
+}
+
+
+def compiled(
+    operator: str,
+    inputs: dict[str, np.ndarray],
+    known: dict[str, np.ndarray],
+    axes: int,
+    **attributes: Any,
+) -> Any:
+    """One node, called with `inputs`; the others are initialisers; its result has so many axes."""
+    operands = ["x", "places", "updates"][: len(inputs) + len(known)]
+    node = helper.make_node(operator, operands, ["y"], **attributes)
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in inputs.items()
+    ]
+    held = [numpy_helper.from_array(each, name) for name, each in known.items()]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [f"y{n}" for n in range(axes)])
+    graph = helper.make_graph([node], "places", declared, [result], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return sparsejit.compile(model, free_batch=False)
+
+
+def drawn(data: st.DataObject, most: int = 3) -> tuple[np.ndarray, np.random.Generator]:
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 8]), min_size=1, max_size=most))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    return generator.standard_normal(shape).astype(np.float32), generator
+
+
+@settings(max_examples=40)
+@given(data=st.data(), is_known=st.booleans())
+def test_elements_along_an_axis(data: st.DataObject, is_known: bool) -> None:
+    x, generator = drawn(data)
+    axis = data.draw(st.integers(-x.ndim, x.ndim - 1))
+    shape = [int(generator.integers(1, n + 1)) for n in x.shape]
+    shape[axis] = data.draw(st.sampled_from([1, 3, 9]))
+    places = generator.integers(-x.shape[axis], x.shape[axis], shape)
+    arrays = {"x": x}, {"places": places}
+    if not is_known:
+        arrays = {"x": x, "places": places}, {}
+    found = compiled("GatherElements", *arrays, x.ndim, axis=axis)(*arrays[0].values())
+    cut = x[tuple(slice(None if n == axis % x.ndim else m) for n, m in enumerate(shape))]
+    np.testing.assert_array_equal(found, np.take_along_axis(cut, places, axis))
+
+
+@settings(max_examples=40)
+@given(data=st.data(), is_known=st.booleans())
+def test_parts_by_tuples(data: st.DataObject, is_known: bool) -> None:
+    x, generator = drawn(data)
+    batch_axes = data.draw(st.integers(0, x.ndim - 1))
+    depth = data.draw(st.integers(1, x.ndim - batch_axes))
+    lead = (*x.shape[:batch_axes], *data.draw(st.lists(st.integers(1, 4), max_size=2)))
+    named = x.shape[batch_axes : batch_axes + depth]
+    places = np.stack([generator.integers(-n, n, lead) for n in named], axis=-1)
+    arrays = ({"x": x}, {"places": places}) if is_known else ({"x": x, "places": places}, {})
+    axes = len(lead) + x.ndim - batch_axes - depth
+    found = compiled("GatherND", *arrays, axes, batch_dims=batch_axes)(*arrays[0].values())
+    wanted = [x[(*at[:batch_axes], *places[at])] for at in np.ndindex(lead)]
+    np.testing.assert_array_equal(
+        found.reshape(len(wanted), -1), np.reshape(wanted, (len(wanted), -1))
+    )
+
+
+@settings(max_examples=40)
+@given(data=st.data(), reduction=st.sampled_from(sorted(UPDATES)))
+def test_replaced_along_an_axis(data: st.DataObject, reduction: str) -> None:
+    x, generator = drawn(data)
+    axis = data.draw(st.integers(0, x.ndim - 1))
+    shape = [int(generator.integers(1, n + 1)) for n in x.shape]
+    most = 6 if reduction != "none" else x.shape[axis]
+    shape[axis] = int(generator.integers(1, most + 1))
+    places = generator.integers(-x.shape[axis], x.shape[axis], shape)
+    if reduction == "none":  # of places that are named twice, which comes last is not said
+        places = np.argsort(
+            generator.random((*shape[:axis], x.shape[axis], *shape[axis + 1 :])), axis
+        )
+        places = places.take(range(shape[axis]), axis)
+    updates = generator.standard_normal(shape).astype(np.float32)
+    run = compiled(
+        "ScatterElements", {"x": x, "updates": updates}, {"places": places}, x.ndim,
+        axis=axis, reduction=reduction,
+    )  # fmt: skip
+    wanted = x.copy()
+    for at in np.ndindex(*shape):
+        to = (*at[:axis], places[at], *at[axis + 1 :])
+        wanted[to] = UPDATES[reduction](wanted[to], updates[at])
+    np.testing.assert_allclose(run(x, updates), wanted, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), reduction=st.sampled_from(sorted(UPDATES)))
+def test_replaced_by_tuples(data: st.DataObject, reduction: str) -> None:
+    x, generator = drawn(data)
+    depth = data.draw(st.integers(1, x.ndim))
+    parts = np.array(list(np.ndindex(*x.shape[:depth])))
+    count = data.draw(st.integers(1, min(6, len(parts))))
+    places = parts[generator.choice(len(parts), count, replace=reduction != "none")]
+    places = places - generator.integers(0, 2, places.shape) * x.shape[:depth]
+    updates = generator.standard_normal((count, *x.shape[depth:])).astype(np.float32)
+    run = compiled(
+        "ScatterND", {"x": x, "updates": updates}, {"places": places}, x.ndim, reduction=reduction
+    )
+    wanted = x.copy()
+    for number, at in enumerate(places):
+        old = wanted[tuple(at)]
+        new = np.vectorize(UPDATES[reduction])(old, updates[number])
+        wanted[tuple(at)] = new
+    np.testing.assert_allclose(run(x, updates), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_places_that_are_none_are_refused() -> None:
+    x, places = np.ones((2, 3), np.float32), np.array([[0, 2, 1]])
+    run = compiled("GatherElements", {"x": x, "places": places}, {}, 2, axis=1)
+    for wrong in (3, -4, 2**62):
+        with pytest.raises(InvalidInput, match="an index that its table has no row for"):
+            run(x, np.array([[0, wrong, 1]]))
+    with pytest.raises(UnsupportedOperator, match="names a place beyond 3"):
+        compiled("GatherElements", {"x": x}, {"places": np.array([[3, 0, 0]])}, 2, axis=1)
+    with pytest.raises(UnsupportedOperator, match="indices is not known before the model runs"):
+        compiled("ScatterElements", {"x": x, "places": places, "updates": x[:1]}, {}, 2, axis=1)
+    same = np.zeros((1, 20), np.int64)
+    updates = np.ones((1, 20), np.float32)
+    with pytest.raises(UnsupportedOperator, match="reduces 20 updates of one place, at most 16"):
+        compiled(
+            "ScatterElements",
+            {"x": x, "updates": updates},
+            {"places": same},
+            2,
+            axis=1,
+            reduction="add",
+        )

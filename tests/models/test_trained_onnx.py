@@ -1,0 +1,108 @@
+"""Models that others have trained, as their files are; and inputs that are constants."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import onnx
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+
+FOLDER = Path(__file__).parents[3] / "shared" / "data" / "onnx"
+SILERO = {"input": (1, 576), "state": (2, 1, 128)}
+# Sizes that files leave open. The onnx package computes these right, and soon.
+FILES: dict[str, dict[str, tuple[int, ...]]] = {
+    "dtln_1": {},
+    "dtln_2": {},
+    "fsmnvad-online": {"speech": (1, 10, 400)},
+    "mnist": {},
+    "nnsplit_en": {"input": (1, 500)},
+    "silero_vad": SILERO,
+    "silero_vad_16k_op15": SILERO,
+    "unitree_g1_policy": {},
+    "wakeword_mirror": {},
+}
+# These it does not: they are compared with their own graphs, in float64.
+BY_THEMSELVES = ("gtcrn_simple", "magika_v3_3", "ultraface_RFB320", "yolox_nano")
+RATE = {"sr": 16000}
+
+
+def inputs_of(model: Any, sizes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Normal with a deviation of 0.5, whole numbers up to 49, and the rate."""
+    generator = np.random.default_rng(0)
+    held, found = {each.name for each in model.graph.initializer}, {}
+    for each in model.graph.input:
+        kind = each.type.tensor_type
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        shape = sizes.get(each.name) or tuple(axis.dim_value or 1 for axis in kind.shape.dim)
+        if each.name == "sr":
+            found["sr"] = np.array(RATE["sr"], dtype)
+        elif each.name not in held:
+            whole = generator.integers(0, 50, shape)
+            floats = 0.5 * generator.standard_normal(shape)
+            found[each.name] = (floats if dtype.kind == "f" else whole).astype(dtype)
+    return found
+
+
+@pytest.mark.parametrize("name", [*FILES, *BY_THEMSELVES])
+def test_a_trained_file_computes_what_onnx_says(name: str) -> None:
+    path = FOLDER / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    model = onnx.load(path)
+    given = inputs_of(model, FILES.get(name, {}))
+    constants = {each: RATE[each] for each in given if each in RATE}
+    rest = tuple(array for each, array in given.items() if each not in constants)
+    fast = sparsejit.compile(path, rest, constants=constants)
+    found = fast(*rest)
+    if name in FILES:
+        if model.opset_import[0].version < 13:
+            model = onnx.version_converter.convert_version(model, 13)
+        wanted = ReferenceEvaluator(model).run(None, given)
+    else:
+        wide = [x.astype(np.float64 if x.dtype.kind == "f" else np.int64) for x in rest]
+        wanted = fast.graph.evaluate(wide)
+    results = found if isinstance(found, tuple) else (found,)
+    for result, exact in zip(results, wanted, strict=True):
+        largest = np.abs(exact).max()
+        assert np.abs(result - exact).max() < (5e-4 if name == "yolox_nano" else 2e-5) * largest
+
+
+def sum_of_two() -> Any:
+    """y = x + n of int64."""
+    values = [helper.make_tensor_value_info(n, TensorProto.INT64, [3]) for n in ("x", "n", "y")]
+    node = helper.make_node("Add", ["x", "n"], ["y"])
+    graph = helper.make_graph([node], "sum", values[:2], values[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def test_an_input_that_is_a_constant_is_not_given() -> None:
+    fast = sparsejit.compile(sum_of_two(), constants={"n": np.arange(3.0)})
+    np.testing.assert_array_equal(fast(np.array([5, 6, 7])), [5, 7, 9])
+
+
+@pytest.mark.parametrize(
+    ("constants", "said"),
+    [
+        ({"m": 1}, "constants has 'm'; the inputs are x, n"),
+        ({"n": 1}, r"constants\['n'\] has shape \(\); the model takes \(3,\)"),
+        ({"n": [0.5, 1, 2]}, "which int64 does not hold"),
+        ({"n": "three"}, "which int64 does not hold"),
+    ],
+)
+def test_a_constant_that_does_not_fit_is_named(constants: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        sparsejit.compile(sum_of_two(), constants=constants)
+
+
+def test_constants_are_of_onnx_models() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InvalidInput, match="which are for ONNX models"):
+        sparsejit.compile(torch.nn.ReLU(), (torch.ones(2, 3),), constants={"x": 1})
