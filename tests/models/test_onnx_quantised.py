@@ -249,3 +249,55 @@ def test_what_is_read_with_another_scale_is_no_layer_in_bytes() -> None:
     (op,) = (node.op for node in graph.nodes if isinstance(node.op, Convolution))
     assert op.dtype is DType.FLOAT32
     assert_within_a_step(model, inputs(np.uint8(7), 4, 9))
+
+
+def dynamic_model(operator: str, weights: np.ndarray, per_row: bool) -> Any:
+    """As quantize_dynamic writes it: x in steps of its own range, sums in int32, their scale."""
+    rows = weights.shape[0 if operator == "ConvInteger" else 1]
+    count = (rows,) if per_row else ()
+    scale = np.linspace(0.01, 0.02, rows if per_row else 1).astype(np.float32).reshape(count)
+    shape = (-1, 1, 1) if operator == "ConvInteger" and per_row else count
+    constants = {
+        "w": weights,
+        "w_scale": scale.reshape(shape),
+        "w_zero": np.arange(rows if per_row else 1, dtype=weights.dtype).reshape(count),
+    }
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "q_scale", "q_zero"]),
+        helper.make_node(operator, ["q", "w", "q_zero", "w_zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["floats"], to=1),
+        helper.make_node("Mul", ["q_scale", "w_scale"], ["scale"]),
+        helper.make_node("Mul", ["floats", "scale"], ["y"]),
+    ]
+    x = (2, 5, 9, 9) if operator == "ConvInteger" else (7, 40)
+    return graph_model(nodes, {"x": x}, constants, axes=len(x))
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("operator", ["ConvInteger", "MatMulInteger"])
+def test_files_of_dynamic_quantisation(operator: str, per_row: bool) -> None:
+    random = np.random.default_rng(3)
+    shape = (6, 5, 3, 3) if operator == "ConvInteger" else (40, 6)
+    weights = random.integers(-100, 100, shape).astype(np.int8)
+    model = dynamic_model(operator, weights, per_row)
+    fast = sparsejit.compile(model, free_batch=False)
+    for offset in (0, 3, -3):
+        x = (random.standard_normal(fast.graph.inputs[0].shape) + offset).astype(np.float32)
+        wanted = wanted_sums(operator, x, model)
+        np.testing.assert_allclose(fast(x), wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def wanted_sums(operator: str, x: np.ndarray, model: Any) -> np.ndarray:
+    """In float64 but for the steps of x, which are ONNX's own in float32."""
+    held = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    steps = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
+    q, scale, zero = ReferenceEvaluator(steps).run(None, {"x": x})
+    centre = held["w_zero"].astype(np.float64)
+    w = held["w"] - (centre.reshape(-1, *[1] * (x.ndim - 1)) if x.ndim > 2 else centre)
+    whole = q.astype(np.float64) - zero
+    if operator == "MatMulInteger":
+        return whole @ w * scale * held["w_scale"]
+    import torch
+
+    sums = torch.nn.functional.conv2d(torch.from_numpy(whole), torch.from_numpy(np.float64(w)))
+    return sums.numpy() * scale * held["w_scale"]

@@ -69,6 +69,10 @@ def _input_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
+# Their whole numbers are floats until they are cast or scaled.
+_HELD_AS_FLOATS = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
+
+
 class NodeInterpreter:
     """Runs nodes in order; what has no mapping is collected in `missing`."""
 
@@ -137,7 +141,7 @@ class NodeInterpreter:
         return results
 
     def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
-        """A result as whole numbers of ONNX's dtype; those of QuantizeLinear are held as floats."""
+        """A result as whole numbers of ONNX's dtype; some are held as floats."""
         dtype = self.inference.dtype(node.output[number]) if number < len(node.output) else None
         if not isinstance(result, Value) or dtype is None or dtype.kind not in "iu":
             return result
@@ -145,7 +149,7 @@ class NodeInterpreter:
             raise Unmapped("makes uint64, which int64 does not hold")
         if result.type.element is Element.INT64:
             return self.write.noted(result, dtype)
-        if node.op_type != "QuantizeLinear" and not self.write.fits(result, dtype):
+        if node.op_type not in _HELD_AS_FLOATS and not self.write.fits(result, dtype):
             raise Unmapped("of whole numbers")
         self.write.note(result, dtype.name)
         return result

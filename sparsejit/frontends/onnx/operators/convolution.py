@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import (
     arranging,
     convolution,
@@ -40,7 +41,17 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
 
 def conv(write: Writer, call: Call) -> Value:
     """A convolution; padding that differs before and after becomes zeros of its own."""
-    x, weight, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
+    return _conv(write, call, call.value(write, 0), call.value(write, 1), call.optional(write, 2))
+
+
+def conv_integer(write: Writer, call: Call) -> Value:
+    """A convolution of bytes less their zero points, held as floats."""
+    rank = len(call.value(write, 0).shape)
+    x = quantisation.centred(write, call, 0, 2, 1, rank)
+    return _conv(write, call, x, quantisation.centred(write, call, 1, 3, 0, rank), None)
+
+
+def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     rank = len(weight.shape) - 2
     widths = _around(call, x.shape[2:], weight.shape[2:])
     even = all(before == after and before >= 0 for before, after in widths)
@@ -119,6 +130,7 @@ def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Val
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "AveragePool": pool(PoolingKind.AVERAGE),
     "Conv": conv,
+    "ConvInteger": conv_integer,
     "ConvTranspose": conv_transpose,
     "GlobalAveragePool": over_positions(reductions.mean_over),
     "GlobalMaxPool": over_positions(reductions.largest),

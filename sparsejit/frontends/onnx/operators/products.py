@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import arranging, products
 from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Value
@@ -33,4 +34,15 @@ def gemm(write: Writer, call: Call) -> Value:
     return products.scaled_sum(write, 0.0 if c is None else c, product, beta if c else 0, alpha)
 
 
-OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {"Gemm": gemm, "MatMul": matmul}
+def matmul_integer(write: Writer, call: Call) -> Value:
+    """(a - its zero point) @ (b - its zero point) of bytes, held as floats."""
+    rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
+    a = quantisation.centred(write, call, 0, 2, -2 if rank[0] > 1 else -1, rank[0])
+    return products.matmul(write, a, quantisation.centred(write, call, 1, 3, -1, rank[1]))
+
+
+OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
+    "Gemm": gemm,
+    "MatMul": matmul,
+    "MatMulInteger": matmul_integer,
+}

@@ -1,7 +1,8 @@
-"""QuantizeLinear and DequantizeLinear: steps of a scale, as floats.
+"""Quantised numbers: steps of a scale, as floats.
 
-What stands between them is computed on the values that quantised numbers stand for.
-`passes/quantised_layers.py` makes layers in int8 of products and convolutions of such values.
+What stands between QuantizeLinear and DequantizeLinear is computed on the values that quantised
+numbers stand for. `passes/quantised_layers.py` makes layers in int8 of products and convolutions of
+such values. Of MatMulInteger and ConvInteger it makes none: their scale is known in the call alone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call, plain
 from sparsejit.frontends.onnx.reading import dtype_of
+from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
+
+_STEPS = 255  # of uint8
 
 
 def quantize(write: Writer, call: Call) -> Value:
@@ -36,6 +40,51 @@ def dequantize(write: Writer, call: Call) -> Value:
     f = write.formula("dequantize")
     steps = f("sub", x, zero) if np.any(zero) else x
     return f.finish(f("mul", steps, scale))
+
+
+def dynamic_quantize(write: Writer, call: Call) -> tuple[Value, ...]:
+    """x in 255 steps from its least number, or 0, to its largest; their scale and zero point."""
+    x = call.value(write, 0)
+    row = arranging.reshaped(write, x, (1, x.type.size))
+    f = write.formula("range")
+    high, negated = f("row_max", row), f("row_max", f("neg", row))
+    high, low = f("maximum", high, 0.0), f("neg", f("maximum", negated, 0.0))
+    span = f("div", f("sub", high, low), float(_STEPS))
+    scale = f("where", f("equal", span, 0.0), 1.0, span)
+    below = f("round", f("neg", f("div", low, scale)))
+    zero = f("minimum", f("maximum", below, 0.0), float(_STEPS))
+    found = f.all(scale, zero, shape=row.shape)
+    scale_value, zero_value = (arranging.reshaped(write, each, ()) for each in found)
+    f = write.formula("quantize")
+    steps = f("add", f("round", f("div", x, scale_value)), zero_value)
+    quantised = f.finish(f("minimum", f("maximum", steps, 0.0), float(_STEPS)))
+    return quantised, scale_value, zero_value
+
+
+def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: int) -> Value:
+    """Whole numbers as floats, less their zero point: one number, or one for a place of an axis."""
+    given, point = call.operand(place), call.operand(zero)
+    if isinstance(given, np.ndarray) and (point is None or isinstance(point, np.ndarray)):
+        less = np.float32(0) if point is None else _spread(np.asarray(point), axis, axes)
+        return write.constant(given.astype(np.float32) - less, call.name(place))
+    x = write.floats(call.value(write, place))
+    if point is None or (isinstance(point, np.ndarray) and not np.any(point)):
+        return x
+    if isinstance(point, np.ndarray):
+        return write.pointwise("sub", x, _spread(point, axis, axes))
+    value = write.floats(call.value(write, zero))
+    if value.type.size > 1:
+        shape = [1] * axes
+        shape[axis] = -1
+        value = arranging.reshaped(write, value, shape)
+    return write.pointwise("sub", x, arranging.reshaped(write, value, value.shape or ()))
+
+
+def _spread(point: Array, axis: int, axes: int) -> Array:
+    shape = [1] * axes
+    if point.size > 1:
+        shape[axis] = point.size
+    return point.astype(np.float32).reshape(shape)
 
 
 def _dtype(call: Call) -> np.dtype[Any]:
@@ -63,5 +112,6 @@ def _along(call: Call, x: Value) -> tuple[Array, Array]:
 
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "DequantizeLinear": dequantize,
+    "DynamicQuantizeLinear": dynamic_quantize,
     "QuantizeLinear": quantize,
 }
