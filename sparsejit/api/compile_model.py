@@ -25,6 +25,11 @@ from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
+_ONE_X = (
+    "an estimator takes one X of any length; leave out example_kwargs, free_shapes, constants and "
+    "free_batch"
+)
+
 
 @overload
 def compile_model(
@@ -101,10 +106,7 @@ def compile_model(
     options, tell = settings.resolved(), told(progress)
     if is_estimator(model):
         if example_kwargs or free_shapes or constants or not free_batch:
-            raise InvalidInput(
-                "an estimator takes one X of any length; leave out example_kwargs, free_shapes, "
-                "constants and free_batch"
-            )
+            raise InvalidInput(_ONE_X)
         return compile_estimator(model, example_inputs, settings, dtype, tell)
     compiler = _Compiler(model, free_batch, dtype, options, dict(constants or {}))
     args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))

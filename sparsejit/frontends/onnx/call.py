@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,14 @@ class Call:
 
     def __len__(self) -> int:
         return len(self._operands)
+
+    def as_of(self, operator: str, others: Mapping[int, Operand], count: int) -> Call:
+        """A call of another operator, of the first `count` operands, some of them others."""
+        made = copy(self)
+        made.operator = operator
+        given = [self.operand(place) for place in range(count)]
+        made._operands = [others.get(place, x) for place, x in enumerate(given)]
+        return made
 
     def name(self, place: int) -> str:
         """Of an operand, as the file calls it."""
@@ -121,6 +130,12 @@ class Call:
             return self.numbers(place, "axes") if self.has(place) else None
         given = self.attribute("axes")
         return None if given is None else list(given)
+
+
+def operator_of(node: NodeProto) -> str:
+    """The operator by its domain and name, ONNX's own by its name alone."""
+    is_own = node.domain in ("", "ai.onnx")
+    return str(node.op_type) if is_own else f"{node.domain}.{node.op_type}"
 
 
 def plain(array: Array) -> Array:

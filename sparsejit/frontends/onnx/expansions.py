@@ -5,64 +5,117 @@ QLinearConv(x, W, b)  ->  x, W, b = DequantizeLinear(...); y = Conv(x, W, b); Qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from sparsejit.frontends.onnx.call import operator_of
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
 
-def _convolution(node: NodeProto) -> list[NodeProto]:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.input
-    name = node.output[0]
-    terms, made = [], []
-    if bias and bias[0]:
-        terms = [f"{name}/bias"]
-        made = [
-            _node("Mul", [x_scale, w_scale], f"{name}/bias scale"),
-            _node("DequantizeLinear", [bias[0], f"{name}/bias scale"], terms[0], axis=0),
-        ]
-    operands = [f"{name}/x", f"{name}/w", *terms]
-    return [
-        *made,
-        _node("DequantizeLinear", [x, x_scale, x_zero], operands[0]),
-        _node("DequantizeLinear", [w, w_scale, w_zero], operands[1], axis=0),
-        _node("Conv", operands, f"{name}/y", like=node),
-        _node("QuantizeLinear", [f"{name}/y", y_scale, y_zero], name),
-    ]
+class _Replacement:
+    """Nodes in the place of one, which has the last one's name and attributes."""
+
+    def __init__(self, node: NodeProto) -> None:
+        self.node, self.made = node, list[Any]()
+        self.inputs = list(node.input)
+
+    def input(self, place: int) -> str:
+        """An operand's name, empty where it is left out."""
+        return self.inputs[place] if place < len(self.inputs) else ""
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """A number of the node."""
+        from onnx.helper import get_attribute_value
+
+        found = (get_attribute_value(each) for each in self.node.attribute if each.name == name)
+        return next(found, default)
+
+    def add(self, operator: str, inputs: Sequence[str], output: str = "", **more: Any) -> str:
+        """A node of its own; the name of its result."""
+        from onnx.helper import make_node
+
+        name = output or f"{self.node.output[0]}/{len(self.made)}"
+        self.made.append(make_node(operator, list(inputs), [name], **more))
+        return name
+
+    def floats(self, place: int, scale: int, zero: int, **more: Any) -> str:
+        """What an operand of bytes stands for."""
+        operands = [self.input(each) for each in (place, scale, zero)]
+        return self.add("DequantizeLinear", operands if operands[2] else operands[:2], **more)
+
+    def bias(self, place: int, x_scale: int, w_scale: int) -> list[str]:
+        """One of int32 in the product of two scales, if it is given."""
+        if not self.input(place):
+            return []
+        scale = self.add("Mul", [self.input(x_scale), self.input(w_scale)])
+        return [self.add("DequantizeLinear", [self.input(place), scale], axis=0)]
+
+    def finish(
+        self, operator: str, operands: Sequence[str], scale: int, zero: int, *left_out: str
+    ) -> list[NodeProto]:
+        """The operator, with all attributes but those left out, and back to bytes."""
+        is_bytes = bool(self.input(scale))
+        result = self.add(operator, operands, "" if is_bytes else self.node.output[0])
+        own = self.made[-1]
+        own.name = self.node.name
+        own.attribute.extend(each for each in self.node.attribute if each.name not in left_out)
+        if is_bytes:
+            steps = [self.input(each) for each in (scale, zero) if self.input(each)]
+            self.add("QuantizeLinear", [result, *steps], self.node.output[0])
+        return self.made
 
 
-def _product(node: NodeProto) -> list[NodeProto]:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
-    name = node.output[0]
-    operands = [f"{name}/a", f"{name}/b"]
-    return [
-        _node("DequantizeLinear", [a, a_scale, a_zero], operands[0], axis=-2),
-        _node("DequantizeLinear", [b, b_scale, b_zero], operands[1], axis=-1),
-        _node("MatMul", operands, f"{name}/y", like=node),
-        _node("QuantizeLinear", [f"{name}/y", y_scale, y_zero], name),
-    ]
+def _convolution(row: _Replacement) -> list[NodeProto]:
+    bias = row.bias(8, 1, 4)
+    operands = [row.floats(0, 1, 2), row.floats(3, 4, 5, axis=0), *bias]
+    return row.finish("Conv", operands, 6, 7)
 
 
-def _node(
-    operator: str, inputs: list[str], output: str, like: NodeProto | None = None, **more: Any
-) -> NodeProto:
-    """A node; one that is `like` another has its name and attributes."""
-    from onnx.helper import make_node
-
-    made = make_node(operator, inputs, [output], like.name if like is not None else "", **more)
-    if like is not None:
-        made.attribute.extend(like.attribute)
-    return made
+def _product(row: _Replacement) -> list[NodeProto]:
+    operands = [row.floats(0, 1, 2, axis=-2), row.floats(3, 4, 5, axis=-1)]
+    return row.finish("MatMul", operands, 6, 7)
 
 
-EXPANSIONS: Mapping[str, Callable[[NodeProto], list[NodeProto]]] = {
+def _gemm(row: _Replacement) -> list[NodeProto]:
+    bias = row.bias(6, 1, 4)
+    axis = 0 if row.attribute("transB", 0) else 1
+    return row.finish("Gemm", [row.floats(0, 1, 2), row.floats(3, 4, 5, axis=axis), *bias], 7, 8)
+
+
+def _of_two(operator: str, row: _Replacement) -> list[NodeProto]:
+    return row.finish(operator, [row.floats(0, 1, 2), row.floats(3, 4, 5)], 6, 7)
+
+
+def _of_one(operator: str, row: _Replacement) -> list[NodeProto]:
+    if row.attribute("channels_last", 0):
+        return [row.node]
+    return row.finish(operator, [row.floats(0, 1, 2)], 3, 4, "channels_last", "opset")
+
+
+def _concatenation(row: _Replacement) -> list[NodeProto]:
+    parts = [row.floats(place, place + 1, place + 2) for place in range(2, len(row.inputs), 3)]
+    return row.finish("Concat", parts, 0, 1)
+
+
+EXPANSIONS: Mapping[str, Callable[[_Replacement], list[NodeProto]]] = {
     "QLinearConv": _convolution,
     "QLinearMatMul": _product,
+    "com.microsoft.QGemm": _gemm,
+    "com.microsoft.QLinearAdd": partial(_of_two, "Add"),
+    "com.microsoft.QLinearAveragePool": partial(_of_one, "AveragePool"),
+    "com.microsoft.QLinearConcat": _concatenation,
+    "com.microsoft.QLinearGlobalAveragePool": partial(_of_one, "GlobalAveragePool"),
+    "com.microsoft.QLinearLeakyRelu": partial(_of_one, "LeakyRelu"),
+    "com.microsoft.QLinearMul": partial(_of_two, "Mul"),
+    "com.microsoft.QLinearSigmoid": partial(_of_one, "Sigmoid"),
+    "com.microsoft.QLinearSoftmax": partial(_of_one, "Softmax"),
 }
 
 
 def expanded(node: NodeProto) -> list[NodeProto]:
     """The nodes that stand for a node: itself, where it is of no such operator."""
-    expansion = EXPANSIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    return [node] if expansion is None else expansion(node)
+    expansion = EXPANSIONS.get(operator_of(node))
+    return [node] if expansion is None else expansion(_Replacement(node))

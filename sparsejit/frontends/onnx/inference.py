@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.onnx.call import ELEMENTS, Operand
+from sparsejit.frontends.onnx.call import ELEMENTS, Operand, operator_of
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Value
@@ -70,7 +70,7 @@ class Inference:
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         version = version_of(node, self._opset)
-        schema = _schema(node.op_type, version)
+        schema = _schema(operator_of(node), version)
         given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
         if schema is None or not all(map(_is_plain, given.values())):
             return [None] * len(node.output)

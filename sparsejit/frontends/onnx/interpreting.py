@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, plain
+from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, operator_of, plain
 from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, version_of
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
@@ -102,7 +102,7 @@ class NodeInterpreter:
             if node.op_type in ("If", "Loop"):
                 region = self._chosen if node.op_type == "If" else self._unrolled
                 return region(node, operands, known)
-            mapping = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            mapping = OPERATORS.get(operator_of(node))
             is_known = all(not isinstance(operand, Value) for operand in operands)
             if mapping is None and not is_known:
                 raise Unmapped("")
@@ -116,7 +116,7 @@ class NodeInterpreter:
             check_found(results, sizes)
             results = tuple(self._typed(node, number, x) for number, x in enumerate(results))
         except (Unmapped, InvalidInput) as reason:
-            name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            name = operator_of(node)
             where = Origin(name, source=f"node {node.name or node.output[0]}")
             self.missing.append(Missing(name, str(reason), where))
             return [_ABSENT] * len(node.output)

@@ -6,6 +6,7 @@ from typing import Any
 from sparsejit.frontends.onnx.operators import (
     convolution,
     elementwise,
+    microsoft,
     normalisation,
     places,
     products,
@@ -18,7 +19,7 @@ from sparsejit.frontends.onnx.operators import (
 
 GROUPS = (
     *(products, convolution, recurrent, elementwise, reductions, normalisation, views, selection),
-    *(places, quantisation),
+    *(places, quantisation, microsoft),
 )
 # Each is called with the writer and the node's `Call`.
 OPERATORS: Mapping[str, Callable[..., Any]] = {

@@ -43,8 +43,12 @@ def dequantize(write: Writer, call: Call) -> Value:
 
 
 def dynamic_quantize(write: Writer, call: Call) -> tuple[Value, ...]:
+    """`dynamic_steps` of its operand."""
+    return dynamic_steps(write, call.value(write, 0))
+
+
+def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
     """x in 255 steps from its least number, or 0, to its largest; their scale and zero point."""
-    x = call.value(write, 0)
     row = arranging.reshaped(write, x, (1, x.type.size))
     f = write.formula("range")
     high, negated = f("row_max", row), f("row_max", f("neg", row))

@@ -1,0 +1,261 @@
+"""Operators of com.microsoft that ONNX Runtime's optimiser and quantiser write.
+
+Its ContribOperators.md says what they are. Where a quantised one stands for a row of standard
+nodes, `expansions.py` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.operators import convolution, products, quantisation, recurrent
+from sparsejit.frontends.writing import activations, arranging, normalisation, selection
+from sparsejit.frontends.writing import products as writing_products
+from sparsejit.frontends.writing.writer import Unmapped, Writer
+from sparsejit.ir.graph import Value
+
+_EPSILON = 1e-12  # of its normalisations
+_FORBIDDEN = -10000.0  # what is added to a score that a mask forbids
+
+
+def fused_matmul(write: Writer, call: Call) -> Value:
+    """alpha A B, the last two axes of each exchanged if asked, or the first one before the last."""
+    a, b = call.values(write)
+    a = arranging.moved(write, a, 0, -2) if call.flag("transBatchA") else a
+    b = arranging.moved(write, b, 0, -2) if call.flag("transBatchB") else b
+    a = arranging.swapped(write, a, -2, -1) if call.flag("transA") else a
+    product = writing_products.matmul(write, a, _turned(write, b, call.flag("transB")))
+    return writing_products.scaled_sum(write, 0.0, product, 0, call.attribute("alpha", 1.0))
+
+
+def _turned(write: Writer, b: Value, is_turned: bool) -> Value:
+    known = write.known(b)
+    if not is_turned:
+        return b
+    if known is None:
+        return arranging.swapped(write, b, -2, -1)
+    return write.constant(np.ascontiguousarray(known.swapaxes(-2, -1)), b.origin.name)
+
+
+def gelu(approximate: str) -> Callable[[Writer, Call], Value]:
+    """Of x, or of x plus a bias."""
+
+    def mapping(write: Writer, call: Call) -> Value:
+        x, bias = call.value(write, 0), call.optional(write, 1)
+        whole = x if bias is None else write.pointwise("add", x, bias)
+        return activations.gelu(write, whole, approximate)
+
+    return mapping
+
+
+def quick_gelu(write: Writer, call: Call) -> Value:
+    """x sigmoid(alpha x)."""
+    f, x = write.formula("quick_gelu"), call.value(write, 0)
+    return f.finish(f("mul", x, f("sigmoid", f("mul", x, call.attribute("alpha", 1.702)))))
+
+
+def _activated(write: Writer, call: Call, x: Value) -> Value:
+    """By the function that attribute `activation` names."""
+    kind, given = call.attribute("activation", ""), call.attribute("activation_params", [])
+    if kind in ("", "Relu", "Sigmoid", "Tanh"):
+        return write.pointwise(kind.lower(), x) if kind else x
+    if kind == "LeakyRelu" and len(given) == 1:
+        return activations.leaky_relu(write, x, given[0])
+    if kind == "Clip" and len(given) == 2:
+        f = write.formula("clip")
+        return f.finish(f("minimum", f("maximum", x, float(given[0])), float(given[1])))
+    if kind == "HardSigmoid" and len(given) == 2:
+        f = write.formula("hard_sigmoid")
+        inner = f("add", f("mul", x, float(given[0])), float(given[1]))
+        return f.finish(f("minimum", f("maximum", inner, 0.0), 1.0))
+    raise Unmapped(f"its activation is {kind} of {given}")
+
+
+def fused_conv(write: Writer, call: Call) -> Value:
+    """activation(conv(x) + z)."""
+    result = convolution.conv(write, call)
+    if call.has(3):
+        result = write.pointwise("add", result, call.value(write, 3))
+    return _activated(write, call, result)
+
+
+def fused_gemm(write: Writer, call: Call) -> Value:
+    """activation(alpha A B + beta C)."""
+    if call.attribute("activation", "") not in ("Relu", "Sigmoid", "Tanh"):
+        raise Unmapped(f"its activation is {call.attribute('activation', '')}")
+    return _activated(write, call, products.gemm(write, call))
+
+
+def skip_layer_normalization(write: Writer, call: Call) -> Any:
+    """Of input + skip + bias, which is its fourth result."""
+    parts = [call.optional(write, place) for place in (0, 1, 4)]
+    total = _sum(write, parts)
+    scale, shift = call.value(write, 2), call.optional(write, 3)
+    epsilon = call.attribute("epsilon", _EPSILON)
+    normal = normalisation.layer_norm(write, total, total.shape[-1:], scale, shift, epsilon)
+    return (normal, None, None, total)[: call.outputs] if call.outputs > 1 else normal
+
+
+def embed_layer_normalization(write: Writer, call: Call) -> Any:
+    """Of the sum of rows for words, positions and segments, which is its third result.
+
+    Its second is how many words of each sample the mask keeps.
+    """
+    words = call.value(write, 0)
+    rows = [selection.looked_up(write, call.value(write, 2), 0, words)]
+    positions = call.value(write, 3)
+    if call.has(8):
+        rows.append(selection.looked_up(write, positions, 0, call.value(write, 8)))
+    else:
+        rows.append(arranging.sliced(write, positions, 0, 0, words.shape[1]))
+    if call.has(1) and call.has(4):
+        rows.append(selection.looked_up(write, call.value(write, 4), 0, call.value(write, 1)))
+    total, epsilon = _sum(write, rows), call.attribute("epsilon", _EPSILON)
+    scale, shift = call.value(write, 5), call.value(write, 6)
+    normal = normalisation.layer_norm(write, total, total.shape[-1:], scale, shift, epsilon)
+    if call.outputs < 2:
+        return normal
+    kept = None
+    if call.has(7):
+        f, mask = write.formula("kept"), write.floats(call.value(write, 7))
+        counts = f.finish(f("row_sum", mask), shape=mask.shape)
+        kept = arranging.reshaped(write, counts, mask.shape[:1])
+    return (normal, kept, total)[: call.outputs]
+
+
+def _sum(write: Writer, parts: Sequence[Value | None]) -> Value:
+    first, *others = (part for part in parts if part is not None)
+    for other in others:
+        first = write.pointwise("add", first, other)
+    return first
+
+
+def attention(write: Writer, call: Call) -> Any:
+    """softmax(q k^T / sqrt(depth) + mask) v of heads, q, k and v by one product."""
+    x, weights, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
+    if call.has(4) or call.has(6):
+        raise Unmapped("keeps a past")
+    if call.attribute("qkv_hidden_sizes") or call.flag("do_rotary"):
+        raise Unmapped("of other sizes, or rotated")
+    mask = None if not call.has(3) else _mask(write, call, x)
+    if call.has(5):
+        mask = _sum(write, [mask, call.value(write, 5)])
+    result = _attended(write, call, _with_bias(write, x, weights, bias), mask)
+    return (result, None)[: call.outputs] if call.outputs > 1 else result
+
+
+def quantised_attention(write: Writer, call: Call) -> Any:
+    """`attention` of bytes."""
+    if call.has(8):
+        raise Unmapped("keeps a past")
+    x = quantisation.centred(write, call, 0, 6, -1, 3)
+    weights = quantisation.centred(write, call, 1, 7, -1, 2)
+    product = writing_products.matmul(write, x, weights)
+    scale = write.pointwise("mul", call.value(write, 3), call.value(write, 4))
+    scaled = write.pointwise("mul", product, scale)
+    whole = _sum(write, [scaled, call.optional(write, 2)])
+    mask = None if not call.has(5) else _mask(write, call, x, 5)
+    result = _attended(write, call, whole, mask)
+    return (result, None)[: call.outputs] if call.outputs > 1 else result
+
+
+def _with_bias(write: Writer, x: Value, weights: Value, bias: Value | None) -> Value:
+    return _sum(write, [writing_products.matmul(write, x, weights), bias])
+
+
+def _mask(write: Writer, call: Call, x: Value, place: int = 3) -> Value:
+    """What is added to scores (batch, heads, queries, keys), of 1 for keys that are seen.
+
+    Or of how many keys are seen, from the first on.
+    """
+    given = write.floats(call.value(write, place))
+    batch, length = x.shape[:2]
+    if given.shape == (batch,):
+        f, ends = write.formula("keys"), arranging.reshaped(write, given, (batch, 1))
+        places = np.arange(length, dtype=np.float32)
+        given = f.finish(f("where", f("less", places, ends), 1.0, 0.0))
+    if given.shape not in ((batch, length), (batch, length, length)):
+        raise Unmapped(f"its mask has shape {list(given.shape)}, not one number for each key")
+    shape = (batch, 1, -1, length)
+    f, number = write.formula("mask"), float(call.attribute("mask_filter_value", _FORBIDDEN))
+    return f.finish(f("mul", f("sub", 1.0, arranging.reshaped(write, given, shape)), number))
+
+
+def _attended(write: Writer, call: Call, whole: Value, mask: Value | None) -> Value:
+    """Of q, k and v side by side (batch, length, 3 heads depth)."""
+    batch, length, width = whole.shape
+    heads = call.attribute("num_heads")
+    depth = width // (3 * heads)
+    split = arranging.reshaped(write, whole, (batch, length, 3, heads, depth))
+    q, k, v = (
+        arranging.swapped(write, arranging.at(write, split, 2, number), 1, 2) for number in range(3)
+    )
+    scale = call.attribute("scale") or 1 / sqrt(depth)
+    scores = writing_products.matmul(write, q, arranging.swapped(write, k, -2, -1))
+    scores = write.pointwise("mul", scores, float(scale))
+    if call.flag("unidirectional"):
+        later = np.triu(np.full((length, length), -np.inf, np.float32), 1)
+        scores = write.pointwise("add", scores, later)
+    if mask is not None:
+        scores = write.pointwise("add", scores, mask)
+    seen = writing_products.matmul(write, normalisation.softmax(write, scores, -1), v)
+    turned = arranging.swapped(write, seen, 1, 2)
+    return arranging.reshaped(write, turned, (batch, length, heads * depth))
+
+
+def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
+    """A in steps of its own range, by B of bytes, plus a bias."""
+    steps, scale, zero = quantisation.dynamic_steps(write, call.value(write, 0))
+    a = write.pointwise("sub", steps, zero)
+    b = quantisation.centred(write, call, 1, 3, -1, len(call.value(write, 1).shape))
+    product = writing_products.matmul(write, a, b)
+    factor = write.pointwise("mul", scale, call.value(write, 2))
+    return _sum(write, [write.pointwise("mul", product, factor), call.optional(write, 4)])
+
+
+def matmul_integer_to_float(write: Writer, call: Call) -> Value:
+    """Bytes by bytes, by both scales, plus a bias."""
+    rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
+    a = quantisation.centred(write, call, 0, 4, -2, rank[0])
+    b = quantisation.centred(write, call, 1, 5, -1, rank[1])
+    factor = write.pointwise("mul", call.value(write, 2), call.value(write, 3))
+    product = write.pointwise("mul", writing_products.matmul(write, a, b), factor)
+    return _sum(write, [product, call.optional(write, 6)])
+
+
+def dynamic_lstm(write: Writer, call: Call) -> Any:
+    """An LSTM whose weights are bytes, (directions, in, 4 hidden); x is not rounded."""
+    held = {}
+    for place, scale in ((1, 8), (2, 10)):
+        steps = call.known(place, "weights").astype(np.float32)
+        factor, zero = (
+            np.asarray(call.known(each, "scale"), np.float32).reshape(len(steps), 1, -1)
+            for each in (scale, scale + 1)
+        )
+        held[place] = np.ascontiguousarray(((steps - zero) * factor).swapaxes(1, 2))
+    return recurrent.layer(write, call.as_of("LSTM", held, 8))
+
+
+DOMAIN = "com.microsoft"
+_ROWS: dict[str, Callable[[Writer, Call], Any]] = {
+    "Attention": attention,
+    "BiasGelu": gelu("none"),
+    "DynamicQuantizeLSTM": dynamic_lstm,
+    "DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "EmbedLayerNormalization": embed_layer_normalization,
+    "FastGelu": gelu("tanh"),
+    "FusedConv": fused_conv,
+    "FusedGemm": fused_gemm,
+    "FusedMatMul": fused_matmul,
+    "Gelu": gelu("none"),
+    "MatMulIntegerToFloat": matmul_integer_to_float,
+    "QAttention": quantised_attention,
+    "QuickGelu": quick_gelu,
+    "SkipLayerNormalization": skip_layer_normalization,
+}
+OPERATORS = {f"{DOMAIN}.{name}": mapping for name, mapping in _ROWS.items()}
