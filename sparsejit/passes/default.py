@@ -7,6 +7,7 @@ from typing import TypeAlias
 from sparsejit.ir.graph import Graph
 from sparsejit.passes.common_subexpressions import merge_common_subexpressions
 from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.exact_probabilities import exact_probabilities
 from sparsejit.passes.fold_affine import fold_affine
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations
@@ -41,6 +42,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fold_affine,
     fold_recurrent_bias,
     fuse_residuals,
+    exact_probabilities,
     fuse_activations,
 )
 FUSING: tuple[Pass, ...] = (

@@ -2,14 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
+from runnable import LEVELS
 from sketch import Sketch, applied, kinds, node_of
 
+import sparsejit
 from sparsejit.ir.graph import Element, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.ops.pointwise import Chain, ChainStep
+from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import layer_norm, softmax
+from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
+from sparsejit.passes.exact_probabilities import exact_probabilities
 from sparsejit.passes.fuse_activations import FUSED, fuse_activations
 from sparsejit.passes.fuse_chains import MOST_OPERANDS, MOST_STEPS, fuse_chains
 
@@ -148,3 +153,27 @@ def test_products_between_chains_keep_them_apart() -> None:
     graph = s.finish(s("neg", s(Bmm(), s("exp", x), s("sin", x))))
     assert kinds(applied(fuse_chains, graph))[-2:] == ["Bmm", "neg"]
     assert node_of(graph, Bmm)
+
+
+def test_probabilities_that_are_returned_are_right_to_their_last_places() -> None:
+    s = Sketch()
+    x, weights = s.input(2, 6), s.weight(3, 6)
+    hidden = s("sigmoid", s(Linear(), x, weights))
+    shown = s("sigmoid", s(Linear(), hidden, s.weight(6, 3)))
+    graph = s.finish(s(Reshape((12,)), s("mul", shown, s.constant(0.5))))
+    after = applied(exact_probabilities, graph)
+    assert kinds(after) == ["Linear", "sigmoid", "Linear", "sigmoid", "mul", "Reshape"]
+    assert isinstance(after.nodes[1].op, Pointwise) and isinstance(after.nodes[3].op, Chain)
+    assert exact_probabilities(after) is after
+
+
+@pytest.mark.parametrize("target", LEVELS)
+def test_a_small_probability_is_right(target: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid()).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(4))
+        model[0].bias.zero_()
+    x = torch.tensor([[-85.0, -20.0, -7.5, 30.0]])
+    found = sparsejit.compile(model, (x,), target=target, exact=True)(x.numpy())
+    wanted = 1 / (1 + np.exp(-np.float64(x.numpy())))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
