@@ -126,6 +126,15 @@ class PeerTask(Protocol):
     def onnx_file(self, opset: int) -> Path: ...
 
 
+class CheckedTask(PeerTask, Protocol):
+    """With a folder for outputs, and what they should be."""
+
+    folder: Path
+
+    @property
+    def exact(self) -> Arrays: ...
+
+
 def export_onnx(
     module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, opset: int
 ) -> None:
@@ -191,32 +200,51 @@ def compare(
     rounds: int = ROUNDS,
 ) -> ModelComparison:
     """Measure ours and the peers on one model; who is absent or wrong is skipped, with why."""
+    with tempfile.TemporaryDirectory(prefix="sparsejit-models-") as folder:
+        task = ModelTask(model, batch, density, Path(folder))
+        title = f"{model.name}, batch {batch}"
+        times, skipped = measure(task, title, (*OURS, *peers), progress, rounds)
+    return ModelComparison(model.name, batch, density, times, skipped)
+
+
+def measure(
+    task: CheckedTask,
+    title: str,
+    peers: Iterable[ModelPeer],
+    progress: Callable[[str], None],
+    rounds: int = ROUNDS,
+    largest: Callable[[str], float] = lambda name: LARGEST_RELATIVE_ERROR,
+) -> tuple[tuple[ContestantTime, ...], dict[str, str]]:
+    """Who took how long, fastest first, and why others are not there.
+
+    `largest` is the relative error from which on the peer of a name is wrong.
+    """
     ready: dict[Contestant, float] = {}
     skipped: dict[str, str] = {}
     with ExitStack() as stack:
         core = stack.enter_context(pinned())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsejit-models-")))
-        task = ModelTask(model, batch, density, folder)
-        for peer in (*OURS, *peers):
-            progress(f"{model.name}, batch {batch}: {peer.name} loads")
+        for peer in peers:
+            progress(f"{title}: {peer.name} loads")
             try:
                 contestant = stack.enter_context(Contestant(peer, core))
                 contestant.prepare(task)
-                ready[contestant] = checked_error(contestant.run(folder), task.exact)
+                outputs = contestant.run(task.folder)
+                ready[contestant] = checked_error(outputs, task.exact, largest(peer.name))
             except (MissingDependency, PeerFailed) as problem:
                 skipped[peer.name] = str(problem)
         turns = RoundsInTurn({one: one.times for one in ready}, (PeerFailed,))
-        turns.run(rounds, lambda step: progress(f"{model.name}, batch {batch}: {step}"))
+        turns.run(rounds, lambda step: progress(f"{title}: {step}"))
     least, medians = turns.least(), turns.medians()
-    times = [
+    times = tuple(
         ContestantTime(one.name, one.version, least[one], medians[one], ready[one], one.threads)
         for one in sorted(least, key=least.__getitem__)
-    ]
-    skipped |= {one.name: why for one, why in turns.skipped.items()}
-    return ModelComparison(model.name, batch, density, tuple(times), skipped)
+    )
+    return times, skipped | {one.name: why for one, why in turns.skipped.items()}
 
 
-def checked_error(outputs: Sequence[npt.NDArray[Any]], exact: Arrays) -> float:
+def checked_error(
+    outputs: Sequence[npt.NDArray[Any]], exact: Arrays, largest: float = LARGEST_RELATIVE_ERROR
+) -> float:
     """The largest error over each output's largest value; raises PeerFailed where it is too large.
 
     Also raises it where count or shapes of the outputs differ.
@@ -225,10 +253,16 @@ def checked_error(outputs: Sequence[npt.NDArray[Any]], exact: Arrays) -> float:
     if shapes != wanted:
         raise PeerFailed(f"its outputs have shapes {shapes}, not {wanted}")
     pairs = zip(outputs, exact, strict=True)
-    error = max(float(np.abs(one - y).max() / np.abs(y).max()) for one, y in pairs)
-    if not error <= LARGEST_RELATIVE_ERROR:
+    error = max(_relative_error(one.astype(float), y.astype(float)) for one, y in pairs)
+    if not error <= largest:
         raise PeerFailed(
             f"wrong: its largest error is {error:.2g} of the largest output in float64, "
-            f"above {LARGEST_RELATIVE_ERROR:.0e}"
+            f"above {largest:.0e}"
         )
     return error
+
+
+def _relative_error(found: npt.NDArray[Any], exact: npt.NDArray[Any]) -> float:
+    """Of the output's largest value; of nothing but zeros the error itself."""
+    largest = np.abs(exact).max(initial=0.0)
+    return float(np.abs(found - exact).max(initial=0.0) / (largest or 1.0))

@@ -5,6 +5,8 @@ standard library, numpy and that peer. Requests and replies are JSON, one object
 
     {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density}} -> {"version"}
     {"do": "load", ..., "network": [name, path], "feedback": [[result, input], ...]} -> the same
+    {"do": "load", ..., "file": .onnx, "names": of inputs, "constants": {name: number}} -> the same
+    {"do": "load", ..., "program": .pt2} or {..., "factory": reference, "state": .pt} -> the same
     {"do": "run", "outputs": y.npz} -> {"threads": count}
     {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
 
@@ -19,6 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -129,9 +132,18 @@ def _static_runtime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return lambda: static(*tensors), _torch_arrays
 
 
-def _sparsejit(request: dict[str, Any], inputs: list[Any]) -> Loaded:
-    module, tensors = _module(request, inputs)
-    compiled = import_module("sparsejit").compile(module, example_inputs=tensors)
+def _sparsejit(request: dict[str, Any], inputs: list[Any], dtype: str = "float32") -> Loaded:
+    compile_model = import_module("sparsejit").compile
+    if "file" in request:
+        constants = request["constants"]
+        given = [
+            x for name, x in zip(request["names"], inputs, strict=True) if name not in constants
+        ]
+        compiled = compile_model(request["file"], tuple(given), constants=constants, dtype=dtype)
+        outputs = compiled.run(given)
+        return compiled.bind(given, outputs), lambda _: outputs
+    module, tensors = _module(request, inputs, for_us=True)
+    compiled = compile_model(module, example_inputs=tensors, dtype=dtype)
     return lambda: compiled(*tensors), _torch_arrays
 
 
@@ -145,6 +157,8 @@ def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 # Of each engine how it loads a model, and the package whose version is told.
 ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = {
     "sparsejit": (_sparsejit, "sparsejit"),
+    "sparsejit-bfloat16": (partial(_sparsejit, dtype="bfloat16"), "sparsejit"),
+    "sparsejit-int8": (partial(_sparsejit, dtype="int8"), "sparsejit"),
     "sparsejit-bound": (_sparsejit_bound, "sparsejit"),
     "torch": (_torch, "torch"),
     "torch-channels-last": (_torch_channels_last, "torch"),
@@ -173,10 +187,19 @@ def _fed_back(request: dict[str, Any], call: Callable[..., Any], inputs: Sequenc
     return step
 
 
-def _module(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:
+def _module(
+    request: dict[str, Any], inputs: list[Any], for_us: bool = False
+) -> tuple[Any, tuple[Any, ...]]:
     torch = import_module("torch")
     torch.set_num_threads(1)
     tensors = tuple(torch.from_numpy(value) for value in inputs)
+    if "program" in request:
+        program = torch.export.load(request["program"])
+        return program if for_us else program.module(), tensors
+    if "factory" in request:
+        module, _ = import_module("sparsejit.frontends.factory").call_factory(request["factory"])
+        module.load_state_dict(torch.load(request["state"], weights_only=True))
+        return module.eval(), tensors
     if "network" in request:
         networks = import_module("sparsejit.perf.voice.voice_networks")
         name, path = request["network"]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sparsejit.api.shown import table_of
+from sparsejit.commands.bench_any import ModelsToo, model
 from sparsejit.commands.bench_batch import batch, sweep
 from sparsejit.commands.bench_forests import forests
 from sparsejit.commands.bench_models import models, peers
@@ -35,7 +36,12 @@ DtypesOption = Annotated[
     list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
 ]
 
-bench = typer.Typer(no_args_is_help=True, help="Measure, with rivals in the same run.")
+bench = typer.Typer(
+    cls=ModelsToo,
+    no_args_is_help=True,
+    help="Measure, with rivals in the same run: a MODEL of your own, or one of these.",
+)
+bench.command()(model)
 bench.command()(models)
 bench.command()(peers)
 bench.command()(forests)

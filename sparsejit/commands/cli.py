@@ -11,7 +11,7 @@ from sparsejit.commands.console import error_console
 from sparsejit.commands.demo import demo
 from sparsejit.commands.doctor import doctor
 from sparsejit.commands.explain import disasm, explain
-from sparsejit.commands.models import compile_command, run_command
+from sparsejit.commands.models import check_command, compile_command, run_command
 from sparsejit.commands.prune import prune
 from sparsejit.commands.selftest import selftest
 from sparsejit.commands.synth import synth
@@ -28,6 +28,7 @@ app = typer.Typer(
 for command in (demo, prune, synth, train, explain, disasm, calibrate, selftest, doctor):
     app.command()(command)
 app.command("compile")(compile_command)
+app.command("check")(check_command)
 app.command("run")(run_command)
 app.add_typer(bench, name="bench")
 

@@ -137,9 +137,7 @@ def _measure(
         return layers, time_synthesis(voices, mel)
 
 
-def _takes(
-    voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray
-) -> "list[Take]":
+def _takes(voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray) -> "list[Take]":
     """What the page plays: the recording, and what was spoken from its mel."""
     from sparsejit.perf.demo.listening_page import Take
 

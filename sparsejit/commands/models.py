@@ -7,22 +7,23 @@ import numpy as np
 import typer
 
 from sparsejit.api import CompiledEstimator, CompiledModel, compile_model, load
+from sparsejit.api.compiled_estimator import is_estimator
 from sparsejit.artefact.export import check_export
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
     console,
+    hand_over,
     print_json,
-    require,
     say,
 )
 from sparsejit.commands.progress import ProgressBar
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
-from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_npy
-from sparsejit.frontends.onnx import is_onnx
-from sparsejit.frontends.torch_export import read_program
+from sparsejit.frontends.model_source import ModelSource, read_source
+from sparsejit.frontends.onnx import import_onnx, is_onnx
+from sparsejit.frontends.torch_export import export as export_torch
 from sparsejit.lowering.context import Progress
 
 ModelArgument = Annotated[
@@ -32,6 +33,14 @@ ModelArgument = Annotated[
         "or an estimator, and its example inputs; or a .pt2 file of torch.export, which torch "
         "reads; or .onnx."
     ),
+]
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option("--shape", help="Of an input of an ONNX file, as x=1x576; repeatable."),
+]
+ConstantsOption = Annotated[
+    list[str] | None,
+    typer.Option("--constant", help="In place of an input of an ONNX file, as sr=16000."),
 ]
 DTypesOption = Annotated[
     list[str] | None,
@@ -48,6 +57,8 @@ HtmlOption = Annotated[
 def compile_command(
     model: ModelArgument,
     out: Annotated[Path, typer.Option(dir_okay=False, help="Receives the model, .sjit.")],
+    shape: ShapesOption = None,
+    constant: ConstantsOption = None,
     dtype: DTypesOption = None,
     target: Annotated[str, typer.Option(help="native, avx2 or avx512.")] = "native",
     threads: Annotated[int, typer.Option(min=1, help="How many may share a layer.")] = 1,
@@ -60,11 +71,11 @@ def compile_command(
     as_json: JsonOption = False,
 ) -> None:
     """Compile a whole model, save it, and say where its time goes."""
-    require("torch")
     _check_outputs(out, export, header, html)
+    source = read_source(model, shape, constant)
     options = {"target": target, "threads": threads, "tune": tune, "exact": exact}
     with ProgressBar() as bar:
-        compiled = _compiled(model, dtype or ["float32"], options, bar.show)
+        compiled = _compiled(source, dtype or ["float32"], options, bar.show)
         if export is not None:
             compiled.export(export, header)
         compiled.save(out)
@@ -80,6 +91,33 @@ def compile_command(
     say(f"model in {out}")
     if export is not None:
         say(f"code for C in {export}")
+
+
+def check_command(
+    model: ModelArgument,
+    shape: ShapesOption = None,
+    constant: ConstantsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the operators of a model that cannot be compiled, and where; compile nothing.
+
+    Exit status 1 where there are any.
+    """
+    source = read_source(model, shape, constant)
+    if is_estimator(source.model):
+        raise InvalidInput(f"{model} returned an estimator; `sparsejit compile` says what it lacks")
+    try:
+        if is_onnx(source.model):
+            graph = import_onnx(source.model, source.args, True, source.constants).graph()
+        else:
+            graph = export_torch(source.model, source.args, source.kwargs, True).graph()
+        found: dict[str, Any] = {"compiles": True, "nodes": len(graph.nodes), "missing": []}
+    except UnsupportedOperator as error:
+        found = {"compiles": False, "missing": str(error).splitlines()}
+    if not hand_over(found, as_json, None):
+        say("\n".join(found["missing"]) or f"every operator of {model} is known")
+    if found["missing"]:
+        raise typer.Exit(1)
 
 
 def run_command(
@@ -106,11 +144,17 @@ def run_command(
 
 
 def _compiled(
-    reference: str, dtypes: list[str], options: dict[str, Any], show: Progress
+    source: ModelSource, dtypes: list[str], options: dict[str, Any], show: Progress
 ) -> CompiledModel | CompiledEstimator:
-    source, args, kwargs = _source(reference)
-    dtype = _dtypes(dtypes)
-    return compile_model(source, args, example_kwargs=kwargs, dtype=dtype, progress=show, **options)
+    return compile_model(
+        source.model,
+        source.args,
+        example_kwargs=source.kwargs,
+        constants=source.constants,
+        dtype=_dtypes(dtypes),
+        progress=show,
+        **options,
+    )
 
 
 def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Path | None) -> None:
@@ -122,22 +166,6 @@ def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Pa
     elif header is not None:
         raise InvalidInput(f"--header {header} describes what --export writes; give both")
     check_outputs(out, export, header, html)
-
-
-def _source(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The model, and what it is called with, by position and by name."""
-    if reference.endswith(".pt2"):
-        return read_program(reference)
-    if is_onnx(reference):
-        return reference, (), {}
-    made = call_factory(reference)
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise InvalidInput(
-            f"{reference} returned a {type(made).__name__}; return a torch module and a tuple of "
-            "its example inputs"
-        )
-    model, inputs = made
-    return model, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
 
 
 def _dtypes(given: list[str]) -> str | dict[str, str]:

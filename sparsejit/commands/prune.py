@@ -110,6 +110,7 @@ def _carry_out(
 
     if checkpoint is not None and checkpoint.exists():
         error_console.print(f"going on from {checkpoint}")
+
     def show(state: "RunProgress") -> None:
         bar.show(progress_line(state), state.step, state.steps or None)
 

@@ -120,4 +120,3 @@ def _print(report: FolderReport, wall_seconds: float, out: Path) -> None:
         say(f"{seconds:.1f} s of speech in {files} in {out}, {speed}")
     if report.kept:
         say(f"{len(report.kept)} were there already; --overwrite speaks them again")
-

@@ -7,6 +7,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -89,6 +90,15 @@ def read_npy(file: Path) -> Array:
     except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
         raise DamagedFile(f"{file} is not a .npy array ({error}); save it again") from error
     return array
+
+
+def read_npz(file: Path) -> dict[str, Array]:
+    """The arrays of a .npz file by name. Raises DamagedFile for anything else."""
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            return {name: held[name] for name in held.files}
+    except (ValueError, EOFError, OSError, MemoryError, AttributeError, BadZipFile) as error:
+        raise DamagedFile(f"{file} is not a .npz archive ({error}); save it again") from error
 
 
 def _parameters(file: Path) -> _Readers:

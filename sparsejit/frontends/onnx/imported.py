@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,30 @@ def import_onnx(
     return ImportedModel(
         read_model(source), tuple(example_inputs), free_batch, dict(constants or {})
     )
+
+
+@dataclass(frozen=True)
+class DeclaredInput:
+    """An input of a file: its name, its dtype, and sizes, a name or None for those left open."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape
+
+
+def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
+    """The inputs that a call gives, in the order of the file. Raises as `read_model` does."""
+    graph = read_model(source).graph
+    held = {each.name for each in graph.initializer}
+    return [
+        DeclaredInput(
+            each.name,
+            dtype_of(each.type.tensor_type.elem_type, f"input {each.name}"),
+            _declared(each),
+        )
+        for each in graph.input
+        if each.name not in held
+    ]
 
 
 class ImportedModel:

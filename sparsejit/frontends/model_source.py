@@ -1,0 +1,144 @@
+"""A model as a command line names it, with the sizes, numbers and arrays given beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.factory import call_factory
+from sparsejit.frontends.files import read_npz
+from sparsejit.frontends.onnx import DeclaredInput, declared_inputs, is_onnx
+from sparsejit.frontends.torch_export import read_program
+
+_DEVIATION, _MOST_WHOLE = 0.5, 50  # of random inputs
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model as `sparsejit.compile` takes it, and what it is called with.
+
+    model: the path of an ONNX file, an ExportedProgram, a torch module or an estimator.
+    args, kwargs: example inputs; none of an ONNX file whose sizes are those that it has itself.
+    constants: numbers in place of inputs of an ONNX file.
+    inputs: all that an ONNX file declares, these among them.
+    """
+
+    reference: str
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    constants: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[DeclaredInput, ...] = ()
+
+
+def read_source(
+    reference: str,
+    shapes: Sequence[str] | None = None,
+    constants: Sequence[str] | None = None,
+    *,
+    batch: int | None = None,
+    data: Path | None = None,
+    always_inputs: bool = False,
+) -> ModelSource:
+    """The model of a command line; of an ONNX file its inputs, at random or from a .npz file.
+
+    Raises InvalidInput for sizes and numbers that are none, or that the model has no input for.
+    """
+    numbers = dict(_named(text, "--constant", _numbers) for text in constants or ())
+    if is_onnx(reference):
+        declared = declared_inputs(reference)
+        left = [each for each in declared if each.name not in numbers]
+        args = _onnx_inputs(left, shapes, batch, data, always_inputs)
+        return ModelSource(reference, reference, args, {}, numbers, tuple(declared))
+    if shapes or numbers or batch or data:
+        raise InvalidInput(
+            f"{reference} brings its own inputs; --shape, --constant, --batch and --data are for "
+            "ONNX files"
+        )
+    if reference.endswith(".pt2"):
+        program, args, kwargs = read_program(reference)
+        return ModelSource(reference, program, args, kwargs)
+    made = call_factory(reference)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InvalidInput(
+            f"{reference} returned a {type(made).__name__}; return a torch module and a tuple of "
+            "its example inputs"
+        )
+    model, inputs = made
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return ModelSource(reference, model, args, {})
+
+
+def _onnx_inputs(
+    inputs: Sequence[DeclaredInput],
+    shapes: Sequence[str] | None,
+    batch: int | None,
+    data: Path | None,
+    always: bool,
+) -> tuple[Any, ...]:
+    """Arrays for the inputs that are left; none where nothing is asked and nothing needed."""
+    sizes = dict(_named(text, "--shape", _sizes) for text in shapes or ())
+    if not (sizes or batch or data or always or any(map(_is_open, inputs))):
+        return ()
+    odd = sizes.keys() - {each.name for each in inputs}
+    if odd:
+        names = ", ".join(each.name for each in inputs)
+        raise InvalidInput(f"--shape {min(odd)}=...: the model's inputs are {names}")
+    held = {} if data is None else read_npz(data)
+    generator = np.random.default_rng(0)
+    return tuple(
+        held[each.name] if each.name in held else _random(generator, each, sizes, batch)
+        for each in inputs
+    )
+
+
+def _is_open(declared: DeclaredInput) -> bool:
+    """Whether a size is open beside the batch."""
+    return any(not isinstance(size, int) for size in declared.shape[1:])
+
+
+def _random(
+    generator: np.random.Generator,
+    declared: DeclaredInput,
+    sizes: dict[str, tuple[int, ...]],
+    batch: int | None,
+) -> np.ndarray[Any, Any]:
+    """Normal with a deviation of 0.5; whole numbers below 50; truths."""
+    name, shape = declared.name, sizes.get(declared.name)
+    if shape is None:
+        if _is_open(declared):
+            axes = "x".join("1" if n == 0 else str(s or "?") for n, s in enumerate(declared.shape))
+            raise InvalidInput(f"input {name} has open sizes; give --shape {name}={axes}")
+        given = (size if isinstance(size, int) else batch or 1 for size in declared.shape)
+        shape = tuple(given)
+    if declared.dtype.kind == "f":
+        return (_DEVIATION * generator.standard_normal(shape)).astype(declared.dtype)
+    most = 2 if declared.dtype.kind == "b" else _MOST_WHOLE
+    return generator.integers(0, most, shape).astype(declared.dtype)
+
+
+def _named(text: str, option: str, read: Any) -> tuple[str, Any]:
+    name, equals, value = text.rpartition("=")
+    try:
+        if not equals or not name:
+            raise ValueError
+        return name, read(value)
+    except ValueError:
+        example = "x=1x576" if option == "--shape" else "sr=16000"
+        raise InvalidInput(f"{option} {text} says nothing; write it as {example}") from None
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split("x")) if text else ()
+    if any(size < 1 for size in sizes):
+        raise ValueError
+    return sizes
+
+
+def _numbers(text: str) -> float | list[float]:
+    """A number, or several with commas between, whole ones as such."""
+    numbers = [int(part) if part.lstrip("-").isdigit() else float(part) for part in text.split(",")]
+    return numbers[0] if len(numbers) == 1 else numbers

@@ -1,0 +1,148 @@
+"""`check`, `compile` and `bench` of anybody's model: what they take, say and refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("onnx")
+
+import onnx
+from onnx import TensorProto, helper
+
+import sparsejit
+from sparsejit.commands.cli import app
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.model_source import read_source
+from sparsejit.perf import any_model
+from sparsejit.perf.any_model import AnyComparison, AnyTask
+from sparsejit.perf.models import ContestantTime
+
+FACTORY = """
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU()), (torch.randn(1, 6),)
+"""
+
+
+def onnx_file(folder: Path, operator: str = "Mul") -> Path:
+    """y = operator(x (batch, length), n ()), in a file."""
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length"]) for name in "xy"
+    )
+    n = helper.make_tensor_value_info("n", TensorProto.FLOAT, [])
+    node = helper.make_node(operator, ["x", "n"], ["y"], name="scaled")
+    graph = helper.make_graph([node], "scaling", [x, n], [y])
+    file = folder / "scaling.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), file)
+    return file
+
+
+def invoked(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments], terminal_width=200)
+
+
+def test_a_file_is_compiled_with_the_sizes_and_numbers_of_the_command_line(tmp_path: Path) -> None:
+    file, out = onnx_file(tmp_path), tmp_path / "model.sjit"
+    done = invoked("compile", file, "--shape", "x=2x3", "--constant", "n=1.5", "--out", out)
+    assert done.exit_code == 0, done.output
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(sparsejit.load(out)(x), 1.5 * x)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--constant", "n=2"], "input x has open sizes; give --shape x=1xlength"),
+        (["--shape", "z=1x2"], "--shape z=...: the model's inputs are x, n"),
+        (["--shape", "x=0x2"], "--shape x=0x2 says nothing; write it as x=1x576"),
+        (["--constant", "n"], "--constant n says nothing; write it as sr=16000"),
+        (["--shape", "x=1x2", "--constant", "m=2"], "constants has 'm'; the inputs are x, n"),
+    ],
+)
+def test_what_does_not_fit_the_file_is_named(options: list[str], said: str, tmp_path: Path) -> None:
+    done = invoked("check", onnx_file(tmp_path), *options)
+    assert isinstance(done.exception, InvalidInput) and said in str(done.exception)
+
+
+def test_a_torch_model_brings_its_own_inputs(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY)
+    with pytest.raises(InvalidInput, match="brings its own inputs; --shape"):
+        read_source(f"{tmp_path}/net.py:make", ["x=1x6"])
+
+
+def test_missing_operators_are_listed_without_compiling(tmp_path: Path) -> None:
+    known = invoked("check", onnx_file(tmp_path), "--shape", "x=1x3")
+    assert known.exit_code == 0 and "every operator of" in known.output
+    file = onnx_file(tmp_path, "BitwiseAnd")
+    done = invoked("check", file, "--shape", "x=1x3", "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and not found["compiles"]
+    assert any("BitwiseAnd" in line and "node scaled" in line for line in found["missing"])
+
+
+def test_inputs_come_from_a_file_or_at_random(tmp_path: Path) -> None:
+    file, data = onnx_file(tmp_path), tmp_path / "inputs.npz"
+    x = np.ones((3, 2), np.float32)
+    np.savez(data, x=x)
+    source = read_source(str(file), constants=["n=4"], data=data)
+    np.testing.assert_array_equal(source.args[0], x)
+    task = AnyTask(source, tmp_path)
+    np.testing.assert_array_equal(task.exact[0], 4 * x)
+    with np.load(task.inputs_file) as held:
+        given = list(held.values())
+    assert [(each.shape, each.dtype) for each in given] == [((3, 2), "f4"), ((), "f4")]
+    drawn = read_source(str(file), ["x=5x7"], always_inputs=True)
+    assert [each.shape for each in drawn.args] == [(5, 7), ()]
+
+
+@pytest.mark.parametrize("source", ["factory", "onnx", "pt2"])
+def test_ours_and_torch_are_timed_and_compared(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    ours = any_model.OURS[::2] if source == "factory" else any_model.OURS[:1]
+    monkeypatch.setattr(any_model, "OURS", ours)
+    (tmp_path / "net.py").write_text(FACTORY)
+    model, options = f"{tmp_path}/net.py:make", []
+    if source == "onnx":
+        model, options = str(onnx_file(tmp_path)), ["--shape", "x=1x8", "--constant", "n=2"]
+    if source == "pt2":
+        model = str(tmp_path / "net.pt2")
+        net = torch.nn.Linear(6, 4).eval()
+        torch.export.save(torch.export.export(net, (torch.randn(1, 6),)), model)
+    done = invoked("bench", model, *options, "--peers", "torch", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    names = {one["name"]: one["relative_error"] for one in found["times"]}
+    others = set() if source == "onnx" else {"torch"}
+    assert names.keys() == {one.name for one in ours} | others, found["skipped"]
+    assert names["sparsejit"] < 1e-6 and all(error < 0.1 for error in names.values())
+    says = "no other engine here" if source == "onnx" else "the best other, torch"
+    assert says in found["verdict"]
+
+
+def time_of(name: str, ns: float, error: float = 1e-7) -> ContestantTime:
+    return ContestantTime(name, "1", ns, ns, error, 1)
+
+
+def test_the_verdict_is_a_sentence() -> None:
+    peer, ours = time_of("onnxruntime", 300.0), time_of("sparsejit", 100.0)
+    short = time_of("sparsejit-int8", 50.0, 2e-2)
+    found = AnyComparison("m", (short, ours, peer, time_of("torch", 900.0)), {})
+    best = "the best other, onnxruntime"
+    assert found.verdict == f"3.0 times as fast as {best}; int8 6.0 times at 2.0e-02"
+    slow = AnyComparison("m", (peer, time_of("sparsejit", 600.0)), {})
+    assert slow.verdict == f"2.0 times slower than {best}"
+    refused = AnyComparison("m", (peer,), {"sparsejit": "UnsupportedOperator: Erf"})
+    assert refused.verdict == "sparsejit does not run it: UnsupportedOperator: Erf"
+
+
+def test_what_is_no_command_and_no_model_is_refused() -> None:
+    done = invoked("bench", "nothing")
+    assert done.exit_code == 2 and "No such command 'nothing'" in done.output
