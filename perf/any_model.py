@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.frontends.model_source import ModelSource
+from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
@@ -66,7 +66,7 @@ def _times(ratio: float, whom: str) -> str:
 class AnyTask:
     """A model in files of a folder, and what it computes in float64."""
 
-    def __init__(self, source: ModelSource, folder: Path) -> None:
+    def __init__(self, source: NamedModel, folder: Path) -> None:
         self._source, self.folder = source, folder
         self._is_onnx = is_onnx(source.model)
         self.inputs_file = folder / "inputs.npz"
@@ -142,7 +142,7 @@ class AnyTask:
 
 
 def compare_any(
-    source: ModelSource,
+    source: NamedModel,
     peers: Iterable[ModelPeer] = tuple(MODEL_PEERS.values()),
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,

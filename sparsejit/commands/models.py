@@ -21,7 +21,7 @@ from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_npy
-from sparsejit.frontends.model_source import ModelSource, read_source
+from sparsejit.frontends.model_source import NamedModel, read_source
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export as export_torch
 from sparsejit.lowering.context import Progress
@@ -144,7 +144,7 @@ def run_command(
 
 
 def _compiled(
-    source: ModelSource, dtypes: list[str], options: dict[str, Any], show: Progress
+    source: NamedModel, dtypes: list[str], options: dict[str, Any], show: Progress
 ) -> CompiledModel | CompiledEstimator:
     return compile_model(
         source.model,

@@ -17,7 +17,7 @@ _DEVIATION, _MOST_WHOLE = 0.5, 50  # of random inputs
 
 
 @dataclass(frozen=True)
-class ModelSource:
+class NamedModel:
     """A model as `sparsejit.compile` takes it, and what it is called with.
 
     model: the path of an ONNX file, an ExportedProgram, a torch module or an estimator.
@@ -42,7 +42,7 @@ def read_source(
     batch: int | None = None,
     data: Path | None = None,
     always_inputs: bool = False,
-) -> ModelSource:
+) -> NamedModel:
     """The model of a command line; of an ONNX file its inputs, at random or from a .npz file.
 
     Raises InvalidInput for sizes and numbers that are none, or that the model has no input for.
@@ -52,7 +52,7 @@ def read_source(
         declared = declared_inputs(reference)
         left = [each for each in declared if each.name not in numbers]
         args = _onnx_inputs(left, shapes, batch, data, always_inputs)
-        return ModelSource(reference, reference, args, {}, numbers, tuple(declared))
+        return NamedModel(reference, reference, args, {}, numbers, tuple(declared))
     if shapes or numbers or batch or data:
         raise InvalidInput(
             f"{reference} brings its own inputs; --shape, --constant, --batch and --data are for "
@@ -60,7 +60,7 @@ def read_source(
         )
     if reference.endswith(".pt2"):
         program, args, kwargs = read_program(reference)
-        return ModelSource(reference, program, args, kwargs)
+        return NamedModel(reference, program, args, kwargs)
     made = call_factory(reference)
     if not isinstance(made, tuple) or len(made) != 2:
         raise InvalidInput(
@@ -69,7 +69,7 @@ def read_source(
         )
     model, inputs = made
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    return ModelSource(reference, model, args, {})
+    return NamedModel(reference, model, args, {})
 
 
 def _onnx_inputs(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sparsejit.commands import cli
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.perf import models
+from sparsejit.perf import any_model, models
 from sparsejit.perf.models import Contestant, ModelTask, compare
 from sparsejit.perf.peers import model_peers, peer_worker
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer, find_python, peers_named
@@ -145,7 +145,8 @@ def _cores() -> set[int]:
 
 
 def test_every_peer_has_an_engine_and_its_package_among_the_requirements() -> None:
-    assert peer_worker.ENGINES.keys() == {*MODEL_PEERS, *(ours.name for ours in models.OURS)}
+    ours = {one.name for one in (*models.OURS, *any_model.OURS)}
+    assert peer_worker.ENGINES.keys() == {*MODEL_PEERS} | ours
     for peer in MODEL_PEERS.values():
         package = peer_worker.ENGINES[peer.name][1]
         assert any(one.startswith(package) for one in peer.requirements) or package == "torch"
