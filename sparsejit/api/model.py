@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,12 +98,24 @@ class CompiledModel(Compiled):
         Raises InvalidInput for inputs that are nested, shaped or typed otherwise than the model's.
         """
         plain = not kwargs and len(args) == self._plain_arguments
-        leaves = args if plain else flatten(self._input_nest, (args, kwargs), "inputs")
+        leaves = args if plain else self._leaves(args, kwargs)
         results = self.run(leaves)
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
             from_numpy = sys.modules["torch"].from_numpy
             results = [from_numpy(result) for result in results]
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat list of inputs. Raises InvalidInput for others than it was compiled for."""
+        by_place, by_name = self._input_nest.items
+        if len(args) != len(by_place.items) or kwargs.keys() != set(by_name.keys):
+            names = [value.origin.name for value in self.graph.inputs]
+            raise InvalidInput(
+                f"the call gives {_arguments(len(args), kwargs)}, and the model was compiled for "
+                f"{_arguments(len(by_place.items), by_name.keys)}; its inputs are "
+                f"{', '.join(names)}"
+            )
+        return flatten(self._input_nest, (args, kwargs), "inputs")
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """The flat list of outputs, numpy arrays, for a flat list of inputs."""
@@ -162,6 +174,12 @@ class CompiledModel(Compiled):
                 if shapes not in self._variants:  # another thread may have been first
                     self._variants[shapes] = self._compile_for(self._narrow.as_given(arrays))
         return self._variants.get(shapes, self._first)
+
+
+def _arguments(count: int, names: Iterable[str]) -> str:
+    """So many by position, and those by name, in words."""
+    words = [f"{count} argument{'s' * (count != 1)} by position", *(f"{name}=" for name in names)]
+    return " and ".join(words)
 
 
 def compile_saved(source: ModelSource) -> CompiledModel:

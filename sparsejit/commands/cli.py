@@ -20,7 +20,6 @@ from sparsejit.errors import SparseJitError
 from sparsejit.runtime.program import debug_level, dump_folder
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",

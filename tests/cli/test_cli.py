@@ -258,3 +258,7 @@ def test_train_refuses_a_folder_without_recordings(tmp_path: Path) -> None:
 
 def test_version_is_the_installed_one() -> None:
     assert run("--version").stdout == f"sparsejit {metadata.version('sparsejit')}\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "sparsejit", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "--install-completion" in done.stdout

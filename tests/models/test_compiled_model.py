@@ -59,6 +59,18 @@ def test_inputs_of_other_kinds_are_refused(
         linear(x)
 
 
+def test_other_arguments_than_it_was_compiled_for_are_named(linear: CompiledModel) -> None:
+    x = torch.randn(2, 5)
+    compiled = "the model was compiled for 1 argument by position; its inputs are input"
+    for args, kwargs, given in (
+        ((), {"x": x}, "0 arguments by position and x="),
+        ((x, x), {}, "2 arguments by position"),
+        ((), {}, "0 arguments by position"),
+    ):
+        with pytest.raises(InvalidInput, match=f"the call gives {given}, and {compiled}"):
+            linear(*args, **kwargs)
+
+
 def test_subclasses_of_arrays_are_arrays(linear: CompiledModel) -> None:
     class Mine(np.ndarray):
         pass
