@@ -20,7 +20,7 @@ ROOMS = (
     *("errors", "files", "install_peachpy", "attention_masks"),
     *("machine", "x86", "runtime", "ir", "passes"),
     *("asm_templates", "measuring", "planner", "lowering", "artefact", "frontends", "api"),
-    *("prune", "voice", "selftest", "sparsejit", "perf", "commands"),
+    *("prune", "voice", "selftest", "sparsejit", "perf", "commands", "__main__"),
 )
 # The same within rooms. The two tables, last of the templates, name every kernel of the rooms
 # before; "voice" is what it offers, voice/__init__.py.

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import sparsejit
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "onnx"
 SILERO = {"input": (1, 576), "state": (2, 1, 128)}
@@ -106,3 +106,33 @@ def test_constants_are_of_onnx_models() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(InvalidInput, match="which are for ONNX models"):
         sparsejit.compile(torch.nn.ReLU(), (torch.ones(2, 3),), constants={"x": 1})
+
+
+def either(first: str, second: str) -> Any:
+    """y = first(x) where the sum of x is above 0, else second(x)."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "xy")
+    ways = {
+        name: helper.make_graph(
+            [helper.make_node(operator, ["x"], ["way"])],
+            name,
+            [],
+            [helper.make_tensor_value_info("way", TensorProto.FLOAT, None)],
+        )
+        for name, operator in (("then_branch", first), ("else_branch", second))
+    }
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["yes"]),
+        helper.make_node("If", ["yes"], ["y"], **ways),
+    ]
+    zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
+    graph = helper.make_graph(nodes, "either", [x], [y], [zero])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def test_a_branch_that_values_decide_is_chosen_at_the_end() -> None:
+    fast = sparsejit.compile(either("Neg", "Abs"))
+    for x in (np.float32([[1, 2, -1, 0.5]]), np.float32([[1, 2, -9, 0.5]])):
+        np.testing.assert_array_equal(fast(x), -x if x.sum() > 0 else np.abs(x))
+    with pytest.raises(UnsupportedOperator, match=r"its branches give float32\[4, 1\] and float32"):
+        sparsejit.compile(either("Transpose", "Abs"))

@@ -13,6 +13,7 @@ from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, version_of
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
+from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer
@@ -157,15 +158,28 @@ class NodeInterpreter:
     def _chosen(
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
     ) -> Sequence[Operand]:
-        """The branch of an If whose condition is known now."""
+        """The branch of an If whose condition is known now; else both, and a choice at the end."""
         (condition,) = operands
-        if not isinstance(condition, np.ndarray):
-            raise Unmapped("its condition is not known before the model runs")
         branches = {attribute.name: attribute.g for attribute in node.attribute}
-        branch = branches["then_branch" if condition.all() else "else_branch"]
-        results = self._inside(branch, (), known)
-        self.inference.copy(branch.output, node.output)
-        return results
+        ways = [branches[name] for name in ("then_branch", "else_branch")]
+        if isinstance(condition, np.ndarray):
+            ways = ways[:1] if condition.all() else ways[1:]
+        results = [self._inside(way, (), known) for way in ways]
+        self.inference.copy(ways[0].output, node.output)
+        if len(ways) == 1:
+            return results[0]
+        assert isinstance(condition, Value)
+        truth = arranging.reshaped(self.write, condition, ())
+        return [self._either(truth, *pair) for pair in zip(*results, strict=True)]
+
+    def _either(self, truth: Value, then: Operand, other: Operand) -> Operand:
+        """One of two results of the same type, by a number that the model computes."""
+        if then is _ABSENT or other is _ABSENT:
+            return _ABSENT
+        one, two = (self.write.value(_plain(each)) for each in (then, other))
+        if one.type != two.type:
+            raise Unmapped(f"its branches give {one.type} and {two.type}, and which is not known")
+        return self.write.pointwise("where", truth, one, two)
 
     def _unrolled(
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
