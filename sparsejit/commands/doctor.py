@@ -14,6 +14,13 @@ from sparsejit.commands.console import (
 from sparsejit.commands.machine_report import Diagnosis, Finding, examine
 from sparsejit.machine.target import Target
 
+# Which extras a user needs for what; each is of one purpose (`tests/cli/test_cli.py`).
+PURPOSES = {
+    "run": ("core",),
+    "compile models": ("torch", "onnx", "sklearn", "forests"),
+    "play, measure and develop": ("play", "ray", "bench", "dev", "docs"),
+}
+
 
 def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Say what this machine offers, what is missing and the remedy; fail if nothing can run."""
@@ -27,9 +34,13 @@ def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
 def _print(diagnosis: Diagnosis) -> None:
     table = Table("", "needed by")
     table.add_column("found", overflow="fold")
-    for finding in diagnosis.findings:
-        found = finding.found or "missing"
-        table.add_row(finding.name, finding.needed_by, found, style=_style(finding))
+    for purpose, extras in PURPOSES.items():
+        table.add_section()
+        table.add_row(f"to {purpose}", style="bold")
+        for finding in diagnosis.findings:
+            if finding.needed_by in extras:
+                found = finding.found or "missing"
+                table.add_row(finding.name, finding.needed_by, found, style=_style(finding))
     console.print(table)
     if diagnosis.target is not None:
         _print_target(diagnosis.target)

@@ -47,6 +47,12 @@ def test_doctor_on_this_machine() -> None:
     assert done.stdout.endswith("ready\n")
 
 
+def test_every_extra_has_one_purpose() -> None:
+    extras = [extra for each in doctor.PURPOSES.values() for extra in each]
+    declared = metadata.metadata("sparsejit").get_all("Provides-Extra") or []
+    assert sorted(extras) == sorted({"core", *declared})
+
+
 def test_doctor_json_is_json() -> None:
     report = json.loads(run("doctor", "--json", SPARSEJIT_MAX_ISA="avx2").stdout)
     assert report["can_run"] is True
