@@ -19,6 +19,7 @@ from sparsejit.lowering.model import (
     LoweredModel,
     build_model,
     lower_model,
+    unread_bytes,
     waves_without_code,
     without_code,
 )
@@ -90,7 +91,7 @@ def lowered_variant(
     """Compile a graph that has been through all passes. Raises as `make_variant` does."""
     started = time.perf_counter()
     lowered, program = _written(final, options, name, progress)
-    target, size = options.target, len(program.image.data)
+    target, size = options.target, len(program.image.data) - unread_bytes(final)
     if lowered.options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
         # What was priced as if it came from L3 does not fit there.
         lowered, program = _written(final, replace(options, weight_bytes=size), name, progress)

@@ -23,7 +23,8 @@ from sparsejit.asm_templates.shared.location import (
     InWorkspace,
     Location,
 )
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.context import Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.memory.storage import (
@@ -127,7 +128,7 @@ def lower_model(
     if not options.weight_bytes:
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
         found = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
-        options = replace(options, weight_bytes=found)
+        options = replace(options, weight_bytes=found - unread_bytes(graph))
     low = Lowering(graph, options)
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
@@ -143,6 +144,26 @@ def lower_model(
     waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
     memory = plan_memory([[[t.step for t in each] for each in wave.threads] for wave in waves])
     return LoweredModel(graph, options, tuple(low.steps), waves, memory)
+
+
+def unread_bytes(graph: Graph) -> int:
+    """Of tables that are only looked up in, about what a call does not touch."""
+    readers: dict[Value, list[Node]] = {value: [] for value in graph.constants}
+    for node in graph.nodes:
+        for value in node.inputs:
+            readers.get(value, []).append(node)
+    total = 0
+    for value, nodes in readers.items():
+        if nodes and value not in graph.outputs and all(_looks_up(n, value) for n in nodes):
+            rows = sum(node.inputs[0].type.size for node in nodes)
+            array = graph.constants[value]
+            held = weight_bytes(int(np.count_nonzero(array)), array.nbytes)
+            total += max(0, held - rows * array.nbytes // max(1, len(array)))
+    return total
+
+
+def _looks_up(node: Node, table: Value) -> bool:
+    return isinstance(node.op, Embedding | EmbeddingBag) and node.inputs[1] is table
 
 
 def _is_there(view: View, number: int) -> bool:

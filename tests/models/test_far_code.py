@@ -9,8 +9,9 @@ from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.api.variant import make_variant
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import Element, Graph
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.selection import Embedding
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import build_model, lower_model
 from sparsejit.machine.target import Target
@@ -63,3 +64,15 @@ def test_a_model_that_outgrows_its_cache_is_lowered_as_coming_from_memory(isa: s
     assert again.options.weight_bytes > room
     bounds = {step.facts.bound for step in again.steps if step.facts.weights}
     assert all("memory" in bound or bound == "execution" for bound in bounds)
+
+
+def test_rows_of_tables_that_a_call_does_not_read_take_no_room() -> None:
+    s, table = Sketch(), np.ones((5_000, FEATURES), np.float32)
+    found = s(Embedding(), s.input(ROWS, element=Element.INT64), s.constant(table))
+    weights = np.ones((8, FEATURES), np.float32)
+    graph = s.finish(s(Linear(), found, s.constant(weights)))
+    lowered = lower_model(graph, ModelOptions(Target.named("avx2")))
+    touched = weights.nbytes + ROWS * FEATURES * 4
+    assert lowered.options.weight_bytes == touched
+    variant = make_variant(graph, ModelOptions(Target.named("avx2")), "float32", None)
+    assert variant.options.weight_bytes == touched < table.nbytes < len(variant.program.image.data)

@@ -389,10 +389,3 @@ def test_whole_numbers_of_every_width(dtype: Any) -> None:
     for found, like, name in zip(sparsejit.compile(model)(x, y), wanted, types, strict=True):
         assert found.dtype == like.dtype, name
         np.testing.assert_array_equal(found, like, err_msg=name)
-
-
-def test_an_output_that_is_listed_twice_comes_twice() -> None:
-    model = graph_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (3,)}, {}, axes=1)
-    model.graph.output.append(model.graph.output[0])
-    for found in sparsejit.compile(model)(np.float32([-1, 0, 2])):
-        np.testing.assert_array_equal(found, [0, 0, 2])

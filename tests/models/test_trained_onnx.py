@@ -1,4 +1,4 @@
-"""Models that others have trained, as their files are; and inputs that are constants."""
+"""Models that others have trained, as their files are; constants, branches, odd outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ pytest.importorskip("onnx")
 import onnx
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from test_onnx import graph_model
 
 import sparsejit
 from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.frontends.onnx import import_onnx
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "onnx"
 SILERO = {"input": (1, 576), "state": (2, 1, 128)}
@@ -136,3 +138,17 @@ def test_a_branch_that_values_decide_is_chosen_at_the_end() -> None:
         np.testing.assert_array_equal(fast(x), -x if x.sum() > 0 else np.abs(x))
     with pytest.raises(UnsupportedOperator, match=r"its branches give float32\[4, 1\] and float32"):
         sparsejit.compile(either("Transpose", "Abs"))
+
+
+def test_a_result_that_a_node_does_not_give_is_named() -> None:
+    split = helper.make_node("Split", ["x"], ["a", "b", "y"], axis=0, num_outputs=3)
+    model = graph_model([split], {"x": ("batch", 3)}, {}, 18)
+    with pytest.raises(UnsupportedOperator, match=r"y \(is not computed\)"):
+        import_onnx(model, [np.ones((2, 3), np.float32)])
+
+
+def test_an_output_that_is_listed_twice_comes_twice() -> None:
+    model = graph_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (3,)}, {}, axes=1)
+    model.graph.output.append(model.graph.output[0])
+    for found in sparsejit.compile(model)(np.float32([-1, 0, 2])):
+        np.testing.assert_array_equal(found, [0, 0, 2])

@@ -94,7 +94,8 @@ class NodeInterpreter:
                 results: Sequence[Operand] = [_ABSENT] * len(node.output)
             else:
                 results = self._results(node, operands, known)
-            known.update(zip(node.output, results, strict=False))
+            lacking = [_ABSENT] * (len(node.output) - len(results))
+            known.update(zip(node.output, [*results, *lacking], strict=False))
 
     def _results(
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
