@@ -139,6 +139,8 @@ def test_places_that_are_none_are_refused() -> None:
             run(x, np.array([[0, wrong, 1]]))
     with pytest.raises(UnsupportedOperator, match="names a place beyond 3"):
         compiled("GatherElements", {"x": x}, {"places": np.array([[3, 0, 0]])}, 2, axis=1)
+    with pytest.raises(UnsupportedOperator, match=r"has places \[3, 1\] of \[2, 3\] along axis 1"):
+        compiled("GatherElements", {"x": x}, {"places": np.zeros((3, 1), int)}, 2, axis=1)
     with pytest.raises(UnsupportedOperator, match="indices is not known before the model runs"):
         compiled("ScatterElements", {"x": x, "places": places, "updates": x[:1]}, {}, 2, axis=1)
     same = np.zeros((1, 20), np.int64)

@@ -85,7 +85,7 @@ def _replaced(write: Writer, rows: Value, numbers: Array, new: Value, reduction:
         named, updates = flat[part], taken(write, new, 0, part)
         if kind:
             updates = write.pointwise(kind, taken(write, rows, 0, named), updates)
-        source = np.arange(len(range(rows.shape[0])))
+        source = np.arange(rows.shape[0])
         source[named] = rows.shape[0] + np.arange(len(part))
         rows = taken(write, joined(write, [rows, updates], 0), 0, source)
     return rows
@@ -103,7 +103,11 @@ def _rounds(numbers: Array) -> list[Array]:
 
 def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> Operand:
     """The number, in an array of this shape, of each place along an axis."""
-    grids = np.ogrid[tuple(slice(0, n) for n in _shape(places))]
+    given = _shape(places)
+    others_fit = (given[n] <= shape[n] for n in range(min(len(given), len(shape))) if n != axis)
+    if len(given) != len(shape) or not all(others_fit):
+        raise Unmapped(f"has places {list(given)} of {list(shape)} along axis {axis}")
+    grids = np.ogrid[tuple(slice(0, n) for n in given)]
     step = prod(shape[axis + 1 :])
     others = sum(
         (grid * prod(shape[n + 1 :]) for n, grid in enumerate(grids) if n != axis),

@@ -68,27 +68,19 @@ def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
 def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: int) -> Value:
     """Whole numbers as floats, less their zero point: one number, or one for a place of an axis."""
     given, point = call.operand(place), call.operand(zero)
-    if isinstance(given, np.ndarray) and (point is None or isinstance(point, np.ndarray)):
-        less = np.float32(0) if point is None else _spread(np.asarray(point), axis, axes)
-        return write.constant(given.astype(np.float32) - less, call.name(place))
-    x = write.floats(call.value(write, place))
-    if point is None or (isinstance(point, np.ndarray) and not np.any(point)):
-        return x
-    if isinstance(point, np.ndarray):
-        return write.pointwise("sub", x, _spread(point, axis, axes))
-    value = write.floats(call.value(write, zero))
-    if value.type.size > 1:
-        shape = [1] * axes
-        shape[axis] = -1
-        value = arranging.reshaped(write, value, shape)
-    return write.pointwise("sub", x, arranging.reshaped(write, value, value.shape or ()))
-
-
-def _spread(point: Array, axis: int, axes: int) -> Array:
+    if point is None:
+        point = np.zeros((), np.float32)
     shape = [1] * axes
-    if point.size > 1:
-        shape[axis] = point.size
-    return point.astype(np.float32).reshape(shape)
+    shape[axis] = -1
+    if isinstance(point, np.ndarray):
+        known = point.astype(np.float32).reshape(shape if point.size > 1 else ())
+        if isinstance(given, np.ndarray):
+            return write.constant(given.astype(np.float32) - known, call.name(place))
+        x = write.floats(call.value(write, place))
+        return write.pointwise("sub", x, known) if known.any() else x
+    one = write.floats(call.value(write, zero))
+    wide = arranging.reshaped(write, one, shape if one.type.size > 1 else ())
+    return write.pointwise("sub", write.floats(call.value(write, place)), wide)
 
 
 def _dtype(call: Call) -> np.dtype[Any]:
