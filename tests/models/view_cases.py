@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from operator_cases import Call, Known, X, call, rand, truths, weight, whole
 
+# Of an axis of 5, none twice.
+PLACES = Known(torch.tensor([[4, 0], [1, 2]]))
+
 CUBE, IMAGE, SEQUENCE = rand(3, 4, 5), rand(2, 4, 9, 8), rand(2, 4, 12)
 EVEN = Known(torch.tensor([0, 3, 6]))
 UNEVEN = Known(torch.tensor([0, 2, 2, 5]))
@@ -122,6 +125,18 @@ SELECTIONS: dict[str, list[Call]] = {
         ),
         call(weight(9, 4), whole(4, 9), EVEN, False, 0, False, rand(9), False, 1),
     ],
+    "aten.gather.default": [
+        call(rand(3, 5), 1, whole(5, 3, 2)),
+        call(rand(3, 5), 1, Known(torch.tensor([[4, 0], [1, 1], [2, 3]]))),
+        call(rand(3, 5, 2), -2, whole(5, 2, 7, 1)),
+        call(whole(9, 3, 5), 0, whole(3, 2, 4)),
+    ],
+    "aten.scatter.src": [
+        call(rand(3, 5), 1, PLACES, rand(3, 4)),
+        call(rand(5, 3), 0, PLACES, rand(4, 2)),
+    ],
+    "aten.scatter.value": [call(rand(3, 5), 1, PLACES, 2.5), call(whole(9, 3, 5), 1, PLACES, 7)],
+    "aten.scatter_add.default": [call(rand(3, 5), 1, PLACES, rand(3, 4))],
     "aten.index_select.default": [
         call(CUBE, 1, Known(torch.tensor([0, 1, 3]))),
         call(CUBE, 2, Known(torch.tensor([4, 3, 2, 1, 0] * 2))),

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.frontends.writing import places
 from sparsejit.frontends.writing.arranging import (
+    expanded,
     reshaped,
     sliced,
 )
@@ -22,6 +24,7 @@ from sparsejit.frontends.writing.selection import (
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import selection as ops
+from sparsejit.ir.ops.types import axis_of
 
 _BAGS = (ops.BagKind.SUM, ops.BagKind.MEAN, ops.BagKind.MAX)
 
@@ -87,6 +90,35 @@ def index_select(write: Writer, x: Operand, dim: int, index: Operand) -> Value:
     if known is not None:
         return taken(write, x, dim, known.reshape(-1))
     return looked_up(write, x, dim, index)
+
+
+def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: Any) -> Value:
+    """An element for each place along an axis."""
+    known, value = write.known(index), write.value(x)
+    if not value.shape:
+        raise Unmapped("of a number")
+    chosen = write.value(index) if known is None else known
+    return places.by_axis(write, value, chosen, axis_of(dim, len(value.shape)))
+
+
+def scatter(reduction: str) -> Callable[..., Value]:
+    """Known places along an axis replaced by elements or by one number, or reduced with them."""
+
+    def mapping(write: Writer, x: Operand, dim: int, index: Operand, updates: Operand) -> Value:
+        known, value = write.known(index), write.value(x)
+        if known is None:
+            raise Unmapped("the places are not known before the model runs")
+        if not value.shape:
+            raise Unmapped("of a number")
+        new = write.cast(updates, write.element(x))
+        if not new.shape:
+            new = expanded(write, new, known.shape)
+        for axis, size in enumerate(known.shape):
+            new = sliced(write, new, axis, 0, size)
+        axis = axis_of(dim, len(value.shape))
+        return places.replaced_by_axis(write, value, known, new, axis, reduction)
+
+    return mapping
 
 
 def index(write: Writer, x: Operand, indices: Sequence[Operand]) -> Value:
@@ -162,6 +194,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten.index_select.default": index_select,
+    "aten.gather.default": gather,
+    "aten.scatter.src": scatter("none"),
+    "aten.scatter.value": scatter("none"),
+    "aten.scatter_add.default": scatter("add"),
     "aten.index.Tensor": index,
     "aten._unsafe_index.Tensor": index,
     "aten.flip.default": flip,
