@@ -37,7 +37,7 @@ FLOATS = {
     "large": [16777216.0, 16777218.0, -16777216.0, 33554436.0, 1.0, -3.0, 8388609.0, 0.5],
 }
 # Whose whole numbers say a place.
-PLACES = ("embedding", "index", "one_hot")
+PLACES = ("embedding", "gather", "index", "one_hot")
 # Where we differ from torch: the row, the numbers, and why. Those under "" differ with all.
 DIFFERENT: dict[tuple[str, str], str] = {
     ("sin.default", "large"): "bounded only beyond 1e7, as docs/models.md says",
