@@ -55,11 +55,11 @@ class CompiledEstimator(Compiled):
 
     `predict`, `predict_proba`, `predict_log_proba`, `decision_function` or `transform`, as far as
     the estimator has them; each is compiled at its first use. X is (samples, n_features_in_), an
-    array of numbers or what numpy makes one of, such as a DataFrame. It is compared, and scaled, in
-    float64 where the library does so. Results are those of the estimator to float32's precision, as
-    float32, labels as they are. What is missing or infinite goes where the library sends it, or is
-    refused as there. Categories are whole numbers, in frames too. scikit-learn's clone of it is the
-    estimator itself.
+    array of numbers or what numpy makes one of, such as a DataFrame; a Series is one row. It is
+    compared, and scaled, in float64 where the library does so. Results are those of the estimator
+    to float32's precision, as float32, labels as they are. What is missing or infinite goes where
+    the library sends it, or is refused as there. Categories are whole numbers, in frames too.
+    scikit-learn's clone of it is the estimator itself.
     """
 
     def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:
@@ -153,6 +153,19 @@ class CompiledEstimator(Compiled):
         """
         variant = self.variant(method or self.methods[0])
         export(exported_model(c_name(path), variant), path, header)
+
+    def bind(self, X: Array, result: Array, method: str = "") -> Callable[[], None]:
+        """A function without arguments that computes a method from X, as it is by then.
+
+        X is (samples, n_features_in_), float32, or float64 where the estimator reads that; without
+        a name the method is the first. `result` has the shape that the method returns, as float32;
+        of `predict` of a classifier as int64 for places in `classes_`, or bool for several labels.
+        Otherwise it is as `CompiledModel.bind`; values that the estimator refuses raise nothing.
+        """
+        if not isinstance(X, np.ndarray):
+            raise InvalidInput(f"X is a {type(X).__name__}; bind a numpy array")
+        dtype = X.dtype if X.dtype.name in self._source.graphs else _FLOAT32
+        return self.variant(method or self.methods[0], dtype).call.bind([X], [result])
 
     def run(self, method: str, X: Any) -> Array:
         """What a method returns for X. Raises InvalidInput for what the estimator refuses."""

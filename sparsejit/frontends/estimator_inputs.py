@@ -140,7 +140,9 @@ class EstimatorInput:
         return rows_check(self.features, self._dtypes, self._refuses)
 
     def _converted(self, X: Any) -> Array:
-        """X (samples, features) of one of the dtypes."""
+        """X (samples, features) of one of the dtypes; a Series is one row of a frame."""
+        if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
+            X = X.to_frame().T
         array = X if type(X) is np.ndarray else self._array_of(X)
         if array.dtype not in self._dtypes:
             array = self._floats(array, is_frame=hasattr(X, "columns"))
@@ -172,7 +174,7 @@ class EstimatorInput:
         """The array of a frame, a sparse matrix or nested lists."""
         columns = getattr(X, "columns", None)
         if columns is not None:
-            self._check_columns(list(columns))
+            self._check_columns(columns)
         kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
         if "category" in kinds and self.library != "sklearn":
             raise InvalidInput(
@@ -198,9 +200,18 @@ class EstimatorInput:
         found[entries.row, entries.col] = entries.data
         return found
 
-    def _check_columns(self, given: list[Any]) -> None:
-        if self.names is not None and given != list(self.names):
-            raise InvalidInput(f"X has the columns {given}; give {list(self.names)}, in this order")
+    def _check_columns(self, columns: Any) -> None:
+        """Raise InvalidInput for other names than those of the fit; numbers are no names."""
+        named = self.library == "xgboost" or any(isinstance(name, str) for name in columns)
+        if self.names is None or not named:
+            return
+        several = getattr(columns, "nlevels", 1) > 1
+        names = [" ".join(map(str, name)) if several else str(name) for name in columns]
+        known, given = list(map(str, self.names)), names
+        if self.library == "lightgbm":  # which writes them so
+            known, given = ([name.replace(" ", "_") for name in each] for each in (known, given))
+        if given != known:
+            raise InvalidInput(f"X has the columns {names}; give {known}, in this order")
 
     def _floats(self, array: Array, is_frame: bool) -> Array:
         if array.dtype.kind not in f"{_NUMBERS}O":

@@ -146,6 +146,22 @@ def test_methods_are_compiled_at_first_use_and_once() -> None:
     assert stages.count("writing the code") == 1
 
 
+def test_a_bound_method_reads_x_as_it_is_by_then() -> None:
+    estimator, X = classified(linear_model.LogisticRegression())
+    compiled = sparsejit.compile(estimator, X[:8])
+    for x in (X[:16].copy(), X[:16].astype(np.float32)):
+        places, shares = np.empty(16, np.int64), np.empty((16, 3), np.float32)
+        runs = [compiled.bind(x, places), compiled.bind(x, shares, "predict_proba")]
+        x[:] = x[::-1].copy()
+        for run in runs:
+            run()
+        np.testing.assert_array_equal(estimator.classes_[places], compiled.predict(x))
+        np.testing.assert_array_equal(shares, compiled.predict_proba(x))
+    for odd in (X[:8].tolist(), X[:8].astype(np.int64), X[:7].copy()):
+        with pytest.raises(InvalidInput, match=r"bind a numpy|astype\(np.float32\)|multiple of 8"):
+            compiled.bind(odd, np.empty(len(odd), np.int64))
+
+
 class Frame:
     """What numpy makes an array of, with names, as a DataFrame is."""
 
