@@ -14,7 +14,8 @@ from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
-from sparsejit.perf.models import ROUNDS, Arrays, ContestantTime, export_onnx, measure
+from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, measure
+from sparsejit.perf.models import export_onnx
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 
 OURS = (

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from weakref import finalize
 
 from sparsejit.errors import CompileError, MissingDependency
-from sparsejit.perf.models import OURS, Contestant, ModelTask, checked_error
+from sparsejit.perf.model_contest import Contestant, checked_error
+from sparsejit.perf.models import OURS, ModelTask
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.timing import RoundsInTurn

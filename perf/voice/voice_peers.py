@@ -10,7 +10,8 @@ import numpy as np
 
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.graph import Array
-from sparsejit.perf.models import Contestant, checked_error, export_onnx
+from sparsejit.perf.model_contest import Contestant, checked_error
+from sparsejit.perf.models import export_onnx
 from sparsejit.perf.peers.model_peers import MODEL_PEERS
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named

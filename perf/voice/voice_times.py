@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.machine.target import Target
-from sparsejit.perf.models import Contestant
+from sparsejit.perf.model_contest import Contestant
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.timing import RoundsInTurn

@@ -19,7 +19,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.model_source import read_source
 from sparsejit.perf import any_model
 from sparsejit.perf.any_model import AnyComparison, AnyTask
-from sparsejit.perf.models import ContestantTime
+from sparsejit.perf.model_contest import ContestantTime
 
 FACTORY = """
 import torch

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from sparsejit.commands import cli
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.perf import any_model, models
-from sparsejit.perf.models import Contestant, ModelTask, compare
+from sparsejit.perf.model_contest import Contestant
+from sparsejit.perf.models import ModelTask, compare
 from sparsejit.perf.peers import model_peers, peer_worker
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer, find_python, peers_named
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
