@@ -97,6 +97,12 @@ class Report(Shown):
 
         return as_tables(self)
 
+    def brief(self) -> RenderableType:
+        """Within 80 columns: every layer's kernel, its time in microseconds, and its share."""
+        from sparsejit.api.report_page import as_brief
+
+        return as_brief(self)
+
     def html(self) -> str:
         """One self-contained page."""
         from sparsejit.api.report_page import as_page

@@ -48,6 +48,9 @@ _CANDIDATES = (
     Column("bound by", lambda candidate: candidate.bound, True),
 )
 
+# Two such columns and two of figures take 80.
+_BRIEF_NAME = 27
+
 _BARS = """
 td:nth-child(-n+2), th:nth-child(-n+2), td:last-child, th:last-child { text-align: left }
 .bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
@@ -71,6 +74,34 @@ def as_tables(report: Report) -> RenderableType:
     tables = [_rich_table(columns, rows) for columns, rows in _tables(report)]
     texts = [Text(line) for line in (report.title, *report.lines)]
     return Group(*texts, *tables, *map(Text, report.schedule))
+
+
+def as_brief(report: Report) -> RenderableType:
+    """Layer, kernel, time and share, measured where that is known, within 80 columns."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    times = [layer.measured_ns or layer.predicted_ns or 0.0 for layer in report.layers]
+    is_measured = any(layer.measured_ns is not None for layer in report.layers)
+    total = sum(times) or 1.0
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
+    for heading in ("us" if is_measured else "us, predicted", "share"):
+        table.add_column(heading, justify="right")
+    for layer, ns in zip(report.layers, times, strict=True):
+        names = (_cut(layer.layer, 0), _cut(layer.kernel, _BRIEF_NAME // 3))
+        table.add_row(*map(Text, names), f"{ns / 1000:,.2f}", f"{ns / total:.1%}")
+    table.add_row("all", "", f"{sum(times) / 1000:,.2f}", "", style="bold")
+    return Group(Text(report.lines[0] if report.lines else report.title), table)
+
+
+def _cut(name: str, head: int) -> str:
+    """So many letters of its head, and as many of its end as there is room for."""
+    if len(name) <= _BRIEF_NAME:
+        return name
+    return f"{name[:head]}…{name[head + 1 - _BRIEF_NAME :]}"
 
 
 def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:

@@ -18,7 +18,7 @@ from sparsejit.commands.console import (
     require,
     say,
 )
-from sparsejit.commands.models import ConstantsOption, ModelArgument, ShapesOption
+from sparsejit.commands.model_options import ConstantsOption, ModelArgument, ShapesOption
 from sparsejit.frontends.model_source import read_source
 
 if TYPE_CHECKING:

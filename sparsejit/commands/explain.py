@@ -1,4 +1,4 @@
-"""`sparsejit explain` and `sparsejit disasm`: one kernel, made from a matrix in a file."""
+"""`sparsejit explain` and `sparsejit disasm`: what a model, or a matrix, becomes, and why."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,38 +6,68 @@ from typing import Annotated
 import typer
 
 from sparsejit.api import Kernel, compile_matrix
+from sparsejit.api.report import Report
 from sparsejit.commands.console import JsonOption, check_outputs, hand_over
+from sparsejit.commands.model_options import (
+    BatchOption,
+    ConstantsOption,
+    DTypesOption,
+    ExactOption,
+    HtmlOption,
+    MeasureOption,
+    ModelRequest,
+    ShapesOption,
+    TargetOption,
+    ThreadsOption,
+    TuneOption,
+    is_model,
+    load_or_compile,
+)
+from sparsejit.commands.progress import ProgressBar
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_matrix
 
-WeightsArgument = Annotated[
-    Path,
-    typer.Argument(
-        exists=True, dir_okay=False, help="A .npy or .safetensors file, or a state dict as .pt."
-    ),
-]
+_MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
+WeightsArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=f"{_MATRIX}.")]
 TensorOption = Annotated[
     str | None, typer.Option(help="Which tensor of a file that holds several.")
 ]
-StrategyOption = Annotated[str, typer.Option(help="auto, or a kernel family.")]
-DTypeOption = Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")]
-ExactOption = Annotated[bool, typer.Option(help="Only kernels that change no weight.")]
+StrategyOption = Annotated[str, typer.Option(help="auto, or a kernel family; of a matrix.")]
 
 
 def explain(
-    weights: WeightsArgument,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help=f"A model in any form that `compile` takes, or a matrix. {_MATRIX}.",
+        ),
+    ],
     tensor: TensorOption = None,
     strategy: StrategyOption = "auto",
-    dtype: DTypeOption = "float32",
+    shape: ShapesOption = None,
+    constant: ConstantsOption = None,
+    batch: BatchOption = None,
+    dtype: DTypesOption = None,
+    target: TargetOption = "native",
+    threads: ThreadsOption = 1,
+    tune: TuneOption = False,
     exact: ExactOption = False,
-    measure: Annotated[bool, typer.Option(help="Time the kernel, too.")] = False,
+    measure: MeasureOption = False,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the report here, JSON.")
     ] = None,
 ) -> None:
-    """Say which kernel a matrix of shape (out, in) gets, what it costs and why."""
-    check_outputs(out)
-    report = _compile(weights, tensor, strategy, dtype, exact).explain(measure=measure)
+    """Say which kernels a model, or a matrix of shape (out, in), gets, what they cost and why."""
+    check_outputs(out, html)
+    asked = ModelRequest(model, shape, constant, batch, dtype, target, threads, tune, exact)
+    report = _report(asked, tensor, strategy, measure)
+    if html is not None:
+        with atomic_path(html) as path:
+            path.write_text(report.html())
     if not hand_over(report.as_dict(), as_json, out):
         typer.echo(str(report))
 
@@ -46,13 +76,38 @@ def disasm(
     weights: WeightsArgument,
     tensor: TensorOption = None,
     strategy: StrategyOption = "auto",
-    dtype: DTypeOption = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
     exact: ExactOption = False,
 ) -> None:
     """List the instructions a matrix becomes, with the weights they read."""
-    typer.echo(_compile(weights, tensor, strategy, dtype, exact).disassemble())
+    asked = ModelRequest(str(weights), dtype=[dtype], exact=exact)
+    typer.echo(_kernel(asked, tensor, strategy).disassemble())
 
 
-def _compile(path: Path, tensor: str | None, strategy: str, dtype: str, exact: bool) -> Kernel:
-    weights = read_matrix(path, tensor)
-    return compile_matrix(weights, strategy=strategy, dtype=dtype, exact=exact)
+def _report(asked: ModelRequest, tensor: str | None, strategy: str, measure: bool) -> Report:
+    if not is_model(asked.model):
+        return _kernel(asked, tensor, strategy).explain(measure=measure)
+    if tensor is not None or strategy != "auto":
+        raise InvalidInput(f"{asked.model} is a model; --tensor and --strategy are for a matrix")
+    with ProgressBar() as bar:
+        compiled = load_or_compile(asked, bar.show)
+        bar.show("measuring" if measure else "explaining", 1.0)
+        return compiled.explain(measure=measure)
+
+
+def _kernel(asked: ModelRequest, tensor: str | None, strategy: str) -> Kernel:
+    if asked.shape or asked.constant:
+        raise InvalidInput(f"{asked.model} is a matrix; --shape and --constant are for models")
+    dtype, *more = asked.dtype or ["float32"]
+    if more:
+        raise InvalidInput(f"{asked.model} is one matrix; give one --dtype")
+    return compile_matrix(
+        read_matrix(asked.model, tensor),
+        batch=asked.batch or 1,
+        strategy=strategy,
+        dtype=dtype,
+        target=asked.target,
+        threads=asked.threads,
+        tune=asked.tune,
+        exact=asked.exact,
+    )

@@ -1,4 +1,4 @@
-"""`sparsejit compile` and `sparsejit run`: whole models from the command line."""
+"""`sparsejit compile`, `check` and `run`: whole models from the command line."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from sparsejit.api import CompiledEstimator, CompiledModel, compile_model, load
+from sparsejit.api import CompiledModel, load
 from sparsejit.api.compiled_estimator import is_estimator
 from sparsejit.artefact.export import check_export
 from sparsejit.commands.console import (
@@ -17,40 +17,35 @@ from sparsejit.commands.console import (
     print_json,
     say,
 )
+from sparsejit.commands.model_options import (
+    BatchOption,
+    ConstantsOption,
+    DTypesOption,
+    ExactOption,
+    HtmlOption,
+    MeasureOption,
+    ModelArgument,
+    ModelRequest,
+    ShapesOption,
+    TargetOption,
+    ThreadsOption,
+    TuneOption,
+    is_compiled,
+    load_or_compile,
+)
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_npy
-from sparsejit.frontends.model_source import NamedModel, read_source
+from sparsejit.frontends.model_source import read_source
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export as export_torch
-from sparsejit.lowering.context import Progress
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help="file.py:factory or package.module:factory, which is run and returns a torch module "
-        "or an estimator, and its example inputs; or a .pt2 file of torch.export, which torch "
-        "reads; or .onnx."
-    ),
-]
-ShapesOption = Annotated[
-    list[str] | None,
-    typer.Option("--shape", help="Of an input of an ONNX file, as x=1x576; repeatable."),
-]
-ConstantsOption = Annotated[
-    list[str] | None,
-    typer.Option("--constant", help="In place of an input of an ONNX file, as sr=16000."),
-]
-DTypesOption = Annotated[
-    list[str] | None,
-    typer.Option(help="float32, bfloat16, float16 or int8; or LAYERS=DTYPE, several times."),
-]
 ExportOption = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Also write code for C here, .o or .so.")
 ]
-HtmlOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Also write the report here, a web page.")
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Print all that is known of every layer.")
 ]
 
 
@@ -59,23 +54,26 @@ def compile_command(
     out: Annotated[Path, typer.Option(dir_okay=False, help="Receives the model, .sjit.")],
     shape: ShapesOption = None,
     constant: ConstantsOption = None,
+    batch: BatchOption = None,
     dtype: DTypesOption = None,
-    target: Annotated[str, typer.Option(help="native, avx2 or avx512.")] = "native",
-    threads: Annotated[int, typer.Option(min=1, help="How many may share a layer.")] = 1,
-    tune: Annotated[bool, typer.Option(help="Time the most promising kernels here.")] = False,
-    exact: Annotated[bool, typer.Option(help="Only kernels that change no weight.")] = False,
+    target: TargetOption = "native",
+    threads: ThreadsOption = 1,
+    tune: TuneOption = False,
+    exact: ExactOption = False,
     export: ExportOption = None,
     header: Annotated[Path | None, typer.Option(dir_okay=False, help="Its C header, .h.")] = None,
-    measure: Annotated[bool, typer.Option(help="Measure each layer for the report.")] = False,
+    measure: MeasureOption = False,
+    verbose: VerboseOption = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a whole model, save it, and say where its time goes."""
     _check_outputs(out, export, header, html)
-    source = read_source(model, shape, constant)
-    options = {"target": target, "threads": threads, "tune": tune, "exact": exact}
     with ProgressBar() as bar:
-        compiled = _compiled(source, dtype or ["float32"], options, bar.show)
+        compiled = load_or_compile(
+            ModelRequest(model, shape, constant, batch, dtype, target, threads, tune, exact),
+            bar.show,
+        )
         if export is not None:
             compiled.export(export, header)
         compiled.save(out)
@@ -87,7 +85,7 @@ def compile_command(
     if as_json:
         print_json(report.as_dict())
         return
-    console.print(report)
+    console.print(report if verbose else report.brief())
     say(f"model in {out}")
     if export is not None:
         say(f"code for C in {export}")
@@ -97,27 +95,37 @@ def check_command(
     model: ModelArgument,
     shape: ShapesOption = None,
     constant: ConstantsOption = None,
+    batch: BatchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of a model that cannot be compiled, and where; compile nothing.
 
     Exit status 1 where there are any.
     """
-    source = read_source(model, shape, constant)
-    if is_estimator(source.model):
-        raise InvalidInput(f"{model} returned an estimator; `sparsejit compile` says what it lacks")
     try:
-        if is_onnx(source.model):
-            graph = import_onnx(source.model, source.args, True, source.constants).graph()
-        else:
-            graph = export_torch(source.model, source.args, source.kwargs, True).graph()
-        found: dict[str, Any] = {"compiles": True, "nodes": len(graph.nodes), "missing": []}
+        nodes = _nodes(ModelRequest(model, shape, constant, batch))
+        found: dict[str, Any] = {"compiles": True, "nodes": nodes, "missing": []}
     except UnsupportedOperator as error:
         found = {"compiles": False, "missing": str(error).splitlines()}
     if not hand_over(found, as_json, None):
         say("\n".join(found["missing"]) or f"every operator of {model} is known")
     if found["missing"]:
         raise typer.Exit(1)
+
+
+def _nodes(asked: ModelRequest) -> int:
+    """How many a model's graph has. Raises UnsupportedOperator, which lists what is missing."""
+    if is_compiled(asked.model):
+        compiled = load_or_compile(asked, lambda stage, share: None)
+        return len(compiled.graph.nodes) if isinstance(compiled, CompiledModel) else 1
+    source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
+    if is_estimator(source.model):
+        raise InvalidInput(
+            f"{asked.model} returned an estimator; `sparsejit compile` says what it lacks"
+        )
+    if is_onnx(source.model):
+        return len(import_onnx(source.model, source.args, True, source.constants).graph().nodes)
+    return len(export_torch(source.model, source.args, source.kwargs, True).graph().nodes)
 
 
 def run_command(
@@ -143,20 +151,6 @@ def run_command(
         say(f"{path}: {result.dtype} {list(result.shape)}")
 
 
-def _compiled(
-    source: NamedModel, dtypes: list[str], options: dict[str, Any], show: Progress
-) -> CompiledModel | CompiledEstimator:
-    return compile_model(
-        source.model,
-        source.args,
-        example_kwargs=source.kwargs,
-        constants=source.constants,
-        dtype=_dtypes(dtypes),
-        progress=show,
-        **options,
-    )
-
-
 def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Path | None) -> None:
     """Raise InvalidInput for outputs that cannot be, before the work."""
     if out.suffix != ".sjit":
@@ -166,16 +160,3 @@ def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Pa
     elif header is not None:
         raise InvalidInput(f"--header {header} describes what --export writes; give both")
     check_outputs(out, export, header, html)
-
-
-def _dtypes(given: list[str]) -> str | dict[str, str]:
-    """One dtype, or a mapping from patterns of layers' names."""
-    if len(given) == 1 and "=" not in given[0]:
-        return given[0]
-    rules = {}
-    for text in given:
-        pattern, equals, name = text.rpartition("=")
-        if not equals:
-            raise InvalidInput(f"--dtype {text} stands among several; write LAYERS={text}")
-        rules[pattern] = name
-    return rules

@@ -68,6 +68,8 @@ def read_source(
             "its example inputs"
         )
     model, inputs = made
+    if hasattr(model, "state_dict") and hasattr(model, "eval"):
+        model = model.eval()
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     return NamedModel(reference, model, args, {})
 

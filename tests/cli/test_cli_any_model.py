@@ -1,6 +1,10 @@
 """`check`, `compile` and `bench` of anybody's model: what they take, say and refuse."""
 
 import json
+import os
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,16 @@ import onnx
 from onnx import TensorProto, helper
 
 import sparsejit
+from sparsejit.api.report import LayerReport, Report
 from sparsejit.commands.cli import app
+from sparsejit.commands.console import console
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.model_source import read_source
 from sparsejit.perf import any_model
 from sparsejit.perf.any_model import AnyComparison, AnyTask
 from sparsejit.perf.model_contest import ContestantTime
 
+ROOT = Path(__file__).parents[2]
 FACTORY = """
 import torch
 
@@ -52,6 +59,61 @@ def test_a_file_is_compiled_with_the_sizes_and_numbers_of_the_command_line(tmp_p
     assert done.exit_code == 0, done.output
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(sparsejit.load(out)(x), 1.5 * x)
+
+
+def test_one_model_through_every_command(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY)
+    model, saved = f"{tmp_path}/net.py:make", tmp_path / "net.sjit"
+    done = invoked("compile", model, "--dtype", "bfloat16", "--batch", 2, "--out", saved)
+    assert isinstance(done.exception, InvalidInput)  # a factory brings its own batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a model in training mode, say
+        done = invoked("compile", model, "--dtype", "bfloat16", "--out", saved)
+    *table, last = done.stdout.splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["layer", "0", "all"], done.output
+    assert "us, predicted" in table[1] and last == f"model in {saved}"
+    assert all(len(line) <= 80 for line in table)
+    reports = [
+        json.loads(invoked("explain", *each, "--json").stdout)["layers"]
+        for each in ([model, "--dtype", "bfloat16"], [saved])
+    ]
+    assert reports[0] == reports[1] and "bf16" in reports[0][0]["kernel"]
+    assert invoked("check", saved).output.startswith("every operator of")
+    full = invoked("compile", saved, "--verbose", "--out", tmp_path / "again.sjit")
+    assert "of limit" in full.output and (tmp_path / "again.sjit").exists()
+    for options in (["--threads", 2], ["--dtype", "int8"]):
+        done = invoked("explain", saved, *options)
+        said = f"compiled with shapes and options of its own; leave out {options[0]}"
+        assert said in str(done.exception)
+    done = invoked("explain", model, "--tensor", "w")
+    assert "--tensor and --strategy are for a matrix" in str(done.exception)
+
+
+def test_long_names_are_cut_to_80_columns() -> None:
+    named = LayerReport("/encoder/" * 9 + "query", "padding, " * 9 + "dense", predicted_ns=1.5e9)
+    report = Report("title", ("a line",), (named,), {})
+    with console.capture() as captured:
+        console.print(report.brief(), width=80)
+    lines = captured.get().splitlines()
+    assert [len(line) <= 80 for line in lines] == [True] * 4
+    assert lines[2].split()[0].endswith("/query") and "dense   1,500,000.00" in lines[2]
+
+
+@pytest.mark.parametrize("command", ["check", "explain"])
+def test_torch_is_asked_for_only_where_a_torch_file_is_read(command: str, tmp_path: Path) -> None:
+    """In a process of its own that cannot import torch."""
+    (tmp_path / "torch.py").write_text("raise ImportError('hidden by a test')")
+    options = ["--shape", "x=2x3", "--constant", "n=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sparsejit", command, onnx_file(tmp_path), *options],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = {"check": "every operator", "explain": "scaled"}
+    assert said[command] in done.stdout
 
 
 @pytest.mark.parametrize(

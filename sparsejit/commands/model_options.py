@@ -1,0 +1,116 @@
+"""The options of commands that take any model, each declared once, and what they ask for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, compile_model, load
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.model_source import read_source
+from sparsejit.lowering.context import Progress
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="An .onnx file; a .pt2 file of torch.export, which torch reads; file.py:factory or "
+        "package.module:factory, which is run and returns a torch module or an estimator, and its "
+        "example inputs; or a .sjit file."
+    ),
+]
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option("--shape", help="Of an input of an ONNX file, as x=1x576; repeatable."),
+]
+ConstantsOption = Annotated[
+    list[str] | None,
+    typer.Option("--constant", help="In place of an input of an ONNX file, as sr=16000."),
+]
+BatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Samples a call, where an ONNX file leaves that open.")
+]
+DTypesOption = Annotated[
+    list[str] | None,
+    typer.Option(help="float32, bfloat16, float16 or int8; or LAYERS=DTYPE, several times."),
+]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="How many may share a call.")]
+TargetOption = Annotated[str, typer.Option(help="native, avx2 or avx512.")]
+TuneOption = Annotated[bool, typer.Option(help="Time the most promising kernels here.")]
+ExactOption = Annotated[bool, typer.Option(help="Only kernels that change no weight.")]
+MeasureOption = Annotated[bool, typer.Option(help="Time every layer, too.")]
+HtmlOption = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Also write the report here, a web page.")
+]
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model as a command line names it, and how it is to be compiled; fields are options."""
+
+    model: str
+    shape: list[str] | None = None
+    constant: list[str] | None = None
+    batch: int | None = None
+    dtype: list[str] | None = None
+    target: str = "native"
+    threads: int = 1
+    tune: bool = False
+    exact: bool = False
+
+
+def is_compiled(reference: str) -> bool:
+    """Whether that is a file of ours, of something compiled."""
+    return reference.endswith(".sjit")
+
+
+def is_model(reference: str) -> bool:
+    """Whether that is a model in any of its forms, not a matrix in a file."""
+    return reference.endswith((".onnx", ".pt2", ".sjit")) or ":" in reference
+
+
+def load_or_compile(
+    asked: ModelRequest, show: Progress
+) -> Kernel | CompiledModel | CompiledEstimator:
+    """What a .sjit file holds, or the model compiled. Raises as `load` and `compile` do."""
+    if is_compiled(asked.model):
+        _refuse_options(asked)
+        return load(asked.model)
+    source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
+    return compile_model(
+        source.model,
+        source.args,
+        example_kwargs=source.kwargs,
+        constants=source.constants,
+        dtype=_dtypes(asked.dtype or ["float32"]),
+        target=asked.target,
+        threads=asked.threads,
+        tune=asked.tune,
+        exact=asked.exact,
+        progress=show,
+    )
+
+
+def _refuse_options(asked: ModelRequest) -> None:
+    """Raise InvalidInput for an option: a .sjit file was compiled with its own."""
+    bare = ModelRequest(asked.model)
+    for field in fields(asked):
+        if getattr(asked, field.name) != getattr(bare, field.name):
+            raise InvalidInput(
+                f"{asked.model} was compiled with shapes and options of its own; leave out "
+                f"--{field.name}, or compile the model again"
+            )
+
+
+def _dtypes(given: Sequence[str]) -> str | dict[str, str]:
+    """One dtype, or a mapping from patterns of layers' names."""
+    if len(given) == 1 and "=" not in given[0]:
+        return given[0]
+    rules = {}
+    for text in given:
+        pattern, equals, name = text.rpartition("=")
+        if not equals:
+            raise InvalidInput(f"--dtype {text} stands among several; write LAYERS={text}")
+        rules[pattern] = name
+    return rules
