@@ -37,9 +37,8 @@ def import_onnx(
     not given any more. Raises as `reading.read_model` does, InvalidInput for
     examples that do not fit, and UnsupportedOperator, which lists the nodes that have no mapping.
     """
-    return ImportedModel(
-        read_model(source), tuple(example_inputs), free_batch, dict(constants or {})
-    )
+    given = GivenModel(read_model(source), tuple(example_inputs), constants or {})
+    return ImportedModel(given, free_batch)
 
 
 @dataclass(frozen=True)
@@ -66,34 +65,40 @@ def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
     ]
 
 
-class ImportedModel:
-    """A model that was read. `graph(batch)` is its graph for a batch of that size.
+class GivenModel:
+    """A file's graph, and the sizes and arrays that it is read for.
 
     Inputs are a tuple, in the order of the file; a single output comes alone, several as a tuple.
+    `arrays` are known beside the initialisers of the file.
     """
 
     def __init__(
         self,
         model: ModelProto,
-        examples: tuple[Any, ...],
-        free_batch: bool,
-        constants: Mapping[str, Any],
+        examples: tuple[Any, ...] = (),
+        constants: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Array] | None = None,
     ) -> None:
-        self._model, self._opset = model.graph, opset_of(model)
-        self._arrays: dict[str, Array] = {
-            each.name: tensor_array(each) for each in model.graph.initializer
-        }
-        inputs = [each for each in model.graph.input if each.name not in self._arrays]
-        self._arrays.update(_fixed(inputs, constants))
-        inputs = [each for each in inputs if each.name not in constants]
-        self._declared: dict[str, Shape] = {each.name: _declared(each) for each in inputs}
-        self._shapes = _sizes(self._declared, examples)
-        arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, inputs)))
-        keywords = Nest(NestKind.DICT)
-        self.input_tree = Nest(NestKind.TUPLE, (arguments, keywords))
+        self.model, self.opset = model, opset_of(model)
+        self.arrays = {each.name: tensor_array(each) for each in model.graph.initializer}
+        inputs = [each for each in model.graph.input if each.name not in self.arrays]
+        self.arrays.update(_fixed(inputs, constants or {}), **arrays or {})
+        self.inputs = [each for each in inputs if each.name not in self.arrays]
+        self.declared: dict[str, Shape] = {each.name: _declared(each) for each in self.inputs}
+        self.shapes = _sizes(self.declared, examples)
+        arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, self.inputs)))
+        self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
         outputs = tuple(map(_tensor, model.graph.output))
         self.output_tree = outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
-        self.example_batch = next((shape[0] for shape in self._shapes.values() if shape), None)
+
+
+class ImportedModel:
+    """A model that was read. `graph(batch)` is its graph for a batch of that size."""
+
+    def __init__(self, given: GivenModel, free_batch: bool) -> None:
+        self._given = given
+        self.input_tree, self.output_tree = given.input_tree, given.output_tree
+        self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
         self._example = self._graph(None)  # what is missing is said now
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
 
@@ -111,18 +116,18 @@ class ImportedModel:
     def _graph(self, batch: int | None) -> Graph:
         shapes = {
             name: shape if batch is None else (batch, *shape[1:])
-            for name, shape in self._shapes.items()
+            for name, shape in self._given.shapes.items()
         }
-        return graph_of(self._model, self._opset, shapes, self._arrays)
+        return graph_of(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
 
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""
-        for name, declared in self._declared.items():
+        for name, declared in self._given.declared.items():
             if not declared:
                 return f"input {name} has no axes"
             if isinstance(declared[0], int):
                 return f"axis 0 of input {name} is {declared[0]} in the file"
-        if len({shape[0] for shape in self._shapes.values()}) != 1:
+        if len({shape[0] for shape in self._given.shapes.values()}) != 1:
             return "axis 0 of its inputs differs"
         return why_fixed(self.graph, self.example_batch)[0]
 

@@ -78,7 +78,7 @@ class Inference:
             found = infer_node_outputs(
                 schema,
                 node,
-                {name: self._type(name, x) for name, x in given.items()},
+                {name: self.type_of(name, x) for name, x in given.items()},
                 {name: _tensor(x) for name, x in given.items() if _says(x)},
                 opset_imports=_imports(version),
             )
@@ -90,7 +90,8 @@ class Inference:
             return [None] * len(node.output)
         return [_sizes(found.get(name)) for name in node.output]
 
-    def _type(self, name: str, operand: Any) -> TypeProto:
+    def type_of(self, name: str, operand: Any) -> TypeProto:
+        """What ONNX calls the type of an array, or of a value of the file."""
         if isinstance(operand, np.ndarray):
             return _type_proto(_number_of(operand.dtype), operand.shape)
         held = self._dtypes.get(name) or _number_of(np.dtype(operand.type.element.value))

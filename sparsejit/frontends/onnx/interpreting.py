@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
 # Stands for what a missing operator would have made, and for masks and places that none makes.
-_ABSENT: Any = object()
+ABSENT: Any = object()
 # More turns of a Loop would make a function too long to compile; of loops in loops, so many in all.
 _MOST_TURNS, _MOST_TURNS_IN_ALL = 256, 4096
 # What nodes make of known operands alone is kept while a model is read: so many bytes in all.
@@ -46,28 +46,17 @@ def graph_of(
     known: dict[str, Operand] = dict(arrays)
     for each in model.input:
         if each.name not in arrays:
-            dtype = _input_dtype(each)
-            kind = TensorType(shapes[each.name], ELEMENTS[dtype.kind])
-            interpreter.inference.name(each.name, each.type.tensor_type.elem_type)
-            known[each.name] = interpreter.write.input(kind, each.name, dtype.name)
+            kind = each.type.tensor_type.elem_type
+            known[each.name] = interpreter.input(each.name, kind, shapes[each.name])
     interpreter.run(model.node, known)
     names = [each.name for each in model.output]  # torch writes some of them twice
     lacking = [
-        Missing(name, "is not computed", Origin(name)) for name in names if known[name] is _ABSENT
+        Missing(name, "is not computed", Origin(name)) for name in names if known[name] is ABSENT
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
     write = interpreter.write
     return write.finish(*(_plain(known[name]) for name in names))
-
-
-def _input_dtype(value: Any) -> np.dtype[Any]:
-    dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
-    if dtype.kind not in ELEMENTS or dtype == np.uint64:
-        raise InvalidInput(
-            f"input {value.name} has {dtype}; give float32, bool, or whole numbers that int64 holds"
-        )
-    return dtype
 
 
 # Their whole numbers are floats until they are cast or scaled.
@@ -85,16 +74,29 @@ class NodeInterpreter:
         self._turns = self._known_bytes = 0
         self._constants: dict[int, tuple[Array, Value]] = {}
 
+    def input(self, name: str, kind: int, shape: tuple[int, ...]) -> Value:
+        """A value that a call gives, of the dtype that ONNX numbers so.
+
+        Raises InvalidInput for one that no graph holds.
+        """
+        dtype = dtype_of(kind, f"input {name}")
+        if dtype.kind not in ELEMENTS or dtype == np.uint64:
+            raise InvalidInput(
+                f"input {name} has {dtype}; give float32, bool, or whole numbers that int64 holds"
+            )
+        self.inference.name(name, kind)
+        return self.write.input(TensorType(shape, ELEMENTS[dtype.kind]), name, dtype.name)
+
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
         """Add to `known` what the nodes make of it."""
         for node in (part for whole in nodes for part in expanded(whole)):
             operands = [known[name] if name else None for name in node.input]
             self.write.origin = _origin(node)
-            if any(operand is _ABSENT for operand in operands):
-                results: Sequence[Operand] = [_ABSENT] * len(node.output)
+            if any(operand is ABSENT for operand in operands):
+                results: Sequence[Operand] = [ABSENT] * len(node.output)
             else:
                 results = self._results(node, operands, known)
-            lacking = [_ABSENT] * (len(node.output) - len(results))
+            lacking = [ABSENT] * (len(node.output) - len(results))
             known.update(zip(node.output, [*results, *lacking], strict=False))
 
     def _results(
@@ -121,8 +123,8 @@ class NodeInterpreter:
             name = operator_of(node)
             where = Origin(name, source=f"node {node.name or node.output[0]}")
             self.missing.append(Missing(name, str(reason), where))
-            return [_ABSENT] * len(node.output)
-        return [_ABSENT if each is None else each for each in results]
+            return [ABSENT] * len(node.output)
+        return [ABSENT if each is None else each for each in results]
 
     def _known(
         self, node: NodeProto, operands: Sequence[Operand], sizes: Sequence[Sizes | None]
@@ -175,8 +177,8 @@ class NodeInterpreter:
 
     def _either(self, truth: Value, then: Operand, other: Operand) -> Operand:
         """One of two results of the same type, by a number that the model computes."""
-        if then is _ABSENT or other is _ABSENT:
-            return _ABSENT
+        if then is ABSENT or other is ABSENT:
+            return ABSENT
         one, two = (self.write.value(_plain(each)) for each in (then, other))
         if one.type != two.type:
             raise Unmapped(f"its branches give {one.type} and {two.type}, and which is not known")
