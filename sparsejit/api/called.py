@@ -1,0 +1,114 @@
+"""A model as Python calls it: arguments and results nested as the model nests them."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api.compiled import Explained
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import NARROW, Nest, NestKind, flatten, unflatten
+from sparsejit.ir.graph import Array
+
+
+class CalledModel(Explained):
+    """Is called as the model was: torch tensors or numpy arrays in, the same out."""
+
+    def __init__(self, input_nest: Nest, output_nest: Nest) -> None:
+        self._input_nest, self._output_nest = input_nest, output_nest
+        # Most models take a few tensors and return one: then nothing need be unpacked.
+        self._plain_arguments = _plain_arguments(input_nest)
+        self._is_plain_result = output_nest.kind is NestKind.TENSOR
+
+    @property
+    @abstractmethod
+    def _input_names(self) -> list[str]:
+        """Of the flat list of inputs."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Any]) -> list[Array]:
+        """The flat list of outputs, numpy arrays, for a flat list of inputs."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for these inputs.
+
+        Raises InvalidInput for inputs that are nested, shaped or typed otherwise than the model's.
+        """
+        plain = not kwargs and len(args) == self._plain_arguments
+        leaves = args if plain else self._leaves(args, kwargs)
+        results = self.run(leaves)
+        if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+            from_numpy = sys.modules["torch"].from_numpy
+            results = [from_numpy(result) for result in results]
+        return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat list of inputs. Raises InvalidInput for others than it was compiled for."""
+        by_place, by_name = self._input_nest.items
+        if len(args) != len(by_place.items) or kwargs.keys() != set(by_name.keys):
+            raise InvalidInput(
+                f"the call gives {_arguments(len(args), kwargs)}, and the model was compiled for "
+                f"{_arguments(len(by_place.items), by_name.keys)}; its inputs are "
+                f"{', '.join(self._input_names)}"
+            )
+        return flatten(self._input_nest, (args, kwargs), "inputs")
+
+
+def _arguments(count: int, names: Iterable[str]) -> str:
+    """So many by position, and those by name, in words."""
+    words = [f"{count} argument{'s' * (count != 1)} by position", *(f"{name}=" for name in names)]
+    return " and ".join(words)
+
+
+def _plain_arguments(nest: Nest) -> int:
+    """How many tensors a call takes by position; -1 where it takes anything else."""
+    args, kwargs = nest.items
+    is_plain = not kwargs.items and all(item.kind is NestKind.TENSOR for item in args.items)
+    return len(args.items) if is_plain else -1
+
+
+def as_arrays(leaves: Sequence[Any]) -> list[Array]:
+    """Tensors as numpy arrays that share their memory; `NativeCall` checks dtypes and shapes."""
+    return [
+        leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)
+        for number, leaf in enumerate(leaves)
+    ]
+
+
+def bound_arrays(leaves: Sequence[Any]) -> list[Array]:
+    """Arrays in place of leaves; raises InvalidInput where one could only be a copy."""
+    if not isinstance(leaves, Sequence):
+        raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
+    for number, leaf in enumerate(leaves):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NARROW:
+            found = getattr(leaf, "dtype", None) or type(leaf).__name__
+            raise InvalidInput(
+                f"input {number} is {found}, which is not used in place; bind a numpy array of "
+                "float32, int64 or bool"
+            )
+    return list(leaves)
+
+
+def _as_array(leaf: Any, number: int) -> Array:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(leaf, torch.Tensor):
+        raise InvalidInput(
+            f"input {number} is a {type(leaf).__name__}; give a torch tensor or a numpy array"
+        )
+    try:
+        array: Array = leaf.numpy()
+    except (TypeError, RuntimeError):  # it is elsewhere, or wants a gradient
+        if not leaf.is_cpu:
+            raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()") from None
+        try:
+            array = leaf.detach().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError):
+            raise InvalidInput(
+                f"input {number} is {leaf.dtype}, {leaf.layout}; give a dense tensor of float32, "
+                "int64 or bool"
+            ) from None
+    return array
