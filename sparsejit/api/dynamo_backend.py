@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
-from sparsejit.api.variant import Dtypes, make_variant
+from sparsejit.api.variant import make_variant
 from sparsejit.errors import InvalidInput, suggest
 from sparsejit.frontends.dynamo import compiled_by_parts
 from sparsejit.ir.graph import Array, Graph
@@ -46,18 +45,6 @@ def dynamo_backend(
     )
 
     def compile_part(graph: Graph, tile: int | None) -> Callable[..., list[Array]]:
-        return make_variant(graph, kept, _of_layers(graph, given["dtype"]), tile).call.run
+        return make_variant(graph, kept, given["dtype"], tile, is_part=True).call.run
 
     return compiled_by_parts(module, inputs, compile_part)
-
-
-def _of_layers(graph: Graph, dtypes: Dtypes) -> Dtypes:
-    """The patterns that match a layer of this graph."""
-    if isinstance(dtypes, str):
-        return dtypes
-    names = {node.outputs[0].origin.layer for node in graph.nodes}
-    return {
-        pattern: dtype
-        for pattern, dtype in dtypes.items()
-        if any(fnmatchcase(name, pattern) for name in names)
-    }

@@ -70,13 +70,17 @@ def make_variant(
     tile: int | None,
     name: str = "model",
     progress: Progress = lambda stage, share: None,
+    is_part: bool = False,
 ) -> Variant:
-    """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do."""
+    """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do.
+
+    Where the graph `is_part` of a model, `dtypes` may name layers that it does not have.
+    """
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
     layers = with_cheapest_convolutions(quantised_layers(graph), options)
     passed = run_passes(layers)
-    final = with_rounded_inputs(with_dtypes(passed, dtypes))
+    final = with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
     variant = lowered_variant(final, options, tile, name, progress)
     return replace(variant, compile_ms=1e3 * (time.perf_counter() - started))
 

@@ -1,6 +1,6 @@
 """How each layer's weights are stored: one dtype for all, or by patterns of layers' names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -15,27 +15,43 @@ from sparsejit.ir.spec import DType
 _STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
 
 
-def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str]) -> Graph:
+def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str], is_part: bool = False) -> Graph:
     """The graph with its layers' weights stored as `dtypes` says.
 
     A mapping has shell patterns of layers' names ("encoder.*"); the last that matches counts, and
     layers that none matches stay as the graph has them: float32, or shorter where the model itself
-    is quantised. "float32" alone leaves all layers so. Raises InvalidInput for a pattern that
-    matches no layer.
+    is quantised. "float32" alone leaves all layers so. Raises InvalidInput as `parsed_dtypes` does,
+    and for a pattern that matches no layer, unless the graph is a part of a model.
     """
+    kinds = parsed_dtypes(dtypes)
+    if not is_part:
+        check_matches(kinds, layers_with_weights(graph))
+    nodes = tuple(_stored(node, kinds) if _stores_weights(node) else node for node in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def parsed_dtypes(dtypes: str | Mapping[str, str]) -> dict[str, DType]:
+    """Patterns of layers' names, and what they say. Raises InvalidInput for what says nothing."""
     if not isinstance(dtypes, str | Mapping) or not all(isinstance(key, str) for key in dtypes):
         raise InvalidInput(f"dtype={dtypes!r}; give a name, or a dict from patterns to names")
     rules = {"*": dtypes} if isinstance(dtypes, str) else dict(dtypes)
     if dtypes == DType.FLOAT32.value:
         rules = {}
-    kinds = {pattern: DType.parse(name) for pattern, name in rules.items()}
-    names = [node.outputs[0].origin.layer for node in graph.nodes if _stores_weights(node)]
-    for pattern in kinds:
+    return {pattern: DType.parse(name) for pattern, name in rules.items()}
+
+
+def check_matches(patterns: Iterable[str], layers: Iterable[str]) -> None:
+    """Raise InvalidInput for a pattern that none of these layers matches."""
+    names = list(dict.fromkeys(layers))
+    for pattern in patterns:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-            known = ", ".join(dict.fromkeys(names)) or "none"
+            known = ", ".join(names) or "none"
             raise InvalidInput(f"dtype for {pattern!r} matches no layer; layers are {known}")
-    nodes = tuple(_stored(node, kinds) if _stores_weights(node) else node for node in graph.nodes)
-    return replace(graph, nodes=nodes)
+
+
+def layers_with_weights(graph: Graph) -> list[str]:
+    """The names of those that a dtype is for."""
+    return [node.outputs[0].origin.layer for node in graph.nodes if _stores_weights(node)]
 
 
 def _stores_weights(node: Node) -> bool:

@@ -36,9 +36,9 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     made: list[int | None] = []
     real = api.make_variant
 
-    def counted(graph: Any, options: Any, dtypes: Any, tile: int | None) -> Any:
+    def counted(graph: Any, options: Any, dtypes: Any, tile: int | None, **rest: Any) -> Any:
         made.append(tile)
-        return real(graph, options, dtypes, tile)
+        return real(graph, options, dtypes, tile, **rest)
 
     monkeypatch.setattr(api, "make_variant", counted)
     return made
@@ -120,7 +120,7 @@ def test_a_pruned_model_with_a_graph_break_takes_any_batch(tiles: list[int | Non
 def test_a_part_that_is_not_compiled_is_left_to_torch(
     error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: Any) -> Any:
+    def refused(*_: Any, **__: Any) -> Any:
         raise error
 
     monkeypatch.setattr(api, "make_variant", refused)
