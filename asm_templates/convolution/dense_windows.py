@@ -23,10 +23,12 @@ from sparsejit.asm_templates.convolution.window_panels import (
     window_panels,
 )
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
+from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
@@ -86,12 +88,13 @@ class DenseWindows:
     weights: npt.NDArray[np.float32]
     panels: WindowPanels
     shape: TileShape
+    scratch_bytes: int = 0
 
 
 def lower_dense_windows(
     image: PaddedImage,
     each: MatVec,
-    weights: npt.NDArray[np.float32],
+    matrix: SparseMatrix,
     y_pitches: tuple[int, int],
     target: Target,
 ) -> DenseWindows:
@@ -99,7 +102,7 @@ def lower_dense_windows(
     panels = window_panels(image, target)
     shape = tile_shape(each, panels, target)
     bias = np.zeros(each.out_features, np.float32) if each.bias is None else each.bias
-    whole = np.concatenate([bias[:, None], rounded(weights, each.dtype)], axis=1)
+    whole = np.concatenate([bias[:, None], rounded(matrix.dense, each.dtype)], axis=1)
     heights = [height for height, count in (shape.tall, shape.short) for _ in range(count)]
     tiles = np.split(whole, np.cumsum(heights)[:-1])
     stream = np.concatenate([tile.T.ravel() for tile in tiles])
@@ -126,18 +129,22 @@ def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
 
 
 def emit_dense_windows(
-    asm: Assembler, lowered: DenseWindows, added: AddedOperand | None = None
+    asm: Assembler,
+    lowered: DenseWindows,
+    scratch: Location | None = None,
+    added: AddedOperand | None = None,
 ) -> None:
-    """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers."""
+    """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers.
+
+    It needs no scratch memory.
+    """
     _DenseCode(asm, lowered, added).emit()
 
 
 class _DenseCode:
     """Appends the code."""
 
-    def __init__(
-        self, asm: Assembler, lowered: DenseWindows, added: AddedOperand | None
-    ) -> None:
+    def __init__(self, asm: Assembler, lowered: DenseWindows, added: AddedOperand | None) -> None:
         self.asm, self.lowered, self.added = asm, lowered, added
         self.image, self.each = lowered.image, lowered.each
         self.places = 4 * self.image.tap_offsets()

@@ -13,10 +13,14 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A constant operand as one stream, cut as the product is; `biased` where bias comes first."""
+    """A constant operand as one stream, cut as the product is; `biased` where bias comes first.
+
+    `in_register`: the operand's register holds its address, because it is one of several.
+    """
 
     stream: FloatArray
     biased: bool
+    in_register: bool = False
 
 
 def pack_columns(

@@ -69,7 +69,8 @@ def emit_dense_product(
     """Append C = activation(scale * A B), or of constants with their bias; see `spec.DenseProduct`.
 
     rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
-    as a constant, packed for `tiles`, with scale and bias inside; its register is not used then.
+    as a constant, packed for `tiles`, with scale and bias inside; its register is not used then,
+    unless it says so.
     Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
     """
     if has_few_rows(spec, asm.target):
@@ -92,8 +93,10 @@ class _ProductCode:
         self.asm, self.spec, self.tiles = asm, spec, tiles
         self.packed_a, self.packed_b = a, b
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
-        self.a_literal = None if a is None else Literal(asm.literal(a.stream))
-        self.b_literal = None if b is None else Literal(asm.literal(b.stream))
+        self.a_literal, self.b_literal = (
+            None if each is None or each.in_register else Literal(asm.literal(each.stream))
+            for each in (a, b)
+        )
         beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
         self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
         self.fetches_ahead = beyond_l2 and self.tiles_a_strip >= _TILES_TO_FETCH_IN

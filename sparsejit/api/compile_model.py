@@ -96,7 +96,7 @@ def compile_model(
         these inputs are gone, and what depends on them alone is computed now.
     dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
         ("encoder.*") to that, of which the last that matches counts.
-    target, threads, tune, exact: as in `compile_matrix`, for every layer.
+    target, threads, tune, exact: as in `compile_matrix`, for every layer; exact rules out Winograd.
     progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
 
     Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and

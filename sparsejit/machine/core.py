@@ -167,6 +167,8 @@ class LoopPrices(NamedTuple):
     far_load: cycles more for a vector of its second matrix, which mostly comes from L2.
     csr_call: cycles of a loop over compressed rows to save registers and make room.
     csr_near: the share of L1 up to which its panel of x comes from there.
+    winograd: cycles to bring a vector of tiles of an image into Winograd's form, a channel, and
+        a vector of products out of it.
     panels_from: times the next family's price from which panels are taken for a layer that changes
         layouts: it has nothing else to fall back to.
     """
@@ -179,6 +181,7 @@ class LoopPrices(NamedTuple):
     far_load: float = 0.05
     csr_call: float = 300.0
     csr_near: float = 0.85
+    winograd: tuple[float, float] = (45.0, 45.0)
     panels_from: float = 0.85
 
 

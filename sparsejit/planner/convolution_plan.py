@@ -1,7 +1,7 @@
 """How a convolution is computed, by price: windows of a padded image or gathered columns, or int8.
 
-Windows are read by weights as code, or by a loop over channels with all weights. Where code is so
-long that it comes from far, columns gathered after all may be cheaper.
+Windows are read by weights as code, by a loop over channels with all weights, or by Winograd's
+algorithm. Where code is so long that it comes from far, columns gathered after all may be cheaper.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,11 @@ from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.convolution.sparse_windows import expect_windows
 from sparsejit.asm_templates.convolution.window_loop import DirectCounts
 from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.asm_templates.convolution.winograd import (
+    U_A_WEIGHT,
+    has_winograd,
+    winograd_cycles,
+)
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
@@ -25,7 +30,7 @@ from sparsejit.planner.convolution_price import (
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.layer_planner import LayerPlanner
 
-DENSE_WINDOWS, SPARSE_WINDOWS = "dense-windows", "sparse-windows"
+DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD = "dense-windows", "sparse-windows", "winograd"
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,21 @@ class FilterProduct:
 
 
 def plan_windows(
-    image: PaddedImage, matrix: SparseMatrix, each: MatVec, target: Target, name: str = ""
+    image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner, name: str = ""
 ) -> WindowPlan:
-    """The cheaper kernel, or that of a name."""
+    """The cheapest kernel, or that of a name; none that rounds otherwise where that is asked."""
+    target = planner.target
     counts = expect_windows(image, matrix, target)
     costs = {SPARSE_WINDOWS: price_sparse_windows(counts, target)}
     if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
         cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
         moved = counts.moved_bytes
         costs[DENSE_WINDOWS] = price_dense_windows(cycles, 4 * matrix.size, moved, target)
+    if has_winograd(image, each) and not planner.exact:
+        cycles, passes = winograd_cycles(image, each, target)
+        weight_bytes = round(4 * U_A_WEIGHT * matrix.size)
+        moved = counts.moved_bytes
+        costs[WINOGRAD] = price_dense_windows(cycles, weight_bytes, moved, target, passes)
     return WindowPlan(costs, name or min(costs, key=lambda one: costs[one].ns))
 
 
@@ -109,7 +120,7 @@ def int8_is_cheaper(
     in_floats = _gathered_ns(floats, planner)
     if image is not None:
         one = replace(image, samples=1)
-        windows = plan_windows(one, floats.matrix, floats.each, planner.target).cost.ns
+        windows = plan_windows(one, floats.matrix, floats.each, planner).cost.ns
         copied = price_copy(4 * (elements // samples + one.floats), planner.target).ns
         in_floats = min(windows + copied, in_floats)
     return _gathered_ns(int8, planner) < in_floats + rounding

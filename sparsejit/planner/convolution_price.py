@@ -41,11 +41,13 @@ def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
     return Cost(products_in_all, counts.code_bytes, counts.moved_bytes, ns, bound)
 
 
-def price_dense_windows(cycles: float, weight_bytes: int, moved_bytes: int, target: Target) -> Cost:
-    """Weights come once; what L2 does not hold of them is waited for in part."""
+def price_dense_windows(
+    cycles: float, weight_bytes: int, moved_bytes: int, target: Target, passes: int = 1
+) -> Cost:
+    """Weights come so often; what L2 does not hold of them is waited for in part."""
     core = target.core
     level = cache_level(weight_bytes, moved_bytes, target, 0)
-    fetching = weight_bytes / core.rates.data[level]
+    fetching = passes * weight_bytes / core.rates.data[level]
     exposed = 0.0 if level == "L2" else core.batch.dense_fetch * fetching
     bound = "execution" if cycles >= exposed else f"data from {level}"
     ns = (cycles + exposed) / core.rates.cycles_per_ns

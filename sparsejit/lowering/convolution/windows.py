@@ -1,12 +1,13 @@
 """Convolutions over a padded copy of the image: no columns are gathered.
 
-By price one of: weights as code, a loop over channels with all weights, or, where code is so long
-that it comes from far, columns gathered after all.
+By price one of: weights as code, a loop over channels with all weights, Winograd's algorithm, or,
+where code is so long that it comes from far, columns gathered after all.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from sparsejit.asm_templates.convolution.dense_windows import (
     emit_dense_windows,
@@ -19,6 +20,12 @@ from sparsejit.asm_templates.convolution.sparse_windows import (
     lower_sparse_windows,
 )
 from sparsejit.asm_templates.convolution.window_panels import AddedOperand, window_panels
+from sparsejit.asm_templates.convolution.winograd import (
+    U_A_WEIGHT,
+    emit_winograd,
+    lower_winograd,
+    winograd_image,
+)
 from sparsejit.ir.graph import Element, Node, TensorType
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -34,6 +41,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,
     SPARSE_WINDOWS,
+    WINOGRAD,
     WindowPlan,
     columns_are_cheaper,
     padding_cost,
@@ -45,6 +53,12 @@ from sparsejit.x86.assembler import Assembler
 _LEAST_FILLED = 0.4  # of the lanes
 _ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
 _Emit = Callable[[Assembler, Locations], None]
+# What lowers a kernel's windows, and what appends its code.
+_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
+    DENSE_WINDOWS: (lower_dense_windows, emit_dense_windows),
+    SPARSE_WINDOWS: (lower_sparse_windows, emit_sparse_windows),
+    WINOGRAD: (lower_winograd, emit_winograd),
+}
 
 
 def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
@@ -52,7 +66,7 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     image = window_image(low, node)
     if image is None:
         return False
-    choice = plan_windows(image, matrix, each, low.target)
+    choice = plan_windows(image, matrix, each, low.options.planner)
     if columns_are_cheaper(image, matrix, each, choice, low.options.planner):
         return False
     x, adds = with_whole_rows(low, node), adds_operand(node)
@@ -66,7 +80,7 @@ def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, 
     """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
     image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
     matrix, each = filter_matrix(low, node)
-    choice = plan_windows(image, matrix, each, low.target)
+    choice = plan_windows(image, matrix, each, low.options.planner)
     _add_steps(low, node, x, y, image, matrix, each, choice)
 
 
@@ -81,8 +95,9 @@ def _add_steps(
     choice: WindowPlan,
 ) -> None:
     image = replace(image, x_pitches=pitches(x))
-    planes = low.temporary(TensorType((image.floats,), Element.FLOAT32))
-    low.add(_padding_step(low, node, image, x, planes))
+    read = winograd_image(image) if choice.name == WINOGRAD else image
+    planes = low.temporary(TensorType((read.floats,), Element.FLOAT32))
+    low.add(_padding_step(low, node, read, x, planes))
     reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
     low.add(_product_step(low, node, image, matrix, each, reads, y, choice))
 
@@ -124,7 +139,7 @@ def _product_step(
 
     def some_rows_of(first: int, end: int) -> Step:
         rows, some = matrix.rows(first, end), some_rows(each, first, end)
-        own = plan_windows(image, rows, some, low.target, choice.name)
+        own = plan_windows(image, rows, some, low.options.planner, choice.name)
         from_channels = reads[0], *(added.sliced(1, first, end) for added in reads[1:])
         into = y.sliced(1, first, end)
         made = _product_step(low, node, image, rows, some, from_channels, into, own)
@@ -157,22 +172,15 @@ def _products(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, y: View, name: str, target: Target
 ) -> tuple[_Emit, int]:
     """The code, and the bytes of scratch memory that it needs."""
-    y_pitches = y.strides[0], y.strides[1]
-    dense = sparse = None
-    if name == DENSE_WINDOWS:
-        dense = lower_dense_windows(image, each, matrix.dense, y_pitches, target)
-    else:
-        sparse = lower_sparse_windows(image, each, matrix, y_pitches, target)
+    lower, append = _KERNELS[name]
+    lowered = lower(image, each, matrix, (y.strides[0], y.strides[1]), target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         added = AddedOperand(at.reads[1], at.writes[0]) if len(at.reads) > 1 else None
-        if dense is not None:
-            emit_dense_windows(asm, dense, added)
-        elif sparse is not None:
-            emit_sparse_windows(asm, sparse, at.scratch, added)
+        append(asm, lowered, at.scratch, added)
 
-    return emit, 0 if sparse is None else sparse.scratch_bytes
+    return emit, lowered.scratch_bytes
 
 
 def _copy_facts(image: PaddedImage, low: Lowering) -> Facts:
@@ -189,6 +197,7 @@ def _facts(
 ) -> Facts:
     positions = image.samples * image.rows.positions * image.columns.positions
     weights = matrix.out_features * matrix.in_features
+    held = {SPARSE_WINDOWS: matrix.nnz, WINOGRAD: U_A_WEIGHT * weights}.get(choice.name, weights)
     others = "".join(
         f"; {other} at {cost.ns / choice.cost.ns:.2f} times that"
         for other, cost in choice.costs.items()
@@ -199,7 +208,7 @@ def _facts(
         predicted_ns=choice.cost.ns,
         nnz=matrix.nnz,
         weights=weights,
-        weight_bytes=4 * (matrix.nnz if choice.name == SPARSE_WINDOWS else weights),
+        weight_bytes=round(4 * held),
         effective_flops=2 * weights * positions,
         flops=2 * matrix.nnz * positions,
         bound=choice.cost.bound,

@@ -1,0 +1,369 @@
+"""A 3x3 convolution with few zeros by Winograd's F(2x2, 3x3): 16 products for 4 outputs, not 36.
+
+    V = B^T d B     of 4x4 elements of x, two apart, a tile a lane: 16 matrices (channels, tiles)
+    M = U V         matrix by matrix a dense product; U = G g G^T of the weights g, known before
+    y = A^T M A     the 2x2 outputs of each tile, two vectors to a row of y
+
+Tiles pass through all three in blocks, so that V and M stay in L2. Lavin and Gray, "Fast
+algorithms for convolutional neural networks", 2016.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.convolution.window_panels import AddedOperand
+from sparsejit.asm_templates.convolution.winograd_tiles import (
+    BLOCK_ROW,
+    OUTPUTS_ROW,
+    SIDE,
+    SLIDING,
+    TileBlocks,
+    cut_tiles,
+    winograd_image,
+)
+from sparsejit.asm_templates.dense_product.packing import Packed, pack_rows
+from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
+from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.location import Location
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import DenseProduct, MatVec
+from sparsejit.machine.target import Target
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+)
+from sparsejit.x86.stack import pop, push
+
+_PLACES = SIDE * SIDE
+U_A_WEIGHT = _PLACES / 9  # numbers for each of a kernel
+_FROM_WEIGHTS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])  # G
+# Rows of B^T: each adds or subtracts two elements.
+_DIFFERENCES = ((0, 2, "vsubps"), (1, 2, "vaddps"), (2, 1, "vsubps"), (1, 3, "vsubps"))
+_WITH_BIAS = 5  # the place that A^T and A add to all four outputs
+# Fewer outputs than these, and sums are taken in parts that depend on the tile.
+_LEAST_OUTPUTS = 16
+
+_X, _Y, _BLOCK, _SCRATCH = r12, r13, r14, r15
+_PLACES_LEFT = _LANES = rbx  # while M is made; while outputs are, AVX2's masks
+_SAVED = rbx, r12, r13, r14, r15
+_BLOCKS_LEFT, _SAMPLES_LEFT = Memory(r15), Memory(r15, 8)
+_COUNTERS_BYTES = CACHE_LINE_BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class WinogradWindows:
+    """y (samples, out_features, positions) = activation(W x + bias) over 4x4 windows of planes.
+
+    `y_pitches` are bytes from a sample and an output channel to the next, `y_row` those of a row of
+    positions; `weights` are U, packed.
+    """
+
+    image: PaddedImage
+    each: MatVec
+    y_pitches: tuple[int, int]
+    y_row: int
+    weights: Packed
+    product: DenseProduct
+    tiles: Tiling
+    blocks: TileBlocks
+
+    @property
+    def v_bytes(self) -> int:
+        """From a matrix of V to the next: an odd number of lines."""
+        return _apart(self.product.depth * self.product.b_pitch)
+
+    @property
+    def m_bytes(self) -> int:
+        """From a matrix of M to the next."""
+        return _apart(self.product.rows * self.product.c_pitch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Counters, V and M; the last load of M may run over."""
+        return _COUNTERS_BYTES + _PLACES * (self.v_bytes + self.m_bytes) + CACHE_LINE_BYTES
+
+
+def _apart(size: int) -> int:
+    """An odd number of lines, so that what is stored at once is not all in one set of L1."""
+    lines = -(-size // CACHE_LINE_BYTES)
+    return CACHE_LINE_BYTES * (lines | 1)
+
+
+def has_winograd(image: PaddedImage, each: MatVec) -> bool:
+    """Whether these windows can be computed so."""
+    axes = image.rows, image.columns
+    plain = all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
+    return plain and each.out_features >= _LEAST_OUTPUTS
+
+
+def winograd_cycles(image: PaddedImage, each: MatVec, target: Target) -> tuple[float, int]:
+    """What all should take, U in L2 or nearer, and how often U is read."""
+    blocks = cut_tiles(image, each.out_features, target)
+    product = _product(image.channels, each.out_features, blocks.tiles)
+    into, out = target.core.loops.winograd
+    vectors = image.channels * blocks.tiles // target.lanes
+    cycles = len(blocks.rows) * (_PLACES * tiling(product, target, True).cycles + vectors * into)
+    cycles += len(blocks.outputs) * each.out_features * out
+    return image.samples * cycles, image.samples * len(blocks.rows)
+
+
+def lower_winograd(
+    image: PaddedImage,
+    each: MatVec,
+    matrix: SparseMatrix,
+    y_pitches: tuple[int, int],
+    target: Target,
+) -> WinogradWindows:
+    """`image` has the windows of the convolution; the matrix is (out_features, channels * 9)."""
+    blocks = cut_tiles(image, each.out_features, target)
+    product = _product(image.channels, each.out_features, blocks.tiles)
+    tiles = tiling(product, target, True)
+    kernels = rounded(matrix.dense, each.dtype).astype(np.float64)
+    kernels = kernels.reshape(each.out_features, image.channels, 3, 3)
+    u = np.einsum("ai,kcij,bj->abkc", _FROM_WEIGHTS, kernels, _FROM_WEIGHTS).astype(np.float32)
+    streams = [pack_rows(own, None, tiles).stream for own in u.reshape(_PLACES, *u.shape[2:])]
+    packed = Packed(np.concatenate(streams), biased=False, in_register=True)
+    read = winograd_image(image)
+    y_row = 4 * image.columns.positions
+    return WinogradWindows(read, each, y_pitches, y_row, packed, product, tiles, blocks)
+
+
+def _product(channels: int, outputs: int, tiles: int) -> DenseProduct:
+    """Of one of the 16 places."""
+    pitch = _apart(4 * tiles)
+    return DenseProduct(outputs, tiles, channels, 4 * channels, pitch, pitch)
+
+
+def emit_winograd(
+    asm: Assembler,
+    lowered: WinogradWindows,
+    scratch: Location,
+    added: AddedOperand | None = None,
+) -> None:
+    """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers."""
+    _WinogradCode(asm, lowered, added).emit(scratch)
+
+
+class _WinogradCode:
+    """Appends the code."""
+
+    def __init__(
+        self, asm: Assembler, lowered: WinogradWindows, added: AddedOperand | None
+    ) -> None:
+        self.asm, self.lowered, self.added = asm, lowered, added
+        self.wide, self.size = asm.target.isa == "avx512", asm.target.vector_bytes
+        self.v, self.m = _COUNTERS_BYTES, _COUNTERS_BYTES + _PLACES * lowered.v_bytes
+        each = lowered.each
+        bias = np.zeros(each.out_features, np.float32) if each.bias is None else each.bias
+        self.bias, self.weights = asm.literal(bias), asm.literal(lowered.weights.stream)
+        self.block_rows = asm.literal(lowered.blocks.rows)
+        self.output_rows = asm.literal(lowered.blocks.outputs)
+
+    def emit(self, scratch: Location) -> None:
+        asm, image = self.asm, self.lowered.image
+        push(asm, _SAVED)
+        scratch.point(asm, _SCRATCH)
+        asm.emit("mov", _X, rdi)
+        asm.emit("mov", _Y, rsi)
+
+        def block() -> None:
+            self._inputs()
+            self._products()
+            self._outputs()
+            asm.emit("add", _BLOCK, BLOCK_ROW.itemsize)
+
+        def sample() -> None:
+            asm.emit("lea", _BLOCK, Literal(self.block_rows))
+            repeat(asm, len(self.lowered.blocks.rows), _BLOCKS_LEFT, block)
+            asm.emit("add", _X, 4 * image.channels * image.channel)
+            asm.emit("add", _Y, self.lowered.y_pitches[0])
+
+        repeat(asm, image.samples, _SAMPLES_LEFT, sample)
+        pop(asm, _SAVED)
+
+    def _inputs(self) -> None:
+        """V of a block, channel after channel."""
+        asm, image, pitch = self.asm, self.lowered.image, self.lowered.product.b_pitch
+        asm.emit("mov", dword(rdi), Memory(_BLOCK))
+        asm.emit("add", rdi, _X)
+        asm.emit("lea", rsi, Memory(_SCRATCH, self.v))
+
+        def vector_of_tiles() -> None:
+            self._input(rdx, r8)
+            asm.emit("add", rdx, self.size)
+            asm.emit("add", r8, self.size)
+
+        def channel() -> None:
+            asm.emit("mov", rdx, rdi)
+            asm.emit("mov", r8, rsi)
+            repeat(asm, self.lowered.blocks.tiles // asm.target.lanes, r9, vector_of_tiles)
+            asm.emit("add", rdi, 4 * image.channel)
+            asm.emit("add", rsi, pitch)
+
+        repeat(asm, image.channels, rcx, channel)
+
+    def _input(self, x: Register, v: Register) -> None:
+        """B^T d B of a vector of tiles."""
+        asm, places = self.asm, 4 * self.lowered.image.tap_offsets()
+        half = [vector(asm, number) for number in range(SIDE)]
+        for row, (one, other, operation) in enumerate(_DIFFERENCES):
+            for column, register in enumerate(half):
+                asm.emit("vmovups", register, Memory(x, int(places[SIDE * one + column])))
+                place = Memory(x, int(places[SIDE * other + column]))
+                asm.emit(operation, register, register, place)
+            for column, (left, right, combined) in enumerate(_DIFFERENCES):
+                result = vector(asm, SIDE + column)
+                asm.emit(combined, result, half[left], half[right])
+                place = Memory(v, (SIDE * row + column) * self.lowered.v_bytes)
+                asm.emit("vmovups", place, result)
+
+    def _products(self) -> None:
+        """M = U V of a block."""
+        asm, lowered = self.asm, self.lowered
+        asm.emit("lea", rdi, Literal(self.weights))
+        asm.emit("lea", rdx, Memory(_SCRATCH, self.v))
+        asm.emit("lea", rsi, Memory(_SCRATCH, self.m))
+
+        def place() -> None:
+            emit_dense_product(asm, lowered.product, a=lowered.weights, tiles=lowered.tiles)
+            asm.emit("add", rdi, lowered.weights.stream.nbytes // _PLACES)
+            asm.emit("add", rdx, lowered.v_bytes)
+            asm.emit("add", rsi, lowered.m_bytes)
+
+        repeat(asm, _PLACES, _PLACES_LEFT, place)
+
+    def _outputs(self) -> None:
+        """y of a block, channel after channel."""
+        asm, lowered = self.asm, self.lowered
+        asm.emit("lea", rsi, Memory(_SCRATCH, self.m))
+        asm.emit("mov", rdi, _Y)
+        asm.emit("lea", r8, Literal(self.bias))
+        if self.wide:
+            for number, register in enumerate(self._orders):
+                lanes = np.arange(8 * number, 8 * number + 8)
+                order = np.stack([lanes, lanes + 16], axis=1).ravel().astype(np.int32)
+                asm.emit("vmovups", register, Literal(asm.literal(order)))
+        else:
+            asm.emit("lea", _LANES, Literal(asm.literal(SLIDING)))
+
+        def channel() -> None:
+            again = asm.label("again")
+            asm.emit("lea", r9, Literal(self.output_rows))
+            asm.emit("add", r9, Memory(_BLOCK, 8))
+            asm.emit("mov", dword(rdx), Memory(_BLOCK, 4))
+            asm.bind(again)
+            self._output()
+            asm.emit("add", r9, OUTPUTS_ROW.itemsize)
+            asm.emit("sub", dword(rdx), 1)
+            asm.jump("jnz", again)
+            asm.emit("add", r8, 4)
+            asm.emit("add", rsi, lowered.product.c_pitch)
+            asm.emit("add", rdi, lowered.y_pitches[1])
+
+        repeat(asm, lowered.each.out_features, rcx, channel)
+
+    @property
+    def _orders(self) -> tuple[Register, Register]:
+        """Where AVX-512 has the lanes of two vectors taken in turn: the first and the others."""
+        return vector(self.asm, 30), vector(self.asm, 31)
+
+    def _output(self) -> None:
+        """A^T M A of a vector of tiles, what is added, the activation, and y."""
+        asm, lowered = self.asm, self.lowered
+        asm.emit("mov", dword(r10), Memory(r9))
+        asm.emit("add", r10, rsi)
+        asm.emit("mov", dword(r11), Memory(r9, 4))
+        asm.emit("add", r11, rdi)
+        parts = [part for pair in self._sums(r10) for part in self._in_turn(*pair)]
+        offsets = [row + half for row in (0, lowered.y_row) for half in (0, self.size)]
+        kept = {int(register.number) for register in (*parts, *self._orders)}
+        every = map(vector, [asm] * asm.target.vector_registers, range(asm.target.vector_registers))
+        free = [register for register in every if int(register.number) not in kept]
+        if self.added is not None:
+            self.added.point(asm, r10, r11, rax)
+            for number, (part, offset) in enumerate(zip(parts, offsets, strict=True)):
+                self._move(number, free[0], Memory(r10, offset), free[1])
+                asm.emit("vaddps", part, part, free[0])
+        apply_activation(asm, lowered.each.activation, parts, free)
+        for number, (part, offset) in enumerate(zip(parts, offsets, strict=True)):
+            self._move(number, Memory(r11, offset), part, free[0])
+
+    def _sums(self, m: Register) -> list[tuple[Register, Register]]:
+        """The even and the odd outputs of both rows, bias included, in the first 8 registers."""
+        asm, (one, two) = self.asm, (vector(self.asm, 8), vector(self.asm, 9))
+
+        def place(number: int) -> Memory:
+            return Memory(m, number * self.lowered.m_bytes)
+
+        upper, lower = ([vector(asm, SIDE * row + n) for n in range(SIDE)] for row in range(2))
+        for column in range(SIDE):
+            above, below = upper[column], lower[column]
+            asm.emit("vmovups", one, place(SIDE + column))
+            asm.emit("vmovups", two, place(2 * SIDE + column))
+            if SIDE + column == _WITH_BIAS:
+                asm.emit("vbroadcastss", above, Memory(r8))
+                asm.emit("vaddps", one, one, above)
+            asm.emit("vaddps", above, one, two)
+            asm.emit("vsubps", below, one, two)
+            asm.emit("vaddps", above, above, place(column))
+            asm.emit("vsubps", below, below, place(3 * SIDE + column))
+        for row in (upper, lower):
+            asm.emit("vaddps", row[0], row[0], row[1])
+            asm.emit("vaddps", row[0], row[0], row[2])
+            asm.emit("vsubps", row[1], row[1], row[2])
+            asm.emit("vsubps", row[1], row[1], row[3])
+        return [(row[0], row[1]) for row in (upper, lower)]
+
+    def _in_turn(self, even: Register, odd: Register) -> tuple[Register, Register]:
+        """Two vectors of outputs in their order, in `even` and the register two behind it."""
+        asm, first, high = self.asm, vector(self.asm, int(even.number) + 2), vector(self.asm, 8)
+        if self.wide:
+            order, rest = self._orders
+            asm.emit("vmovaps", first, even)
+            asm.emit("vpermt2ps", first, order, odd)
+            asm.emit("vpermt2ps", even, rest, odd)
+            return first, even
+        asm.emit("vunpckhps", high, even, odd)
+        asm.emit("vunpcklps", even, even, odd)
+        asm.emit("vperm2f128", first, even, high, 0x20)
+        asm.emit("vperm2f128", even, even, high, 0x31)
+        return first, even
+
+    def _move(
+        self, number: int, to: Register | Memory, what: Register | Memory, spare: Register
+    ) -> None:
+        """Load or store the lanes that are stored of a vector; AVX2 clobbers `spare`, rax, k(1)."""
+        asm, stored = self.asm, Memory(r9, 8 + 4 * number)
+        if self.wide:
+            asm.emit("kmovw", k(1), stored)
+            masked = to.masked(k(1), True) if isinstance(to, Register) else to.masked(k(1))
+            asm.emit("vmovups", masked, what)
+            return
+        asm.emit("mov", dword(rax), stored)
+        asm.emit("vmovups", spare, Memory(_LANES, index=rax))
+        asm.emit("vmaskmovps", to, spare, what)
