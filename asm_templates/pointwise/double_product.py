@@ -39,12 +39,13 @@ _GATHERED_BELOW = 0.25  # of the inputs
 
 @dataclass(frozen=True, eq=False)
 class DoubleProductSpec:
-    """x (rows, in), each of `x_bytes`, by weights (out, in) plus bias (out,)."""
+    """x (rows, in) by weights (out, in) plus bias (out,); a number of x has `x_bytes`, of y too."""
 
     rows: int
     x_bytes: int
     weights: Array
     bias: Array
+    y_bytes: int = _FLOAT
 
     @property
     def used(self) -> Array:
@@ -63,7 +64,7 @@ def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
         for block in writers:
             block.emit()
         asm.emit("add", rdi, spec.x_bytes * spec.weights.shape[1])
-        asm.emit("add", rsi, _FLOAT * len(spec.bias))
+        asm.emit("add", rsi, spec.y_bytes * len(spec.bias))
 
     repeat(asm, spec.rows, r10, row)
 
@@ -74,6 +75,7 @@ class _OutputsOfRow:
     def __init__(self, asm: Assembler, spec: DoubleProductSpec, outputs: slice) -> None:
         self.asm, self.lanes = asm, asm.target.vector_bytes // _DOUBLE
         used, self.first, self.x_bytes = spec.used, outputs.start, spec.x_bytes
+        self.y_bytes = spec.y_bytes
         self.bias = spec.bias[outputs]
         self.is_gathered = len(used) < spec.weights.shape[1]
         self.whole, self.rest = divmod(len(used), self.lanes)
@@ -178,5 +180,8 @@ class _OutputsOfRow:
         asm.emit("vhaddpd", xmm(number), xmm(number), xmm(number))
         asm.emit("vmovsd", xmm(spare), Literal(asm.literal(np.array([bias]), 8)))
         asm.emit("vaddsd", xmm(number), xmm(number), xmm(spare))
-        asm.emit("vcvtsd2ss", xmm(number), xmm(number), xmm(number))
-        asm.emit("vmovss", Memory(rsi, _FLOAT * output), xmm(number))
+        is_double = self.y_bytes == _DOUBLE
+        if not is_double:
+            asm.emit("vcvtsd2ss", xmm(number), xmm(number), xmm(number))
+        place = Memory(rsi, self.y_bytes * output)
+        asm.emit("vmovsd" if is_double else "vmovss", place, xmm(number))

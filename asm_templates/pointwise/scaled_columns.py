@@ -2,7 +2,8 @@
 
     four columns   x         read side by side, or gathered; float32 widened
                    d         x - centre, or one where x == centre
-                   y         clip(scale d + shift, low, high), rounded to float32 if asked
+                   y         clip(scale d + shift, low, high), or what is given where x is NaN;
+                             rounded to float32 if asked
 
 What no column asks for is left out. The last few of a row are stored under a mask, and gathered.
 """
@@ -13,13 +14,13 @@ import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, SCALE, SHIFT
+from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, r8, r9, r10, rax, rdi, rsi, xmm, ymm
 
 LANES = 4
 _FLOAT, _DOUBLE = 4, 8
-_EQUAL = 0
+_EQUAL, _UNORDERED = 0, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +91,7 @@ class _ColumnWriter:
             SHIFT: self.is_scaled,
             LOW: scaling.asks_for(LOW, -np.inf),
             HIGH: scaling.asks_for(HIGH, np.inf),
+            MISSING: len(scaling.numbers) > MISSING,
         }
         self.used = [number for number, is_used in wanted.items() if is_used]
         chunks = -(-scaling.outputs // LANES)
@@ -113,6 +115,8 @@ class _ColumnWriter:
         """The next `count` columns, whose table is at r8 and x at r9."""
         asm, value = self.asm, ymm(0)
         self._load(value, is_gathered)
+        if MISSING in self.used:
+            asm.emit("vcmppd", ymm(3), value, value, _UNORDERED)
         if self.has_categories:
             asm.emit("vcmppd", ymm(1), value, self.place(CENTRE), _EQUAL)
             asm.emit("vandpd", ymm(1), ymm(1), Literal(asm.literal(np.ones(LANES), 32)))
@@ -128,6 +132,8 @@ class _ColumnWriter:
             if number in self.used:  # the second operand, where it is NaN
                 asm.emit("vmovupd", ymm(1), self.place(number))
                 asm.emit(mnemonic, value, ymm(1), value)
+        if MISSING in self.used:
+            asm.emit("vblendvpd", value, value, self.place(MISSING), ymm(3))
         self._store(value, count)
 
     def _store(self, value: Register, count: int) -> None:

@@ -53,13 +53,14 @@ def is_estimator(model: Any) -> bool:
 class CompiledEstimator(Compiled):
     """The methods of an estimator that predict or transform, by the names that they have there.
 
-    `predict`, `predict_proba`, `predict_log_proba`, `decision_function` or `transform`, as far as
-    the estimator has them; each is compiled at its first use. X is (samples, n_features_in_), an
-    array of numbers or what numpy makes one of, such as a DataFrame; a Series is one row. It is
-    compared, and scaled, in float64 where the library does so. Results are those of the estimator
-    to float32's precision, as float32, labels as they are. What is missing or infinite goes where
-    the library sends it, or is refused as there. Categories are whole numbers, in frames too.
-    scikit-learn's clone of it is the estimator itself.
+    `predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `score_samples` or
+    `transform`, as far as the estimator has them; each is compiled at its first use.
+
+    X is (samples, n_features_in_), an array of numbers or what numpy makes one of, such as a
+    DataFrame; a Series is one row. It is compared, and scaled, in float64 where the library does
+    so. Results are those of the estimator to float32's precision, as float32, labels as they are.
+    What is missing or infinite goes where the library sends it, or is refused as there. Categories
+    are whole numbers, in frames too. scikit-learn's clone of it is the estimator itself.
     """
 
     def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:

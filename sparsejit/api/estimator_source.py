@@ -25,6 +25,7 @@ from sparsejit.artefact.records import fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.estimator_inputs import EstimatorInput, Refusals
+from sparsejit.frontends.estimator_parts import held
 from sparsejit.frontends.forests import labels_of
 from sparsejit.frontends.sklearn import read_estimator
 from sparsejit.ir.graph import Array, Element, Graph
@@ -32,7 +33,10 @@ from sparsejit.ir.spec import DType
 from sparsejit.lowering.tiles import batch_tiles
 
 KIND = "estimator"
-METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
+METHODS = (
+    *("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples"),
+    "transform",
+)
 _KINDS = "biufU"  # of numpy's dtypes, those of labels
 _FLAGS = ("int64", "float64")
 
@@ -66,7 +70,7 @@ def source_of(
     in_full = dtypes == DType.FLOAT32.value
     read = read_estimator(estimator)
     given = read.input if in_full else replace(read.input, reads_float64=False)
-    labels, flags = labels_of(estimator)
+    labels, flags = labels_of(held(estimator))
     batch = 1 if example is None else len(given.read(example))
     single = next(iter(read.graphs(1, Element.FLOAT32).values()))
     tile, shared = batch_tiles(single, batch, settings.resolved().threads)

@@ -1,6 +1,7 @@
-"""What scalers, ColumnTransformers and OneHotEncoders make of X: each column of one of its own.
+"""What scalers and steps that keep columns apart make of X: each column of one of its own.
 
-Scalers in turn are one: clip(scale (x - centre) + shift, low, high), composed in float64.
+Scalers in turn are one: clip(scale (x - centre) + shift, low, high), composed in float64. What NaN
+becomes goes through them beside it.
 """
 
 from __future__ import annotations
@@ -11,35 +12,51 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.column_steps import kept_categories, parts_of
+from sparsejit.frontends.column_steps import SELECTORS, filling_of, kept_categories, parts_of
 from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, SCALE, SHIFT
+from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
 
-_NEUTRAL = {CENTRE: 0.0, SCALE: 1.0, SHIFT: 0.0, LOW: -np.inf, HIGH: np.inf, IS_CATEGORY: 0.0}
+_NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # by row of numbers
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnScales:
-    """The feature of each column, and six numbers: what a `ScaledColumns` computes."""
+    """The feature of each column, and seven numbers: what a `ScaledColumns` computes.
+
+    Where the last is NaN, nothing is filled in. `dtype` is that of X, to which steps round.
+    """
 
     source: Array
     numbers: Array
+    dtype: np.dtype[Any]
 
     @classmethod
-    def of(cls, features: int) -> ColumnScales:
+    def of(cls, features: int, dtype: np.dtype[Any]) -> ColumnScales:
         """X itself."""
-        neutral = [_NEUTRAL[row] for row in range(len(_NEUTRAL))]
-        return cls(np.arange(features), np.tile(np.array(neutral)[:, None], features))
+        numbers = np.tile(np.array(_NEUTRAL)[:, None], features)
+        return cls(np.arange(features), numbers, dtype)
 
     def changes_nothing(self, features: int) -> bool:
-        own = ColumnScales.of(features)
-        return np.array_equal(self.source, own.source) and np.array_equal(self.numbers, own.numbers)
+        own = ColumnScales.of(features, self.dtype)
+        same = np.array_equal(self.numbers, own.numbers, equal_nan=True)
+        return same and np.array_equal(self.source, own.source)
+
+    @property
+    def operand(self) -> Array:
+        """The numbers as a `ScaledColumns` reads them."""
+        shift, low, high, is_category, missing = self.numbers[SHIFT:]
+        unfilled = np.isnan(missing)
+        if unfilled.all():
+            return self.numbers[:MISSING]
+        plain = np.where(is_category != 0, np.minimum(high, np.maximum(low, shift)), np.nan)
+        return np.concatenate([self.numbers[:MISSING], [np.where(unfilled, plain, missing)]])
 
     @property
     def is_affine(self) -> bool:
-        """Whether nothing is clipped, and no column is that of a category."""
+        """Whether nothing is clipped or filled in, and no column is that of a category."""
         rows = (LOW, HIGH, IS_CATEGORY)
-        return all(bool(np.all(self.numbers[row] == _NEUTRAL[row])) for row in rows)
+        plain = all(bool(np.all(self.numbers[row] == _NEUTRAL[row])) for row in rows)
+        return plain and bool(np.isnan(self.numbers[MISSING]).all())
 
     def folded(self, weights: Array, bias: Array, features: int) -> tuple[Array, Array]:
         """Weights (out, columns) and bias as those of X, where all is affine."""
@@ -50,7 +67,7 @@ class ColumnScales:
         return whole, bias + weights @ offset
 
     def take(self, columns: Array) -> ColumnScales:
-        return ColumnScales(self.source[columns], self.numbers[:, columns])
+        return replace(self, source=self.source[columns], numbers=self.numbers[:, columns])
 
     def behind(self, step: Any) -> ColumnScales:
         """With a step behind what there is. Raises InvalidInput for an encoder behind a scaler."""
@@ -59,6 +76,10 @@ class ColumnScales:
             return self._in_parts(step)
         if kind == "OneHotEncoder":
             return self._encoded(step)
+        if kind == "SimpleImputer":
+            return self._filled(step)
+        if kind in SELECTORS:
+            return self.take(step.get_support(indices=True))
         return self._scaled(step)
 
     def _in_parts(self, transformer: Any) -> ColumnScales:
@@ -68,19 +89,38 @@ class ColumnScales:
             for step in part.steps:
                 own = own.behind(step)
             made.append(own)
-        return ColumnScales(
-            np.concatenate([each.source for each in made]),
-            np.concatenate([each.numbers for each in made], axis=1),
+        return self._joined(made)
+
+    def _joined(self, parts: list[ColumnScales]) -> ColumnScales:
+        return replace(
+            self,
+            source=np.concatenate([each.source for each in parts]),
+            numbers=np.concatenate([each.numbers for each in parts], axis=1),
         )
+
+    def _filled(self, imputer: Any) -> ColumnScales:
+        filling = filling_of(imputer)
+        values = filling.values.astype(self.dtype).astype(np.float64)
+        filled, marks = self.take(filling.kept), self.take(filling.marked)
+        missing = filled.numbers[MISSING]
+        missing[:] = np.where(np.isnan(missing), values, missing)
+        # A category that X, which has nothing infinite, never shows; 1 where something is missing.
+        is_there = np.isnan(marks.numbers[MISSING])
+        marks.numbers[:] = np.array(_NEUTRAL)[:, None]
+        marks.numbers[CENTRE], marks.numbers[IS_CATEGORY] = np.inf, 1
+        marks.numbers[MISSING] = is_there
+        return self._joined([filled, marks])
 
     def _encoded(self, encoder: Any) -> ColumnScales:
         """1 where a column holds a category, else 0; what is no category has none."""
-        plain = ColumnScales.of(len(self.source))
-        if not np.array_equal(self.numbers, plain.numbers):
+        plain = ColumnScales.of(len(self.source), self.dtype)
+        if not np.array_equal(self.numbers[:MISSING], plain.numbers[:MISSING]):
             raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
         kept = kept_categories(encoder)
         encoded = self.take(np.repeat(np.arange(len(kept)), [len(each) for each in kept]))
-        encoded.numbers[CENTRE], encoded.numbers[IS_CATEGORY] = np.concatenate(kept), 1
+        category, missing = np.concatenate(kept), encoded.numbers[MISSING]
+        encoded.numbers[CENTRE], encoded.numbers[IS_CATEGORY] = category, 1
+        missing[:] = np.where(np.isnan(missing), np.nan, missing == category)
         return encoded
 
     def _scaled(self, scaler: Any) -> ColumnScales:
@@ -97,7 +137,7 @@ class ColumnScales:
             middle = scaler.mean_ if kind == "StandardScaler" else scaler.center_
         found = self._affine(middle, factor, low if kind == "MinMaxScaler" else 0.0)
         if getattr(scaler, "clip", False):
-            for row in (LOW, HIGH):
+            for row in (LOW, HIGH, MISSING):
                 found.numbers[row] = np.clip(found.numbers[row], low, high)
         return found
 
@@ -106,7 +146,7 @@ class ColumnScales:
 
         What is subtracted from X itself moves into the centre, where it is exact.
         """
-        centre, scale, before, low, high, is_category = self.numbers
+        centre, scale, before, low, high, is_category, missing = self.numbers
         moves = (is_category == 0) & (scale != 0)
         inner = np.where(moves, (middle - before) / np.where(scale == 0, 1, scale), 0.0)
         outer = np.where(moves, 0.0, before - middle)
@@ -117,5 +157,6 @@ class ColumnScales:
             (low - middle) * factor + shift,
             (high - middle) * factor + shift,
             is_category,
+            (missing - middle) * factor + shift,
         )
         return replace(self, numbers=np.stack(np.broadcast_arrays(*made)).astype(np.float64))

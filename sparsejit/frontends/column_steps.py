@@ -1,7 +1,8 @@
-"""What stands before an estimator and takes columns apart: ColumnTransformer and OneHotEncoder.
+"""What stands before an estimator and keeps columns apart.
 
 A ColumnTransformer is a list of parts, each some columns and the steps that they go through; its
-result is what the parts give, side by side. A OneHotEncoder compares a column with each category.
+result is what the parts give, side by side. A OneHotEncoder compares a column with each category. A
+SimpleImputer fills in for NaN, and may say of more columns where it did; selectors leave some out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array
 
 COLUMN_STEPS = frozenset({"ColumnTransformer", "OneHotEncoder"})
+SELECTORS = frozenset(
+    """
+    GenericUnivariateSelect RFE RFECV SelectFdr SelectFpr SelectFromModel SelectFwe SelectKBest
+    SelectPercentile SequentialFeatureSelector VarianceThreshold
+    """.split()
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,36 @@ def kept_categories(encoder: Any) -> list[Array]:
         kept = seen if left_out is None else np.delete(seen, int(left_out))
         found.append(kept.astype(np.float64))
     return found
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What a SimpleImputer does: the columns that it keeps, what for NaN, and those it marks."""
+
+    kept: Array
+    values: Array
+    marked: Array
+
+
+def filling_of(imputer: Any) -> Filling:
+    """Raises InvalidInput for one that fills in for others than NaN, or fills in no numbers."""
+    missing = imputer.missing_values
+    if not (isinstance(missing, float) and np.isnan(missing)):
+        raise InvalidInput(
+            f"the SimpleImputer fills in for {missing!r}; let it fill in for NaN, and give NaN"
+        )
+    try:
+        values = np.asarray(imputer.statistics_, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"the SimpleImputer fills in no numbers ({error})") from error
+    kept = np.arange(len(values))
+    if not imputer.keep_empty_features:
+        kept = np.flatnonzero(~np.isnan(values))
+    dtype = np.dtype(getattr(imputer, "_fill_dtype", np.float64))
+    values = values[kept].astype(dtype if dtype.kind in "iuf" else np.float64)
+    indicator = imputer.indicator_
+    marked = np.arange(0) if indicator is None else np.asarray(indicator.features_, np.int64)
+    return Filling(kept, values.astype(np.float64), marked)
 
 
 def _steps(step: Any) -> tuple[Any, ...]:

@@ -11,12 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.column_steps import computed_together, kept_categories, parts_of
+from sparsejit.frontends.column_steps import (
+    SELECTORS,
+    computed_together,
+    filling_of,
+    kept_categories,
+    parts_of,
+)
+from sparsejit.frontends.estimator_parts import Stack, held, is_mixing
 from sparsejit.ir.graph import Array
 from sparsejit.runtime.rows_check import rows_check
 
@@ -24,7 +32,9 @@ _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NUMBERS = "biuf"
 _SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.float32)"
 # The last steps that scikit-learn gives infinite values too.
-_TAKES_INFINITY = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
+_TAKES_INFINITY = (
+    *("HistGradientBoostingClassifier", "HistGradientBoostingRegressor", "IsolationForest"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +51,14 @@ class Refusals:
     together: list[Array]
 
     @classmethod
-    def of(cls, steps: Sequence[Any], features: int) -> Refusals:
+    def of(cls, chains: Sequence[Sequence[Any]], features: int) -> Refusals:
+        """What chains of steps refuse, each from X to what predicts or ends in a stack."""
         none, every = np.zeros(features, bool), np.ones(features, bool)
-        together = computed_together(steps, np.arange(features))
-        found = cls(none.copy(), none.copy(), [], together)
-        found._follow(steps, _Columns(np.arange(features), every, every, every))
+        found = cls(none.copy(), none.copy(), [], [])
+        for steps in chains:
+            own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
+            found.together.extend(computed_together(own, np.arange(features)))
+            found._follow(steps, _Columns(np.arange(features), every, every, every))
         return found
 
     def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
@@ -58,6 +71,9 @@ class Refusals:
             parts = parts_of(step, len(columns.source))
             made = [self._follow(part.steps, columns.take(part.columns)) for part in parts]
             return _Columns(*(np.concatenate(each) for each in zip(*made, strict=True)))
+        if isinstance(step, Stack):
+            predicted = _Columns.computed(_columns_of(step, len(columns.source)))
+            return predicted.beside(columns) if step.passes_x else predicted
         takes_nan, takes_infinity = _takes(step)
         if not takes_nan:
             self.no_nan[columns.source[columns.nan]] = True
@@ -67,10 +83,14 @@ class Refusals:
 
     def _behind(self, step: Any, columns: _Columns) -> _Columns:
         none = np.zeros(len(columns.source), bool)
-        if hasattr(step, "get_support"):
+        if type(step).__name__ in SELECTORS:
             return columns.take(step.get_support(indices=True))
+        if is_mixing(step):
+            return _Columns.computed(len(step.components_))
         if type(step).__name__ == "SimpleImputer":
-            return columns._replace(nan=none)
+            filling = filling_of(step)
+            filled = columns._replace(nan=none).take(filling.kept)
+            return filled.beside(_Columns.computed(len(filling.marked)))
         if type(step).__name__ == "OneHotEncoder":
             if step.handle_unknown == "error":
                 self.no_nan[columns.source[columns.nan & columns.own]] = True
@@ -91,8 +111,23 @@ class _Columns(NamedTuple):
     infinity: Array
     own: Array
 
+    @classmethod
+    def computed(cls, count: int) -> _Columns:
+        """Columns of no feature, in which nothing is missing."""
+        return cls(np.zeros(count, np.int64), *(np.zeros(count, bool) for _ in range(3)))
+
     def take(self, which: Any) -> _Columns:
         return _Columns(*(each[which] for each in self))
+
+    def beside(self, others: _Columns) -> _Columns:
+        """These, then the others."""
+        return _Columns(*map(np.concatenate, zip(self, others, strict=True)))
+
+
+def _columns_of(stack: Stack, features: int) -> int:
+    """How many columns the predictions are."""
+    taken = int(held(stack.estimator.final_estimator_).n_features_in_)
+    return taken - features * stack.passes_x
 
 
 def _takes(step: Any) -> tuple[bool, bool]:
@@ -194,6 +229,11 @@ class EstimatorInput:
     def _dense(self, X: Any) -> Array:
         """A sparse matrix: what it leaves out is zero, but to XGBoost it is missing."""
         if self.library != "xgboost":
+            if "xgboost" in self.library:
+                raise InvalidInput(
+                    "X is sparse, and what it leaves out is missing to XGBoost and zero to the "
+                    "others; give X.toarray()"
+                )
             return np.asarray(X.toarray())
         found = np.full(X.shape, np.nan, np.float32)
         entries = X.tocoo()
@@ -208,7 +248,7 @@ class EstimatorInput:
         several = getattr(columns, "nlevels", 1) > 1
         names = [" ".join(map(str, name)) if several else str(name) for name in columns]
         known, given = list(map(str, self.names)), names
-        if self.library == "lightgbm":  # which writes them so
+        if "lightgbm" in self.library:  # which writes them so
             known, given = ([name.replace(" ", "_") for name in each] for each in (known, given))
         if given != known:
             raise InvalidInput(f"X has the columns {names}; give {known}, in this order")

@@ -1,19 +1,22 @@
 """Writes the graph of an estimator from X on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_scales import ColumnScales
-from sparsejit.frontends.writing.writer import Writer
+from sparsejit.frontends.estimator_parts import Stack, is_mixing, linear_map
+from sparsejit.frontends.writing.arranging import joined
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
 from sparsejit.ir.graph import Array, Element, Origin, TensorType, Value
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 
-_MOST_DOUBLES = 1 << 20  # weights of a product in float64
+MOST_DOUBLES = 1 << 20  # weights of a product in float64
+_DOUBLE = np.dtype(np.float64)
 _FEW_SCORES = 8  # a product in float64 that takes no longer than making columns
 
 
@@ -23,8 +26,19 @@ class EstimatorWriter(Writer):
     def __init__(self, x: TensorType) -> None:
         super().__init__()
         self.batch = x.shape[0]
-        self.x = self.input(x, "X")
-        self._columns = ColumnScales.of(x.shape[1])  # of X, not written yet
+        self._given = self.input(x, "X")
+        self.begin(())
+
+    def begin(self, steps: Sequence[Any]) -> None:
+        """X through steps is what is read from here on."""
+        self._read(self._given, np.dtype(self._given.type.element.value))
+        for step in steps:
+            self.transform(step)
+
+    def _read(self, x: Value, dtype: np.dtype[Any] = _DOUBLE) -> None:
+        """Columns are those of x, not written yet, which the library has as a dtype."""
+        self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
+        self._beside: tuple[Value, ColumnScales] | None = None
 
     def at(self, name: str) -> "EstimatorWriter":
         """The same, naming what is written from here on."""
@@ -32,11 +46,32 @@ class EstimatorWriter(Writer):
         return self
 
     def transform(self, step: Any) -> None:
-        """What a scaler, ColumnTransformer or OneHotEncoder does to the columns so far."""
-        self._columns = self._columns.behind(step)
+        """What a step does to the columns so far."""
+        if not is_mixing(step):
+            self._columns = self._columns.behind(step)
+            return
+        if isinstance(step, Stack):
+            self._stack(step)
+            return
+        weights, bias = linear_map(step)
+        is_vast = weights.size > MOST_DOUBLES
+        write = self.scores if is_vast else self.product
+        self._read(write(weights, bias, "components"))
+
+    def _stack(self, stack: Stack) -> None:
+        """What was predicted, with columns of X beside it where these are passed on."""
+        predicted = joined(self, [write(self) for write in stack.writes], 1)
+        self.begin(stack.before)
+        x, columns = self.x, self._columns
+        self._read(predicted)
+        if stack.passes_x:
+            self._beside = (x, columns)
 
     def columns(self, element: Element = Element.FLOAT32) -> Value:
         """The columns that steps have made of X so far."""
+        if self._beside is not None:
+            predicted = self._besides()
+            self._read(joined(self, [predicted, self.columns()], 1))
         columns, x = self._columns, self.x
         if columns.changes_nothing(x.shape[1]) and x.type.element is element:
             return x
@@ -45,21 +80,56 @@ class EstimatorWriter(Writer):
         self.at("columns")
         constants = (
             self.constant(columns.source, "columns"),
-            self.constant(columns.numbers, "columns.numbers", Element.FLOAT64),
+            self.constant(columns.operand, "columns.numbers", Element.FLOAT64),
         )
         return self.one(ScaledColumns(x.type.element, element), x, *constants)
+
+    def _besides(self) -> Value:
+        """Read the columns of X that stand beside what was predicted, which is returned."""
+        assert self._beside is not None
+        predicted = self.x
+        self.x, self._columns = self._beside
+        self._beside = None
+        return predicted
+
+    def narrow(self, x: Value) -> Value:
+        """x (batch, columns) as float32."""
+        if x.type.element is Element.FLOAT32:
+            return x
+        self._read(x)
+        return self.columns()
 
     def scores(self, weights: Array, bias: Array, name: str) -> Value:
         """The columns by weights: in float64 where X is, or where that takes no longer.
 
         Weights are not many; and of columns that must be made of X in float64 they make few scores.
         """
+        if self._beside is not None:
+            return self._scores_of_both(weights, bias, name)
         x, columns = self.x, self._columns
         is_double = x.type.element is Element.FLOAT64
         is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
         is_short = is_scaled and len(weights) <= _FEW_SCORES
-        if weights.size > _MOST_DOUBLES or not (is_double or is_short):
+        if weights.size > MOST_DOUBLES or not (is_double or is_short):
             return self.linear(self.columns(), weights, bias, name)
+        return self.product(weights, bias, name, Element.FLOAT32)
+
+    def _scores_of_both(self, weights: Array, bias: Array, name: str) -> Value:
+        """Those of what was predicted, and of X by itself, which may be far from zero."""
+        predicted = self._besides()
+        count = predicted.shape[1]
+        own = self.scores(weights[:, count:], bias, f"{name}.x")
+        self._read(predicted)
+        found = self.scores(weights[:, :count], np.zeros(len(bias)), name)
+        return self.at(name).pointwise("add", found, own)
+
+    def product(
+        self, weights: Array, bias: Array, name: str, result: Element = Element.FLOAT64
+    ) -> Value:
+        """The columns by weights, in float64."""
+        if self._beside is not None:
+            self.columns()
+        x, columns = self.x, self._columns
         if columns.is_affine:
             weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
@@ -68,7 +138,7 @@ class EstimatorWriter(Writer):
             self.constant(array, f"{name}.{what}", Element.FLOAT64)
             for what, array in (("weights", weights), ("bias", bias))
         ]
-        return self.at(name).one(DoubleProduct(x.type.element), x, *operands)
+        return self.at(name).one(DoubleProduct(x.type.element, result), x, *operands)
 
     def linear(
         self,
@@ -86,5 +156,15 @@ class EstimatorWriter(Writer):
         return self.one(Linear(activation), x, *operands)
 
 
+def row_shares(f: Formula, p: Operand, columns: int) -> FormulaStep:
+    """p by the sum of its row; a row of zeros is uniform."""
+    total = f("row_sum", p)
+    is_zero = f("equal", total, 0.0)
+    shares = f("where", is_zero, 1.0, p)
+    return f("div", shares, f("where", is_zero, float(columns), total))
+
+
 # What a method computes.
 Write: TypeAlias = Callable[[EstimatorWriter], Value]
+# The name under which a linear model's scores are written in float64, (batch, scores).
+WIDE = "scores in float64"

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.column_steps import each_step, kept_categories, parts_of
+from sparsejit.frontends.column_steps import (
+    SELECTORS,
+    each_step,
+    filling_of,
+    kept_categories,
+    parts_of,
+)
 from sparsejit.frontends.forest_reading import ReadForest, rounded_down
 from sparsejit.ir.graph import Array, Element, TensorType
 
-SELECTORS = frozenset(
-    """
-    GenericUnivariateSelect RFE RFECV SelectFdr SelectFpr SelectFromModel SelectFwe SelectKBest
-    SelectPercentile SequentialFeatureSelector VarianceThreshold
-    """.split()
-)
 MONOTONE = frozenset(
     """
     MaxAbsScaler MinMaxScaler PowerTransformer QuantileTransformer RobustScaler SimpleImputer
@@ -36,7 +36,8 @@ BEFORE_FORESTS = SELECTORS | MONOTONE
 
 def behind(steps: Sequence[Any], x: TensorType, forest: ReadForest) -> ReadForest:
     """The forest of X itself, without the steps before it; its thresholds are of X's element."""
-    found = _without_steps(steps, x, forest) if steps else forest
+    rounds = forest.rounds_x and x.element is Element.FLOAT64
+    found = _without_steps(steps, x, forest) if steps or rounds else forest
     if x.element is Element.FLOAT64:
         return found
     thresholds, nodes, leaves, trees, base = found.operands
@@ -47,8 +48,8 @@ def _without_steps(steps: Sequence[Any], x: TensorType, forest: ReadForest) -> R
     features, numbers = x.shape[1], _Numbers(np.dtype(x.element.value), forest.rounds_x)
     if not np.isnan(forest.missing):
         raise InvalidInput(
-            f"the XGBoost model takes {forest.missing} for missing behind other steps; fit it on "
-            "NaN for what is missing"
+            f"the XGBoost model takes {forest.missing} for missing behind other steps or beside "
+            "other estimators; fit it on NaN for what is missing"
         )
     steps = _forgiving(steps)
     source, category = _places(steps, np.arange(features), np.full(features, np.nan))
@@ -56,7 +57,7 @@ def _without_steps(steps: Sequence[Any], x: TensorType, forest: ReadForest) -> R
     if len(source) != forest.features:
         raise InvalidInput(
             f"the steps before the forest give {len(source)} features, and it takes "
-            f"{forest.features}; leave out add_indicator and columns that are empty"
+            f"{forest.features}; fit them together"
         )
     nodes = nodes.copy()
     feature = nodes[:, 0].copy()
@@ -127,7 +128,9 @@ def _places(steps: Sequence[Any], source: Array, category: Array) -> tuple[Array
             ]
             source, category = (np.concatenate(each) for each in zip(*parts, strict=True))
         elif kind == "SimpleImputer":
-            _check_imputer(step)
+            filling = filling_of(step)
+            kept = np.concatenate([filling.kept, filling.marked])
+            source, category = source[kept], category[kept]
         elif kind == "OneHotEncoder":
             if scaled or not np.isnan(category).all():
                 raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
@@ -141,14 +144,6 @@ def _places(steps: Sequence[Any], source: Array, category: Array) -> tuple[Array
 def _repeats(source: Array) -> Array:
     """How often each output's feature came before."""
     return np.array([np.count_nonzero(source[:n] == one) for n, one in enumerate(source)], int)
-
-
-def _check_imputer(imputer: Any) -> None:
-    missing = imputer.missing_values
-    if not (isinstance(missing, float) and np.isnan(missing)):
-        raise InvalidInput(
-            f"the SimpleImputer fills in for {missing!r}; let it fill in for NaN, and give NaN"
-        )
 
 
 @dataclass(frozen=True)

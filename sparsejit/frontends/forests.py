@@ -34,7 +34,11 @@ _XGBOOST = frozenset(
     "Booster XGBClassifier XGBRFClassifier XGBRFRegressor XGBRanker XGBRegressor".split()
 )
 _LIGHTGBM = frozenset("Booster LGBMClassifier LGBMRanker LGBMRegressor".split())
-FORESTS = {"sklearn": _AVERAGES | _BOOSTED, "xgboost": _XGBOOST, "lightgbm": _LIGHTGBM}
+FORESTS = {
+    "sklearn": _AVERAGES | _BOOSTED | {"IsolationForest"},
+    "xgboost": _XGBOOST,
+    "lightgbm": _LIGHTGBM,
+}
 LIBRARIES = frozenset(FORESTS)
 
 
@@ -83,7 +87,7 @@ def _has_one_axis(estimator: Any) -> bool:
     return int(getattr(estimator, "n_outputs_", 1)) == 1
 
 
-def _sum(writer: EstimatorWriter, forest: ReadForest) -> Value:
+def forest_sum(writer: EstimatorWriter, forest: ReadForest) -> Value:
     """The sums of leaves, (batch, outputs)."""
     x = writer.x
     if not np.isnan(forest.missing):
@@ -101,23 +105,23 @@ def _averages(forest: ReadForest) -> dict[str, Write]:
     """Means of what the leaves hold of each class."""
 
     def logarithms(writer: EstimatorWriter) -> Value:
-        means = _sum(writer, forest)
+        means = forest_sum(writer, forest)
         return writer.at("log").pointwise("log", means)
 
     def choose(writer: EstimatorWriter) -> Value:
-        means = _sum(writer, forest)
+        means = forest_sum(writer, forest)
         return writer.at("predict").one(ArgMax(), means)
 
     return {
         "predict": choose,
-        "predict_proba": lambda writer: _sum(writer, forest),
+        "predict_proba": lambda writer: forest_sum(writer, forest),
         "predict_log_proba": logarithms,
     }
 
 
 def _scores(writer: EstimatorWriter, forest: ReadForest) -> Value:
     """Sums that are not averaged: what LightGBM calls raw, of random forests too."""
-    sums = _sum(writer, replace(forest, scale=1.0))
+    sums = forest_sum(writer, replace(forest, scale=1.0))
     return reshaped(writer, sums, (writer.batch,)) if forest.outputs == 1 else sums
 
 
@@ -161,7 +165,7 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
         second_from = float(np.nextafter(np.float32(0), np.float32(-1)))
 
     def choose(writer: EstimatorWriter) -> Value:
-        sums = _sum(writer, forest)
+        sums = forest_sum(writer, forest)
         writer.at("predict")
         if each_label:
             return writer.pointwise("greater", sums, second_from)
@@ -170,7 +174,7 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
         return writer.one(ArgMax(), sums)
 
     def probabilities(writer: EstimatorWriter) -> Value:
-        sums = _sum(writer, forest)
+        sums = forest_sum(writer, forest)
         found = _post_process(writer, sums, _link(estimator, forest), forest.alpha)
         if forest.outputs > 1:
             return found
@@ -190,7 +194,7 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
 
 def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadForest) -> Value:
     """In a form that keeps small probabilities; for two classes log sigmoid of -z and z."""
-    sums = _sum(writer, forest)
+    sums = forest_sum(writer, forest)
     writer.at("log")
     if forest.outputs > 1:
         return writer.one(log_softmax(sums.shape), sums)
@@ -206,7 +210,7 @@ def _link(estimator: Any, forest: ReadForest) -> str:
 
 
 def _predict(writer: EstimatorWriter, estimator: Any, forest: ReadForest, flat: bool) -> Value:
-    sums = _sum(writer, forest)
+    sums = forest_sum(writer, forest)
     link = forest.postprocessor
     if getattr(estimator, "loss", "") in ("poisson", "gamma"):
         link = "exponential"

@@ -41,7 +41,8 @@ def lower_double_product(low: Lowering, node: Node) -> None:
     assert isinstance(node.op, DoubleProduct)
     x, weights, bias = node.inputs
     operands = low.constant(weights), low.constant(bias)
-    spec = DoubleProductSpec(x.shape[0], x.type.element.bytes, *operands)
+    sizes = x.type.element.bytes, *operands, node.output.type.element.bytes
+    spec = DoubleProductSpec(x.shape[0], *sizes)
     lanes = low.target.lanes // 2
     vectors = spec.rows * -(-len(spec.used) // lanes) * (len(spec.bias) + 1)
     reason = f"{len(spec.bias)} sums in float64 of {len(spec.used)} inputs, {spec.rows} times"

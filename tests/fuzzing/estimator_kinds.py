@@ -18,7 +18,7 @@ class EstimatorKind:
 
     `categories` is the parameter that names categorical features; `missing` says whether fitting
     takes NaN, `positive` whether it wants a positive target, `ranks` whether it orders rows of one
-    group, `targets` how many it may have.
+    group, `targets` how many it may have, `ensemble` whether it is made of others.
     """
 
     module: str
@@ -29,6 +29,7 @@ class EstimatorKind:
     positive: bool = False
     ranks: bool = False
     targets: tuple[int, ...] = (1,)
+    ensemble: bool = False
 
     @property
     def is_classifier(self) -> bool:
@@ -36,7 +37,8 @@ class EstimatorKind:
 
     @property
     def is_forest(self) -> bool:
-        return not self.module.startswith("sklearn") or self.module in _FOREST_MODULES
+        trees = not self.module.startswith("sklearn") or self.module in _FOREST_MODULES
+        return trees and not self.ensemble
 
     def make(self, generator: np.random.Generator) -> Any:
         """An estimator that is not fitted."""
@@ -49,6 +51,84 @@ _CLASSIFIERS = (
     *("LogisticRegression", "LinearSVC", "Perceptron", "LinearDiscriminantAnalysis"),
     "LogisticRegressionCV",
 )
+
+
+def _isolation(generator: np.random.Generator) -> dict[str, Any]:
+    return {
+        "n_estimators": int(generator.choice([1, 5, 30])),
+        "max_samples": int(generator.choice([1, 2, 16, 256])),
+        "max_features": float(generator.choice([0.5, 1.0])),
+        "contamination": [0.1, 0.25, "auto"][generator.integers(3)],
+        "random_state": int(generator.integers(1000)),
+    }
+
+
+def _part(generator: np.random.Generator, classifies: bool, probable: bool = False) -> Any:
+    """What an ensemble may be made of."""
+    from lightgbm import LGBMClassifier, LGBMRegressor
+    from sklearn import ensemble, linear_model, neural_network, preprocessing, svm, tree
+    from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
+    from xgboost import XGBClassifier, XGBRegressor
+
+    def either(kind: str, module: Any, **parameters: Any) -> Any:
+        found = getattr(module, kind + _ENDS[0 if classifies else 1])
+        return found(random_state=0, **parameters)
+
+    boosted = (LGBMClassifier, XGBClassifier) if classifies else (LGBMRegressor, XGBRegressor)
+    lights, extreme = boosted
+    linear = linear_model.LogisticRegression() if classifies else linear_model.Ridge()
+    alone = svm.LinearSVC() if classifies else linear_model.Lasso()
+    parts = [
+        linear,
+        make_pipeline(preprocessing.StandardScaler(), linear),
+        make_pipeline(preprocessing.StandardScaler(), PCA(1, whiten=True), linear),
+        either("DecisionTree", tree, max_depth=3),
+        either("RandomForest", ensemble, n_estimators=5),
+        either("HistGradientBoosting", ensemble, max_iter=3),
+        either("GradientBoosting", ensemble, n_estimators=3),
+        lights(n_estimators=3, verbose=-1, n_jobs=1),
+        extreme(n_estimators=3, n_jobs=1),
+        make_pipeline(preprocessing.MinMaxScaler(), either("MLP", neural_network, max_iter=5)),
+        *([] if probable else [make_pipeline(preprocessing.StandardScaler(), alone), alone]),
+    ]
+    return parts[generator.integers(len(parts))]
+
+
+def _named(generator: np.random.Generator, classifies: bool, probable: bool = False) -> Any:
+    count = int(generator.integers(2, 5))
+    return [(f"p{n}", _part(generator, classifies, probable)) for n in range(count)]
+
+
+def _votes(classifies: bool) -> Parameters:
+    def parameters(generator: np.random.Generator) -> dict[str, Any]:
+        voting = str(generator.choice(["hard", "soft"]))
+        named = _named(generator, classifies, classifies and voting == "soft")
+        weights = [None, generator.integers(1, 4, len(named)).astype(float)]
+        chosen = {"estimators": named, "weights": weights[generator.integers(2)]}
+        return chosen | ({"voting": voting} if classifies else {})
+
+    return parameters
+
+
+def _stacked(classifies: bool) -> Parameters:
+    def parameters(generator: np.random.Generator) -> dict[str, Any]:
+        return {
+            "estimators": _named(generator, classifies),
+            "passthrough": bool(generator.integers(2)),
+            "cv": 2,
+        }
+
+    return parameters
+
+
+def _calibrated(generator: np.random.Generator) -> dict[str, Any]:
+    return {
+        "estimator": _part(generator, True),
+        "method": str(generator.choice(["sigmoid", "isotonic", "temperature"])),
+        "ensemble": bool(generator.integers(2)),
+        "cv": 2,
+    }
 
 
 def _tree(generator: np.random.Generator) -> dict[str, Any]:
@@ -176,6 +256,38 @@ KINDS = (
     EstimatorKind("sklearn.neural_network", "MLPClassifier", _perceptron),
     EstimatorKind("sklearn.neural_network", "MLPRegressor", _perceptron, targets=_ANY),
 )
+
+
+# Tried from `estimators.FIRST_OF_ENSEMBLES` on.
+ENSEMBLE_KINDS = (
+    EstimatorKind("sklearn.ensemble", "IsolationForest", _isolation, missing=True),
+    *(
+        EstimatorKind("sklearn.ensemble", kind + end, of(end == _ENDS[0]), ensemble=True)
+        for kind, of in (("Voting", _votes), ("Stacking", _stacked))
+        for end in _ENDS
+    ),
+    EstimatorKind("sklearn.calibration", "CalibratedClassifierCV", _calibrated, ensemble=True),
+)
+
+
+def mixing_steps(generator: np.random.Generator, kind: EstimatorKind, missing: bool) -> list[Any]:
+    """An imputer where values are missing, and before some kinds a decomposition."""
+    from sklearn import decomposition, feature_selection, impute, preprocessing
+
+    steps: list[Any] = []
+    if missing:
+        strategy = str(generator.choice(["mean", "median", "most_frequent"]))
+        marks = bool(generator.integers(2))
+        steps.append(impute.SimpleImputer(strategy=strategy, add_indicator=marks))
+    choice = generator.integers(4)
+    if choice == 0 and not kind.ensemble and kind.module != "lightgbm":
+        steps.append(preprocessing.StandardScaler())
+        if not kind.name.startswith("Hist"):
+            whiten = bool(generator.integers(2))
+            steps.append(decomposition.PCA(1 if kind.is_forest else 2, whiten=whiten))
+    elif choice == 1:
+        steps.append(feature_selection.VarianceThreshold(0))
+    return steps
 
 
 def steps_before(generator: np.random.Generator, kind: EstimatorKind, missing: bool) -> list[Any]:

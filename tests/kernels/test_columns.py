@@ -21,7 +21,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def scaling(rows: int, features: int, outputs: int, dtype: type, seed: int) -> ColumnScaling:
-    """Any columns, or the first in order; of six rows of numbers some do nothing."""
+    """Any columns, or the first in order; of seven rows of numbers some do nothing."""
     generator = np.random.default_rng(seed)
     columns = generator.integers(0, features, outputs)
     if generator.integers(2) and outputs <= features:
@@ -33,6 +33,10 @@ def scaling(rows: int, features: int, outputs: int, dtype: type, seed: int) -> C
     neutral = np.array([0, 1, 0, -np.inf, np.inf, 0])
     plain = generator.random(6) < 0.4
     numbers[plain] = neutral[plain][:, None]
+    if generator.integers(2):
+        filled = generator.standard_normal((1, outputs))
+        filled[:, generator.random(outputs) < 0.5] = np.nan
+        numbers = np.concatenate([numbers, filled])
     y_bytes = int(generator.choice([4, 8]))
     return ColumnScaling(rows, features, np.dtype(dtype).itemsize, y_bytes, columns, numbers)
 
@@ -73,7 +77,8 @@ def product(
     generator = np.random.default_rng(seed)
     weights = generator.standard_normal((outputs, inputs))
     weights[:, generator.random(inputs) > density] = 0
-    return DoubleProductSpec(rows, x_bytes, weights, generator.standard_normal(outputs))
+    bias, y_bytes = generator.standard_normal(outputs), int(generator.choice([4, 8]))
+    return DoubleProductSpec(rows, x_bytes, weights, bias, y_bytes)
 
 
 @pytest.mark.parametrize("isa", LEVELS)
@@ -95,7 +100,7 @@ def test_any_product(
     x = x.astype(f"f{x_bytes}")
     spec.bias[:] -= 1e6 * spec.weights.sum(axis=1)
     (wanted,) = DoubleProduct().reference(x.astype(np.float64), spec.weights, spec.bias)
-    y = np.zeros((rows, outputs), np.float32)
+    y = np.zeros((rows, outputs), f"f{spec.y_bytes}")
     program = build("product", Target.named(isa), lambda asm: emit_double_product(asm, spec))
     call_native(program.memory.address, (x.ctypes.data, y.ctypes.data))
     np.testing.assert_allclose(y, wanted, rtol=2e-7, atol=1e-6)
@@ -117,8 +122,8 @@ def test_nothing_beyond_x_and_y_is_touched(isa: str, size: int) -> None:
     (narrow_sums,) = DoubleProduct().reference(x32.astype(np.float64), spec.weights, spec.bias)
     programs = (
         (scaling_code, x, scaled, columns.y_bytes),
-        (product_code, x, sums, 4),
-        (narrow_code, x32, narrow_sums, 4),
+        (product_code, x, sums, spec.y_bytes),
+        (narrow_code, x32, narrow_sums, spec.y_bytes),
     )
 
     def try_at(edge: str) -> None:

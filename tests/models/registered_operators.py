@@ -163,6 +163,17 @@ CASES = [
         *(floats(4, 3).astype(np.float64), whole(2, 0), SCALES),
         constants=2,
     ),
+    case(
+        ScaledColumns(),
+        *(np.where(np.eye(4, 3), np.nan, floats(4, 3)).astype(np.float32), whole(2, 0)),
+        np.concatenate([SCALES, [[0.5, np.nan]]]),
+        constants=2,
+    ),
+    case(
+        DoubleProduct(result=Element.FLOAT64),
+        *map(np.float64, (floats(4, 3), floats(2, 3), floats(2))),
+        constants=2,
+    ),
     case(DoubleProduct(), *map(np.float64, (floats(4, 3), floats(2, 3), floats(2))), constants=2),
     case(
         DoubleProduct(Element.FLOAT32),

@@ -1,0 +1,141 @@
+"""Calibrated probabilities, as scikit-learn's `calibration.py` makes them of scores.
+
+    sigmoid       1 / (1 + exp(a z + b)), for each class
+    isotonic      a line through points, level beyond them, for each class
+    temperature   softmax(beta z), of (-z, z) for two classes
+
+and of more than two classes, but for the last, shares of their sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.estimator_parts import held
+from sparsejit.frontends.estimator_writer import WIDE, EstimatorWriter, Write, row_shares
+from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
+from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.row_chains import softmax
+
+_ROUNDING = 2.0**-23  # of scores in float32, of their largest
+_CLOSE = 5e-7  # how far probabilities may be off for that
+
+
+def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
+    """What writes the probabilities (batch, classes) of a classifier with its calibrators.
+
+    Raises InvalidInput where rounded scores would give others.
+    """
+    classes, own = list(pair.classes), list(held(pair.estimator).classes_)
+    names = ("decision_function", "predict_proba")
+    name = next(name for name in names if hasattr(pair.estimator, name))
+    if name not in methods:
+        raise InvalidInput(
+            f"the {name} of a {type(pair.estimator).__name__} has no graph; calibrate another"
+        )
+    is_second = name == "predict_proba" and len(own) == 2
+
+    def scores(writer: EstimatorWriter) -> Value:
+        found = methods[WIDE if WIDE in methods else name](writer)
+        if len(found.shape) == 1:
+            return reshaped(writer, found, (writer.batch, 1))
+        return sliced(writer, found, 1, 1, 2) if is_second else found
+
+    if pair.method == "temperature":
+        if name != "decision_function":
+            raise InvalidInput(
+                f"a {type(pair.estimator).__name__} has no decision_function, and the logarithms "
+                "of its probabilities lose digits; calibrate it with method='sigmoid'"
+            )
+        return _temperature(scores, float(pair.calibrators[0].beta_))
+    if len(own) != len(classes):
+        raise InvalidInput(
+            f"the {type(pair.estimator).__name__} knows {len(own)} of {len(classes)} classes; fit "
+            "it to all"
+        )
+    is_sigmoid = pair.method == "sigmoid"
+    if not is_sigmoid and WIDE not in methods:
+        _check_slopes(pair)
+    make = _sigmoids if is_sigmoid else _lines
+
+    def probabilities(writer: EstimatorWriter) -> Value:
+        found = make(writer, pair.calibrators, scores(writer))
+        if len(classes) == 2:
+            other = writer.pointwise("add", writer.pointwise("neg", found), 1.0)
+            return joined(writer, [other, found], 1)
+        f = writer.at("shares").formula("shares")
+        return f.finish(row_shares(f, found, len(classes)), shape=found.shape)
+
+    return probabilities
+
+
+def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
+    f = writer.at("sigmoid").formula("sigmoid")
+    constants = [
+        writer.constant(np.array([[float(getattr(each, name)) for each in calibrators]]), name)
+        for name in ("a_", "b_")
+    ]
+    power = f("exp", f("fma", writer.narrow(scores), *constants))
+    return f.finish(f("reciprocal", f("add", power, 1.0)), shape=scores.shape)
+
+
+def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
+    """In float64: the first point of each class, and what each line adds as far as it is passed."""
+    sources, numbers, owners, first = [], [], [], []
+    for number, calibrator in enumerate(calibrators):
+        x, y = _points(calibrator)
+        slope = np.diff(y) / np.diff(x)
+        zeros = np.zeros(len(slope))
+        numbers.append(np.stack([x[:-1], slope, zeros, zeros, np.diff(y), zeros]))
+        sources.append(np.full(len(slope), number))
+        owners.append(np.full(len(slope), number))
+        first.append(y[0])
+    writer.at("lines")
+    owner = np.concatenate(owners)
+    constants = (
+        writer.constant(np.concatenate(sources), "lines"),
+        writer.constant(np.concatenate(numbers, axis=1), "lines.numbers", Element.FLOAT64),
+    )
+    added = writer.one(ScaledColumns(scores.type.element, Element.FLOAT64), scores, *constants)
+    weights = (owner[None] == np.arange(len(calibrators))[:, None]).astype(np.float64)
+    operands = [
+        writer.constant(array, f"isotonic.{what}", Element.FLOAT64)
+        for what, array in (("weights", weights), ("bias", np.array(first)))
+    ]
+    return writer.one(DoubleProduct(Element.FLOAT64), added, *operands)
+
+
+def _points(calibrator: Any) -> tuple[Array, Array]:
+    """Two at least, of a rising line."""
+    x = np.asarray(calibrator.X_thresholds_, np.float64)
+    y = np.asarray(calibrator.y_thresholds_, np.float64)
+    if len(x) < 2:
+        x, y = np.array([x[0], x[0] + 1]), np.array([y[0], y[0]])
+    return x, y
+
+
+def _check_slopes(pair: Any) -> None:
+    """Raise InvalidInput where scores of float32 would be taken too far along a line."""
+    for calibrator in pair.calibrators:
+        x, y = _points(calibrator)
+        apart = _ROUNDING * np.abs(x).max() * (np.diff(y) / np.diff(x)).max()
+        if apart > _CLOSE:
+            raise InvalidInput(
+                f"isotonic lines of the {type(pair.estimator).__name__} are so steep that scores "
+                f"in float32 change probabilities by {apart:.0e}; calibrate with method='sigmoid', "
+                "or a linear model"
+            )
+
+
+def _temperature(scores: Write, beta: float) -> Write:
+    def write(writer: EstimatorWriter) -> Value:
+        found = writer.narrow(scores(writer))
+        if found.shape[1] == 1:
+            found = joined(writer, [writer.pointwise("neg", found), found], 1)
+        scaled = writer.at("temperature").pointwise("mul", found, beta)
+        return writer.one(softmax(found.shape), scaled)
+
+    return write

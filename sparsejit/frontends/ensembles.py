@@ -1,0 +1,202 @@
+"""What estimators of estimators make of what these predict: votes, means, calibrated probabilities.
+
+Labels are places in `classes_` throughout: what stands inside was fitted to places.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.calibration import calibrated
+from sparsejit.frontends.estimator_parts import CALIBRATED, STACKS, Stack, parts_of_ensemble
+from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
+from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
+from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.selection import ArgMax
+
+# The methods of an estimator behind steps, from X on.
+MethodsOf = Callable[[Any, Sequence[Any]], Mapping[str, Write]]
+_MOST_WEIGHTED = 12  # estimators whose votes are all tried
+
+
+def ensemble_methods(
+    estimator: Any, before: Sequence[Any], methods_of: MethodsOf
+) -> Mapping[str, Write]:
+    """What writes each method. Raises InvalidInput for what cannot be as the library has it."""
+    kind = type(estimator).__name__
+    if kind in STACKS:
+        found = _stacked(estimator, before, methods_of)
+    elif kind in CALIBRATED:
+        found = _calibrated(estimator, before, methods_of)
+    else:
+        found = _voted(estimator, [methods_of(part, before) for part in estimator.estimators_])
+    return {name: write for name, write in found.items() if hasattr(estimator, name)}
+
+
+def _columns(writer: EstimatorWriter, write: Write) -> Value:
+    """What a method returns as (batch, columns) of float32."""
+    found = writer.floats(write(writer))
+    return reshaped(writer, found, (writer.batch, 1)) if len(found.shape) == 1 else found
+
+
+def _method(methods: Mapping[str, Write], name: str, estimator: Any) -> Write:
+    if name not in methods:
+        raise InvalidInput(
+            f"the {name} of a {type(estimator).__name__} has no graph; it has {', '.join(methods)}"
+        )
+    return methods[name]
+
+
+def _check_places(estimator: Any, part: Any) -> None:
+    """Raise InvalidInput for a part whose labels are not places in the ensemble's."""
+    own = np.asarray(part.classes_)
+    if own.dtype.kind not in "biu" or not np.array_equal(own, np.arange(len(estimator.classes_))):
+        raise InvalidInput(
+            f"the {type(part).__name__} in the {type(estimator).__name__} was fitted to other "
+            "labels; let the ensemble fit it"
+        )
+
+
+def _stacked(
+    estimator: Any, before: Sequence[Any], methods_of: MethodsOf
+) -> dict[str, Write]:
+    writes = []
+    for part, name in zip(parts_of_ensemble(estimator), estimator.stack_method_, strict=True):
+        write = _method(methods_of(part, before), name, part)
+        is_binary = name == "predict_proba" and len(estimator.classes_) == 2
+        if name == "predict" and hasattr(part, "classes_"):
+            _check_places(estimator, part)
+        writes.append(_second(write) if is_binary else _as_columns(write))
+    stack = Stack(estimator, tuple(before), tuple(writes))
+
+    def transform(writer: EstimatorWriter) -> Value:
+        writer.begin([stack])
+        return writer.columns()
+
+    return {**methods_of(estimator.final_estimator_, [stack]), "transform": transform}
+
+
+def _as_columns(write: Write) -> Write:
+    return lambda writer: _columns(writer, write)
+
+
+def _second(write: Write) -> Write:
+    """The probability of the second of two classes, (batch, 1)."""
+    return lambda writer: sliced(writer, _columns(writer, write), 1, 1, 2)
+
+
+def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Write]:
+    weights = _weights(estimator)
+    if not hasattr(estimator, "classes_"):
+        writes = [_method(methods, "predict", estimator) for methods in parts]
+        return {
+            "predict": lambda writer: reshaped(
+                writer, _mean(writer, writes, weights), (writer.batch,)
+            ),
+            "transform": lambda writer: joined(
+                writer, [_columns(writer, write) for write in writes], 1
+            ),
+        }
+    for part in parts_of_ensemble(estimator):
+        _check_places(estimator, part)
+    if estimator.voting == "hard":
+        _check_votes(weights)
+        writes = [_method(methods, "predict", estimator) for methods in parts]
+        count = len(estimator.classes_)
+        return {"predict": lambda writer: _hard_vote(writer, writes, weights, count)}
+    writes = [_method(methods, "predict_proba", estimator) for methods in parts]
+    methods: dict[str, Write] = {
+        "predict": lambda writer: writer.at("predict").one(
+            ArgMax(), _sum(writer, writes, weights)
+        ),
+        "predict_proba": lambda writer: _mean(writer, writes, weights),
+    }
+    if estimator.flatten_transform:
+        methods["transform"] = lambda writer: joined(
+            writer, [_columns(writer, write) for write in writes], 1
+        )
+    return methods
+
+
+def _weights(estimator: Any) -> list[float]:
+    """By fitted part; those that are dropped have none."""
+    found = estimator._weights_not_none
+    return [1.0] * len(estimator.estimators_) if found is None else [float(w) for w in found]
+
+
+def _sum(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float]) -> Value:
+    """The weighted sum of what parts return, (batch, columns): exact where theirs is."""
+    values = [_columns(writer, write) for write in writes]
+    f = writer.at("votes").formula("votes")
+    total: Any = None
+    for value, weight in zip(values, weights, strict=True):
+        term = value if weight == 1 else f("mul", value, weight)
+        total = term if total is None else f("add", total, term)
+    return total if isinstance(total, Value) else f.finish(total)
+
+
+def _mean(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float]) -> Value:
+    total = _sum(writer, writes, weights)
+    return writer.pointwise("mul", total, 1 / sum(weights))
+
+
+def _hard_vote(
+    writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float], count: int
+) -> Value:
+    """The class with the most votes, the first of equals."""
+    places = [_columns(writer, write) for write in writes]
+    classes = np.arange(count, dtype=np.float32)[None]
+    f = writer.at("votes").formula("votes")
+    total: Any = None
+    for place, weight in zip(places, weights, strict=True):
+        vote = f("where", f("equal", place, writer.constant(classes, "classes")), weight, 0.0)
+        total = vote if total is None else f("add", total, vote)
+    votes = f.finish(total, shape=(writer.batch, count))
+    return writer.at("predict").one(ArgMax(), votes)
+
+
+def _check_votes(weights: Sequence[float]) -> None:
+    """Raise InvalidInput where sums of float32 would elect others than sums of float64."""
+    if all(w == int(w) and abs(w) < 1 << 16 for w in weights):
+        return
+    if len(weights) <= _MOST_WEIGHTED:
+        chosen = np.array(list(product((0, 1), repeat=len(weights))), bool)
+        wide, narrow = (_sums(chosen, np.array(weights, kind)) for kind in ("f8", "f4"))
+        order = np.argsort(wide, kind="stable")
+        steps = zip(pairwise(wide[order]), pairwise(narrow[order]), strict=True)
+        if all((a < b) == (c < d) for (a, b), (c, d) in steps):
+            return
+    raise InvalidInput(
+        f"votes weigh {list(weights)}, whose sums float32 does not tell apart; give whole numbers"
+    )
+
+
+def _sums(chosen: Array, weights: Array) -> Array:
+    """Of the chosen weights, one after another."""
+    total = np.zeros(len(chosen), weights.dtype)
+    for column, weight in zip(chosen.T, weights, strict=True):
+        total = total + np.where(column, weight, weights.dtype.type(0))
+    return total
+
+
+def _calibrated(
+    estimator: Any, before: Sequence[Any], methods_of: MethodsOf
+) -> dict[str, Write]:
+    parts = [
+        calibrated(each, methods_of(each.estimator, before))
+        for each in estimator.calibrated_classifiers_
+    ]
+
+    def total(writer: EstimatorWriter) -> Value:
+        return _sum(writer, parts, [1.0] * len(parts))
+
+    def mean(writer: EstimatorWriter) -> Value:
+        return writer.pointwise("mul", total(writer), 1 / len(parts))
+
+    return {
+        "predict": lambda writer: writer.at("predict").one(ArgMax(), total(writer)),
+        "predict_proba": mean,
+    }

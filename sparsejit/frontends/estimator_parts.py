@@ -1,0 +1,131 @@
+"""Estimators that are made of others, as chains: steps in turn from X on, the last one predicts.
+
+    Pipeline([scaler, VotingClassifier([a, Pipeline([PCA, b])])])  ->  [scaler, a], [scaler, PCA, b]
+
+Steps that mix columns end what can be said of X column by column: a decomposition, and the
+predictions that a stacking estimator's last one takes, which is the step `Stack`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array
+
+VOTES = frozenset({"VotingClassifier", "VotingRegressor"})
+STACKS = frozenset({"StackingClassifier", "StackingRegressor"})
+CALIBRATED = frozenset({"CalibratedClassifierCV"})
+ENSEMBLES = VOTES | STACKS | CALIBRATED
+DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
+# Those that predict as one that they hold does.
+_HOLDERS = {
+    "FrozenEstimator": "estimator",
+    **dict.fromkeys(
+        ("GridSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV", "RandomizedSearchCV"),
+        "best_estimator_",
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The predictions of a stacking estimator's first ones, behind which its last one stands.
+
+    `writes` write them, each (batch, columns) as float32, from X on; `before` is what its own
+    columns of X go through, where it passes these on.
+    """
+
+    estimator: Any
+    before: tuple[Any, ...] = ()
+    writes: tuple[Callable[[Any], Any], ...] = ()
+
+    @property
+    def passes_x(self) -> bool:
+        """Whether columns of X follow the predictions."""
+        return bool(self.estimator.passthrough)
+
+
+def is_pipeline(estimator: Any) -> bool:
+    return _kind(estimator) == "Pipeline"
+
+
+def is_mixing(step: Any) -> bool:
+    """Whether columns behind a step are not of one column before it."""
+    return isinstance(step, Stack) or _kind(step) in DECOMPOSITIONS
+
+
+def held(estimator: Any) -> Any:
+    """What an estimator predicts with: itself, or the one that a search found."""
+    while (name := _HOLDERS.get(_kind(estimator))) is not None:
+        if not hasattr(estimator, name):
+            raise InvalidInput(
+                f"the {_kind(estimator)} has no {name}; fit it, with refit=True, first"
+            )
+        estimator = getattr(estimator, name)
+    return estimator
+
+
+def parts_of_ensemble(estimator: Any) -> list[Any]:
+    """The fitted estimators that read what an ensemble is given. Raises InvalidInput for none."""
+    name = "calibrated_classifiers_" if _kind(estimator) in CALIBRATED else "estimators_"
+    if not hasattr(estimator, name):
+        raise InvalidInput(f"the {_kind(estimator)} is not fitted; call its fit(X, y) first")
+    found = list(getattr(estimator, name))
+    return [each.estimator for each in found] if _kind(estimator) in CALIBRATED else found
+
+
+def steps_of(pipeline: Any) -> tuple[list[Any], Any]:
+    """The steps of a pipeline, those inside of pipelines too, and what stands last."""
+    stages = [held(stage) for _, stage in pipeline.steps if stage not in (None, "passthrough")]
+    if not stages:
+        raise InvalidInput("the Pipeline has no steps; add a scaler or an estimator")
+    before = []
+    for stage in stages[:-1]:
+        inner, last = steps_of(stage) if is_pipeline(stage) else ([], stage)
+        before += [*inner, last]
+    return before, stages[-1]
+
+
+def chains_of(estimator: Any) -> list[list[Any]]:
+    """Every way from X to what predicts, also inside of stacks.
+
+    Raises InvalidInput for what is not fitted.
+    """
+    estimator = held(estimator)
+    if is_pipeline(estimator):
+        before, last = steps_of(estimator)
+        return [[*before, *chain] for chain in chains_of(last)]
+    if _kind(estimator) in STACKS:
+        behind = [[Stack(estimator), *chain] for chain in chains_of(estimator.final_estimator_)]
+    elif _kind(estimator) in ENSEMBLES:
+        behind = []
+    else:
+        return [[estimator]]
+    return [*behind, *(chain for part in parts_of_ensemble(estimator) for chain in chains_of(part))]
+
+
+def linear_map(step: Any) -> tuple[Array, Array]:
+    """A decomposition as weights (components, features) and what is added, float64.
+
+    As `_base.py` and `_truncated_svd.py` of sklearn.decomposition have it.
+    """
+    weights = np.asarray(step.components_, np.float64)
+    bias = np.zeros(len(weights))
+    if _kind(step) != "TruncatedSVD":
+        bias = -(np.asarray(step.mean_, np.float64) @ weights.T)
+        if step.whiten:
+            spread = np.sqrt(np.asarray(step.explained_variance_))
+            spread = np.maximum(spread, np.finfo(spread.dtype).eps).astype(np.float64)
+            weights, bias = weights / spread[:, None], bias / spread
+    return weights, bias
+
+
+def _kind(estimator: Any) -> str:
+    """The name of a class of scikit-learn; empty for those of others."""
+    kind = type(estimator)
+    return kind.__name__ if kind.__module__.split(".")[0] == "sklearn" else ""
