@@ -16,9 +16,11 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 
 # Loads that an input costs: one that a tile uses once comes with its product.
 _FIRST_USE, _SECOND_USE = 0.6, 0.4
-# How often all pairs of tiles are tried: after eight times few rows still trade places. With more
-# than 71 tiles none is tried.
-_SWEEPS, _MOST_SWAPS = 8, 2500
+_FIFTH = 0.2
+_SUMMED = 255 // 2  # savings of at most two fifths, whose sum is a byte
+# How often all pairs of tiles are tried: after eight times few rows still trade places. A try
+# multiplies matrices; so many products are all that a layer is worth.
+_SWEEPS, _MOST_PRODUCTS = 8, 1 << 28
 _LEAST_GAIN = 1e-3  # more than rounding makes of nothing
 
 IntArray = npt.NDArray[np.int64]
@@ -103,24 +105,34 @@ def _group(used: BoolArray, most: int) -> list[IntArray]:
 
     A group then takes the row whose inputs cost least a weight, again and again: an input that
     the group has not used yet costs `_FIRST_USE`, one that it has used once `_SECOND_USE`.
+    Costs are counted in fifths of a load, so that they are whole and what is equal stays equal.
     """
-    used_by_column = np.ascontiguousarray(used.T)
-    counts = np.maximum(np.count_nonzero(used, axis=1), 1)
-    left = np.ones(len(used), bool)
+    first, second = (round(cost / _FIFTH) for cost in (_FIRST_USE, _SECOND_USE))
+    in_features = used.shape[1]
+    by_column = np.ascontiguousarray(used.T).view(np.uint8)
+    # What each row saves once the group uses an input: for the first time, the second, later.
+    saved = np.zeros((2 * in_features + 1, len(used)), np.uint8)
+    np.multiply(by_column, first - second, out=saved[:in_features])
+    np.multiply(by_column, second, out=saved[in_features:-1])
+    starts = [0, *np.cumsum(np.count_nonzero(used, axis=1)).tolist()]
+    columns = np.nonzero(used)[1]
+    counts = np.maximum(np.diff(starts), 1).astype(np.float32)
+    left = counts.copy()  # infinite for rows that have a group
     groups = []
     for group in tile_rows(len(used), most):
-        cost = _FIRST_USE * counts
-        uses = np.zeros(used.shape[1], np.int64)
-        chosen = int(np.argmin(np.where(left, counts, np.inf)))
+        cost, place = first * left, np.arange(in_features)
+        chosen = int(left.argmin())
         for position in range(len(group)):
             if position:
-                chosen = int(np.argmin(np.where(left, cost / counts, np.inf)))
-            left[chosen] = False
+                chosen = int((cost / counts).argmin())
             group[position] = chosen
-            first, second = used[chosen] & (uses == 0), used[chosen] & (uses == 1)
-            cost += (_SECOND_USE - _FIRST_USE) * used_by_column[first].sum(axis=0)
-            cost -= _SECOND_USE * used_by_column[second].sum(axis=0)
-            uses += used[chosen]
+            cost[chosen] = left[chosen] = np.inf
+            own = columns[starts[chosen] : starts[chosen + 1]]
+            places = place[own]
+            place[own] = places + in_features
+            for part in range(0, len(own), _SUMMED):
+                rows = saved.take(places[part : part + _SUMMED], axis=0, mode="clip")
+                cost -= np.add.reduce(rows, axis=0, dtype=np.uint8)
         groups.append(group)
     return groups
 
@@ -130,7 +142,8 @@ def _trade(used: FloatArray, groups: list[IntArray]) -> list[IntArray]:
     traders = [_Group.of(rows, used) for rows in groups]
     pairs = list(combinations(traders, 2))
     refused: dict[tuple[int, int], tuple[int, int]] = {}
-    for _ in range(min(_SWEEPS, _MOST_SWAPS // max(1, len(pairs)))):
+    products_a_sweep = len(used) * used.size // 2
+    for _ in range(min(_SWEEPS, _MOST_PRODUCTS // max(1, products_a_sweep))):
         swaps = 0
         for a, b in pairs:
             pair, trades = (id(a), id(b)), (a.trades, b.trades)

@@ -67,6 +67,10 @@ class CompiledModel(CalledModel, Compiled):
     def _program(self) -> Program:
         return self._first.program
 
+    def disassemble(self) -> str:
+        """The instructions, with the literals they read; the model is lowered again for it."""
+        return "\n".join(self._first.listing())
+
     @property
     def _input_names(self) -> list[str]:
         return [value.origin.name for value in self.graph.inputs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sparsejit.errors import CompileError
@@ -57,6 +57,10 @@ class Variant(SharedCode):
     program: Program
     call: NativeCall
     compile_ms: float
+
+    def listing(self) -> Iterator[str]:
+        """The lines of `Image.listing`, from code written anew."""
+        return _built(self.lowered_again(), self.program.name, listed=True).image.listing()
 
     def lowered_again(self) -> LoweredModel:
         """The model with its code's inputs, which a variant does not keep."""
@@ -126,7 +130,12 @@ def _written(
 ) -> tuple[LoweredModel, Program]:
     lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
     progress("writing the code", 0.7)
-    return lowered, (build_shared_tiles if options.shares_tiles else build_model)(lowered, name)
+    return lowered, _built(lowered, name)
+
+
+def _built(lowered: LoweredModel, name: str, listed: bool = False) -> Program:
+    build = build_shared_tiles if lowered.options.shares_tiles else build_model
+    return build(lowered, name, listed=listed)
 
 
 def _array_type(value: Value, tile: int | None) -> ArrayType:

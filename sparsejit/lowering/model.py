@@ -172,10 +172,12 @@ def _is_there(view: View, number: int) -> bool:
     return isinstance(buffer, OutputBuffer) and buffer.number == number and view.is_whole
 
 
-def build_model(lowered: LoweredModel, name: str, probe: Probe | None = None) -> Program:
-    """The native function; with a probe, one for timing its steps."""
+def build_model(
+    lowered: LoweredModel, name: str, probe: Probe | None = None, listed: bool = False
+) -> Program:
+    """The native function; with a probe, one for timing its steps. `listed` is as in `build`."""
     code = ModelCode(lowered, probe)
-    return build(name, lowered.options.target, code.emit, lowered.ask_ahead)
+    return build(name, lowered.options.target, code.emit, lowered.ask_ahead, listed)
 
 
 class ModelCode:

@@ -19,9 +19,13 @@ from sparsejit.x86.operands import Memory, dword, rax, rbx, rcx, rdi, rdx
 from sparsejit.x86.stack import pop, push
 
 
-def build_shared_tiles(lowered: LoweredModel, name: str) -> Program:
-    """`int run(inputs, outputs, workspace, tiles)` with the workspaces of all threads."""
-    return build(name, lowered.options.target, _SharedTiles(lowered).emit, lowered.ask_ahead)
+def build_shared_tiles(lowered: LoweredModel, name: str, listed: bool = False) -> Program:
+    """`int run(inputs, outputs, workspace, tiles)` with the workspaces of all threads.
+
+    `listed` is as in `build`.
+    """
+    emit = _SharedTiles(lowered).emit
+    return build(name, lowered.options.target, emit, lowered.ask_ahead, listed)
 
 
 class _SharedTiles(ModelCode):

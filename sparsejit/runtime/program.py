@@ -33,26 +33,36 @@ class Program(SharedCode):
 
 
 def build(
-    name: str, target: Target, body: Callable[[Assembler], None], ask_ahead: int = 0
+    name: str,
+    target: Target,
+    body: Callable[[Assembler], None],
+    ask_ahead: int = 0,
+    listed: bool = True,
 ) -> Program:
     """Emit `body` as a System V function; it must keep callee-saved registers itself.
 
     ask_ahead: bytes ahead of which its straight code asks for the code to come (`Assembler`).
+    listed: whether the image keeps what its listing needs; it does where SPARSEJIT_DUMP is set.
 
     `vzeroupper` before returning: without it the caller's next SSE code pays for dirty upper
     halves (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
     Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to, and
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
-    dump_folder()
-    asm = Assembler(target, ask_ahead)
-    body(asm)
-    asm.emit("vzeroupper")
-    asm.emit("ret")
-    image = asm.finish()
+    image = _assembled(target, body, ask_ahead, listed or dump_folder() is not None)
     if "amx_tile" in target.instruction_sets and image.uses("ldtilecfg"):
         allow_tiles()
     return Program(name, image)
+
+
+def _assembled(
+    target: Target, body: Callable[[Assembler], None], ask_ahead: int, listed: bool
+) -> Image:
+    asm = Assembler(target, ask_ahead, listed)
+    body(asm)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    return asm.finish()
 
 
 def _report(program: Program) -> None:

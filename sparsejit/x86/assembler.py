@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
-from sparsejit.x86.encoder import form_for, instruction_sets, is_vector
-from sparsejit.x86.forms import Form
+from sparsejit.x86.encoder import form_for, instruction_sets
+from sparsejit.x86.forms import Form, Key
+from sparsejit.x86.instructions import column, encoded, fields_of, form_of
 from sparsejit.x86.operands import (
     Here,
     Literal,
-    Memory,
     Operand,
     Register,
     Relative,
@@ -34,11 +34,14 @@ from sparsejit.x86.operands import (
     pick,
 )
 from sparsejit.x86.placement import JUMP_BYTES, Placement
+from sparsejit.x86.stamping import Order, row_lengths, with_gaps
 
 POOL_ALIGNMENT = 64  # a cache line
 _ASKING_BYTES = 7
 _LEFT_OUT = 0xCC  # int3: what is jumped over must never run
 _IntArray = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+_FIRST = np.zeros(1, np.int64)  # the row of a single instruction
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +73,16 @@ class Image:
     """Finished machine code followed by its literal pool; position-independent.
 
     `code_bytes` counts the instructions, `pool_bytes` the literals, `data` holds both; `counts` is
-    what templates counted.
+    what templates counted, `forms` says which instructions there are, `trace` where, if that was
+    kept.
     """
 
     data: bytes
     code_bytes: int
     pool_bytes: int
     counts: Mapping[str, int]
-    trace: tuple["_StampedRun", ...] = field(repr=False)
+    forms: frozenset[Key] = field(repr=False)
+    trace: tuple["_StampedRun", ...] | None = field(repr=False)
 
     @property
     def pool_start(self) -> int:
@@ -86,15 +91,19 @@ class Image:
     @property
     def instruction_sets(self) -> frozenset[str]:
         """Those that the code uses beyond what every x86-64 processor with AVX has."""
-        lines = (run.line for run in self.trace)
-        return frozenset().union(*(instruction_sets(i.mnemonic, i.operands) for i in lines))
+        return frozenset().union(*map(instruction_sets, self.forms))
 
     def uses(self, mnemonic: str) -> bool:
         """Whether the code has such an instruction."""
-        return any(run.line.mnemonic == mnemonic for run in self.trace)
+        return any(form[0] == mnemonic for form in self.forms)
 
     def listing(self) -> Iterator[str]:
-        """Lines `offset  mnemonic operands  ; literal values`, in order of address."""
+        """Lines `offset  mnemonic operands  ; literal values`, in order of address.
+
+        Raises CompileError where no trace was kept.
+        """
+        if self.trace is None:
+            raise CompileError("this code was made without a listing; make it anew with one")
         rows = [row for run in self.trace for row in run.rows()]
         for position, text, literal in sorted(rows, key=lambda row: row[0]):
             comment = "" if literal is None else f"  ; {self._values_at(literal)}"
@@ -136,14 +145,16 @@ class Assembler:
 
     ask_ahead: bytes ahead of which stamped code asks for the code to come, or 0. Straight code
         from beyond L2 arrives several times as fast so.
+    listed: whether the image can list its code, for which it keeps several times the code's bytes.
     """
 
-    def __init__(self, target: Target, ask_ahead: int = 0) -> None:
+    def __init__(self, target: Target, ask_ahead: int = 0, listed: bool = True) -> None:
         self.target = target
         self._code = bytearray()
         self._pool = bytearray()
         self._fixups: list[_Fixup] = []
-        self._trace: list[_StampedRun] = []
+        self._forms: set[Form] = set()
+        self._trace: list[_StampedRun] | None = [] if listed else None
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
@@ -181,15 +192,10 @@ class Assembler:
 
     def emit(self, mnemonic: str, *operands: Operand) -> None:
         """Append one instruction; its operands hold plain numbers, no arrays."""
-        item = Line(mnemonic, operands)
-        form = _form_of(item)
+        form, code = encoded(mnemonic, operands)
         self._make_room(form.length)
-        start = len(self._code)
-        self._code.extend(form.encode(*_numbers_of(item)))
-        self._trace.append(_StampedRun(item, (start,), (0,)))
-        literal = next((o for o in operands if isinstance(o, Literal)), None)
-        if literal is not None:
-            self._fix(form, np.array([start]), np.array([literal.offset]))
+        self._record(Line(mnemonic, operands), form, _FIRST, np.array([len(self._code)]))
+        self._code.extend(code)
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
         """Append `count` rows, each consisting of `lines` in order, less those masked out.
@@ -198,25 +204,38 @@ class Assembler:
         """
         if count == 0:
             return
-        if self._ask_ahead:
-            lines = [_asking(count, lines, self._ask_ahead), *lines]
-        forms = [_form_of(item) for item in lines]
+        forms = [form_of(item.mnemonic, item.operands) for item in lines]
         present = [_present(item, count) for item in lines]
-        lengths = np.array([form.length for form in forms])[:, None] * np.array(present)
-        ends_in_row = np.cumsum(lengths, axis=0)
-        gaps = self._gaps(ends_in_row[-1])
-        row_ends = np.cumsum(gaps + ends_in_row[-1])
-        row_starts = row_ends - ends_in_row[-1]
-        code = np.full(int(row_ends[-1]), _LEFT_OUT, np.uint8)
+        if self._ask_ahead:
+            asking = _asking(count, forms, present, self._ask_ahead)
+            lines, forms = [asking, *lines], [form_of(asking.mnemonic, asking.operands), *forms]
+            present = [asking.when, *present]
+        lengths = [form.length for form in forms]
+        order = Order.of(count, lengths, present)
+        places = [order.places(number) for number in range(len(lines))]
+        words = np.zeros((max(form.words for form in forms), len(order)), np.uint64)
+        for item, form, own in zip(lines, forms, places, strict=True):
+            made = form.stamp(len(own), *fields_of(item.operands, order.rows[own]))
+            words[: form.words, own] = made
+        code = order.bytes_of(words)
+        if self._placement is not None:
+            code, order = self._spread(code, order, row_lengths(count, lengths, present))
+        for item, form, own in zip(lines, forms, places, strict=True):
+            if len(own):
+                self._record(item, form, order.rows[own], order.starts[own] + len(self._code))
+        self._code.extend(code.data)
+
+    def _spread(
+        self, code: npt.NDArray[np.uint8], order: Order, lengths: _IntArray
+    ) -> tuple[npt.NDArray[np.uint8], Order]:
+        """The code of rows where they may lie, with jumps over what is left out."""
+        gaps = self._gaps(lengths)
+        starts = np.cumsum(gaps + lengths) - lengths - gaps
+        spread = with_gaps(code, gaps, lengths, _LEFT_OUT)
         for row in np.flatnonzero(gaps):
-            jump = self._jump_over(int(row_starts[row] - gaps[row]), int(gaps[row]))
-            code[row_starts[row] - gaps[row] :][:JUMP_BYTES] = np.frombuffer(jump, np.uint8)
-        for item, form, keep, ends in zip(lines, forms, present, ends_in_row, strict=True):
-            rows = np.flatnonzero(keep)
-            starts = row_starts[rows] + ends[rows] - form.length
-            code[starts[:, None] + np.arange(form.length)] = _bytes_of(item, form, rows)
-            self._record(item, form, rows, starts + len(self._code))
-        self._code.extend(code.tobytes())
+            jump = self._jump_over(int(starts[row]), int(gaps[row]))
+            spread[starts[row] :][:JUMP_BYTES] = np.frombuffer(jump, np.uint8)
+        return spread, order.moved(gaps)
 
     @contextmanager
     def placed(self, placement: Placement | None) -> Iterator[None]:
@@ -251,24 +270,37 @@ class Assembler:
             self.emit("nop")
 
     def finish(self) -> Image:
-        """Place the pool, resolve every label and literal, and return the image."""
-        pool_start = len(self._code) + -len(self._code) % POOL_ALIGNMENT
-        data = np.zeros(pool_start + len(self._pool), np.uint8)
-        data[: len(self._code)] = np.frombuffer(self._code, np.uint8)
-        data[pool_start:] = np.frombuffer(self._pool, np.uint8)
-        for fixup in self._fixups:
-            target = fixup.target
-            place = _position_of(target) if isinstance(target, Label) else pool_start + target
-            relative = np.asarray(place - fixup.ends, "<i4")
-            field_bytes = relative.view(np.uint8).reshape(-1, 4)
-            data[fixup.fields[:, None] + np.arange(4)] = field_bytes
-        return Image(
-            data.tobytes(),
-            len(self._code),
-            len(self._pool),
-            dict(self._counts),
-            tuple(self._trace),
-        )
+        """Place the pool, resolve every label and literal, and return the image.
+
+        It takes over what was appended: the assembler is then empty.
+        """
+        code_bytes, pool_bytes = len(self._code), len(self._pool)
+        self._code.extend(bytes(-code_bytes % POOL_ALIGNMENT))
+        pool_start = len(self._code)
+        self._code.extend(self._pool)
+        self._pool = bytearray()
+        self._resolve(pool_start)
+        data, self._code = bytes(self._code), bytearray()
+        forms = frozenset(form.key for form in self._forms)
+        trace = None if self._trace is None else tuple(self._trace)
+        return Image(data, code_bytes, pool_bytes, dict(self._counts), forms, trace)
+
+    def _resolve(self, pool_start: int) -> None:
+        """Fill in the distances to labels and literals."""
+        if not self._fixups:
+            return
+        places = [
+            np.full(len(fix.ends), _position_of(fix.target))
+            if isinstance(fix.target, Label)
+            else pool_start + fix.target
+            for fix in self._fixups
+        ]
+        ends = np.concatenate([fix.ends for fix in self._fixups])
+        fields = np.concatenate([fix.fields for fix in self._fixups])
+        relative = (np.concatenate(places) - ends).astype("<i4").view(np.uint8).reshape(-1, 4)
+        data = np.frombuffer(self._code, np.uint8)
+        for byte in range(4):
+            data[fields + byte] = relative[:, byte]
 
     def _gaps(self, lengths: _IntArray) -> _IntArray:
         if self._placement is None:
@@ -290,23 +322,25 @@ class Assembler:
         """The jump over a gap of so many bytes, itself included, that begins `offset` bytes on."""
         item = Line("jmp", (Relative("next"),))
         form = form_for("jmp", item.operands, 4)
-        self._trace.append(_StampedRun(item, (len(self._code) + offset,), (0,)))
+        self._record(item, form, _FIRST, np.array([len(self._code) + offset]))
         return form.encode([], gap - form.length)
 
     def _refer(self, item: Line, form: Form, label: Label) -> None:
         self._make_room(form.length)
-        start = len(self._code)
+        start = np.array([len(self._code)])
         self._code.extend(form.template.tobytes())
-        self._fix(form, np.array([start]), label)
-        self._trace.append(_StampedRun(item, (start,), (0,)))
+        self._fix(form, start, label)
+        self._record(item, form, _FIRST, start)
 
     def _record(self, item: Line, form: Form, rows: _IntArray, starts: _IntArray) -> None:
-        self._trace.append(_StampedRun(item, starts, rows))
+        """Know of the instructions of a line, and what they read of the pool."""
+        self._forms.add(form)
+        if self._trace is not None:
+            self._trace.append(_StampedRun(item, starts, rows))
         literal = next((o for o in item.operands if isinstance(o, Literal)), None)
-        if literal is None:
-            return
-        offsets = np.broadcast_to(np.asarray(_column(literal.offset, rows), np.int64), rows.shape)
-        self._fix(form, starts, offsets)
+        if literal is not None:
+            offsets = np.asarray(column(literal.offset, rows), np.int64)
+            self._fix(form, starts, np.broadcast_to(offsets, rows.shape))
 
     def _fix(self, form: Form, starts: _IntArray, target: _IntArray | Label) -> None:
         hole = form.displacement
@@ -314,78 +348,22 @@ class Assembler:
         self._fixups.append(_Fixup(starts + hole.at, starts + form.length, target))
 
 
-def _form_of(item: Line) -> Form:
-    """The form of a line: the shortest displacement that fits every row."""
-    memory = _memory_of(item)
-    if memory is None:
-        elsewhere = any(isinstance(o, Literal | Here | Relative) for o in item.operands)
-        return form_for(item.mnemonic, item.operands, 4 if elsewhere else 0)
-    short = form_for(item.mnemonic, item.operands, 1)
-    hole = short.displacement
-    assert hole is not None
-    displacement = memory.displacement
-    if isinstance(displacement, np.ndarray):
-        fits = hole.fits(displacement)
-    else:
-        fits = hole.fits_one(displacement)
-    return short if fits else form_for(item.mnemonic, item.operands, 4)
-
-
-def _memory_of(item: Line) -> Memory | None:
-    return next((o for o in item.operands if isinstance(o, Memory)), None)
-
-
-def _distance(item: Line) -> int:
-    """From the end of an instruction to what it asks for."""
-    return next((o.distance for o in item.operands if isinstance(o, Here)), 0)
-
-
-def _asking(count: int, lines: Sequence[Line], distance: int) -> Line:
+def _asking(
+    count: int, forms: Sequence[Form], present: Sequence[_Flags | None], distance: int
+) -> Line:
     """What asks for code that lies so far ahead, a cache line at a time."""
-    lengths = sum(_form_of(item).length * _present(item, count) for item in lines)
+    lengths = row_lengths(count, [form.length for form in forms], present)
     asked = np.cumsum(lengths) // (POOL_ALIGNMENT - _ASKING_BYTES)
     return line("prefetcht1", Here(distance), when=np.diff(asked, prepend=0) > 0)
 
 
-def _present(item: Line, count: int) -> npt.NDArray[np.bool_]:
-    if item.when is None:
-        return np.ones(count, bool)
-    if item.when.shape != (count,):
+def _present(item: Line, count: int) -> _Flags | None:
+    """In which rows a line is; None for all."""
+    if item.when is not None and item.when.shape != (count,):
         raise CompileError(
             f"{item.mnemonic}: `when` has shape {item.when.shape}, expected ({count},)"
         )
     return item.when
-
-
-def _bytes_of(item: Line, form: Form, rows: _IntArray) -> npt.NDArray[np.uint8]:
-    registers = [
-        _column(o.number, rows)
-        for o in item.operands
-        if isinstance(o, Register) and is_vector(o)
-    ]
-    memory = _memory_of(item)
-    displacement = _distance(item) if memory is None else _column(memory.displacement, rows)
-    immediates = [o for o in item.operands if isinstance(o, int | np.ndarray | np.integer)]
-    immediate = _column(immediates[0], rows) if immediates else 0
-    return form.stamp(len(rows), registers, displacement, immediate)
-
-
-def _numbers_of(item: Line) -> tuple[list[int], int, int]:
-    """Vector register numbers, displacement and immediate of a line without arrays."""
-    registers, displacement, immediate = [], 0, 0
-    for operand in item.operands:
-        if isinstance(operand, Register):
-            if is_vector(operand):
-                registers.append(int(operand.number))
-        elif isinstance(operand, Memory):
-            displacement = int(operand.displacement)
-        elif isinstance(operand, int | np.integer):
-            immediate = int(operand)
-    return registers, displacement, immediate
-
-
-def _column(number: Any, rows: _IntArray) -> _IntArray | int:
-    return number[rows] if isinstance(number, np.ndarray) else int(number)
 
 
 def _position_of(label: Label) -> int:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS, Extension
-from sparsejit.x86.forms import Form, Hole
+from sparsejit.x86.forms import Form, Hole, Key
 from sparsejit.x86.operands import VECTOR_BYTES, Here, Literal, Memory, Operand, Register, Relative
 
 # Imported here and not when first needed, so that no kernel's compile time includes it. Without
@@ -63,10 +63,6 @@ _DISPLACEMENTS = (0x11223344, 0x55667788)
 _IMMEDIATES = {8: (0x1122334455667788, 0x2132435465768798), 4: _DISPLACEMENTS, 1: (0x11, 0x62)}
 
 
-# A form's key: mnemonic, one signature per operand, bytes of displacement (0 where no memory).
-Key = tuple[str, tuple[tuple[Any, ...], ...], int]
-
-
 def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int) -> Form:
     """The learned form of an instruction; the numbers inside the operands do not matter.
 
@@ -75,14 +71,15 @@ def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int
     return _learn((mnemonic, tuple(map(_signature, operands)), displacement_bytes))
 
 
-def instruction_sets(mnemonic: str, operands: Sequence[Operand]) -> frozenset[str]:
-    """The sets that an instruction belongs to beyond those of every x86-64 processor with AVX.
+def instruction_sets(key: Key) -> frozenset[str]:
+    """The sets that a form belongs to beyond those of every x86-64 processor with AVX.
 
     Names are those of `machine.target.INSTRUCTION_SETS`.
     """
+    mnemonic, signatures, _ = key
     if mnemonic == "lea":  # of any address; PeachPy knows no label as one
         return frozenset()
-    return _sets((mnemonic, tuple(map(_signature, operands)), 4))
+    return _sets((mnemonic, signatures, 4))
 
 
 @cache
@@ -148,7 +145,7 @@ def _learn(key: Key) -> Form:
         extended = immediate == 4 and any(s[0] == "r64" for s in signatures)
         at = _changed_at(first, second, immediate, mnemonic)
         immediate_hole = Hole(at, immediate, signed=extended)
-    return Form(base, tables, displacement, immediate_hole)
+    return Form(key, base, tables, displacement, immediate_hole)
 
 
 def _register_table(

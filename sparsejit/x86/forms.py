@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 
-Bytes2D = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 
 
 class Hole(NamedTuple):
@@ -29,7 +29,7 @@ class Hole(NamedTuple):
             return True
         if not len(values):
             return True
-        whole = not np.any(values % self.unit)
+        whole = self.unit == 1 or bool(np.all(values // self.unit * self.unit == values))
         return whole and all(self.fits_one(int(end)) for end in (values.min(), values.max()))
 
     def fits_one(self, value: int) -> bool:
@@ -39,10 +39,15 @@ class Hole(NamedTuple):
         return not rest and -bound <= scaled < (bound if self.signed else 2 * bound)
 
 
-@dataclass(frozen=True)
+# What makes a form: mnemonic, one signature per operand, bytes of displacement (0: no memory).
+Key = tuple[str, tuple[tuple[Any, ...], ...], int]
+
+
+@dataclass(frozen=True, eq=False)
 class Form:
     """The bytes of an instruction and the holes in them."""
 
+    key: Key
     template: npt.NDArray[np.uint8]
     registers: tuple[npt.NDArray[np.uint8], ...]  # per vector register: (32, length) XOR table
     displacement: Hole | None
@@ -73,29 +78,53 @@ class Form:
             code[hole.at : hole.at + hole.size] = field.to_bytes(hole.size, "little")
         return bytes(code)
 
+    @cached_property
+    def _as_words(self) -> tuple[Words, list[Words]]:
+        """Template, zeros in its holes, and XOR tables (words, 32), as words of eight bytes."""
+        whole, tables = self._as_integers
+        for hole in (self.displacement, self.immediate):
+            if hole is not None:
+                whole &= ~(((1 << 8 * hole.size) - 1) << 8 * hole.at)
+        return self._cut([whole]), [self._cut(table) for table in tables]
+
+    def _cut(self, integers: Sequence[int]) -> Words:
+        """As (words, len(integers))."""
+        shifts = range(0, 64 * self.words, 64)
+        return np.array([[whole >> s & 2**64 - 1 for whole in integers] for s in shifts], np.uint64)
+
+    @property
+    def words(self) -> int:
+        """How many words of eight bytes hold an instruction."""
+        return -(-self.length // 8)
+
     def stamp(
         self,
         count: int,
         registers: Sequence[npt.NDArray[np.int64] | int],
         displacement: npt.NDArray[np.int64] | int = 0,
         immediate: npt.NDArray[np.int64] | int = 0,
-    ) -> Bytes2D:
-        """`count` instructions as a (count, length) array of bytes."""
-        code = np.tile(self.template, (count, 1))
-        for table, numbers in zip(self.registers, registers, strict=True):
-            code ^= table[numbers]
+    ) -> Words:
+        """`count` instructions as (words, count) little-endian words, zeros behind each."""
+        template, tables = self._as_words
+        code = np.repeat(template, count, axis=1)
+        for table, numbers in zip(tables, registers, strict=True):
+            for word, masks in zip(code, table, strict=True):
+                word ^= masks[numbers]
         for hole, values in ((self.displacement, displacement), (self.immediate, immediate)):
             if hole is not None:
                 _fill(code, hole, values)
         return code
 
 
-def _fill(code: Bytes2D, hole: Hole, values: npt.NDArray[np.int64] | int) -> None:
-    column = np.broadcast_to(np.asarray(values, np.int64), (len(code),))
-    if not hole.fits(column):
+def _fill(code: Words, hole: Hole, values: npt.NDArray[np.int64] | int) -> None:
+    column = np.asarray(values, np.int64)
+    if not hole.fits(column.reshape(-1)):
         raise _too_wide(hole, int(column.min()), int(column.max()))
-    raw = np.ascontiguousarray(column // hole.unit).astype("<i8").view(np.uint8).reshape(-1, 8)
-    code[:, hole.at : hole.at + hole.size] = raw[:, : hole.size]
+    field = (column // hole.unit).view(np.uint64) & np.uint64((1 << 8 * hole.size) - 1)
+    number, at = divmod(hole.at, 8)
+    code[number] |= field << np.uint64(8 * at)
+    if at + hole.size > 8:
+        code[number + 1] |= field >> np.uint64(8 * (8 - at))
 
 
 def _too_wide(hole: Hole, least: int, most: int) -> CompileError:

@@ -133,7 +133,7 @@ def test_exported_code_says_and_asks_what_it_needs() -> None:
     assert "arch_prctl" in c_header(function)
     code = support_check.entry(function).code
     assert sum(str(found) == "syscall" for found in decode(code)) == 1
-    plain = replace(function, image=replace(image, trace=()))
+    plain = replace(function, image=replace(image, forms=frozenset()))
     assert "arch_prctl" not in c_header(plain)
     assert not any(str(found) == "syscall" for found in decode(support_check.entry(plain).code))
     assert cpuid.saved_state(function.instruction_sets) == 0x600E6
