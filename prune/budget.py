@@ -71,7 +71,7 @@ class TradeOff(Shown):
 
 
 def check_budget(
-    budget_us: float | None, amount: object | None, pattern: Pattern, allocation: str
+    budget_us: float | None, amount: object | None, pattern: Pattern, allocation: str | None
 ) -> None:
     """Raise InvalidInput unless exactly one of budget and amount is given, and the rest fits."""
     if (budget_us is None) == (amount is None):
@@ -84,7 +84,7 @@ def check_budget(
     is_number = isinstance(budget_us, Real) and not isinstance(budget_us, bool)
     if not is_number or not 0 < budget_us < math.inf:
         raise InvalidInput(f"budget_us={budget_us!r}: give microseconds above 0")
-    if allocation != "uniform":
+    if allocation not in (None, "uniform"):
         raise InvalidInput(
             f"budget_us chooses the amount of each layer, as does allocation={allocation!r}: "
             "drop either"

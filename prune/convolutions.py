@@ -167,9 +167,7 @@ def _noting(met: dict[nn.Module, list[ImageShape]]) -> Iterator[None]:
             handle.remove()
 
 
-def _in_model(
-    name: str, module: nn.Module, images: Sequence[ImageShape]
-) -> ConvolutionInModel:
+def _in_model(name: str, module: nn.Module, images: Sequence[ImageShape]) -> ConvolutionInModel:
     assert isinstance(module, _DIRECT + _TRANSPOSED)
     if not images:
         raise InvalidInput(

@@ -205,9 +205,7 @@ def _measure(
                 yield Latency(name, pattern, reached[name], us, used, nnz)
 
 
-def _us(
-    name: str, kernel: in_model.CompiledLayer, room: int, known: dict[object, float]
-) -> float:
+def _us(name: str, kernel: in_model.CompiledLayer, room: int, known: dict[object, float]) -> float:
     """Microseconds of one kernel; a convolution's whose code zeros do not change are `known`.
 
     Measured twice they would differ by chance, and pruning would seem to gain so much.

@@ -48,12 +48,14 @@ class Pruner:
     pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "lane16",
         or N:M such as "2:4".
     targets: globs over `model.named_parameters()` names, "!glob" for what to leave alone, or
-        functions of a name and a parameter.
+        functions of a name and a parameter. By default, and of nothing but "!glob" beside them,
+        every weight of two or more axes that no embedding or normalisation holds.
     schedule: when and how fast; by default everything at once in `prepare`.
     block: any (rows, cols) of weight[out, in] in place of a pattern.
     per_gate: equal density in each gate of nn.GRU, nn.LSTM and their cells. A mapping such as
         {"cell.weight": 3} says so for other modules as well; False prunes across gates.
-    allocation: "uniform", "global", "lamp" or "erk": how the targets share one amount.
+    allocation: "uniform", "global", "lamp" or "erk": how the targets share one amount. By default
+        "lamp", which loses least, or "erk" where scores are no magnitudes.
     criterion: Magnitude() by default, Movement() or Random(seed).
     regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
     keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
@@ -71,11 +73,11 @@ class Pruner:
         amount: Amount | None = None,
         pattern: str | Pattern = "unstructured",
         *,
-        targets: Target | Sequence[Target],
+        targets: Target | Sequence[Target] | None = None,
         schedule: Schedule | None = None,
         block: tuple[int, int] | None = None,
         per_gate: bool | Mapping[str, int] = True,
-        allocation: str = "uniform",
+        allocation: str | None = None,
         criterion: Criterion | None = None,
         regulariser: Regulariser | None = None,
         keep_diagonal: Sequence[str] = (),
@@ -89,15 +91,17 @@ class Pruner:
         self.budget_us = budget_us
         self.dtype = DType.parse(dtype).value
         self.trade_off: TradeOff | None = None
-        self.targets = as_list(targets)
-        if not self.targets:
-            raise InvalidInput("targets is empty: name weights, for example ['fc*.weight']")
+        if targets is not None and not as_list(targets):
+            raise InvalidInput(
+                "targets is empty: name weights, for example ['fc*.weight'], or leave it out"
+            )
+        self.targets = as_list(() if targets is None else targets)
         self.schedule: Schedule = schedule if schedule is not None else OneShot()
         check_schedule(self.schedule)
         self.per_gate = per_gate
-        self.allocation = allocation
         self.criterion: Criterion = criterion if criterion is not None else Magnitude()
         check_criterion(self.criterion)
+        self.allocation = self._default_allocation() if allocation is None else allocation
         self.regulariser = regulariser
         self.keep_diagonal: list[Any] = as_list(keep_diagonal, "keep_diagonal")
         self._check_combination()
@@ -240,6 +244,12 @@ class Pruner:
             self._rewinder.load_state_dict(state["rewinder"])
         self._apply()
 
+    def _default_allocation(self) -> str:
+        """LAMP, the best of the study in docs/pruning.md, wherever it has a meaning."""
+        if isinstance(self.amount, Mapping) or isinstance(self.pattern, NofM):
+            return "uniform"
+        return "lamp" if isinstance(self.criterion, Magnitude) else "erk"
+
     def _check_combination(self) -> None:
         if not isinstance(self.per_gate, bool | Mapping):
             raise InvalidInput(
@@ -306,7 +316,8 @@ class Pruner:
                 for name, amounts in amounts_by_gate(self.amount, self._gates).items()
             }
         else:
-            each = ALLOCATIONS[self.allocation](layers, share(self.amount))
+            allocation = self.allocation if len(layers) > 1 else "uniform"
+            each = ALLOCATIONS[allocation](layers, share(self.amount))
             counts = {name: [each[name]] * blocks.gates for name, blocks in layers.items()}
         return {
             name: pruned.view_as(importance[name]) | self._masks[name]

@@ -111,8 +111,8 @@ def _group_lasso(
 
 
 def _post_training(
-    targets: Target | Sequence[Target],
     amount: Amount,
+    targets: Target | Sequence[Target] | None = None,
     pattern: str = "unstructured",
     block: tuple[int, int] | None = None,
     per_gate: bool | Mapping[str, int] = True,

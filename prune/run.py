@@ -215,8 +215,8 @@ class _Run:
         self.pruner.prepare(self.model, self.optimizer, keep_zeros, example, self.workload.run)
 
     def _calibrate(self, batches: int) -> Calibration:
-        targets = self.recipe.prune["targets"]
-        return calibrate(self.model, targets, islice(self.batches, batches), self.workload.run)
+        batches_seen = islice(self.batches, batches)
+        return calibrate(self.model, self.pruner.targets, batches_seen, self.workload.run)
 
     def _learning_rate(self, training: Training) -> float:
         """Share of the optimizer's rate for the step that comes."""

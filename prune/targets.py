@@ -12,6 +12,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.prune.folding import computed_weights
 from sparsejit.prune.patterns import Pattern
 
+# What looks numbers up or scales them holds no weights of a product.
+_NO_PRODUCTS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
+
 GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
 # A glob over parameter names, "!" before one that leaves matches out, or a question to ask of each.
@@ -54,14 +57,17 @@ def warn_of_one_block(name: str, weight: Tensor, gates: int, pattern: Pattern) -
 def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[str]:
     """Names of the parameters that any target selects and no "!glob" leaves out, in order.
 
-    Raises InvalidInput for a glob without a match, for a selection that is empty, and for a match
-    that is no weight matrix.
+    No target, or none but "!glob", selects as `weights_of_products` does. Raises InvalidInput for a
+    glob without a match, for a selection that is empty, and for a match that is no weight matrix.
     """
     parameters = dict(model.named_parameters())
     wanted = as_list(targets)
     globs = [target for target in wanted if isinstance(target, str)]
     _check_not_computed(model, globs)
     check_globs(parameters, [glob.removeprefix("!") for glob in globs])
+    if all(isinstance(target, str) and target.startswith("!") for target in wanted):
+        _check_not_computed(model, ["*"])
+        wanted += weights_of_products(model)
     matched = [
         name
         for name, weight in parameters.items()
@@ -69,10 +75,35 @@ def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[
         and not any(glob[0] == "!" and fnmatchcase(name, glob[1:]) for glob in globs)
     ]
     if not matched:
-        raise InvalidInput(f"the targets select none of {_abbreviate(list(parameters))}")
+        raise InvalidInput(
+            f"the targets select none of {_abbreviate(list(parameters))}: name weights, for "
+            "example targets=['fc*.weight']"
+        )
     for name in matched:
         _check_matrix(name, parameters[name])
     return matched
+
+
+def weights_of_products(model: nn.Module) -> list[str]:
+    """Names of floating-point weights of two or more axes but those of embeddings and norms.
+
+    A weight is a parameter with "weight" in its own name. One that an embedding shares is none.
+    """
+    others = {
+        id(weight)
+        for module in model.modules()
+        if isinstance(module, _NO_PRODUCTS)
+        for weight in module.parameters(recurse=False)
+    }
+    return [
+        name
+        for name, weight in model.named_parameters()
+        if "weight" in name.rpartition(".")[2]
+        and weight.ndim >= 2
+        and weight.numel()
+        and weight.is_floating_point()
+        and id(weight) not in others
+    ]
 
 
 def _selects(target: Target, name: str, weight: nn.Parameter) -> bool:

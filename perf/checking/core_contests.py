@@ -92,7 +92,7 @@ def _us(model: nn.Module) -> float:
 def _pruned_model() -> Round:
     """A small network at 95 % zeros against itself dense."""
     dense, pruned = _network(), _network()
-    Pruner(0.95, targets="*.weight").prepare(pruned)
+    Pruner(0.95, targets="*.weight", allocation="uniform").prepare(pruned)
     return lambda: _us(dense) / _us(pruned)
 
 

@@ -66,7 +66,7 @@ def pruned(model: ZooModel, density: float) -> nn.Module:
     check_density(density)
     module = model.build()
     if model.targets and density < 1:
-        Pruner(1 - density, targets=model.targets).prepare(module)
+        Pruner(1 - density, targets=model.targets, allocation="uniform").prepare(module)
     return module
 
 

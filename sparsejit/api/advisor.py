@@ -239,7 +239,8 @@ def _pruner(gains: Sequence[LayerGain], pattern: str) -> str:
         amount = next(iter(amounts.values()))
     else:
         amount = "{" + ", ".join(f'"{name}": {part}' for name, part in amounts.items()) + "}"
-    return f'Pruner({amount}, pattern="{pattern}", targets=[{targets}])'
+    shared = ', allocation="uniform"' if len(amounts) > 1 and "{" not in str(amount) else ""
+    return f'Pruner({amount}, pattern="{pattern}", targets=[{targets}]{shared})'
 
 
 def _resized(gains: Sequence[LayerGain]) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune import CubicSchedule, Pruner
+from sparsejit.prune import CubicSchedule, Pruner, Random
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -114,6 +114,49 @@ def test_gates_share_their_layer_evenly_and_the_schedule_ends_at_the_amount(allo
     if allocation in ("uniform", "erk"):  # the others' rounding on the way prunes early
         for name, weight in model.named_parameters():
             assert torch.equal(weight != 0, at_once.get_parameter(name) != 0)
+
+
+class Tagger(nn.Module):
+    """A bit of everything that has parameters; its output layer is its table of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tagged = nn.Linear(12, 20, bias=False)
+        self.words = nn.Embedding(20, 12)
+        self.tagged.weight = self.words.weight
+        self.places = nn.Parameter(torch.randn(1, 7, 12))
+        self.normal = nn.LayerNorm((7, 12))
+        self.layers = nn.ModuleList([nn.Conv1d(12, 12, 3, groups=4), nn.LSTM(12, 8)])
+        self.attended = nn.MultiheadAttention(8, 2)
+
+
+def test_without_targets_every_weight_of_a_product_is_pruned():
+    model = Tagger()
+    pruner = Pruner(0.5)
+    pruner.prepare(model)
+    names = [layer.name for layer in pruner.finalize().layers]
+    recurrent = ["layers.1.weight_ih_l0", "layers.1.weight_hh_l0"]
+    attended = ["attended.in_proj_weight", "attended.out_proj.weight"]
+    assert names == ["layers.0.weight", *recurrent, *attended]
+    for weight in (model.words.weight, model.places, model.normal.weight):
+        assert weight.count_nonzero() == weight.numel()
+    pruner = Pruner(0.5, targets="!attended.*")
+    pruner.prepare(model)
+    assert [layer.name for layer in pruner.finalize().layers] == names[:3]
+    with pytest.raises(InvalidInput, match=r"select none of weight, bias: name weights, for"):
+        Pruner(0.5).prepare(nn.BatchNorm1d(4))
+    with pytest.raises(InvalidInput, match=r"sparsejit\.prune\.fold\(model\) first"):
+        Pruner(0.5).prepare(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+
+
+def test_the_amount_is_shared_as_loses_least_where_nothing_else_is_asked():
+    for options, allocation in (({}, "lamp"), ({"criterion": Random()}, "erk")):
+        mine, theirs = network(), network()
+        assert prune(mine, 0.8, **options).allocation == allocation
+        prune(theirs, 0.8, allocation=allocation, **options)
+        for layer, other in zip(mine, theirs, strict=True):
+            assert torch.equal(layer.weight, other.weight)
+    assert Pruner({"*": 0.5}).allocation == Pruner(0.5, "2:4").allocation == "uniform"
 
 
 def test_amounts_by_glob_and_by_gate():

@@ -51,7 +51,7 @@ def test_amount_outside_range(amount):
         ({"amount": "0.9"}, r"amount='0\.9': give the share to prune, 0\.9 for 90 %"),
         ({"amount": {0: 0.5}}, r"amount has 0: give a share by globs"),
         ({"targets": []}, r"targets is empty: name weights"),
-        ({"targets": None}, r"targets has None: give globs over parameter names"),
+        ({"targets": [None]}, r"targets has None: give globs over parameter names"),
         ({"targets": ["*", 3]}, r"targets has 3: give globs"),
         ({"targets": torch.tensor(0.5)}, r"targets has tensor\(0\.5000\): give globs"),
         ({"keep_diagonal": 3}, r"keep_diagonal has 3: give globs"),

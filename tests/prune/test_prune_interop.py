@@ -111,7 +111,7 @@ def test_masks_of_torch_are_kept_in_training_and_counted():
     }
     fold(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    pruner = Pruner(0.9, targets=list(theirs), schedule=OneShot(5))
+    pruner = Pruner(0.9, targets=list(theirs), schedule=OneShot(5), allocation="uniform")
     pruner.prepare(model, optimizer, keep_zeros=True)
     for step in range(1, 8):
         optimizer.zero_grad()

@@ -36,7 +36,7 @@ def expected_pruned(
 
 
 def prune_once(module: nn.Module, amount: float, targets: list[str], **options) -> Pruner:
-    pruner = Pruner(amount, targets=targets, **options)
+    pruner = Pruner(amount, targets=targets, **{"allocation": "uniform", **options})
     pruner.prepare(module)
     return pruner
 

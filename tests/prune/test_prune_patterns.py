@@ -80,7 +80,7 @@ def test_every_row_of_a_group_keeps_the_same_count_through_a_whole_schedule(shap
 
 def test_lanes_start_afresh_in_every_gate():
     gru = nn.GRU(20, 24)
-    pruner = Pruner(0.8, "lane16", targets=["weight_*"])
+    pruner = Pruner(0.8, "lane16", targets=["weight_*"], allocation="uniform")
     pruner.prepare(gru)
     for name in ("weight_ih_l0", "weight_hh_l0"):
         nonzero = gru.get_parameter(name).detach().numpy().reshape(3, 24, -1) != 0
@@ -176,9 +176,8 @@ def test_the_diagonal_stays_and_the_count_is_still_exact(pattern):
     ],
 )
 def test_a_diagonal_that_cannot_be_kept(amount, target, message):
-    pruner = Pruner(
-        amount, targets=["weight_*"], keep_diagonal=[target], schedule=CubicSchedule(5, 9, 1)
-    )
+    options = {"keep_diagonal": [target], "schedule": CubicSchedule(5, 9, 1)}
+    pruner = Pruner(amount, targets=["weight_*"], allocation="uniform", **options)
     with pytest.raises(InvalidInput, match=message):
         pruner.prepare(nn.GRU(20, 32))
 

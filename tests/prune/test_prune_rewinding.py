@@ -19,7 +19,8 @@ class Training:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
-        self.pruner = Pruner(0.9, targets=["*.weight", "!1.*"], schedule=schedule)
+        targets = ["*.weight", "!1.*"]
+        self.pruner = Pruner(0.9, targets=targets, schedule=schedule, allocation="uniform")
         self.pruner.prepare(self.model, self.optimizer)
         self.schedule = schedule
         self.rates: list[float] = []

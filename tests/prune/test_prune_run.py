@@ -251,7 +251,8 @@ def test_zeros_that_were_there_stay() -> None:
     for keep_zeros in (False, True):
         given = workload()
         given.model[0].weight.data[:, :12] = 0
-        recipe = merged({"method": {"kind": "gradual", "keep_zeros": keep_zeros}})
+        method = {"kind": "gradual", "keep_zeros": keep_zeros}
+        recipe = merged({"method": method, "prune": {"allocation": "uniform"}})
         result = carried_out(recipe, given)
         assert (result.model[0].weight[:, :12] == 0).all() == keep_zeros
 

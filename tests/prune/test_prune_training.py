@@ -39,7 +39,8 @@ class Training:
         self.device = device
         self.model = Net().to(device)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.pruner = Pruner(0.9, "1x8", targets=TARGETS, schedule=SCHEDULE)
+        options = {"schedule": SCHEDULE, "allocation": "uniform"}
+        self.pruner = Pruner(0.9, "1x8", targets=TARGETS, **options)
         self.pruner.prepare(self.model, self.optimizer)
 
     def run(self, first: int, last: int) -> None:
