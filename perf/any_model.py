@@ -1,7 +1,8 @@
-"""Anybody's model against every engine that runs it: ours in three precisions, then the peers."""
+"""Anybody's model against every engine that runs it: ours in several precisions, then the peers."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,21 +11,27 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.api import CompiledModel
 from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
-from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, measure
-from sparsejit.perf.models import export_onnx
+from sparsejit.perf.call_latency import LatencyReport, latency_report
+from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, ModelRounds
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 
-OURS = (
-    ModelPeer("sparsejit", "this project, float32"),
-    ModelPeer("sparsejit-bfloat16", "this project, weights in bfloat16"),
-    ModelPeer("sparsejit-int8", "this project, weights and what they multiply in int8"),
-)
-# A peer in float32 that is further off runs another model; the price of precision is shown.
-_WRONG, _SHOWN = 1e-2, float("inf")
+# By the dtype that weights are stored in.
+OURS = {
+    "float32": ModelPeer("sparsejit", "this project, float32"),
+    "bfloat16": ModelPeer("sparsejit-bfloat16", "its weights in bfloat16", is_float32=False),
+    "float16": ModelPeer("sparsejit-float16", "its weights in float16", is_float32=False),
+    "int8": ModelPeer(
+        "sparsejit-int8", "its weights and what they multiply in int8", is_float32=False
+    ),
+}
+DTYPES = ("float32", "bfloat16", "int8")
+# What is in float32 and further from float64 computes something else.
+_WRONG = 1e-2
 
 
 @dataclass(frozen=True)
@@ -34,34 +41,54 @@ class AnyComparison:
     model: str
     times: tuple[ContestantTime, ...]
     skipped: dict[str, str]
+    latency: LatencyReport | None = None
 
     @property
     def verdict(self) -> str:
-        """In a sentence: how many times faster ours is than the best of the others."""
-        others = [one for one in self.times if not one.name.startswith("sparsejit")]
-        ours = {one.name: one for one in self.times if one.name.startswith("sparsejit")}
-        if "sparsejit" not in ours:
-            return f"sparsejit does not run it: {self.skipped.get('sparsejit', 'no time')}"
+        """In a sentence: how many times faster ours is than the best of the others in float32."""
+        times = {one.name: one for one in self.times}
+        ours = [times.pop(peer.name) for peer in OURS.values() if peer.name in times]
+        if not ours:
+            why = (self.skipped.get(peer.name) for peer in OURS.values())
+            return f"sparsejit does not run it: {next(filter(None, why), 'it was not asked to')}"
+        short = [one for one in times.values() if not MODEL_PEERS[one.name].is_float32]
+        wrong = [one for one in times.values() if one.relative_error > _WRONG and one not in short]
+        others = [one for one in times.values() if one not in short + wrong]
+        parts = [_wrong(one) for one in wrong]
         if not others:
-            return "no other engine here runs it; `sparsejit bench peers --install` brings some"
+            parts += ["no other engine here runs it; `sparsejit bench peers --install` brings some"]
+            return "; ".join(parts)
         best = min(others, key=lambda one: one.ns_min)
-        parts = [_times(best.ns_min / ours["sparsejit"].ns_min, f"the best other, {best.name}")]
-        for name in ("sparsejit-bfloat16", "sparsejit-int8"):
-            if name in ours:
-                ratio = best.ns_min / ours[name].ns_min
-                error = ours[name].relative_error
-                parts.append(f"{name.partition('-')[2]} {ratio:.1f} times at {error:.1e}")
+        first, *more = ours
+        parts += [_compared(first, best)]
+        parts += [
+            f"{one.name.removeprefix('sparsejit-')} {best.ns_min / one.ns_min:.1f} times "
+            f"at {one.relative_error:.1e}"
+            for one in (*more, *short)
+        ]
         return "; ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "verdict": self.verdict}
+        latency = None if self.latency is None else self.latency.as_dict()
+        return {**asdict(self), "latency": latency, "verdict": self.verdict}
 
 
-def _times(ratio: float, whom: str) -> str:
-    if ratio >= 1:
-        return f"{ratio:.1f} times as fast as {whom}"
-    return f"{1 / ratio:.1f} times slower than {whom}"
+def _compared(ours: ContestantTime, best: ContestantTime) -> str:
+    whose, at = "", ""
+    if ours.name != OURS["float32"].name:
+        whose = f"{ours.name.removeprefix('sparsejit-')} "
+        at = f", at {ours.relative_error:.1e}"
+    ratio = best.ns_min / ours.ns_min
+    how = f"{ratio:.1f} times as fast as" if ratio >= 1 else f"{1 / ratio:.1f} times slower than"
+    return f"{whose}{how} the best other, {best.name}{at}"
+
+
+def _wrong(one: ContestantTime) -> str:
+    return (
+        f"{one.name}'s outputs are {one.relative_error:.1e} from float64 as sparsejit reads the "
+        "model, so one of the two is wrong"
+    )
 
 
 class AnyTask:
@@ -70,6 +97,7 @@ class AnyTask:
     def __init__(self, source: NamedModel, folder: Path) -> None:
         self._source, self.folder = source, folder
         self._is_onnx = is_onnx(source.model)
+        self._is_saved = isinstance(source.model, CompiledModel)
         self.inputs_file = folder / "inputs.npz"
         np.savez(self.inputs_file, *self._all_inputs)
 
@@ -93,6 +121,8 @@ class AnyTask:
     @cached_property
     def _graph(self) -> Graph:
         source = self._source
+        if self._is_saved:
+            return source.model.graph
         if self._is_onnx:
             return import_onnx(source.model, source.args, False, source.constants).graph()
         return export(source.model, source.args, source.kwargs, False).graph(None)
@@ -116,9 +146,9 @@ class AnyTask:
     @cached_property
     def request(self) -> dict[str, Any]:
         """What `PeerWorker.load` is told of the model, besides files."""
-        import torch
-
         source = self._source
+        if self._is_saved:
+            return {"saved": str(Path(source.reference).resolve())}
         if self._is_onnx:
             constants = dict(source.constants)
             file = str(Path(source.model).resolve())
@@ -126,6 +156,8 @@ class AnyTask:
             return {"file": file, "names": names, "constants": constants}
         if source.reference.endswith(".pt2"):
             return {"program": str(Path(source.reference).resolve())}
+        import torch
+
         state = self.folder / "state.pt"
         torch.save(source.model.state_dict(), state)
         return {"factory": source.reference, "state": str(state)}
@@ -136,6 +168,8 @@ class AnyTask:
             return Path(self._source.model)
         file = self.folder / f"opset{opset}.onnx"
         if not file.exists():
+            from sparsejit.perf.models import export_onnx  # which needs torch
+
             module = self._source.model
             module = module.module() if hasattr(module, "module_call_graph") else module.eval()
             export_onnx(module, self._source.args, file, opset)
@@ -145,22 +179,44 @@ class AnyTask:
 def compare_any(
     source: NamedModel,
     peers: Iterable[ModelPeer] = tuple(MODEL_PEERS.values()),
+    dtypes: Sequence[str] = DTYPES,
+    threads: int = 1,
+    pace: tuple[float, float] | None = None,
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,
 ) -> AnyComparison:
-    """Ours in three precisions and the peers, outputs first; who is wrong or absent is skipped."""
-    torch_alone = [each for each in peers if not (each.opset is None and is_onnx(source.model))]
-    with TemporaryDirectory(prefix="sparsejit-bench-") as folder:
+    """Ours in each of `dtypes` and the peers, outputs first; who is absent is skipped, with why.
+
+    pace: for how many seconds each is called at how many calls a second, for `latency`.
+    Raises InvalidInput for more threads than there are cores.
+    """
+    ours = [OURS[dtype] for dtype in dtypes]
+    if isinstance(source.model, CompiledModel):  # as it was compiled, and nobody else reads it
+        ours, peers = [OURS["float32"]], ()
+    runs_it = [each for each in peers if each.opset is not None or not is_onnx(source.model)]
+    name = Path(source.reference).name
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-bench-"))
         task = AnyTask(source, Path(folder))
-        name = Path(source.reference).name
-        times, skipped = measure(
-            task, name, (*OURS, *torch_alone), progress, rounds, largest=_largest
+        contest = ModelRounds(
+            stack, task, name, (*ours, *runs_it), progress, lambda peer: float("inf"), threads
         )
-    return AnyComparison(name, times, skipped)
+        times = contest.times(rounds)
+        latency = None if pace is None else _latency(contest, times, *pace)
+        return AnyComparison(name, times, contest.skipped, latency)
 
 
-def _largest(name: str) -> float:
-    return _SHOWN if name.startswith("sparsejit") else _WRONG
+def _latency(
+    contest: ModelRounds, times: Sequence[ContestantTime], seconds: float, rate: float
+) -> LatencyReport:
+    """Of those that take less for a call, at the median, than there is from one to the next."""
+    period_us = 1e6 / rate
+    slow = {
+        one.name: f"a call takes {one.ns_median / 1000:,.0f} us, one is due every {period_us:,.0f}"
+        for one in times
+        if one.ns_median / 1000 >= period_us
+    }
+    return latency_report(rate, contest.latencies(seconds, rate, slow), slow)
 
 
 def _array(x: Any) -> np.ndarray[Any, Any]:

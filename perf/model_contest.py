@@ -1,19 +1,21 @@
 """A model's contestants: outputs first, then times, in many short rounds.
 
-Every contestant, ours too, runs in a process of its own on the same core and is called from
+Every contestant, ours too, runs in a process of its own on the same cores and is called from
 Python. In a round each is timed once, so that a change of the clock meets all alike.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.errors import MissingDependency
+from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.perf.peers.model_peers import ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.timing import RoundsInTurn
@@ -61,12 +63,12 @@ class CheckedTask(PeerTask, Protocol):
 
 
 class Contestant:
-    """One that runs the model, in its own process."""
+    """One that runs the model, in its own process, on as many threads as it is given cores."""
 
-    def __init__(self, peer: ModelPeer, core: int) -> None:
+    def __init__(self, peer: ModelPeer, *cores: int) -> None:
         """Raises MissingDependency where the peer is not installed."""
-        self.name, self._opset = peer.name, peer.opset
-        self._process = PeerProcess(peer.command(core), peer.environment())
+        self.name, self.peer = peer.name, peer
+        self._process = PeerProcess(peer.command(*cores), peer.environment(len(cores)))
         self.version, self.threads = "", 0
 
     def __enter__(self) -> "Contestant":
@@ -77,7 +79,7 @@ class Contestant:
 
     def prepare(self, task: PeerTask) -> None:
         """Load the model. Raises PeerFailed where the peer cannot."""
-        onnx = str(task.onnx_file(self._opset)) if self._opset else None
+        onnx = str(task.onnx_file(self.peer.opset)) if self.peer.opset else None
         inputs = str(task.inputs_file)
         reply = self._process.ask(do="load", inputs=inputs, onnx=onnx, **task.request)
         self.version = reply["version"]
@@ -94,6 +96,81 @@ class Contestant:
         reply = self._process.ask(do="time", samples=SAMPLES_A_ROUND, budget_ns=ROUND_NS)
         return list(reply["ns"])
 
+    def paced(self, calls: int, period_ns: int, _: int = 0) -> list[float]:
+        """Nanoseconds from when each call of a window was due, one a period, to its end."""
+        return list(self._process.ask(do="pace", calls=calls, period_ns=period_ns)["ns"])
+
+
+class ModelRounds:
+    """All contestants whose outputs are right, loaded for as long as `stack` is open."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        task: CheckedTask,
+        title: str,
+        peers: Iterable[ModelPeer],
+        progress: Callable[[str], None],
+        largest: Callable[[ModelPeer], float] = lambda peer: LARGEST_RELATIVE_ERROR,
+        threads: int = 1,
+    ) -> None:
+        """`largest` is the relative error from which on a peer is wrong.
+
+        Raises InvalidInput for more threads than there are cores.
+        """
+        self._title, self._progress = title, progress
+        self._errors: dict[Contestant, float] = {}
+        self.skipped: dict[str, str] = {}
+        cores = _first_cores(threads)
+        stack.enter_context(pinned(cores[0]))
+        for peer in peers:
+            progress(f"{title}: {peer.name} loads")
+            try:
+                contestant = stack.enter_context(Contestant(peer, *cores))
+                contestant.prepare(task)
+                error = checked_error(contestant.run(task.folder), task.exact, largest(peer))
+                self._errors[contestant] = error
+            except (MissingDependency, PeerFailed) as problem:
+                self.skipped[peer.name] = str(problem)
+
+    def times(self, rounds: int = ROUNDS) -> tuple[ContestantTime, ...]:
+        """Who took how long, called again and again, fastest first."""
+        turns = RoundsInTurn({one: one.times for one in self._errors}, (PeerFailed,))
+        turns.run(rounds, lambda step: self._progress(f"{self._title}: {step}"))
+        self._drop(turns.skipped)
+        least, medians = turns.least(), turns.medians()
+        return tuple(
+            ContestantTime(
+                *(one.name, one.version, least[one], medians[one], self._errors[one], one.threads)
+            )
+            for one in sorted(least, key=least.__getitem__)
+        )
+
+    def latencies(
+        self, seconds: float, rate: float, without: Container[str] = ()
+    ) -> dict[str, list[float]]:
+        """Nanoseconds from due to done of every call at so many a second, by name.
+
+        Each contestant but `without` is called for `seconds` in all, in windows of a second in
+        turn.
+        """
+        calls = max(1, round(rate * min(seconds, 1.0)))
+        period = round(1e9 / rate)
+        taking_part = [one for one in self._errors if one.name not in without]
+        paced = {one: partial(one.paced, calls, period) for one in taking_part}
+        turns = RoundsInTurn(paced, (PeerFailed,))
+        turns.run(
+            max(1, round(seconds * rate / calls)),
+            lambda step: self._progress(f"{self._title}, {rate:g} calls a second: {step}"),
+        )
+        self._drop(turns.skipped)
+        return {one.name: times for one, times in turns.times.items()}
+
+    def _drop(self, failed: dict[Contestant, str]) -> None:
+        for one, why in failed.items():
+            del self._errors[one]
+            self.skipped[one.name] = why
+
 
 def measure(
     task: CheckedTask,
@@ -101,33 +178,18 @@ def measure(
     peers: Iterable[ModelPeer],
     progress: Callable[[str], None],
     rounds: int = ROUNDS,
-    largest: Callable[[str], float] = lambda name: LARGEST_RELATIVE_ERROR,
 ) -> tuple[tuple[ContestantTime, ...], dict[str, str]]:
-    """Who took how long, fastest first, and why others are not there.
-
-    `largest` is the relative error from which on the peer of a name is wrong.
-    """
-    ready: dict[Contestant, float] = {}
-    skipped: dict[str, str] = {}
+    """Who took how long, fastest first, and why others are not there."""
     with ExitStack() as stack:
-        core = stack.enter_context(pinned())
-        for peer in peers:
-            progress(f"{title}: {peer.name} loads")
-            try:
-                contestant = stack.enter_context(Contestant(peer, core))
-                contestant.prepare(task)
-                outputs = contestant.run(task.folder)
-                ready[contestant] = checked_error(outputs, task.exact, largest(peer.name))
-            except (MissingDependency, PeerFailed) as problem:
-                skipped[peer.name] = str(problem)
-        turns = RoundsInTurn({one: one.times for one in ready}, (PeerFailed,))
-        turns.run(rounds, lambda step: progress(f"{title}: {step}"))
-    least, medians = turns.least(), turns.medians()
-    times = tuple(
-        ContestantTime(one.name, one.version, least[one], medians[one], ready[one], one.threads)
-        for one in sorted(least, key=least.__getitem__)
-    )
-    return times, skipped | {one.name: why for one, why in turns.skipped.items()}
+        contest = ModelRounds(stack, task, title, peers, progress)
+        return contest.times(rounds), contest.skipped
+
+
+def _first_cores(count: int) -> list[int]:
+    allowed = sorted(os.sched_getaffinity(0))
+    if count > len(allowed):
+        raise InvalidInput(f"{count} threads on {len(allowed)} cores; give at most so many")
+    return allowed[:count]
 
 
 def checked_error(

@@ -20,7 +20,7 @@ from sparsejit.files import atomic_path
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
 _MARKER = "installed.json"
-_ONE_THREAD = (
+_THREADS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"),
     "TORCHINDUCTOR_COMPILE_THREADS",
 )
@@ -33,6 +33,8 @@ class ModelPeer:
     requirements: what pip installs for it; without any it runs in our own environment.
     pythons: the versions of Python it exists for, best first; without any, ours.
     opset: of the ONNX file it reads; None where it takes the torch module.
+    is_float32: whether it computes so; else its error is the price of what it does instead.
+    lives_in: the peer whose virtual environment it shares.
     """
 
     name: str
@@ -40,11 +42,13 @@ class ModelPeer:
     requirements: tuple[str, ...] = ()
     pythons: tuple[str, ...] = ()
     opset: int | None = None
+    is_float32: bool = True
+    lives_in: str = ""
 
     @property
     def folder(self) -> Path:
         """Where its virtual environment is, or would be."""
-        return user_cache_path("sparsejit") / "peers" / self.name
+        return user_cache_path("sparsejit") / "peers" / (self.lives_in or self.name)
 
     @property
     def is_installed(self) -> bool:
@@ -61,22 +65,22 @@ class ModelPeer:
     def _marker(self) -> dict[str, list[str]]:
         return {"requirements": list(self.requirements)}
 
-    def command(self, core: int) -> list[str]:
-        """How its worker is started on that core.
+    def command(self, *cores: int) -> list[str]:
+        """How its worker is started on those cores, a thread each.
 
         Raises MissingDependency where the peer is not installed.
         """
         if not self.is_installed:
             raise MissingDependency(
-                f"not installed; `sparsejit bench peers --install {self.name}` does it"
+                f"not installed; `sparsejit bench peers --install {self.folder.name}` does it"
             )
         python = str(_python_in(self.folder)) if self.requirements else sys.executable
-        return [python, str(_WORKER), self.name, str(core)]
+        return [python, str(_WORKER), self.name, ",".join(map(str, cores))]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, threads: int = 1) -> dict[str, str]:
         """The variables its worker gets."""
-        threads = dict.fromkeys(_ONE_THREAD, "1")
-        settings = {**os.environ, **threads, "NM_DISABLE_ANALYTICS": "1"}
+        counts = dict.fromkeys(_THREADS, str(threads))
+        settings = {**os.environ, **counts, "NM_DISABLE_ANALYTICS": "1"}
         # Ours lies on the path of our own Python only: beside it may lie our numpy.
         own = "" if self.requirements else str(Path(__file__).parents[3])
         return {**settings, "PYTHONPATH": own}
@@ -118,6 +122,14 @@ _PEERS = (
     ModelPeer("static-runtime", "Static Runtime of the frozen TorchScript"),
     ModelPeer("onnxruntime", "ONNX Runtime", ("onnxruntime", "numpy"), opset=17),
     ModelPeer("openvino", "OpenVINO, float32", ("openvino", "numpy"), opset=17),
+    ModelPeer(
+        "openvino-default",
+        "OpenVINO, in the precision that it chooses here",
+        ("openvino", "numpy"),
+        opset=17,
+        is_float32=False,
+        lives_in="openvino",
+    ),
     ModelPeer(
         "deepsparse",
         "Neural Magic's sparse engine, retired in 2025",

@@ -1,16 +1,20 @@
 """One peer in a process of its own: loads a model, says what it computes, and times it.
 
-Run by the peer's own Python as `python peer_worker.py ENGINE CORE`, it imports nothing but the
-standard library, numpy and that peer. Requests and replies are JSON, one object a line:
+Run by the peer's own Python as `python peer_worker.py ENGINE CORE,...`, a thread for each core,
+it imports nothing but the standard library, numpy and that peer. Requests and replies are JSON, one
+object a line:
 
     {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density}} -> {"version"}
     {"do": "load", ..., "network": [name, path], "feedback": [[result, input], ...]} -> the same
     {"do": "load", ..., "file": .onnx, "names": of inputs, "constants": {name: number}} -> the same
     {"do": "load", ..., "program": .pt2} or {..., "factory": reference, "state": .pt} -> the same
+    {"do": "load", ..., "saved": .sjit} -> the same
     {"do": "run", "outputs": y.npz} -> {"threads": count}
     {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
+    {"do": "pace", "calls": count, "period_ns": between them} -> {"ns": a list, one a call}
 
-or {"error": words}. A sample is the mean of as many calls as take `SAMPLE_NS`. With `feedback`,
+or {"error": words}. A sample is the mean of as many calls as take `SAMPLE_NS`. A paced call is
+timed from when it was due, whether or not the one before had ended by then. With `feedback`,
 results of a call are inputs of the next one.
 """
 
@@ -26,11 +30,14 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter_ns as clock
+from time import sleep
 from typing import Any
 
 SAMPLE_NS = 100_000
 WARM_UP_NS = 5_000_000
 _FEWEST_SAMPLES = 3
+# Before a call is due: the system may wake a sleeper so late.
+_AWAKE_NS = 300_000
 
 # A call of the whole model, and what makes numpy arrays of what the call returns.
 Call = Callable[[], Any]
@@ -40,7 +47,7 @@ Loaded = tuple[Call, Callable[[Any], Sequence[Any]]]
 def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     ort = import_module("onnxruntime")
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = request["threads"], 1
     session = ort.InferenceSession(request["onnx"], options, providers=["CPUExecutionProvider"])
     if "feedback" in request:
         names = [node.name for node in session.get_inputs()]
@@ -59,14 +66,15 @@ def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return lambda: call(binding), lambda _: binding.copy_outputs_to_cpu()
 
 
-def _openvino(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+def _openvino(request: dict[str, Any], inputs: list[Any], is_float32: bool = True) -> Loaded:
     ov = import_module("openvino")
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": 1,
-        "INFERENCE_PRECISION_HINT": "f32",  # bfloat16 by default where the processor has it
+        "INFERENCE_NUM_THREADS": request["threads"],
         "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE": 0.8,
     }
+    if is_float32:  # else bfloat16 where the processor has it
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
     work = ov.Core().compile_model(request["onnx"], "CPU", settings).create_infer_request()
     for number, value in enumerate(inputs):
         work.set_input_tensor(number, ov.Tensor(value, shared_memory=True))
@@ -77,7 +85,7 @@ def _openvino(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 def _deepsparse(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     compiler = import_module("deepsparse")
     # None: the file's own. A number would become the first dimension of recurrent states as well.
-    engine = compiler.Engine(request["onnx"], batch_size=None, num_cores=1)
+    engine = compiler.Engine(request["onnx"], batch_size=None, num_cores=request["threads"])
     return lambda: engine.run(inputs, val_inp=False), list
 
 
@@ -86,7 +94,7 @@ def _tvm(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     relax = import_module("tvm.relax")
     dlight, from_onnx = import_module("tvm.s_tir.dlight"), import_module("tvm.relax.frontend.onnx")
     cpu = import_module("tvm.target.codegen").llvm_get_system_cpu()
-    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1})
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": request["threads"]})
     module = relax.get_pipeline("zero")(from_onnx.from_onnx(onnx.load(request["onnx"])))
     with target:  # the default schedules alone are half as fast
         module = dlight.ApplyDefaultSchedule(dlight.cpu.GEMV(), dlight.cpu.Reduction())(module)
@@ -133,31 +141,37 @@ def _static_runtime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 
 
 def _sparsejit(request: dict[str, Any], inputs: list[Any], dtype: str = "float32") -> Loaded:
-    compile_model = import_module("sparsejit").compile
+    sparsejit = import_module("sparsejit")
+    if "saved" in request:
+        return _bound(sparsejit.load(request["saved"]), inputs)
+    options = {"dtype": dtype, "threads": request["threads"]}
     if "file" in request:
         constants = request["constants"]
-        given = [
-            x for name, x in zip(request["names"], inputs, strict=True) if name not in constants
-        ]
-        compiled = compile_model(request["file"], tuple(given), constants=constants, dtype=dtype)
-        outputs = compiled.run(given)
-        return compiled.bind(given, outputs), lambda _: outputs
+        named = zip(request["names"], inputs, strict=True)
+        given = [x for name, x in named if name not in constants]
+        return _bound(
+            sparsejit.compile(request["file"], tuple(given), constants=constants, **options), given
+        )
     module, tensors = _module(request, inputs, for_us=True)
-    compiled = compile_model(module, example_inputs=tensors, dtype=dtype)
+    compiled = sparsejit.compile(module, example_inputs=tensors, **options)
     return lambda: compiled(*tensors), _torch_arrays
+
+
+def _bound(compiled: Any, inputs: list[Any]) -> Loaded:
+    outputs = compiled.run(inputs)
+    return compiled.bind(inputs, outputs), lambda _: outputs
 
 
 def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     module, tensors = _module(request, inputs)
-    compiled = import_module("sparsejit").compile(module, example_inputs=tensors)
-    outputs = compiled.run(inputs)
-    return compiled.bind(inputs, outputs), lambda _: outputs
+    return _bound(import_module("sparsejit").compile(module, example_inputs=tensors), inputs)
 
 
 # Of each engine how it loads a model, and the package whose version is told.
 ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = {
     "sparsejit": (_sparsejit, "sparsejit"),
     "sparsejit-bfloat16": (partial(_sparsejit, dtype="bfloat16"), "sparsejit"),
+    "sparsejit-float16": (partial(_sparsejit, dtype="float16"), "sparsejit"),
     "sparsejit-int8": (partial(_sparsejit, dtype="int8"), "sparsejit"),
     "sparsejit-bound": (_sparsejit_bound, "sparsejit"),
     "torch": (_torch, "torch"),
@@ -167,6 +181,7 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = 
     "static-runtime": (_static_runtime, "torch"),
     "onnxruntime": (_onnxruntime, "onnxruntime"),
     "openvino": (_openvino, "openvino"),
+    "openvino-default": (partial(_openvino, is_float32=False), "openvino"),
     "deepsparse": (_deepsparse, "deepsparse"),
     "tvm": (_tvm, "apache-tvm"),
 }
@@ -191,7 +206,7 @@ def _module(
     request: dict[str, Any], inputs: list[Any], for_us: bool = False
 ) -> tuple[Any, tuple[Any, ...]]:
     torch = import_module("torch")
-    torch.set_num_threads(1)
+    torch.set_num_threads(request["threads"])
     tensors = tuple(torch.from_numpy(value) for value in inputs)
     if "program" in request:
         program = torch.export.load(request["program"])
@@ -223,7 +238,8 @@ def _torch_arrays(result: Any) -> list[Any]:
 class PeerWorker:
     """Answers requests; the model that was loaded last is the one run and timed."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, threads: int = 1) -> None:
+        self._threads = threads
         self._loader, self._package = ENGINES[engine]
         self._calls = 0
         self._call: Call = lambda: None
@@ -232,14 +248,16 @@ class PeerWorker:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The reply to one request; whatever the peer raises."""
-        return {"load": self.load, "run": self.run, "time": self.time}[request["do"]](request)
+        return {"load": self.load, "run": self.run, "time": self.time, "pace": self.pace}[
+            request["do"]
+        ](request)
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         numpy = import_module("numpy")
         with numpy.load(request["inputs"]) as file:
             self._inputs = [file[name] for name in file.files]  # some peers keep only addresses
         self._calls = 0
-        self._call, self._arrays = self._loader(request, self._inputs)
+        self._call, self._arrays = self._loader({"threads": self._threads, **request}, self._inputs)
         if "torch" in sys.modules:
             self._kept.enter_context(import_module("torch").inference_mode())
         return {"version": version(self._package)}
@@ -258,6 +276,22 @@ class PeerWorker:
         affordable = int(request["budget_ns"] / (once * self._calls))
         count = max(_FEWEST_SAMPLES, min(request["samples"], affordable))
         return {"ns": [self._sample() for _ in range(count)]}
+
+    def pace(self, request: dict[str, Any]) -> dict[str, Any]:
+        call, period = self._call, request["period_ns"]
+        gc.collect()
+        gc.disable()
+        call()
+        found = []
+        start = clock()
+        for number in range(1, request["calls"] + 1):
+            due = start + number * period
+            while (left := due - clock()) > 0:
+                if left > _AWAKE_NS:
+                    sleep((left - _AWAKE_NS) * 1e-9)
+            call()
+            found.append(clock() - due)
+        return {"ns": found}
 
     def _calibrate(self) -> int:
         """How many calls make a sample; the first ones do not count."""
@@ -283,15 +317,16 @@ def _requests() -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def main(engine: str, core: str) -> None:
-    """Answer requests until there are no more, on one core, with libraries' prints on stderr."""
-    os.sched_setaffinity(0, {int(core)})  # before any library starts its threads
+def main(engine: str, cores: str) -> None:
+    """Answer requests until there are no more, on those cores, with libraries' prints on stderr."""
+    chosen = {int(core) for core in cores.split(",")}
+    os.sched_setaffinity(0, chosen)  # before any library starts its threads
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     # This file's folder holds modules with names that a library may use for its own.
     own = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != own]
-    worker = PeerWorker(engine)
+    worker = PeerWorker(engine, len(chosen))
     for request in _requests():
         try:
             reply = worker.answer(request)

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
+from sparsejit.api import CompiledModel
+from sparsejit.api.compiled_estimator import is_estimator
 from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
@@ -15,15 +18,29 @@ from sparsejit.commands.console import (
     console,
     error_console,
     hand_over,
-    require,
     say,
 )
-from sparsejit.commands.model_options import ConstantsOption, ModelArgument, ShapesOption
-from sparsejit.frontends.model_source import read_source
+from sparsejit.commands.model_options import (
+    BatchOption,
+    ConstantsOption,
+    ModelArgument,
+    ModelRequest,
+    ShapesOption,
+    ThreadsOption,
+    is_compiled,
+    load_or_compile,
+)
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.model_source import NamedModel, example_arrays, read_source
+from sparsejit.frontends.onnx import DeclaredInput
+from sparsejit.perf.call_latency import PERCENTILES
 
 if TYPE_CHECKING:
     from sparsejit.perf.any_model import AnyComparison
+    from sparsejit.perf.call_latency import LatencyReport
 
+# Calls a second: what a loop in real time does.
+_RATE = 100.0
 _NAME = "model"
 
 
@@ -41,12 +58,22 @@ def model(
     model: ModelArgument,
     shape: ShapesOption = None,
     constant: ConstantsOption = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Where an ONNX file leaves axis 0 open.")
-    ] = None,
+    batch: BatchOption = None,
     data: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Inputs by name, .npz; else at random."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of ours, repeatable. Default: float32, bfloat16 and int8."),
+    ] = None,
+    threads: ThreadsOption = 1,
+    latency: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Also call each for so many SECONDS at a steady rate."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, help="Calls a second for --latency. Default: 100.")
     ] = None,
     peers: Annotated[
         str | None, typer.Option(help="Peers, with commas between. Default: all that are there.")
@@ -55,18 +82,51 @@ def model(
     out: JsonFileOption = None,
 ) -> None:
     """Time a model of your own here, and every engine that runs it, on one core, in turn."""
-    require("torch")
-    from sparsejit.perf.any_model import compare_any
+    from sparsejit.perf.any_model import DTYPES, OURS, compare_any
     from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
 
     check_outputs(out)
     rivals = peers_named(MODEL_PEERS if peers is None else filter(None, peers.split(",")))
-    source = read_source(model, shape, constant, batch=batch, data=data, always_inputs=True)
+    unknown = [name for name in dtype or () if name not in OURS]
+    if unknown:
+        raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
+    if rate is not None and latency is None:
+        raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
+    asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads)
+    source = _source(asked, data)
+    pace = None if latency is None else (latency, rate or _RATE)
     with error_console.status("") as status:
-        found = compare_any(source, rivals, status.update)
+        found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
     if not hand_over(found.as_dict(), as_json, out):
         console.print(_table(found))
+        if found.latency is not None:
+            console.print(_latency_table(found.latency))
         say(found.verdict, style="bold")
+
+
+def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
+    """The model, of a .sjit file as compiled, and inputs. Raises InvalidInput for no model."""
+    if not is_compiled(asked.model):
+        source = read_source(
+            asked.model,
+            asked.shape,
+            asked.constant,
+            batch=asked.batch,
+            data=data,
+            always_inputs=True,
+        )
+        if is_estimator(source.model):
+            raise InvalidInput(f"{asked.model} returned an estimator; `bench` takes models")
+        return source
+    compiled = load_or_compile(asked, lambda stage, share: None)
+    if not isinstance(compiled, CompiledModel):
+        kind = type(compiled).__name__
+        raise InvalidInput(f"{asked.model} holds a {kind}, and `bench` takes models")
+    inputs = [
+        DeclaredInput(each.origin.name, np.dtype(each.type.element.value), each.shape)
+        for each in compiled.graph.inputs
+    ]
+    return NamedModel(asked.model, compiled, example_arrays(inputs, data=data), {})
 
 
 def _table(found: "AnyComparison") -> Table:
@@ -75,6 +135,29 @@ def _table(found: "AnyComparison") -> Table:
     table = table_of(f"{found.model}; called from Python", ("engine", "version"), figures, skipped)
     for one in found.times:
         cells = (f"{one.ns_min / 1000:,.2f}", f"{one.ns_median / 1000:,.2f}")
-        style = "bold" if one.name.startswith("sparsejit") else None
-        table.add_row(one.name, one.version, *cells, f"{one.relative_error:.1e}", style=style)
+        error = f"{one.relative_error:.1e}"
+        table.add_row(one.name, one.version, *cells, error, style=_style(one.name))
     return table
+
+
+def _latency_table(found: "LatencyReport") -> Table:
+    """A line an engine; histograms lie above each other, bins of one column are the same."""
+    notes = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
+    if found.engines:
+        span = f"{found.edges[0]:,.1f} to {found.edges[-1]:,.1f} us"
+        notes.insert(0, f"histogram: {span}, bins and heights by logarithms")
+    if any(None in one.percentiles.values() for one in found.engines):
+        notes.append("a percentile is left out where too few calls are for one to lie beyond it")
+    title = f"from when a call was due to its end, us; {found.rate:g} calls a second"
+    figures = ("calls", *(f"p{percent:g}" for percent in PERCENTILES), "worst")
+    table = table_of(title, ("engine",), figures, notes)
+    table.add_column("histogram", no_wrap=True)
+    for one in found.engines:
+        late = ("" if us is None else f"{us:,.1f}" for us in one.percentiles.values())
+        cells = (f"{one.calls:,}", *late, f"{one.worst:,.1f}", one.bars)
+        table.add_row(one.name, *cells, style=_style(one.name))
+    return table
+
+
+def _style(engine: str) -> str | None:
+    return "bold" if engine.startswith("sparsejit") else None

@@ -74,7 +74,6 @@ def peers(
     out: JsonFileOption = None,
 ) -> None:
     """List the engines that whole models are compared with, and install them."""
-    require("torch")
     from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
 
     chosen = peers_named(names or MODEL_PEERS)

@@ -1,8 +1,9 @@
 """A model as a command line names it, with the sizes, numbers and arrays given beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,24 @@ def _onnx_inputs(
     if odd:
         names = ", ".join(each.name for each in inputs)
         raise InvalidInput(f"--shape {min(odd)}=...: the model's inputs are {names}")
+    return example_arrays(inputs, sizes, batch, data)
+
+
+def example_arrays(
+    inputs: Sequence[DeclaredInput],
+    sizes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    batch: int | None = None,
+    data: Path | None = None,
+) -> tuple[Any, ...]:
+    """Of each input what a .npz file has by its name, or random numbers of its sizes.
+
+    Raises InvalidInput for sizes that stay open, and for names in the file that no input has.
+    """
     held = {} if data is None else read_npz(data)
+    odd = held.keys() - {each.name for each in inputs}
+    if odd:
+        names = ", ".join(each.name for each in inputs)
+        raise InvalidInput(f"{data} has {min(odd)}; the model's inputs are {names}")
     generator = np.random.default_rng(0)
     return tuple(
         held[each.name] if each.name in held else _random(generator, each, sizes, batch)
@@ -105,7 +123,7 @@ def _is_open(declared: DeclaredInput) -> bool:
 def _random(
     generator: np.random.Generator,
     declared: DeclaredInput,
-    sizes: dict[str, tuple[int, ...]],
+    sizes: Mapping[str, tuple[int, ...]],
     batch: int | None,
 ) -> np.ndarray[Any, Any]:
     """Normal with a deviation of 0.5; whole numbers below 50; truths."""

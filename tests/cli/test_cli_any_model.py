@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 pytest.importorskip("onnx")
@@ -23,8 +24,8 @@ from sparsejit.commands.cli import app
 from sparsejit.commands.console import console
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.model_source import read_source
-from sparsejit.perf import any_model
 from sparsejit.perf.any_model import AnyComparison, AnyTask
+from sparsejit.perf.call_latency import latency_report
 from sparsejit.perf.model_contest import ContestantTime
 
 ROOT = Path(__file__).parents[2]
@@ -99,11 +100,13 @@ def test_long_names_are_cut_to_80_columns() -> None:
     assert lines[2].split()[0].endswith("/query") and "dense   1,500,000.00" in lines[2]
 
 
-@pytest.mark.parametrize("command", ["check", "explain"])
+@pytest.mark.parametrize("command", ["check", "explain", "bench"])
 def test_torch_is_asked_for_only_where_a_torch_file_is_read(command: str, tmp_path: Path) -> None:
     """In a process of its own that cannot import torch."""
     (tmp_path / "torch.py").write_text("raise ImportError('hidden by a test')")
     options = ["--shape", "x=2x3", "--constant", "n=2"]
+    if command == "bench":
+        options += ["--peers", "", "--dtype", "float32", "--latency", "0.05"]
     done = subprocess.run(
         [sys.executable, "-m", "sparsejit", command, onnx_file(tmp_path), *options],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
@@ -112,7 +115,7 @@ def test_torch_is_asked_for_only_where_a_torch_file_is_read(command: str, tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = {"check": "every operator", "explain": "scaled"}
+    said = {"check": "every operator", "explain": "scaled", "bench": "no other engine here runs"}
     assert said[command] in done.stdout
 
 
@@ -162,31 +165,75 @@ def test_inputs_come_from_a_file_or_at_random(tmp_path: Path) -> None:
     assert [each.shape for each in drawn.args] == [(5, 7), ()]
 
 
-@pytest.mark.parametrize("source", ["factory", "onnx", "pt2"])
-def test_ours_and_torch_are_timed_and_compared(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    ours = any_model.OURS[::2] if source == "factory" else any_model.OURS[:1]
-    monkeypatch.setattr(any_model, "OURS", ours)
+@pytest.mark.parametrize("source", ["factory", "onnx", "pt2", "sjit"])
+def test_ours_and_torch_are_timed_and_compared(source: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(FACTORY)
-    model, options = f"{tmp_path}/net.py:make", []
+    model, options = f"{tmp_path}/net.py:make", ["--dtype", "float32", "--dtype", "int8"]
+    options += ["--latency", "0.05", "--rate", "200"]
     if source == "onnx":
-        model, options = str(onnx_file(tmp_path)), ["--shape", "x=1x8", "--constant", "n=2"]
+        model = str(onnx_file(tmp_path))
+        options = ["--shape", "x=1x8", "--constant", "n=2", "--dtype", "float32"]
     if source == "pt2":
-        model = str(tmp_path / "net.pt2")
+        model, options = str(tmp_path / "net.pt2"), ["--dtype", "bfloat16"]
         net = torch.nn.Linear(6, 4).eval()
         torch.export.save(torch.export.export(net, (torch.randn(1, 6),)), model)
+    if source == "sjit":
+        model, options = str(tmp_path / "net.sjit"), []
+        sparsejit.compile(torch.nn.Linear(6, 4).eval(), (torch.randn(1, 6),)).save(model)
     done = invoked("bench", model, *options, "--peers", "torch", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     names = {one["name"]: one["relative_error"] for one in found["times"]}
-    others = set() if source == "onnx" else {"torch"}
-    assert names.keys() == {one.name for one in ours} | others, found["skipped"]
-    assert names["sparsejit"] < 1e-6 and all(error < 0.1 for error in names.values())
-    says = "no other engine here" if source == "onnx" else "the best other, torch"
-    assert says in found["verdict"]
+    ours = {
+        "factory": {"sparsejit", "sparsejit-int8"},
+        "pt2": {"sparsejit-bfloat16"},
+    }.get(source, {"sparsejit"})
+    others = {"torch"} if source in ("factory", "pt2") else set()
+    assert names.keys() == ours | others, found["skipped"]
+    assert all(error < 0.1 for error in names.values())
+    assert names.get("sparsejit", 0) < 1e-6 and names.get("torch", 0) < 1e-6
+    assert ("the best other, torch" if others else "no other engine here") in found["verdict"]
+    if source == "factory":
+        late = found["latency"]
+        assert late["rate"] == 200 and {each["name"] for each in late["engines"]} == names.keys()
+        assert all(each["calls"] == 10 == sum(each["histogram"]) for each in late["engines"])
+    else:
+        assert found["latency"] is None
+
+
+def test_latencies_of_engines_at_a_rate() -> None:
+    ns = {"slow": [3e6] * 999 + [9e6], "quick": np.arange(1000, 11_000), "few": [5e4] * 9}
+    found = latency_report(100.0, ns, {"late": "a call takes too long"})
+    quick, few, slow = found.engines
+    assert [each.name for each in (quick, few, slow)] == ["quick", "few", "slow"]
+    # One call in a hundred takes longer than p99, of 10,000 one longer than p99.99.
+    assert quick.percentiles == {50.0: 5.999, 99.0: 10.899, 99.9: 10.989, 99.99: 10.998}
+    assert few.percentiles == {50.0: 50.0, 99.0: None, 99.9: None, 99.99: None}
+    assert (slow.worst, slow.percentiles[99.9], slow.percentiles[99.99]) == (9000.0, 3000.0, None)
+    assert [sum(each.histogram) for each in found.engines] == [10_000, 9, 1000]
+    assert slow.bars[-1] != " " and slow.bars.strip()[0] == "█" and slow.bars[0] == " "
+    assert found.edges[0] == 1.0 and found.edges[-1] == 9000.0
+    ratios = np.divide(found.edges[1:], found.edges[:-1])
+    np.testing.assert_allclose(ratios, ratios[0])
+    assert latency_report(1.0, {}, {}).engines == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rate", 50], "--rate 50 is of no use alone; give --latency SECONDS"),
+        (["--dtype", "fp4"], "dtype 'fp4' is unknown; use some of float32, bfloat16"),
+        (["--threads", 4096], "4096 threads on "),
+        (["--data", "more.npz"], "more.npz has z; the model's inputs are x, n"),
+    ],
+)
+def test_what_bench_cannot_do_is_refused(
+    options: list[Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("more.npz", z=np.ones(3))
+    done = invoked("bench", onnx_file(tmp_path), "--shape", "x=1x2", *options)
+    assert isinstance(done.exception, InvalidInput) and said in str(done.exception)
 
 
 def time_of(name: str, ns: float, error: float = 1e-7) -> ContestantTime:
@@ -203,6 +250,17 @@ def test_the_verdict_is_a_sentence() -> None:
     assert slow.verdict == f"2.0 times slower than {best}"
     refused = AnyComparison("m", (peer,), {"sparsejit": "UnsupportedOperator: Erf"})
     assert refused.verdict == "sparsejit does not run it: UnsupportedOperator: Erf"
+
+
+def test_the_verdict_tells_precisions_apart_and_who_is_wrong() -> None:
+    peer, short = time_of("onnxruntime", 300.0), time_of("sparsejit-bfloat16", 100.0, 5e-3)
+    own = time_of("openvino-default", 150.0, 4e-3)
+    found = AnyComparison("m", (short, own, peer), {})
+    best = "as fast as the best other, onnxruntime, at 5.0e-03"
+    assert found.verdict == f"bfloat16 3.0 times {best}; openvino-default 2.0 times at 4.0e-03"
+    wrong = AnyComparison("m", (time_of("tvm", 1.0, 0.9), peer, time_of("sparsejit", 600.0)), {})
+    assert wrong.verdict.startswith("tvm's outputs are 9.0e-01 from float64 as sparsejit reads")
+    assert wrong.verdict.endswith("; 2.0 times slower than the best other, onnxruntime")
 
 
 def test_what_is_no_command_and_no_model_is_refused() -> None:

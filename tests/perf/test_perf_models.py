@@ -50,7 +50,7 @@ class FakePeer(ModelPeer):
 
     outputs: Path = Path()
 
-    def command(self, core: int) -> list[str]:
+    def command(self, *cores: int) -> list[str]:
         return [sys.executable, "-c", FAKE, self.name, str(self.outputs)]
 
 
@@ -146,7 +146,7 @@ def _cores() -> set[int]:
 
 
 def test_every_peer_has_an_engine_and_its_package_among_the_requirements() -> None:
-    ours = {one.name for one in (*models.OURS, *any_model.OURS)}
+    ours = {one.name for one in (*models.OURS, *any_model.OURS.values())}
     assert peer_worker.ENGINES.keys() == {*MODEL_PEERS} | ours
     for peer in MODEL_PEERS.values():
         package = peer_worker.ENGINES[peer.name][1]
@@ -179,6 +179,38 @@ def test_a_model_without_onnx_is_skipped_with_the_remedy(
     task = ModelTask(MODEL, 1, 1.0, tmp_path)
     with pytest.raises(MissingDependency, match=r"pip install 'sparsejit\[bench\]'"):
         task.onnx_file(17)
+
+
+def test_a_paced_call_is_timed_from_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call takes two periods: those after it are late, and only then on time again."""
+    now, took = [0.0], iter([0, 10, 2000, 10, 10, 10])
+    worker = peer_worker.PeerWorker("torch")
+    monkeypatch.setattr(peer_worker, "_AWAKE_NS", 100)
+
+    def clock() -> float:
+        now[0] += 1e-6  # looking takes time, or nobody would wait
+        return now[0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds * 1e9 + 50  # and nobody wakes in time
+
+    def call() -> None:
+        now[0] += next(took)
+
+    monkeypatch.setattr(peer_worker, "clock", clock)
+    monkeypatch.setattr(peer_worker, "sleep", sleep)
+    worker._call = call
+    late = worker.answer({"do": "pace", "calls": 5, "period_ns": 1000})["ns"]
+    assert late == pytest.approx([10, 2000, 1010, 20, 10], abs=1)
+
+
+def test_a_peer_may_live_with_another_and_run_on_several_cores(shell: "Shell") -> None:
+    peer = MODEL_PEERS["openvino-default"]
+    assert peer.folder == MODEL_PEERS["openvino"].folder and not peer.is_float32
+    with pytest.raises(MissingDependency, match=r"bench peers --install openvino`"):
+        peer.command(0)
+    assert MODEL_PEERS["torch"].command(2, 3)[-2:] == ["torch", "2,3"]
+    assert MODEL_PEERS["torch"].environment(2)["OMP_NUM_THREADS"] == "2"
 
 
 class Shell:
