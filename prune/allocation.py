@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.patterns import Blocks, Pattern, least
+from sparsejit.prune.amounts import Amount
+from sparsejit.prune.patterns import Blocks, NofM, Pattern, least
 
 # Each returns, for every layer, the blocks to prune in each of its gates, not yet rounded.
 Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
@@ -82,6 +83,34 @@ ALLOCATIONS: dict[str, Allocation] = {
     "lamp": lamp,
     "erk": erdos_renyi_kernel,
 }
+
+
+def choose_allocation(
+    asked: str | None, amount: Amount, pattern: Pattern, is_magnitude: bool
+) -> str:
+    """The name of what shares an amount; by default what loses least in docs/pruning.md.
+
+    is_magnitude: whether weights are scored by it, without which LAMP has no meaning.
+    Raises InvalidInput for an unknown name, and for one that the rest contradicts.
+    """
+    shares_one = not isinstance(amount, Mapping) and not isinstance(pattern, NofM)
+    if asked is None:
+        return ("lamp" if is_magnitude else "erk") if shares_one else "uniform"
+    if not isinstance(asked, str) or asked not in ALLOCATIONS:
+        raise InvalidInput(f"allocation={asked!r} is unknown: use one of {', '.join(ALLOCATIONS)}")
+    if asked != "uniform" and isinstance(amount, Mapping):
+        raise InvalidInput(
+            f"allocation={asked!r} shares one amount, and amount has one for each glob: drop either"
+        )
+    if asked != "uniform" and not shares_one:
+        raise InvalidInput(
+            f"pattern={pattern.name!r} fixes the amount of every layer: drop allocation={asked!r}"
+        )
+    if asked == "lamp" and not is_magnitude:
+        raise InvalidInput(
+            "allocation='lamp' is defined for magnitudes: drop the criterion, or use 'global'"
+        )
+    return asked
 
 
 def choose_pruned(

@@ -10,14 +10,14 @@ from torch.optim import Optimizer
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
-from sparsejit.prune.allocation import ALLOCATIONS, choose_pruned
+from sparsejit.prune.allocation import ALLOCATIONS, choose_allocation, choose_pruned
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
 from sparsejit.prune.budget import TradeOff, check_budget, spend
 from sparsejit.prune.calibration import call
 from sparsejit.prune.convolutions import ConvolutionInModel, convolutions_in_model
 from sparsejit.prune.criteria import Criterion, Magnitude, check_criterion
 from sparsejit.prune.latency import measured_latencies
-from sparsejit.prune.patterns import Blocks, NofM, Pattern, choose_pattern
+from sparsejit.prune.patterns import Blocks, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable
 from sparsejit.prune.regularisers import Regulariser
 from sparsejit.prune.report import SparsityReport, describe_layer
@@ -101,7 +101,8 @@ class Pruner:
         self.per_gate = per_gate
         self.criterion: Criterion = criterion if criterion is not None else Magnitude()
         check_criterion(self.criterion)
-        self.allocation = self._default_allocation() if allocation is None else allocation
+        is_magnitude = isinstance(self.criterion, Magnitude)
+        self.allocation = choose_allocation(allocation, self.amount, self.pattern, is_magnitude)
         self.regulariser = regulariser
         self.keep_diagonal: list[Any] = as_list(keep_diagonal, "keep_diagonal")
         self._check_combination()
@@ -244,35 +245,10 @@ class Pruner:
             self._rewinder.load_state_dict(state["rewinder"])
         self._apply()
 
-    def _default_allocation(self) -> str:
-        """LAMP, the best of the study in docs/pruning.md, wherever it has a meaning."""
-        if isinstance(self.amount, Mapping) or isinstance(self.pattern, NofM):
-            return "uniform"
-        return "lamp" if isinstance(self.criterion, Magnitude) else "erk"
-
     def _check_combination(self) -> None:
         if not isinstance(self.per_gate, bool | Mapping):
             raise InvalidInput(
                 f"per_gate={self.per_gate!r}: give True, False or gates by globs, {{'cell.*': 3}}"
-            )
-        if not isinstance(self.allocation, str) or self.allocation not in ALLOCATIONS:
-            raise InvalidInput(
-                f"allocation={self.allocation!r} is unknown: use one of {', '.join(ALLOCATIONS)}"
-            )
-        if self.allocation != "uniform":
-            if isinstance(self.amount, Mapping):
-                raise InvalidInput(
-                    f"allocation={self.allocation!r} shares one amount, and amount has one for "
-                    "each glob: drop either"
-                )
-            if isinstance(self.pattern, NofM):
-                raise InvalidInput(
-                    f"pattern={self.pattern.name!r} fixes the amount of every layer: "
-                    f"drop allocation={self.allocation!r}"
-                )
-        if self.allocation == "lamp" and not isinstance(self.criterion, Magnitude):
-            raise InvalidInput(
-                "allocation='lamp' is defined for magnitudes: drop the criterion, or use 'global'"
             )
         if self.regulariser is not None and self.schedule.end == 0:
             raise InvalidInput(
