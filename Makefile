@@ -6,6 +6,8 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+# Each process that the tests start would compile all of the package's source again.
+unexport PYTHONDONTWRITEBYTECODE
 PLANS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m plans \
   $$(grep -rl --include='test_*.py' mark.plans tests)
 

@@ -10,8 +10,10 @@ order; each panel keeps them on the stack and moves them to y one by one, which 
 No windows of x, so thirteen registers hold sums. x and y must not overlap.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -86,12 +88,19 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     steps = covered = 0
     for start in sampled:
         used = matrix.dense[start : start + PANEL_VECTORS * _LANES] != 0
-        (held,) = rows_anywhere(used, _LANES)
-        wants = wanted_counts(used, _windows(matrix.in_features), _LANES)
-        wants = np.concatenate([wants, np.zeros((held.size - len(wants), *wants.shape[1:]), int)])
-        steps += int(wants[held].max(axis=1).sum())
+        steps += _steps(used.shape, np.packbits(used).tobytes())
         covered += len(used)
     return _counts(matrix, target, steps * matrix.out_features // covered)
+
+
+@lru_cache(maxsize=64)
+def _steps(shape: tuple[int, int], bits: bytes) -> int:
+    """Of a panel's mask, packed: several kernels ask, one x and every batch of the same layer."""
+    used = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape) != 0
+    (held,) = rows_anywhere(used, _LANES)
+    wants = wanted_counts(used, _windows(shape[1]), _LANES)
+    wants = np.concatenate([wants, np.zeros((held.size - len(wants), *wants.shape[1:]), int)])
+    return int(wants[held].max(axis=1).sum())
 
 
 def _windows(in_features: int) -> Windows:

@@ -1,8 +1,10 @@
 """What NaN and infinity in x do, by family, as the README states it."""
 
+from functools import cache
+
 import numpy as np
 import pytest
-from matvec_checks import compile_kernel, scattered, target_of, templates_of
+from matvec_checks import compile_kernel, scattered, templates_of
 
 import sparsejit
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
@@ -30,16 +32,15 @@ BY_SQUARE = {"broadcast-4x4"}  # which multiply the zeros of a block of four by 
 IN_IDLE_LANES = {"broadcast-4x1", "permute", "permute-inline", "lane16", "lookup"}
 
 
-def product(
-    row: Template,
-    x: np.ndarray,
-    activation: Activation = Activation.NONE,
-    input_scale: float | None = None,
-) -> np.ndarray:
-    spec = MatVec(*WEIGHTS.shape, None, activation, row.dtype, input_scale)
-    image = compile_kernel(row, spec, SparseMatrix(WEIGHTS), target_of(row))
+@cache
+def kernel_of(row: Template, input_scale: float | None) -> ExecutableMemory:
+    spec = MatVec(*WEIGHTS.shape, None, Activation.NONE, row.dtype, input_scale)
+    return ExecutableMemory(compile_kernel(row, spec, SparseMatrix(WEIGHTS)).data)
+
+
+def product(row: Template, x: np.ndarray, input_scale: float | None = None) -> np.ndarray:
     y = np.empty(len(WEIGHTS), np.float32)
-    ExecutableMemory(image.data).function(2)(x.ctypes.data, y.ctypes.data)
+    kernel_of(row, input_scale).function(2)(x.ctypes.data, y.ctypes.data)
     return y
 
 
