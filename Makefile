@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 # Each process that the tests start would compile all of the package's source again.
 unexport PYTHONDONTWRITEBYTECODE
-PLANS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m plans \
+PLANS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m plans \
   $$(grep -rl --include='test_*.py' mark.plans tests)
+PRETENDED := plans-zen5 plans-zen4 plans-golden_cove plans-unknown
 
-.PHONY: demo test plans lint docs package-check setup clean
+.PHONY: demo test plans $(PRETENDED) plans-avx2 lint docs package-check setup clean
 
 demo: setup
 	$(BIN)/sparsejit calibrate
@@ -20,9 +21,15 @@ demo: setup
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(PROCESSOR),--processor $(PROCESSOR))
 
-# Whatever plans, prices or explains, as on each processor that has data, and without AVX-512.
+# Whatever plans, prices or explains, as on each processor that has data, and without AVX-512: each
+# in a process of its own, so many at once as there are cores.
 plans: setup
-	set -e; for each in zen5 zen4 golden_cove unknown; do $(PLANS) --processor $$each; done
+	$(MAKE) --keep-going --output-sync --jobs=$$(nproc) $(PRETENDED) plans-avx2
+
+$(PRETENDED): plans-%: setup
+	$(PLANS) --processor $*
+
+plans-avx2: setup
 	SPARSEJIT_MAX_ISA=avx2 $(PLANS)
 
 lint: setup

@@ -20,8 +20,6 @@ from sparsejit.machine.target import ISA_LEVELS, MAX_ISA_VARIABLE, Target
 from sparsejit.perf.kernels import available_strategies
 from sparsejit.planner.plan import strategies
 
-pytestmark = pytest.mark.plans
-
 
 def sparse_weights(rows: int = 20, columns: int = 30, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)
@@ -68,6 +66,7 @@ def test_weights_are_copied() -> None:
     np.testing.assert_array_equal(kernel(X), before)
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("strategy", strategies())
 def test_each_strategy_is_built_and_named(strategy: str) -> None:
     dtype = "int8" if strategy.startswith("int8") else "float32"
@@ -80,6 +79,7 @@ def test_each_strategy_is_built_and_named(strategy: str) -> None:
     assert reason in str(kernel.explain())
 
 
+@pytest.mark.plans
 def test_stats_count_what_was_built(kernel: sparsejit.Kernel) -> None:
     stats = kernel.stats
     assert stats["nnz"] == np.count_nonzero(sparse_weights())
@@ -111,6 +111,7 @@ def test_one_kernel_serves_many_threads(kernel: sparsejit.Kernel) -> None:
         np.testing.assert_array_equal(list(pool.map(kernel, inputs)), expected)
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 def test_max_isa_limits_the_kernel(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Target.named(isa).runs_on(Target.detect()):
@@ -215,6 +216,7 @@ def test_all_but_weights_and_bias_are_keyword_only() -> None:
         sparsejit.compile_matrix(W, None, "tanh")  # type: ignore[misc]
 
 
+@pytest.mark.plans
 def test_a_target_may_be_a_name_or_a_target() -> None:
     for target in ("native", Target.detect(), "avx2", Target.named("avx2")):
         kernel = sparsejit.compile_matrix(W, target=target)
@@ -283,6 +285,7 @@ def test_dump_keeps_bytes_and_listing(
     assert listing.read_text().strip() == kernel.disassemble().strip()
 
 
+@pytest.mark.plans
 def test_debug_prints_the_plan(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

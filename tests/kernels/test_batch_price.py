@@ -13,8 +13,6 @@ from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.batch_plan import price_batch
 
-pytestmark = pytest.mark.plans
-
 GOLDEN_COVE = core_named("golden_cove")
 
 

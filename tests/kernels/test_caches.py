@@ -14,7 +14,7 @@ import sparsejit
 from sparsejit.asm_templates.families import Template
 from sparsejit.planner import cache, tuning
 
-pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("cache_folder")]
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 WEIGHTS = block_weights((64, 64), 0.2)
 

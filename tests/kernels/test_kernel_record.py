@@ -21,8 +21,6 @@ from sparsejit.planner import split
 from sparsejit.planner.batch_plan import batch_strategies
 from sparsejit.planner.plan import strategies
 
-pytestmark = pytest.mark.plans
-
 W = scattered((20, 30), 0.2)
 BIAS = np.linspace(-1, 1, 20).astype(np.float32)
 X = np.random.default_rng(1).standard_normal((7, 30)).astype(np.float32)
@@ -53,6 +51,7 @@ def test_a_pickled_kernel_is_compiled_from_the_same_weights_and_options(options:
     np.testing.assert_array_equal(product(other), product(kernel))
 
 
+@pytest.mark.plans
 def test_threads_are_kept_by_a_pickle() -> None:
     kernel = sparsejit.compile_matrix(block_weights((512, 512), 0.3, 1), threads=2)
     assert pickle.loads(pickle.dumps(kernel)).stats["threads"] == kernel.stats["threads"] == 2
@@ -78,6 +77,7 @@ def test_a_kernel_is_loaded_in_another_process(tmp_path: Path) -> None:
     assert done.stdout.strip() == kernel(np.ones(30, np.float32)).tobytes().hex(), done.stderr
 
 
+@pytest.mark.plans
 def test_shape_and_representation() -> None:
     kernel = sparsejit.compile_matrix(W, strategy="dense")
     assert kernel.shape == (20, 30)
@@ -87,6 +87,7 @@ def test_shape_and_representation() -> None:
     assert f"{zeros}, batch 7 batch-major: f32-rows-" in batch
 
 
+@pytest.mark.plans
 def test_the_report_is_plain_data() -> None:
     kernel = sparsejit.compile_matrix(W, BIAS, activation="relu", batch=7)
     report, (layer,) = kernel.explain().facts, kernel.explain().layers
@@ -104,6 +105,7 @@ def test_the_report_is_plain_data() -> None:
     assert json.loads(json.dumps(scaled.explain().facts))["input_scale"] == 0.5
 
 
+@pytest.mark.plans
 def test_explain_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kernel = sparsejit.compile_matrix(W, tune=True)
@@ -112,6 +114,7 @@ def test_explain_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert {f"{measured:.1f}", f"{measured:,.0f}"}.intersection(row.split())
 
 
+@pytest.mark.plans
 def test_explain_names_the_rates_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = sparsejit.compile_matrix(W)
     target = Target.detect()
@@ -123,6 +126,7 @@ def test_explain_names_the_rates_in_use(tmp_path: Path, monkeypatch: pytest.Monk
     assert "rates: measured on a day" in str(kernel.explain())
 
 
+@pytest.mark.plans
 def test_explain_says_what_auto_means_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (split, sys.modules["sparsejit.api.compile_layer"]):
         monkeypatch.setattr(module, "available_cores", lambda: 1)
@@ -132,6 +136,7 @@ def test_explain_says_what_auto_means_on_one_core(monkeypatch: pytest.MonkeyPatc
     assert "one thread was asked for" in str(sparsejit.compile_matrix(W, threads=1).explain())
 
 
+@pytest.mark.plans
 def test_rich_and_notebooks_get_a_table_of_candidates() -> None:
     kernel = sparsejit.compile_matrix(W, strategy="dense")
     names = [candidate.template.name for candidate in kernel.plan.candidates]

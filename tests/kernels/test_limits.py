@@ -7,8 +7,6 @@ import pytest
 from sparsejit.machine.target import Target
 from sparsejit.planner.limits import limit_ns, nearest_places
 
-pytestmark = pytest.mark.plans
-
 TARGET = replace(
     Target.named("avx2"), l1d_bytes=100, l2_bytes=1_000, l3_bytes=10_000, between_bytes=0
 )

@@ -14,8 +14,6 @@ from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-pytestmark = pytest.mark.plans
-
 TARGET = Target.named("avx512")
 
 
@@ -79,6 +77,7 @@ def test_kernels_beyond_l1_compute_the_product(row, shape, block_rows):
     assert image.pool_bytes > target_of(row).l1d_bytes
 
 
+@pytest.mark.plans
 @pytest.mark.skipif(Target.detect().isa != "avx512", reason="needs AVX-512")
 def test_a_kernel_says_how_much_of_its_pool_is_padding():
     weights = block_weights((512, 512), 0.1, 1)

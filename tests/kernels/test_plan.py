@@ -16,8 +16,6 @@ from sparsejit.planner.cost import cache_shares, missed_share, price
 from sparsejit.planner.plan import plan, strategies
 from sparsejit.x86.assembler import Assembler
 
-pytestmark = pytest.mark.plans
-
 
 def spec_of(matrix: SparseMatrix, dtype: DType = DType.FLOAT32) -> MatVec:
     return MatVec(matrix.out_features, matrix.in_features, dtype=dtype)

@@ -9,8 +9,6 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.plan import plan
 from sparsejit.planner.row_parts import row_parts
 
-pytestmark = pytest.mark.plans
-
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
 @pytest.mark.parametrize("rows", [1, 128, 129, 400, 984])

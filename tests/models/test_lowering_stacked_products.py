@@ -14,8 +14,6 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 
-pytestmark = pytest.mark.plans
-
 HERE = Origin("product")
 SIZES = st.sampled_from([1, 2, 7, 8, 9, 16, 17, 33, 65])
 TOLERANCE = 1e-4

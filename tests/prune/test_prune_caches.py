@@ -13,7 +13,7 @@ from torch import nn
 from sparsejit.prune import Pruner, in_model
 from sparsejit.prune.latency import LatencyTable, latency_table
 
-pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("cache_folder")]
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 TARGETS = ["*.weight"]
 DEEP = "[" * 200_000

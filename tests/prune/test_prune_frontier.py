@@ -3,13 +3,10 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsejit.prune.frontier import LayerOptions, frontier
-
-pytestmark = pytest.mark.plans
 
 
 @st.composite

@@ -22,7 +22,7 @@ from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.patterns import PATTERNS
 from sparsejit.prune.prunable import prunables
 
-pytestmark = [pytest.mark.plans, pytest.mark.usefixtures("cache_folder")]
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 TARGETS = ["*.weight"]
 # What the pretended machine takes: microseconds a kernel, a nonzero, and a model of such kernels.
@@ -86,6 +86,7 @@ def test_no_amount_empties_a_layer() -> None:
 # --- the table
 
 
+@pytest.mark.plans
 def test_a_table_has_every_weight_pattern_and_amount(pretended: list[tuple[int, int]]) -> None:
     amounts = (0.0, 0.5, 0.9)
     table = latency_table(network(), TARGETS, ["unstructured", "1x8"], amounts)
@@ -104,6 +105,7 @@ def test_a_table_has_every_weight_pattern_and_amount(pretended: list[tuple[int, 
     assert "2.weight" in shown.getvalue() and "92.5%" not in shown.getvalue()
 
 
+@pytest.mark.plans
 def test_kernels_are_timed_in_the_room_of_all(pretended: list[tuple[int, int]]) -> None:
     latency_table(network(), TARGETS, ["unstructured"], (0.0, 0.9))
     dense, pruned = pretended[:3], pretended[3:]
@@ -141,6 +143,7 @@ def test_a_table_refuses_what_it_does_not_hold(pretended: list[tuple[int, int]])
         latency_table(network(), TARGETS, ["1x8"], (0.0, 1.5))
 
 
+@pytest.mark.plans
 def test_real_kernels_are_run_in_as_many_copies_as_fill_the_room(steady_clock: FakeClock) -> None:
     """A turn of all copies takes a tick, and a latency is a copy's share of it."""
     table = latency_table(network(), TARGETS, ["unstructured"], (0.0,))

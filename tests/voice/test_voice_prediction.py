@@ -18,8 +18,6 @@ from sparsejit.voice.prediction import (
     quantise,
 )
 
-pytestmark = pytest.mark.plans
-
 
 def voiced_noise(samples, seed=0):
     """A resonant signal with a pitch, loud and quiet by turns, like speech to a predictor."""
