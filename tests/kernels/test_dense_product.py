@@ -8,7 +8,7 @@ import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matvec_checks import SIZES, TOLERANCE, block_weights, check, shapes, templates_of
+from matvec_checks import SIZES, TOLERANCE, block_weights, check, templates_of
 from runnable import LEVELS
 
 from sparsejit.asm_templates.dense_product.few_rows import has_few_rows
@@ -232,10 +232,6 @@ def test_a_strip_too_deep_for_the_stack_is_not_transposed(isa: str) -> None:
 @pytest.mark.parametrize("row", templates_of("dot"))
 class TestDot:
     """The family of few outputs."""
-
-    def test_every_shape(self, row: Template) -> None:
-        for number, shape in enumerate(shapes()):
-            check(row, block_weights(shape, (1.0, 0.3)[number % 2], block_rows=1))
 
     @pytest.mark.parametrize("activation", Activation)
     def test_bias_and_activation(self, row: Template, activation: Activation) -> None:

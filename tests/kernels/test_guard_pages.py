@@ -4,6 +4,7 @@ import ctypes
 import signal
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.ir import reference
-from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, BlockShape, SparseMatrix
+from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.runtime.executable_memory import ExecutableMemory
@@ -26,6 +27,7 @@ SHAPES = (
     *((1, 1), (1, 300), (300, 1), (3, 5), (7, 9), (8, 8), (15, 17), (16, 16), (17, 15)),
     *((31, 33), (63, 65), (100, 257), (127, 130), (129, 511), (257, 100), (260, 515)),
 )
+LARGEST = SHAPES[-1]
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 65, 300)
 
 RUNNABLE_ROWS = runnable(MATVEC_TEMPLATES)
@@ -65,11 +67,12 @@ def test_the_guard_sees_a_stray_write_inside_the_page() -> None:
     assert not array.surroundings_intact()
 
 
-@pytest.mark.parametrize("pattern", [UNSTRUCTURED, BLOCK_1X8], ids=lambda pattern: pattern.name)
 @pytest.mark.parametrize("row", RUNNABLE_ROWS, ids=lambda row: row.name)
-def test_matrix_kernels(row: Template, pattern: BlockShape) -> None:
+def test_matrix_kernels(row: Template) -> None:
+    """Shapes with zeros of two patterns in turn, the largest with both."""
     checks = []
-    for number, shape in enumerate(SHAPES):
+    patterns = cycle((UNSTRUCTURED, BLOCK_1X8))
+    for number, (shape, pattern) in enumerate(zip((*SHAPES, LARGEST), patterns, strict=False)):
         matrix = SparseMatrix(block_weights(shape, 0.3, pattern.rows, seed=number))
         bias = np.linspace(-1, 1, shape[0], dtype=np.float32)
         activation = list(Activation)[number % len(Activation)]
