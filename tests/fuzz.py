@@ -36,6 +36,7 @@ KINDS = {
     "onnx": "fuzzing.onnx_graphs",
     "mutants": "fuzzing.onnx_files",
     "operators": "fuzzing.operator_files",
+    "rows": "fuzzing.onnx_rows",
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0

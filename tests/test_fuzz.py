@@ -24,6 +24,16 @@ def test_a_few_cases_hold(kind: str) -> None:
     raise AssertionError("all are refused")
 
 
+def test_every_row_of_onnx_is_grown() -> None:
+    """But an LSTM of bytes, whose x is not rounded as ONNX Runtime rounds it."""
+    onnx_rows = pytest.importorskip("fuzzing.onnx_rows")
+    from sparsejit.frontends.onnx.expansions import EXPANSIONS
+    from sparsejit.frontends.onnx.onnx_rows import OPERATORS
+
+    missing = (OPERATORS.keys() | EXPANSIONS.keys()) - onnx_rows.ROWS.keys()
+    assert missing == {"com.microsoft.DynamicQuantizeLSTM"}
+
+
 def test_an_exception_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("raw_kind")
     module.make = int  # type: ignore[attr-defined]

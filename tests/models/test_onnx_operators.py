@@ -20,7 +20,6 @@ REFUSED = {
     ("AveragePool", "ceil_mode"),
     ("BatchNormalization", "takes its statistics from the batch"),
     ("ConvTranspose", "3 spatial axes"),
-    ("ConvTranspose", "a given output shape or automatic padding"),
     ("DequantizeLinear", "of blocks"),
     ("Dropout", "at random"),
     ("LSTM", "peepholes"),

@@ -15,7 +15,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import ELEMENTS, Operand, operator_of
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Element, Value
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TypeProto
@@ -61,6 +61,21 @@ class Inference:
             if name in self._dtypes:
                 self._dtypes[new] = self._dtypes[name]
 
+    def name_unknown(self, value: str, element: Element, operands: Iterable[str]) -> None:
+        """Note the dtype of a result that the package does not know: of com.microsoft's operators.
+
+        Floats are what the first floats among the operands are, whole numbers int32.
+        """
+        if value in self._dtypes:
+            return
+        if element is Element.INT64:
+            self._dtypes[value] = _number_of(np.dtype(np.int32))
+        elif element is Element.FLOAT32:
+            dtypes = (self._dtypes.get(name, 0) for name in operands)
+            found = next((each for each in dtypes if each and _dtype(each).kind == "f"), 0)
+            if found:
+                self._dtypes[value] = found
+
     def sizes(self, node: NodeProto, operands: Sequence[Operand]) -> list[Sizes | None]:
         """Of each result, None where the package does not say.
 
@@ -79,7 +94,7 @@ class Inference:
                 schema,
                 node,
                 {name: self.type_of(name, x) for name, x in given.items()},
-                {name: _tensor(x) for name, x in given.items() if _says(x)},
+                {name: _tensor(_axes_of_pad(node, x)) for name, x in given.items() if _says(x)},
                 opset_imports=_imports(version),
             )
         except (InferenceError, ValidationError, ValueError) as error:
@@ -161,6 +176,12 @@ def _says(operand: Operand) -> bool:
     if not isinstance(operand, np.ndarray):
         return False
     return operand.size <= (_MOST_SCALES if operand.dtype.kind == "f" else _MOST_SAYING)
+
+
+def _axes_of_pad(node: NodeProto, array: Any) -> Any:
+    """Of int32, which Pad takes, as the int64 that the package asks for."""
+    is_narrow = node.op_type == "Pad" and array.dtype == np.int32
+    return array.astype(np.int64) if is_narrow else array
 
 
 def _tensor(array: Any) -> Any:

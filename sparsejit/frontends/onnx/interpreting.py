@@ -146,6 +146,9 @@ class NodeInterpreter:
 
     def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
         """A result as whole numbers of ONNX's dtype; some are held as floats."""
+        if isinstance(result, Value) and number < len(node.output):
+            element = result.type.element
+            self.inference.name_unknown(node.output[number], element, node.input)
         dtype = self.inference.dtype(node.output[number]) if number < len(node.output) else None
         if not isinstance(result, Value) or dtype is None or dtype.kind not in "iu":
             return result

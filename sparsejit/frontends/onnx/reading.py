@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ SUFFIX = ".onnx"
 # constants of older ones wrongly (Unsqueeze with axes as an attribute). From the second on they
 # are mapped as they are, from the first on they can be converted.
 OLDEST_OPSET, _OLDEST_MAPPED, _CONVERTED_TO = 7, 11, 13
+_RESIZED = ("Resize", "Upsample")
+_MODES_BEFORE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "outwards"}
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -92,8 +95,9 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
         )
     if opset >= _CONVERTED_TO:
         return model
+    resized = [n.output[0] for n in model.graph.node if n.op_type in _RESIZED and n.output]
     try:
-        return convert_version(model, _CONVERTED_TO)
+        return _as_resized_before(convert_version(model, _CONVERTED_TO), resized, opset)
     except (ConvertError, RuntimeError) as error:
         if opset >= _OLDEST_MAPPED:
             return model
@@ -101,6 +105,22 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
             f"{name} has opset {opset}, which onnx cannot convert to {_CONVERTED_TO} "
             f"({str(error).strip().splitlines()[-1]}); export it again with {_CONVERTED_TO}"
         ) from error
+
+
+def _as_resized_before(model: ModelProto, resized: Sequence[str], opset: int) -> ModelProto:
+    """The converted model with the positions that Resize and Upsample had before opset 11.
+
+    onnx's converter leaves them to the defaults of opset 11, which are others.
+    """
+    from onnx.helper import make_attribute
+
+    if opset >= _OLDEST_MAPPED:
+        return model
+    for node in model.graph.node:
+        if node.op_type == "Resize" and node.output[0] in resized:
+            for name, mode in _MODES_BEFORE.items():
+                node.attribute.append(make_attribute(name, mode))
+    return model
 
 
 def tensor_array(tensor: TensorProto) -> Array:

@@ -68,6 +68,8 @@ def layer_norm(
 ) -> Value:
     """Over the last axes together."""
     value = write.floats(x)
+    if not value.type.size:
+        return value
     rows = rows_of(write, value, len(normalized_shape))
     affine = [reshaped(write, part, (-1,)) for part in (weight, bias) if part is not None]
     chain = row_chains.layer_norm(rows.shape, weight is not None, bias is not None)
@@ -86,6 +88,8 @@ def group_norm(
 ) -> Value:
     """Over each group of channels together with all positions."""
     value = write.floats(x)
+    if not value.type.size:
+        return value
     groups = (value.shape[0], num_groups, value.type.size // (value.shape[0] * num_groups))
     normal = layer_norm(write, reshaped(write, value, groups), groups[2:], eps=eps)
     return channelwise(write, reshaped(write, normal, value.shape), weight, bias)

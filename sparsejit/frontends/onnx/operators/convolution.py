@@ -66,19 +66,42 @@ def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None
     )
 
 
+def _wanted(call: Call, spatial: Sequence[int], strides: Sequence[int]) -> list[int] | None:
+    """The sizes that a transposed convolution is asked for, where it is."""
+    shape = call.attribute("output_shape")
+    if shape:
+        return list(shape[-len(spatial) :])
+    if call.attribute("auto_pad", "NOTSET").startswith("SAME"):
+        return [n * s for n, s in zip(spatial, strides, strict=True)]
+    return None
+
+
+def _cut_off(call: Call, full: Sequence[int], wanted: Sequence[int]) -> Widths:
+    """What is left out before and after each axis of `full` to leave the sizes wanted."""
+    widths = []
+    for size, n in zip(full, wanted, strict=True):
+        less, more = max(size - n, 0) // 2, -(-max(size - n, 0) // 2)
+        is_upper = call.attribute("auto_pad") == "SAME_UPPER"
+        widths.append((less, more) if is_upper else (more, less))
+    return widths
+
+
 def conv_transpose(write: Writer, call: Call) -> Value:
     """A transposed convolution, cut where its padding differs before and after."""
     x, weight, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
     rank = len(weight.shape) - 2
-    if call.attribute("output_shape") or call.attribute("auto_pad", "NOTSET") not in (
-        "NOTSET",
-        "VALID",
-    ):
-        raise Unmapped("of a given output shape or automatic padding")
-    widths = _around(call, x.shape[2:], weight.shape[2:])
     strides = call.attribute("strides") or [1] * rank
     spans = call.attribute("dilations") or [1] * rank
     extra, groups = call.attribute("output_padding") or [0] * rank, call.attribute("group", 1)
+    wanted = _wanted(call, x.shape[2:], strides)
+    if wanted is None:
+        widths = _around(call, x.shape[2:], weight.shape[2:])
+    else:
+        axes = zip(x.shape[2:], weight.shape[2:], strides, spans, extra, strict=True)
+        full = [(n - 1) * s + more + (k - 1) * d + 1 for n, k, s, d, more in axes]
+        widths = _cut_off(call, full, wanted)
+        missing = (max(n - size, 0) for n, size in zip(wanted, full, strict=True))
+        extra = [more + n for more, n in zip(extra, missing, strict=True)]
     even = all(before == after for before, after in widths)
     padding = [before if even else 0 for before, _ in widths]
     y = convolution.convolution(

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import ELEMENTS, Call
 from sparsejit.frontends.onnx.reading import dtype_of
-from sparsejit.frontends.writing import activations, pointwise, remainders
+from sparsejit.frontends.writing import activations, arranging, pointwise, remainders
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 
@@ -64,6 +64,7 @@ def power(write: Writer, call: Call) -> Value:
     known = write.known(exponent)
     if known is None:
         return pointwise.power_of(write, x, exponent)
+    x = arranging.expanded(write, x, np.broadcast_shapes(x.shape, known.shape))
     if write.dtype(x).kind != "f" and known.size == 1 and known % 1 == 0:
         return pointwise.power(write, x, int(known.reshape(())))
     return pointwise.power(write, x, exponent)
@@ -153,6 +154,8 @@ def thresholded_relu(write: Writer, x: Value, alpha: float) -> Value:
 
 def shrink(write: Writer, x: Value, bias: float, lambd: float) -> Value:
     """x + bias for x < -lambd, x - bias for x > lambd, else 0."""
+    if write.dtype(x).kind != "f":
+        raise Unmapped("of whole numbers")
     f = write.formula("shrink")
     below, above = f("less", x, -lambd), f("greater", x, lambd)
     inner = f("where", above, f("sub", x, bias), 0.0)

@@ -17,7 +17,7 @@ from sparsejit.frontends.onnx.operators import convolution, products, quantisati
 from sparsejit.frontends.writing import activations, arranging, normalisation, selection
 from sparsejit.frontends.writing import products as writing_products
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Element, Value
 
 _EPSILON = 1e-12  # of its normalisations
 _FORBIDDEN = -10000.0  # what is added to a score that a mask forbids
@@ -124,7 +124,7 @@ def embed_layer_normalization(write: Writer, call: Call) -> Any:
     if call.has(7):
         f, mask = write.formula("kept"), write.floats(call.value(write, 7))
         counts = f.finish(f("row_sum", mask), shape=mask.shape)
-        kept = arranging.reshaped(write, counts, mask.shape[:1])
+        kept = write.cast(arranging.reshaped(write, counts, mask.shape[:1]), Element.INT64)
     return (normal, kept, total)[: call.outputs]
 
 

@@ -18,13 +18,16 @@ _AXES_AS_OPERAND = 18
 def over_axes(
     function: Callable[..., Value], since: int = _AXES_AS_OPERAND
 ) -> Callable[[Writer, Call], Value]:
-    """function(write, x, axes, keepdims) over the axes named, or over all."""
+    """function(write, x, axes, keepdims) over the axes named, or over all.
+
+    With `noop_with_empty_axes` over none: what is left is what it does with each element.
+    """
 
     def mapping(write: Writer, call: Call) -> Value:
         x, axes = call.value(write, 0), call.axes(1, since)
         if not axes:
             if call.flag("noop_with_empty_axes"):
-                return x
+                return function(write, arranging.reshaped(write, x, (*x.shape, 1)), [-1], False)
             axes = list(range(len(x.shape)))
         return function(write, x, axes, call.flag("keepdims", True))
 
@@ -36,6 +39,8 @@ def _sum_of_squares(write: Writer, x: Value, axes: list[int], keepdims: bool) ->
 
 
 def _log_sum(write: Writer, x: Value, axes: list[int], keepdims: bool) -> Value:
+    if write.dtype(x).kind != "f":
+        raise Unmapped("of whole numbers")
     return write.pointwise("log", reductions.sum_over(write, x, axes, keepdims))
 
 

@@ -20,7 +20,8 @@ _COORDINATES = (
     *("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"),
     *("half_pixel_symmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize"),
 )
-_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+# The last is how they were rounded before opset 11: as ONNX Runtime does.
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
 # What says how a Resize computes positions, for the package's own reference.
 _RESIZING = (
     *("coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode"),
@@ -34,10 +35,19 @@ def gather(write: Writer, call: Call) -> Value:
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     indices = call.operand(1)
     if not isinstance(indices, np.ndarray):
-        return selection.looked_up(write, x, axis, call.value(write, 1))
+        places = _from_the_front(write, call.value(write, 1), x.shape[axis])
+        return selection.looked_up(write, x, axis, places)
     taken = selection.taken(write, x, axis, indices.reshape(-1))
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     return arranging.reshaped(write, taken, shape)
+
+
+def _from_the_front(write: Writer, places: Value, length: int) -> Value:
+    """Places of an axis of that length, of which negative ones count from its end."""
+    if write.dtype(places).kind == "u":
+        return places
+    is_behind = write.pointwise("less", places, 0)
+    return write.pointwise("where", is_behind, write.pointwise("add", places, length), places)
 
 
 def triangle(write: Writer, call: Call) -> Value:
@@ -58,12 +68,7 @@ def one_hot(write: Writer, call: Call) -> Value:
     if not 0 < depth <= _MOST_CLASSES:
         raise Unmapped(f"of {depth} classes, not 1 to {_MOST_CLASSES}")
     axis = axis_of(call.attribute("axis", -1), len(index.shape) + 1)
-    wrapped = write.pointwise(
-        "where",
-        write.pointwise("less", index, 0),
-        write.pointwise("add", index, depth),
-        index,
-    )
+    wrapped = _from_the_front(write, index, depth)
     column = arranging.reshaped(write, wrapped, (*index.shape, 1))
     is_there = write.pointwise("equal", column, np.arange(depth))
     hot = write.pointwise("where", is_there, on, off)
@@ -102,6 +107,8 @@ def _positions(call: Call, length: int, scale: float | None, size: int | None) -
     from onnx.reference import ReferenceEvaluator
 
     given = {name: call.attribute(name) for name in _RESIZING if call.attribute(name) is not None}
+    if given.get("nearest_mode") == "outwards":
+        given["nearest_mode"] = "ceil" if scale is not None and scale < 1 else "floor"
     operands = ["x", "", "scales"] if size is None else ["x", "", "", "sizes"]
     node = make_node("Resize", operands, ["y"], **given)
     inputs: dict[str, Array] = {"x": np.eye(length, dtype=np.float32)}

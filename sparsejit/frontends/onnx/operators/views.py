@@ -97,12 +97,13 @@ def slice_axes(write: Writer, call: Call) -> Value:
 
 
 def _backwards(write: Writer, x: Value, axis: int, part: slice) -> Value:
+    """Unlike Python's slice one that starts before the first element has that element."""
     from sparsejit.frontends.writing.selection import taken
 
     length = x.shape[axis]
-    if part.stop < -length:  # ONNX's way to say "to the first"
-        part = slice(part.start, None, part.step)
-    return taken(write, x, axis, np.arange(length)[part])
+    first, end = (n + length if n < 0 else n for n in (part.start, part.stop))
+    first, end = (int(np.clip(n, low, length - 1)) for n, low in ((first, 0), (end, -1)))
+    return taken(write, x, axis, np.arange(first, end, part.step)[:length])
 
 
 def expand(write: Writer, call: Call) -> Value:

@@ -1,0 +1,251 @@
+"""Products, convolutions, pooling, recurrent layers, attention: random nodes of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from fuzzing.onnx_growing import MICROSOFT, OnnxGrowing
+
+Maker = Callable[[OnnxGrowing], Any]
+_PADDING = ("NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
+def _sparse(grow: OnnxGrowing, shape: Sequence[int], dtype: Any = np.float32) -> Any:
+    """Weights, most often with zeros."""
+    density = grow.draw.choice((0.1, 0.4, 1.0, 1.0))
+    weights = grow.array(shape, dtype, -1.0, 1.0) * (grow.numbers.random(shape) < density)
+    return weights.astype(dtype)
+
+
+def _matmul(grow: OnnxGrowing) -> None:
+    a = grow.tensor("f", ranks=(1, 4))
+    array, out = grow.values[a], grow.draw.choice((1, 2, 5, 8, 17))
+    way = grow.draw.randrange(4)
+    if way == 0:
+        shape: tuple[int, ...] = (array.shape[-1],)
+    elif way == 1 and array.ndim > 2:
+        shape = (*grow.broadcasting(array.shape[:-2]), array.shape[-1], out)
+    else:
+        shape = (array.shape[-1], out)
+    grow.add("MatMul", [a, grow.either(_sparse(grow, shape, array.dtype))])
+
+
+def _gemm_of(name: str) -> Maker:
+    def make(grow: OnnxGrowing) -> None:
+        a = grow.tensor("f", ranks=(2, 2))
+        array, out = grow.values[a], grow.draw.choice((1, 3, 8, 16))
+        given = grow.some(
+            transA=grow.flag(), transB=grow.flag(), alpha=0.5, beta=grow.draw.choice((0.0, 2.0))
+        )
+        rows, depth = array.shape[::-1] if given.get("transA") else array.shape
+        shape = (out, depth) if given.get("transB") else (depth, out)
+        operands = [a, grow.either(_sparse(grow, shape, array.dtype))]
+        if not grow.has("Gemm", 11) or grow.flag():
+            wide = grow.draw.choice([(out,), (1, out), (rows, out), (rows, 1), ()])
+            operands.append(grow.either(grow.array(wide, array.dtype)))
+        if name != "Gemm":
+            given["activation"] = grow.draw.choice(("Relu", "Sigmoid", "Tanh"))
+        grow.add(name, operands, **given)
+
+    return make
+
+
+def _fused_matmul(grow: OnnxGrowing) -> None:
+    a = grow.tensor("f", ranks=(2, 4))
+    array, out = grow.values[a], grow.draw.choice((1, 3, 8))
+    given = grow.some(transA=grow.flag(), transB=grow.flag(), alpha=0.5)
+    depth = array.shape[-2] if given.get("transA") else array.shape[-1]
+    shape = (out, depth) if given.get("transB") else (depth, out)
+    grow.add(
+        f"{MICROSOFT}.FusedMatMul", [a, grow.either(_sparse(grow, shape, array.dtype))], **given
+    )
+
+
+def windows(grow: OnnxGrowing, spatial: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
+    """strides, dilations and padding of any kind."""
+    rank, draw = len(kernel), grow.draw
+    given = grow.some(
+        strides=[draw.choice((1, 1, 2, 3)) for _ in kernel],
+        dilations=[draw.choice((1, 1, 1, 2)) for _ in kernel],
+    )
+    mode = draw.choice(_PADDING)
+    if mode == "NOTSET" and draw.random() < 0.7:
+        even = [draw.randint(0, max(k - 1, 0)) for k in kernel]
+        odd = [draw.randint(0, max(k - 1, 0)) for k in kernel]
+        given["pads"] = [*even, *(even if grow.flag() else odd)]
+    elif mode != "NOTSET" or grow.flag():
+        given["auto_pad"] = mode
+    assert rank == len(spatial)
+    return given
+
+
+def _image(grow: OnnxGrowing, kinds: str = "f") -> str:
+    return grow.tensor(kinds, ranks=(3, 4), fits=lambda a: a.size > 0 and a.dtype != np.int64)
+
+
+def kernel_of(grow: OnnxGrowing, spatial: Sequence[int]) -> list[int]:
+    return [grow.draw.choice([k for k in (1, 2, 3, 3, 5) if k <= n + 2]) for n in spatial]
+
+
+def _groups(grow: OnnxGrowing, channels: int) -> int:
+    return grow.draw.choice([n for n in (1, 1, 1, 2, 3, channels) if channels % n == 0])
+
+
+def _conv(name: str) -> Maker:
+    def make(grow: OnnxGrowing) -> None:
+        x = _image(grow)
+        array = grow.values[x]
+        channels, spatial = array.shape[1], array.shape[2:]
+        kernel, groups = kernel_of(grow, spatial), _groups(grow, channels)
+        out = groups * grow.draw.choice((1, 2, 4))
+        weights = _sparse(grow, (out, channels // groups, *kernel), array.dtype)
+        operands = [x, grow.fixed(weights) if grow.draw.random() < 0.9 else grow.input(weights)]
+        if grow.flag():
+            operands.append(grow.either(grow.array((out,), array.dtype)))
+        given = windows(grow, spatial, kernel) | grow.some(kernel_shape=kernel)
+        if groups > 1:
+            given["group"] = groups
+        if name != "Conv":
+            kind, numbers = grow.draw.choice(
+                [("Relu", None), ("Tanh", None), ("LeakyRelu", [0.1]), ("Clip", [-1.0, 1.0])]
+            )
+            given |= {"activation": kind, **({"activation_params": numbers} if numbers else {})}
+        grow.add(name, operands, **given)
+
+    return make
+
+
+def _conv_transpose(grow: OnnxGrowing) -> None:
+    x = _image(grow)
+    array = grow.values[x]
+    channels, spatial = array.shape[1], array.shape[2:]
+    kernel, groups = kernel_of(grow, spatial), _groups(grow, channels)
+    out = grow.draw.choice((1, 2, 3))
+    weights = grow.fixed(_sparse(grow, (channels, out, *kernel), array.dtype))
+    bias = [grow.either(grow.array((out * groups,), array.dtype))] if grow.flag() else []
+    given = windows(grow, spatial, kernel) | grow.some(kernel_shape=kernel, group=groups)
+    if groups > 1:
+        given["group"] = groups
+    if grow.draw.random() < 0.3:
+        given["output_padding"] = [
+            grow.draw.randint(0, max(n - 1, 0)) for n in given.get("strides", [1] * len(kernel))
+        ]
+    if grow.draw.random() < 0.15 and "auto_pad" not in given:
+        given.pop("pads", None)
+        given["output_shape"] = [n * 2 for n in spatial]
+    grow.add("ConvTranspose", [x, weights, *bias], **given)
+
+
+def _pool(name: str) -> Maker:
+    def make(grow: OnnxGrowing) -> None:
+        x = _image(grow, "f" if name == "AveragePool" else "fffiu")
+        spatial = grow.values[x].shape[2:]
+        kernel = kernel_of(grow, spatial)
+        given = windows(grow, spatial, kernel)
+        since = 19 if name == "AveragePool" else 10
+        if not grow.has(name, since):
+            given.pop("dilations", None)
+        if given.get("auto_pad", "").startswith("SAME"):  # ONNX Runtime pads these otherwise
+            given.pop("dilations", None)
+            given["strides"] = [
+                min(pair) for pair in zip(given.get("strides", kernel), kernel, strict=True)
+            ]
+        if name == "AveragePool":
+            given |= grow.some(count_include_pad=grow.flag())
+        if grow.has(name, 10):
+            given |= grow.some(ceil_mode=grow.flag())
+        grow.add(name, [x], kernel_shape=kernel, **given)
+
+    return make
+
+
+def _global_pool(name: str) -> Maker:
+    return lambda grow: grow.add(name, [_image(grow)])
+
+
+_GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
+
+
+def _recurrent(name: str) -> Maker:
+    gates = _GATES[name]
+
+    def make(grow: OnnxGrowing) -> None:
+        draw = grow.draw
+        x = grow.tensor("f", ranks=(3, 3), fits=lambda a: a.size > 0 and a.dtype == np.float32)
+        time, batch, width = grow.values[x].shape
+        hidden, direction = (
+            draw.choice((1, 3, 8)),
+            draw.choice(("forward", "reverse", "bidirectional")),
+        )
+        ways = 2 if direction == "bidirectional" else 1
+        given = {"hidden_size": hidden} | grow.some(direction=direction if ways == 1 else None)
+        if ways == 2:
+            given["direction"] = direction
+        operands = [x, grow.fixed(_sparse(grow, (ways, gates * hidden, width)))]
+        operands.append(grow.fixed(_sparse(grow, (ways, gates * hidden, hidden))))
+        more = [grow.fixed(grow.array((ways, 2 * gates * hidden), np.float32)), ""]
+        states = 2 if name == "LSTM" else 1
+        more += [grow.either(grow.array((ways, batch, hidden), np.float32)) for _ in range(states)]
+        if draw.random() < 0.3:
+            more[1] = grow.fixed([time] * batch, np.int32)
+        operands += more[: draw.choice((0, 1, 2, len(more)))]
+        while not operands[-1]:
+            operands.pop()
+        if name == "GRU":
+            given |= grow.some(linear_before_reset=grow.flag())
+        if name == "RNN" and grow.flag():
+            given["activations"] = [draw.choice(("Relu", "Tanh"))] * ways
+        grow.add(name, operands, 1 + (1 if name != "LSTM" else 2), **given)
+
+    return make
+
+
+def _attention(grow: OnnxGrowing) -> None:
+    heads, depth, length = (
+        grow.draw.choice((1, 2)),
+        grow.draw.choice((2, 4)),
+        grow.draw.choice((1, 3)),
+    )
+    width = heads * depth
+    x = grow.input(grow.array((2, length, width), np.float32))
+    weights = grow.fixed(_sparse(grow, (width, 3 * width)))
+    operands = [x, weights, grow.fixed(grow.array((3 * width,), np.float32))]
+    if grow.flag():
+        mask = grow.draw.choice([(2, length), (2,)])
+        keys = np.ones(mask) if len(mask) > 1 else np.full(mask, max(length - 1, 1))
+        operands.append(grow.either(keys.astype(np.int32)))
+    given = grow.some(unidirectional=grow.flag())
+    grow.add(f"{MICROSOFT}.Attention", operands, num_heads=heads, **given)
+
+
+def _embedding(grow: OnnxGrowing) -> None:
+    words, length, width = 7, grow.draw.choice((1, 4)), 6
+    ids = [
+        grow.input(grow.numbers.integers(0, n, (2, length)).astype(np.int32)) for n in (words, 2)
+    ]
+    tables = [grow.fixed(grow.array((n, width), np.float32)) for n in (words, 9, 2)]
+    scales = [grow.fixed(grow.array((width,), np.float32)) for _ in range(2)]
+    mask = grow.fixed(grow.numbers.integers(0, 2, (2, length)).astype(np.int32))
+    grow.add(f"{MICROSOFT}.EmbedLayerNormalization", [*ids, *tables, *scales, mask], 2)
+
+
+ROWS: dict[str, Maker] = {
+    "AveragePool": _pool("AveragePool"),
+    "Conv": _conv("Conv"),
+    "ConvTranspose": _conv_transpose,
+    "GRU": _recurrent("GRU"),
+    "Gemm": _gemm_of("Gemm"),
+    "GlobalAveragePool": _global_pool("GlobalAveragePool"),
+    "GlobalMaxPool": _global_pool("GlobalMaxPool"),
+    "LSTM": _recurrent("LSTM"),
+    "MatMul": _matmul,
+    "MaxPool": _pool("MaxPool"),
+    "RNN": _recurrent("RNN"),
+    f"{MICROSOFT}.Attention": _attention,
+    f"{MICROSOFT}.EmbedLayerNormalization": _embedding,
+    f"{MICROSOFT}.FusedConv": _conv(f"{MICROSOFT}.FusedConv"),
+    f"{MICROSOFT}.FusedGemm": _gemm_of(f"{MICROSOFT}.FusedGemm"),
+    f"{MICROSOFT}.FusedMatMul": _fused_matmul,
+}

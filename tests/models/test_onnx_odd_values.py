@@ -1,0 +1,132 @@
+"""Nodes of ONNX with attributes and operands at their odd values, as the fuzzer found them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from onnx import ModelProto, helper
+from onnx.numpy_helper import from_array
+
+import sparsejit
+from sparsejit.errors import UnsupportedOperator
+from sparsejit.frontends.onnx import import_onnx
+
+FLOATS = np.array([[-2.0, 0.5, 3.0]], np.float32)
+RAMP = np.arange(1.0, 5.0, dtype=np.float32).reshape(1, 1, 4)
+ONES = np.ones((1, 1, 3), np.float32)
+PAIR = np.array([[[1.0, 2.0]]], np.float32)
+NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class OddNode:
+    """A node, its operands, of which the first `called` come with the call, and its result."""
+
+    operator: str
+    operands: list[Any]
+    wanted: Any
+    attributes: dict[str, Any] = field(default_factory=dict)
+    opset: int = 20
+    called: int = 1
+
+    def model(self) -> ModelProto:
+        """The node alone."""
+        names = [f"x{n}" for n in range(len(self.operands))]
+        arrays = [np.asarray(x) for x in self.operands]
+        node = helper.make_node(self.operator, names, ["y"], **self.attributes)
+        declared = [_declared(*pair) for pair in zip(names, arrays, strict=True)]
+        held = [from_array(*pair) for pair in zip(arrays, names, strict=True)]
+        wanted = _declared("y", np.asarray(self.wanted))
+        inputs = declared[: self.called]
+        graph = helper.make_graph([node], "odd", inputs, [wanted], held[self.called :])
+        imports = [helper.make_opsetid("", self.opset)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def _declared(name: str, array: np.ndarray) -> Any:
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, kind, array.shape)
+
+
+def _reduced(name: str, wanted: Any) -> OddNode:
+    return OddNode(name, [FLOATS, NONE], wanted, {"noop_with_empty_axes": 1})
+
+
+def _resized(name: str, mode: str, scale: float, wanted: Any, opset: int) -> OddNode:
+    scales = np.array([1, 1, scale], np.float32)
+    return OddNode(name, [RAMP, scales], _floats(wanted), {"mode": mode}, opset)
+
+
+def _transposed(wanted: Any, **attributes: Any) -> OddNode:
+    return OddNode("ConvTranspose", [ONES, PAIR], _floats(wanted), {"strides": [2], **attributes})
+
+
+def _floats(numbers: Any) -> np.ndarray:
+    return np.array([[numbers]], np.float32)
+
+
+NODES = {
+    "the parts of a reduction that work on elements stay": _reduced("ReduceL1", np.abs(FLOATS)),
+    "the parts of a sum of squares, too": _reduced("ReduceSumSquare", FLOATS**2),
+    "the maximum over no axes": _reduced("ReduceMax", FLOATS),
+    "backwards from before the first": OddNode(
+        "Slice", [FLOATS, [-2], [-9], [0], [-1]], FLOATS[:1]
+    ),
+    "a number to a power of one axis": OddNode(
+        "Pow", [np.float32(3), np.array([2], np.float32)], np.array([9], np.float32)
+    ),
+    "linear positions before opset 11": _resized("Resize", "linear", 0.5, [1, 3], 10),
+    "nearest positions before opset 11": _resized("Resize", "nearest", 0.75, [1, 3, 4], 10),
+    "positions of Upsample": _resized("Upsample", "linear", 2, [1, 1.5, 2, 2.5, 3, 3.5, 4, 4], 9),
+    "a transposed convolution to a size": _transposed([2, 1, 2, 1], output_shape=[4]),
+    "a larger one than there is": _transposed([1, 2, 1, 2, 1, 2, 0], output_shape=[7]),
+    "one that leaves out the end": _transposed(
+        [1, 2, 1, 2, 1], output_shape=[5], auto_pad="SAME_UPPER"
+    ),
+    "one with its own padding": _transposed([1, 2, 1, 2, 1, 2], auto_pad="SAME_LOWER"),
+    "axes of int32": OddNode(
+        "Pad",
+        [ONES[0], np.array([1, 0]), np.float32(5), np.array([-1], np.int32)],
+        np.array([[5, 1, 1, 1]], np.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NODES)
+def test_it_computes_what_onnx_says(what: str) -> None:
+    node = NODES[what]
+    graph = import_onnx(node.model(), free_batch=False).graph()
+    (found,) = graph.evaluate([np.asarray(x) for x in node.operands[: node.called]])
+    assert found.shape == np.shape(node.wanted)
+    np.testing.assert_allclose(found, node.wanted, rtol=1e-6)
+
+
+def test_computed_places_count_from_the_end() -> None:
+    node = OddNode("Gather", [FLOATS, [-1, 0]], FLOATS[:, [-1, 0]], {"axis": 1}, called=2)
+    found = sparsejit.compile(node.model())(FLOATS, np.array([-1, 0]))
+    assert np.array_equal(found, node.wanted)
+
+
+def test_norms_of_no_elements_are_empty() -> None:
+    nodes = [
+        helper.make_node("Slice", ["x", "first", "first", "last"], ["part"]),
+        helper.make_node("InstanceNormalization", ["part", "w", "w"], ["y"]),
+    ]
+    known = {"first": [0], "last": [-1], "w": np.ones(2, np.float32)}
+    x, y = np.ones((1, 2, 3), np.float32), np.ones((1, 2, 0), np.float32)
+    held = [from_array(np.asarray(array), name) for name, array in known.items()]
+    graph = helper.make_graph(nodes, "odd", [_declared("x", x)], [_declared("y", y)], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
+    (found,) = import_onnx(model, free_batch=False).graph().evaluate([x])
+    assert found.shape == y.shape
+
+
+@pytest.mark.parametrize("operator", ["Shrink", "ReduceLogSum"])
+def test_floats_of_whole_numbers_are_refused(operator: str) -> None:
+    node = OddNode(operator, [np.arange(3)], np.arange(3))
+    with pytest.raises(UnsupportedOperator, match="of whole numbers"):
+        import_onnx(node.model())
