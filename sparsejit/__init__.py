@@ -6,7 +6,14 @@
 
 from types import ModuleType
 
-from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, compile_matrix, load
+from sparsejit.api import (
+    CompiledEstimator,
+    CompiledModel,
+    Kernel,
+    PartedModel,
+    compile_matrix,
+    load,
+)
 from sparsejit.api import compile_model as compile  # noqa: A004, the verb users know
 from sparsejit.errors import (
     CompileError,
@@ -30,6 +37,7 @@ __all__ = [
     "Kernel",
     "MissingDependency",
     "NotCopyable",
+    "PartedModel",
     "SparseJitError",
     "Target",
     "UnsupportedOperator",

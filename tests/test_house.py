@@ -73,6 +73,7 @@ PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 EXTRAS = (
     *("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "pystoi", "mkl", "sklearn"),
     *("ruamel", "jinja2", "ray", "sounddevice", "treelite", "lightgbm", "xgboost"),
+    "onnxruntime",
 )
 NEEDS_EXTRAS = {"prune", "perf", "voice"}
 

@@ -6,11 +6,13 @@ from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.load import load
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.parted_model import PartedModel
 
 __all__ = [
     "CompiledEstimator",
     "CompiledModel",
     "Kernel",
+    "PartedModel",
     "compile_matrix",
     "compile_model",
     "load",

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from sparsejit.api.compile_parts import check_fallback, compile_in_parts
 from sparsejit.api.compiled_estimator import (
     CompiledEstimator,
     Estimator,
@@ -16,18 +17,19 @@ from sparsejit.api.compiled_estimator import (
 )
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.variant import Dtypes, Variant, make_variant
+from sparsejit.api.parted_model import PartedModel
+from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
-from sparsejit.lowering.context import ModelOptions, Progress, told
+from sparsejit.lowering.context import Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
 _ONE_X = (
-    "an estimator takes one X of any length; leave out example_kwargs, free_shapes, constants and "
-    "free_batch"
+    "an estimator takes one X of any length; leave out example_kwargs, free_shapes, constants, "
+    "fallback and free_batch"
 )
 
 
@@ -54,6 +56,7 @@ def compile_model(
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
+    fallback: None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
     threads: int | str = 1,
@@ -61,6 +64,25 @@ def compile_model(
     exact: bool = False,
     progress: Progress | None = None,
 ) -> CompiledModel: ...
+
+
+@overload
+def compile_model(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    free_batch: bool = True,
+    free_shapes: bool = False,
+    constants: Mapping[str, Any] | None = None,
+    fallback: str,
+    dtype: Dtypes = "float32",
+    target: str | Target = "native",
+    threads: int | str = 1,
+    tune: bool = False,
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> CompiledModel | PartedModel: ...
 
 
 def compile_model(
@@ -71,13 +93,14 @@ def compile_model(
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
+    fallback: str | None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
     threads: int | str = 1,
     tune: bool = False,
     exact: bool = False,
     progress: Progress | None = None,
-) -> CompiledModel | CompiledEstimator:
+) -> CompiledModel | PartedModel | CompiledEstimator:
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
     model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx file
@@ -94,6 +117,8 @@ def compile_model(
         sequences of other lengths, say. Otherwise they are refused.
     constants: numbers or arrays for inputs of an ONNX model by their names, such as {"sr": 16000}:
         these inputs are gone, and what depends on them alone is computed now.
+    fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX Runtime.
+        Where there are any, a PartedModel is made, whose batch is that of the example.
     dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
         ("encoder.*") to that, of which the last that matches counts.
     target, threads, tune, exact: as in `compile_matrix`, for every layer; exact rules out Winograd.
@@ -103,16 +128,13 @@ def compile_model(
     InvalidInput for arguments that make no sense.
     """
     settings = ModelSettings(target, threads, tune, exact)
-    options, tell = settings.resolved(), told(progress)
     if is_estimator(model):
-        if example_kwargs or free_shapes or constants or not free_batch:
+        if example_kwargs or free_shapes or constants or fallback or not free_batch:
             raise InvalidInput(_ONE_X)
-        return compile_estimator(model, example_inputs, settings, dtype, tell)
-    compiler = _Compiler(model, free_batch, dtype, options, dict(constants or {}))
+        return compile_estimator(model, example_inputs, settings, dtype, told(progress))
     args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
-    exported, variant = compiler.make(args, kwargs, tell)
-    again = compiler.for_leaves(exported) if free_shapes else None
-    return CompiledModel((variant,), exported.input_tree, exported.output_tree, settings, again)
+    shapes = free_batch, free_shapes, constants or {}
+    return _Compiler(model, *shapes, fallback, dtype, settings).compiled(args, kwargs, progress)
 
 
 def _arguments(
@@ -136,15 +158,37 @@ def _arguments(
     return tuple(inputs or ()), dict(kwargs or {})
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Compiler:
     """A model and how to compile it, for inputs of any shapes."""
 
     model: Any
     free_batch: bool
-    dtype: Dtypes
-    options: ModelOptions
+    free_shapes: bool
     constants: Mapping[str, Any]
+    fallback: str | None
+    dtype: Dtypes
+    settings: ModelSettings
+
+    def __post_init__(self) -> None:
+        self.options = self.settings.resolved()
+
+    def compiled(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress | None
+    ) -> CompiledModel | PartedModel:
+        """The model for inputs like these; in parts, where it must be and may be."""
+        tell = told(progress)
+        check_fallback(self.fallback, self.model)
+        try:
+            exported, variant = self.make(args, kwargs, tell)
+        except GRAPH_REFUSALS:
+            if self.fallback is None or kwargs:
+                raise
+            given = self.model, args, self.constants, self.dtype, self.settings
+            return compile_in_parts(*given, tell, self.free_shapes)
+        trees = exported.input_tree, exported.output_tree
+        again = self.for_leaves(exported) if self.free_shapes else None
+        return CompiledModel((variant,), *trees, self.settings, again)
 
     def make(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress

@@ -88,7 +88,7 @@ class Compiled(Explained):
         sealed.write(path, *self._saved())
 
     def __reduce__(self) -> tuple[Callable[..., Compiled], tuple[Any, ...]]:
-        return _compiled_anew, (*self._saved(),)
+        return compiled_anew, (*self._saved(),)
 
     def export(self, path: PathLike, header: PathLike | None = None) -> None:
         """Write `int NAME_run(...)` for C; NAME is the file's, without .o.
@@ -109,7 +109,7 @@ class Compiled(Explained):
         export(self._exported(c_name(path)), path, header)
 
 
-def _compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Compiled:
+def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Compiled:
     """What was pickled, for this machine."""
     from sparsejit.api.load import restored  # which knows every kind
 

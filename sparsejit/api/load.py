@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsejit.api import estimator_source, kernel_file, model_file
+from sparsejit.api import estimator_source, kernel_file, model_file, parted_file
 from sparsejit.api.compile_layer import compile_source
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.model import CompiledModel, compile_saved
+from sparsejit.api.parted_model import PartedModel, load_parted
 from sparsejit.artefact import sealed
 
 
@@ -30,6 +31,7 @@ class Loader(NamedTuple):
 LOADERS: dict[str, Loader] = {
     kernel_file.KIND: Loader(kernel_file.read_kernel, compile_source),
     model_file.KIND: Loader(model_file.read_model, compile_saved),
+    parted_file.KIND: Loader(parted_file.read_parted, load_parted),
     estimator_source.KIND: Loader(estimator_source.read_estimator_file, CompiledEstimator),
 }
 
@@ -40,7 +42,7 @@ def restored(file: sealed.SealedFile) -> Any:
     return loader.compile(loader.read(file.header, file.tensors))
 
 
-def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | CompiledEstimator:
+def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
     """What `save` wrote: a kernel, model or estimator, compiled for this machine.
 
     The file runs nothing. Raises InvalidInput if there is no file, DamagedFile if it is not exactly
@@ -49,5 +51,5 @@ def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | CompiledEstim
     """
     file = sealed.read(path, LOADERS.keys())
     with sealed.naming(Path(path)):
-        result: Kernel | CompiledModel | CompiledEstimator = restored(file)
+        result: Kernel | CompiledModel | PartedModel | CompiledEstimator = restored(file)
     return result

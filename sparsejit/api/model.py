@@ -129,12 +129,12 @@ class CompiledModel(CalledModel, Compiled):
         return self._variant_for(arrays).call.bind(arrays, results)
 
     def _saved(self) -> sealed.SealedFile:
-        return sealed.SealedFile(KIND, *model_to_data(self._source()))
+        return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
         return exported_model(name, self._first)
 
-    def _source(self) -> ModelSource:
+    def source(self) -> ModelSource:
         """What it is made from."""
         variants = tuple(self._variants.values())
         graphs = [SavedGraph(v.graph, v.tile, v.options.shares_tiles) for v in variants]

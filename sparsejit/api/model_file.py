@@ -56,8 +56,8 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     header = {
         "name": source.name,
         "settings": settings_to_data(source.settings),
-        "inputs": _nest_to_data(source.input_nest, "inputs"),
-        "outputs": _nest_to_data(source.output_nest, "outputs"),
+        "inputs": nest_to_data(source.input_nest, "inputs"),
+        "outputs": nest_to_data(source.output_nest, "outputs"),
         "variants": variants,
     }
     return header, writer.tensors
@@ -74,7 +74,7 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     reader = ArrayReader(tensors)
     graphs = [_variant_from_data(data, reader) for data in variants]
     reader.finish()
-    given, results = _nest_from_data(inputs, "inputs"), _nest_from_data(outputs, "outputs")
+    given, results = nest_from_data(inputs, "inputs"), nest_from_data(outputs, "outputs")
     arguments = [item.kind for item in given.items]
     if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
         raise DamagedFile("has inputs that are no arguments of a call")
@@ -94,7 +94,7 @@ def _check_interfaces(graphs: Sequence[SavedGraph], given: Nest, made: Nest) -> 
     shapes = set()
     kinds = set()
     for graph, tile, _ in graphs:
-        if (len(graph.inputs), len(graph.outputs)) != (_tensors_in(given), _tensors_in(made)):
+        if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), tensors_in(made)):
             raise DamagedFile("has a graph of other inputs or outputs than the model's")
         types = [value.type for value in (*graph.inputs, *graph.outputs)]
         if tile is not None and not (graph.inputs and all(k.shape[:1] == (tile,) for k in types)):
@@ -126,11 +126,11 @@ def settings_from_data(data: Any) -> ModelSettings:
     return settings
 
 
-def _tensors_in(nest: Nest) -> int:
-    return sum(map(_tensors_in, nest.items)) if nest.items else int(nest.kind is NestKind.TENSOR)
+def tensors_in(nest: Nest) -> int:
+    return sum(map(tensors_in, nest.items)) if nest.items else int(nest.kind is NestKind.TENSOR)
 
 
-def _nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
+def nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
     """Raises InvalidInput for what would not come back as it is."""
     data = to_json(nest)
     try:
@@ -145,7 +145,7 @@ def _nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
     return data
 
 
-def _nest_from_data(data: Any, where: str) -> Nest:
+def nest_from_data(data: Any, where: str) -> Nest:
     try:
         return from_json(data, where)
     except DamagedFile as error:

@@ -32,7 +32,7 @@ class NarrowNumbers:
             array = arrays[place]
             given = array.dtype
             if given is not dtype:
-                _check_held(array, name, dtype)
+                check_held(array, name, dtype)
             if given is not _INT64 and given.kind in "iu":
                 arrays[place] = array.astype(_INT64)
 
@@ -50,7 +50,7 @@ class NarrowNumbers:
         return results
 
 
-def _check_held(array: Array, name: str, dtype: np.dtype[Any]) -> None:
+def check_held(array: Array, name: str, dtype: np.dtype[Any]) -> None:
     """Raises InvalidInput for whole numbers that a dtype does not hold."""
     if array.dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size:
         return

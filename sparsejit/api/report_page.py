@@ -92,7 +92,9 @@ def as_brief(report: Report) -> RenderableType:
         table.add_column(heading, justify="right")
     for layer, ns in zip(report.layers, times, strict=True):
         names = (_cut(layer.layer, 0), _cut(layer.kernel, _BRIEF_NAME // 3))
-        table.add_row(*map(Text, names), f"{ns / 1000:,.2f}", f"{ns / total:.1%}")
+        is_known = (layer.measured_ns, layer.predicted_ns) != (None, None)
+        figures = (f"{ns / 1000:,.2f}", f"{ns / total:.1%}") if is_known else ()
+        table.add_row(*map(Text, names), *figures)
     table.add_row("all", "", f"{sum(times) / 1000:,.2f}", "", style="bold")
     return Group(Text(report.lines[0] if report.lines else report.title), table)
 

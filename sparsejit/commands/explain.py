@@ -13,6 +13,7 @@ from sparsejit.commands.model_options import (
     ConstantsOption,
     DTypesOption,
     ExactOption,
+    FallbackOption,
     HtmlOption,
     MeasureOption,
     ModelRequest,
@@ -54,6 +55,7 @@ def explain(
     threads: ThreadsOption = 1,
     tune: TuneOption = False,
     exact: ExactOption = False,
+    fallback: FallbackOption = None,
     measure: MeasureOption = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
@@ -63,7 +65,9 @@ def explain(
 ) -> None:
     """Say which kernels a model, or a matrix of shape (out, in), gets, what they cost and why."""
     check_outputs(out, html)
-    asked = ModelRequest(model, shape, constant, batch, dtype, target, threads, tune, exact)
+    asked = ModelRequest(
+        *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
+    )
     report = _report(asked, tensor, strategy, measure)
     if html is not None:
         with atomic_path(html) as path:

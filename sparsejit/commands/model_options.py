@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, compile_model, load
+from sparsejit.api import (
+    CompiledEstimator,
+    CompiledModel,
+    Kernel,
+    PartedModel,
+    compile_model,
+    load,
+)
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.model_source import read_source
 from sparsejit.lowering.context import Progress
@@ -39,6 +46,10 @@ ThreadsOption = Annotated[int, typer.Option(min=1, help="How many may share a ca
 TargetOption = Annotated[str, typer.Option(help="native, avx2 or avx512.")]
 TuneOption = Annotated[bool, typer.Option(help="Time the most promising kernels here.")]
 ExactOption = Annotated[bool, typer.Option(help="Only kernels that change no weight.")]
+FallbackOption = Annotated[
+    str | None,
+    typer.Option(help="onnxruntime: leave it the nodes of an ONNX file that do not compile."),
+]
 MeasureOption = Annotated[bool, typer.Option(help="Time every layer, too.")]
 HtmlOption = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Also write the report here, a web page.")
@@ -58,6 +69,7 @@ class ModelRequest:
     threads: int = 1
     tune: bool = False
     exact: bool = False
+    fallback: str | None = None
 
 
 def is_compiled(reference: str) -> bool:
@@ -72,7 +84,7 @@ def is_model(reference: str) -> bool:
 
 def load_or_compile(
     asked: ModelRequest, show: Progress
-) -> Kernel | CompiledModel | CompiledEstimator:
+) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
     """What a .sjit file holds, or the model compiled. Raises as `load` and `compile` do."""
     if is_compiled(asked.model):
         _refuse_options(asked)
@@ -83,6 +95,7 @@ def load_or_compile(
         source.args,
         example_kwargs=source.kwargs,
         constants=source.constants,
+        fallback=asked.fallback,
         dtype=_dtypes(asked.dtype or ["float32"]),
         target=asked.target,
         threads=asked.threads,

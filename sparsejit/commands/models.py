@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from sparsejit.api import CompiledModel, load
+from sparsejit.api import CompiledModel, PartedModel, load
+from sparsejit.api.compile_parts import check_fallback
 from sparsejit.api.compiled_estimator import is_estimator
 from sparsejit.artefact.export import check_export
 from sparsejit.commands.console import (
@@ -22,6 +23,7 @@ from sparsejit.commands.model_options import (
     ConstantsOption,
     DTypesOption,
     ExactOption,
+    FallbackOption,
     HtmlOption,
     MeasureOption,
     ModelArgument,
@@ -38,7 +40,7 @@ from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_npy
 from sparsejit.frontends.model_source import read_source
-from sparsejit.frontends.onnx import import_onnx, is_onnx
+from sparsejit.frontends.onnx import divided_onnx, import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export as export_torch
 
 ExportOption = Annotated[
@@ -60,6 +62,7 @@ def compile_command(
     threads: ThreadsOption = 1,
     tune: TuneOption = False,
     exact: ExactOption = False,
+    fallback: FallbackOption = None,
     export: ExportOption = None,
     header: Annotated[Path | None, typer.Option(dir_okay=False, help="Its C header, .h.")] = None,
     measure: MeasureOption = False,
@@ -71,7 +74,9 @@ def compile_command(
     _check_outputs(out, export, header, html)
     with ProgressBar() as bar:
         compiled = load_or_compile(
-            ModelRequest(model, shape, constant, batch, dtype, target, threads, tune, exact),
+            ModelRequest(
+                *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
+            ),
             bar.show,
         )
         if export is not None:
@@ -96,21 +101,39 @@ def check_command(
     shape: ShapesOption = None,
     constant: ConstantsOption = None,
     batch: BatchOption = None,
+    fallback: FallbackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of a model that cannot be compiled, and where; compile nothing.
 
-    Exit status 1 where there are any.
+    Exit status 1 where there are any, unless --fallback runs them: then the parts are listed.
     """
+    asked = ModelRequest(model, shape, constant, batch, fallback=fallback)
     try:
-        nodes = _nodes(ModelRequest(model, shape, constant, batch))
-        found: dict[str, Any] = {"compiles": True, "nodes": nodes, "missing": []}
+        found: dict[str, Any] = {"compiles": True, "nodes": _nodes(asked), "missing": []}
     except UnsupportedOperator as error:
         found = {"compiles": False, "missing": str(error).splitlines()}
+        if fallback is not None:
+            found = {"compiles": True, "parts": _parts(asked), "missing": []}
     if not hand_over(found, as_json, None):
-        say("\n".join(found["missing"]) or f"every operator of {model} is known")
+        lines = found["missing"] or found.get("parts") or [f"every operator of {model} is known"]
+        say("\n".join(lines))
     if found["missing"]:
         raise typer.Exit(1)
+
+
+def _parts(asked: ModelRequest) -> list[str]:
+    """Those that nodes would be compiled and left in, a line each, and the nodes that are left."""
+    source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
+    model = divided_onnx(source.model, source.args, source.constants)
+    lines = []
+    for number, part in enumerate(model.parts, 1):
+        engine = asked.fallback if part.is_left else "sparsejit"
+        lines.append(
+            f"part {number}: {engine}, {len(part.places)} node{'s' * (len(part.places) > 1)}"
+        )
+        lines += [f"  {model.left[place]}" for place in part.places if part.is_left]
+    return lines
 
 
 def _nodes(asked: ModelRequest) -> int:
@@ -123,6 +146,7 @@ def _nodes(asked: ModelRequest) -> int:
         raise InvalidInput(
             f"{asked.model} returned an estimator; `sparsejit compile` says what it lacks"
         )
+    check_fallback(asked.fallback, source.model)
     if is_onnx(source.model):
         return len(import_onnx(source.model, source.args, True, source.constants).graph().nodes)
     return len(export_torch(source.model, source.args, source.kwargs, True).graph().nodes)
@@ -139,7 +163,7 @@ def run_command(
     """Run a compiled model on arrays in files, in the order of its inputs and outputs."""
     check_outputs(*out)
     compiled = load(model)
-    if not isinstance(compiled, CompiledModel):
+    if not isinstance(compiled, CompiledModel | PartedModel):
         kind = type(compiled).__name__
         raise InvalidInput(f"{model} holds a {kind}, not a model; load and call it in Python")
     results = compiled.run([read_npy(path) for path in inputs])

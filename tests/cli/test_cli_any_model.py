@@ -150,6 +150,30 @@ def test_missing_operators_are_listed_without_compiling(tmp_path: Path) -> None:
     assert any("BitwiseAnd" in line and "node scaled" in line for line in found["missing"])
 
 
+def test_what_is_missing_may_be_left_to_onnx_runtime(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    file, out, y = onnx_file(tmp_path, "Mod"), tmp_path / "model.sjit", tmp_path / "y.npy"
+    model = onnx.load(file)
+    model.graph.node[0].attribute.append(helper.make_attribute("fmod", 1))
+    model.graph.node.append(helper.make_node("Neg", ["y"], ["z"]))
+    odd = helper.make_node("Unique", ["z"], ["u"], name="odd")
+    model.graph.node.append(odd)
+    model.graph.output.append(helper.make_tensor_value_info("u", TensorProto.FLOAT, ["m"]))
+    onnx.save(model, file)
+    options = [file, "--shape", "x=1x3", "--constant", "n=2", "--fallback", "onnxruntime"]
+    done = invoked("check", *options)
+    assert done.exit_code == 0 and "part 2: onnxruntime, 1 node\n" in done.output
+    assert "Unique (node odd): has no mapping" in done.output
+    assert invoked("compile", *options, "--out", out).exit_code == 0
+    x = np.array([[3, 5, 7.5]], np.float32)
+    np.save(tmp_path / "x.npy", x)
+    given = ["--input", tmp_path / "x.npy", "--out", y, "--out", tmp_path / "u.npy"]
+    assert invoked("run", out, *given).exit_code == 0
+    np.testing.assert_array_equal(np.load(y), x % 2)
+    np.testing.assert_array_equal(np.load(tmp_path / "u.npy"), [-1.5, -1])
+    assert "ONNX Runtime, 1 node" in invoked("explain", *options).output
+
+
 def test_inputs_come_from_a_file_or_at_random(tmp_path: Path) -> None:
     file, data = onnx_file(tmp_path), tmp_path / "inputs.npz"
     x = np.ones((3, 2), np.float32)

@@ -29,7 +29,7 @@ from sparsejit.ir.ops.tree_draw import TreeDraw
 
 def forged(graph: Graph, folder: Path, change: Callable[[Any, Any], object]) -> Path:
     """The file of a graph after `change(graph's header, tensors)`, under a digest of its own."""
-    header, tensors = model_to_data(compiled(graph, None)._source())
+    header, tensors = model_to_data(compiled(graph, None).source())
     header = json.loads(json.dumps(header))
     change(header["variants"][0]["graph"], tensors)
     sealed.write(folder / "m.sjit", KIND, header, tensors)

@@ -199,7 +199,7 @@ def _wrong(value: Any) -> list[Any]:
 @pytest.mark.parametrize("name", ["perceptron", "words"])
 def test_a_forged_file_is_refused_or_is_a_model(name: str) -> None:
     """A digest does not keep anyone from writing nonsense under a digest of its own."""
-    header, tensors = model_to_data(CASES[name].compiled()._source())
+    header, tensors = model_to_data(CASES[name].compiled().source())
     header = json.loads(json.dumps(header))
     before = json.dumps(header)
     refused = 0

@@ -1,10 +1,13 @@
 """ONNX files as graphs.
 
 reading --> interpreting, node by node --> operators: what each becomes --> graphs of any batch
+        --> dividing: what ONNX Runtime runs instead --> models of the parts
 """
 
+from sparsejit.frontends.onnx.dividing import divided_onnx
 from sparsejit.frontends.onnx.imported import (
     DeclaredInput,
+    GivenModel,
     ImportedModel,
     declared_inputs,
     import_onnx,
@@ -13,8 +16,10 @@ from sparsejit.frontends.onnx.reading import is_onnx, model_name
 
 __all__ = [
     "DeclaredInput",
+    "GivenModel",
     "ImportedModel",
     "declared_inputs",
+    "divided_onnx",
     "import_onnx",
     "is_onnx",
     "model_name",

@@ -28,7 +28,7 @@ ABSENT: Any = object()
 _MOST_TURNS, _MOST_TURNS_IN_ALL = 256, 4096
 # What nodes make of known operands alone is kept while a model is read: so many bytes in all.
 MOST_KNOWN_BYTES = 1 << 31
-_REMEDY = "write them with others, or leave this model to ONNX Runtime"
+_REMEDY = 'write them with others, or leave them to ONNX Runtime with fallback="onnxruntime"'
 
 
 def graph_of(

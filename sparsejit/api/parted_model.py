@@ -1,0 +1,146 @@
+"""A model of several parts: the same calls as a compiled model has, as far as they make sense."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from sparsejit.api.advice import Advice
+from sparsejit.api.called import CalledModel, as_arrays
+from sparsejit.api.compiled import PathLike, compiled_anew
+from sparsejit.api.options import ModelSettings
+from sparsejit.api.parted_file import KIND, PartedSource, parted_to_data
+from sparsejit.api.parted_report import advice_of_parts, parted_report, parted_statistics
+from sparsejit.api.parts import LeftPart, OwnPart, PartChain
+from sparsejit.api.report import Report
+from sparsejit.artefact import sealed
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import Nest
+from sparsejit.ir.graph import Array
+
+
+class PartedModel(CalledModel):
+    """An ONNX model of which ONNX Runtime runs the nodes that are not compiled. Thread-safe.
+
+    Its batch is that of the example, since sessions may mix samples. Call it as a CompiledModel:
+    it has `run`, `bind`, `explain`, `advise`, `stats` and `save`, and is pickled and copied as
+    that is. It has no one function to point at, and is not exported. `parts` are in order.
+    """
+
+    batch_is_free = False
+    tile = None
+
+    def __init__(
+        self,
+        chains: Sequence[PartChain],
+        input_nest: Nest,
+        output_nest: Nest,
+        settings: ModelSettings,
+        compile_for: Callable[[Sequence[Any]], PartChain] | None = None,
+    ) -> None:
+        super().__init__(input_nest, output_nest)
+        self._first, self._settings = chains[0], settings
+        self._chains = {tuple(each.shape for each in chain.inputs): chain for chain in chains}
+        self._compile_for = compile_for
+        self._compiling = threading.Lock()
+
+    @property
+    def title(self) -> str:
+        """How much it holds, in a line."""
+        stats = self.stats
+        return (
+            f"sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
+            f"{stats['weights']} weights, {stats['kernels']} kernels, a fixed batch, "
+            f"{len(self.parts)} parts, {stats['onnxruntime_nodes']} nodes in ONNX Runtime"
+        )
+
+    @property
+    def parts(self) -> tuple[OwnPart | LeftPart, ...]:
+        """In the order in which they run, for the shapes of the example."""
+        return self._first.parts
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Sums of what native functions have, and the nodes that ONNX Runtime runs."""
+        return parted_statistics(self._first)
+
+    @property
+    def _input_names(self) -> list[str]:
+        return [each.name for each in self._first.inputs]
+
+    def run(self, inputs: Sequence[Any]) -> list[Array]:
+        """The flat list of outputs, numpy arrays, for a flat list of inputs.
+
+        An output of ONNX Runtime has the dtype and sizes that it gives it.
+        """
+        arrays = as_arrays(inputs)
+        return self._chain_for(arrays).run(arrays)
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+        """A function without arguments that computes outputs from inputs, as they are by then.
+
+        Both are flat lists of contiguous numpy arrays, which it holds; what crosses between parts
+        has one buffer each, which they use in place. One thread may call it at a time. Raises
+        InvalidInput for others, and where sizes are known only once ONNX Runtime has run.
+        """
+        arrays = as_arrays(inputs)
+        return self._chain_for(arrays).bind(arrays, list(outputs))
+
+    def explain(self, *, measure: bool = False) -> Report:
+        """The parts, what ONNX Runtime runs and why, and what every layer of the others costs.
+
+        `measure` runs each part for some tenths of a second, on random inputs.
+        """
+        return parted_report(self._first, self.title, measure)
+
+    def advise(self) -> Advice:
+        """What would make the compiled parts faster, as `CompiledModel.advise` says it."""
+        return advice_of_parts(self._first)
+
+    def disassemble(self) -> str:
+        """The instructions of all native functions."""
+        own = (part for part in self.parts if isinstance(part, OwnPart))
+        return "\n".join(part.model.disassemble() for part in own)
+
+    def save(self, path: PathLike) -> None:
+        """Write all parts, those of ONNX Runtime as ONNX, for `sparsejit.load`.
+
+        What loads it needs onnxruntime and onnx. Else as `CompiledModel.save`.
+        """
+        sealed.write(path, *self._saved())
+
+    def export(self, path: PathLike, header: PathLike | None = None) -> NoReturn:
+        """Raises InvalidInput: no C code holds what ONNX Runtime runs."""
+        left = [node for part in self.parts if isinstance(part, LeftPart) for node in part.left]
+        names = ", ".join(dict.fromkeys(f"{node.operator} (node {node.name})" for node in left))
+        raise InvalidInput(
+            f"{path} would lack what ONNX Runtime runs: {names}; write these with other operators "
+            "and compile without fallback, or save the model and load it in Python"
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return compiled_anew, (*self._saved(),)
+
+    def source(self) -> PartedSource:
+        """What it is made from."""
+        nests = self._input_nest, self._output_nest
+        return PartedSource(self._settings, *nests, tuple(self._chains.values()))
+
+    def _saved(self) -> sealed.SealedFile:
+        return sealed.SealedFile(KIND, *parted_to_data(self.source()))
+
+    def _chain_for(self, arrays: Sequence[Array]) -> PartChain:
+        if len(self._chains) == 1 and self._compile_for is None:
+            return self._first
+        shapes = tuple(array.shape for array in arrays)
+        if shapes not in self._chains and self._compile_for is not None:
+            with self._compiling:
+                if shapes not in self._chains:  # another thread may have been first
+                    self._chains[shapes] = self._compile_for(arrays)
+        return self._chains.get(shapes, self._first)
+
+
+def load_parted(source: PartedSource) -> PartedModel:
+    """The model that a source was kept of."""
+    return PartedModel(source.chains, source.input_nest, source.output_nest, source.settings)

@@ -1,0 +1,295 @@
+"""Which nodes of an ONNX file are left to ONNX Runtime, and why; in how few parts all can run.
+
+A node that is left stands as inputs of the graph from there on, so that one reading finds all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.errors import CompileError, InvalidInput, SparseJitError
+from sparsejit.frontends.onnx.call import Operand, operator_of
+from sparsejit.frontends.onnx.imported import GivenModel
+from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter
+from sparsejit.frontends.onnx.part_models import crossing, makes, part_model, reads
+from sparsejit.frontends.onnx.reading import read_model
+from sparsejit.frontends.onnx.sessions import result_types
+from sparsejit.frontends.writing.missing import Missing, refuse
+from sparsejit.ir.graph import Array, Origin, Value
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TypeProto
+
+_REMEDY = "write them with others"
+# What a fault of ours may raise while a node is read.
+_FAULTS = (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, AttributeError)
+
+
+@dataclass(frozen=True)
+class LeftNode:
+    """A node that ONNX Runtime runs: its operator, its name, and why it is not compiled."""
+
+    operator: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} (node {self.name}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class GraphPart:
+    """Nodes by their places, all ours or all left; the values that come in and go out."""
+
+    places: tuple[int, ...]
+    is_left: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DividedModel:
+    """The nodes that the outputs need, by their places in the file.
+
+    left: those that ONNX Runtime runs. known: arrays that no call changes. types: of all else.
+    """
+
+    given: GivenModel
+    nodes: Mapping[int, NodeProto]
+    left: Mapping[int, LeftNode]
+    known: Mapping[str, Array]
+    types: Mapping[str, TypeProto]
+
+    @cached_property
+    def outputs(self) -> list[str]:
+        """The names of the file's outputs."""
+        return [each.name for each in self.given.model.graph.output]
+
+    @cached_property
+    def parts(self) -> list[GraphPart]:
+        """As few as can run one after the other, ours and others in turn."""
+        computed = [
+            place
+            for place, node in self.nodes.items()
+            if any(name in self.types and name not in self.known for name in makes(node))
+        ]
+        maker = {name: place for place in computed for name in makes(self.nodes[place])}
+        before = {
+            place: {maker[name] for name in reads(self.nodes[place]) if name in maker}
+            for place in computed
+        }
+        ways = [_in_turn(before, self.left.keys(), begins_left) for begins_left in (False, True)]
+        return [self.part(places) for places in min(ways, key=len)]
+
+    def part(self, places: Sequence[int]) -> GraphPart:
+        """These nodes, with what they take from others and leave to them."""
+        nodes = [self.nodes[place] for place in places]
+        inside = set(places)
+        outside = [node for place, node in self.nodes.items() if place not in inside]
+        wanted = {name for node in outside for name in reads(node)}.union(self.outputs)
+        made = (name for node in nodes for name in makes(node))
+        return GraphPart(
+            tuple(places),
+            places[0] in self.left,
+            tuple(crossing(nodes, self.known)),
+            tuple(name for name in made if name in wanted and name not in self.known),
+        )
+
+    def model(self, part: GraphPart) -> ModelProto:
+        """A part as a model of its own, with its constants."""
+        return self._model(part, self.known)
+
+    def given_part(self, part: GraphPart) -> GivenModel:
+        """A part of ours for `ImportedModel`."""
+        return GivenModel(self._model(part, {}), arrays=self.known)
+
+    def _model(self, part: GraphPart, arrays: Mapping[str, Array]) -> ModelProto:
+        nodes = [self.nodes[place] for place in part.places]
+        return part_model(self.given, nodes, part.outputs, arrays, self.types.get)
+
+
+def _in_turn(
+    before: Mapping[int, set[int]], left: Iterable[int], begins_left: bool
+) -> list[list[int]]:
+    """Places in rounds, each of all that can run by then, of one side, then of the other."""
+    aside, done, rounds = set(left), set[int](), list[list[int]]()
+    waiting, is_left = list(before), begins_left
+    while waiting:
+        taken = []
+        for place in waiting:
+            if (place in aside) == is_left and before[place] <= done:
+                taken.append(place)
+                done.add(place)
+        waiting = [place for place in waiting if place not in done]
+        rounds += [taken] if taken else []
+        is_left = not is_left
+    return rounds
+
+
+def divided_onnx(
+    source: str | Path | ModelProto,
+    example_inputs: Sequence[Any] = (),
+    constants: Mapping[str, Any] | None = None,
+) -> DividedModel:
+    """A file's nodes, as far as reading them tells. Arguments as those of `import_onnx`.
+
+    Raises as that does for a file and examples, and as `divided` does.
+    """
+    return divided(GivenModel(read_model(source), tuple(example_inputs), constants), {})
+
+
+def divided(given: GivenModel, refused: Mapping[int, str]) -> DividedModel:
+    """The nodes of a model; `refused` are those of ours that were found not to compile, and why.
+
+    Raises UnsupportedOperator, which lists them, for nodes that ONNX Runtime cannot run either,
+    and MissingDependency where it is not installed.
+    """
+    refused = dict(refused)
+    while True:
+        divider = _Divider(given, refused)
+        producer = divider.divide()
+        if producer is None:
+            return divider.result()
+        refused.update(producer)
+
+
+class _Divider:
+    """Reads node after node."""
+
+    def __init__(self, given: GivenModel, refused: Mapping[int, str]) -> None:
+        self._given, self._refused = given, refused
+        self._nodes = _needed(given.model.graph)
+        self._interpreter = NodeInterpreter(given.opset)
+        self._known: dict[str, Operand] = dict(given.arrays)
+        self._types: dict[str, TypeProto] = {}
+        # Why values do not enter a graph of ours.
+        self._outside: dict[str, str] = {}
+        self._left: dict[int, LeftNode] = {}
+        self._missing: list[Missing] = []
+        for each in given.inputs:
+            self._add(each.name, _sized(each.type, given.shapes[each.name]))
+
+    def divide(self) -> dict[int, str] | None:
+        """Read all nodes; a node that must be left as well, if that turns out too late."""
+        makers: dict[str, int] = {}
+        outputs = [each.name for each in self._given.model.graph.output]
+        for place, node in self._nodes.items():
+            if (name := self._absent(reads(node))) is not None:
+                return {makers[name]: f"its result {name} is not computed"}
+            makers.update(dict.fromkeys(makes(node), place))
+            reason = self._refused.get(place) or self._unread(node) or self._interpreted(node)
+            if reason:
+                self._left[place] = LeftNode(operator_of(node), _name(node), reason)
+                self._stand_in(node, reason)
+        if (name := self._absent(outputs)) is not None:
+            return {makers[name]: f"its result {name} is not computed"}
+        return None
+
+    def result(self) -> DividedModel:
+        """What was found. Raises UnsupportedOperator for nodes that nothing runs."""
+        if self._missing:
+            refuse(self._missing, _REMEDY)
+        values = {name: x for name, x in self._known.items() if isinstance(x, Value)}
+        types = {name: self._interpreter.inference.type_of(name, x) for name, x in values.items()}
+        arrays = {name: x for name, x in self._known.items() if isinstance(x, np.ndarray)}
+        return DividedModel(self._given, self._nodes, self._left, arrays, {**types, **self._types})
+
+    def _absent(self, names: Iterable[str]) -> str | None:
+        """A value that a node of ours should have given, and has not."""
+        absent = (name for name in names if self._known.get(name) is ABSENT)
+        return next((name for name in absent if name not in self._outside), None)
+
+    def _unread(self, node: NodeProto) -> str:
+        outside = (name for name in reads(node) if name in self._outside)
+        return next((f"reads {name}, {self._outside[name]}" for name in outside), "")
+
+    def _interpreted(self, node: NodeProto) -> str:
+        """Why it has no mapping, or nothing."""
+        reader = self._interpreter
+        try:
+            reader.run([node], self._known)
+        except _FAULTS as error:
+            if isinstance(error, SparseJitError) and not isinstance(error, InvalidInput):
+                raise
+            return f"{error!r}; report it"
+        found, reader.missing = reader.missing, []
+        own = operator_of(node)
+        words = (
+            each.reason if each.operator == own else f"{each.operator} within it {each.reason}"
+            for each in found
+        )
+        return "; ".join(each.strip() or "has no mapping" for each in words)
+
+    def _stand_in(self, node: NodeProto, reason: str) -> None:
+        """Let its results, as ONNX Runtime types them, be given from here on."""
+        arrays = {
+            name: x for name in reads(node) if isinstance(x := self._known.get(name), np.ndarray)
+        }
+        model = part_model(self._given, [node], makes(node), arrays, self._type_of)
+        try:
+            kinds = result_types(model)
+        except CompileError as error:
+            lost = any(self._outside.get(name) == "" for name in reads(node))
+            if not lost:  # else what it reads is named already
+                where = Origin(node.op_type, source=f"node {_name(node)}")
+                self._missing.append(Missing(operator_of(node), f"{reason}; {error}", where))
+            self._known.update(dict.fromkeys(makes(node), ABSENT))
+            self._outside.update(dict.fromkeys(makes(node), ""))
+            return
+        for name, kind in kinds.items():
+            self._add(name, kind)
+
+    def _type_of(self, name: str) -> TypeProto | None:
+        operand = self._known.get(name)
+        if name in self._types or not isinstance(operand, Value):
+            return self._types.get(name)
+        return self._interpreter.inference.type_of(name, operand)
+
+    def _add(self, name: str, kind: TypeProto) -> None:
+        """A value that comes from elsewhere: an input of the graph where that holds it."""
+        self._types[name] = kind
+        try:
+            sizes = _static_sizes(kind)
+            number = kind.tensor_type.elem_type
+            self._known[name] = self._interpreter.input(name, number, sizes)
+        except InvalidInput as reason:
+            self._known[name] = ABSENT
+            self._outside[name] = str(reason).removeprefix(f"input {name} ").partition(";")[0]
+
+
+def _needed(graph: Any) -> dict[int, NodeProto]:
+    """The nodes that outputs depend on, by their places."""
+    wanted = {each.name for each in graph.output}
+    found: dict[int, NodeProto] = {}
+    for place, node in reversed(list(enumerate(graph.node))):
+        if wanted.intersection(node.output):
+            found[place] = node
+            wanted.update(reads(node))
+    return dict(sorted(found.items()))
+
+
+def _name(node: NodeProto) -> str:
+    return str(node.name or node.output[0])
+
+
+def _sized(kind: TypeProto, sizes: Sequence[int]) -> TypeProto:
+    from onnx.helper import make_tensor_type_proto
+
+    return make_tensor_type_proto(kind.tensor_type.elem_type, sizes)
+
+
+def _static_sizes(kind: TypeProto) -> tuple[int, ...]:
+    """Raises InvalidInput for what has none that are known now."""
+    if not kind.HasField("tensor_type"):
+        raise InvalidInput("which is no tensor")
+    tensor = kind.tensor_type
+    axes = tensor.shape.dim
+    if not tensor.HasField("shape") or not all(axis.HasField("dim_value") for axis in axes):
+        raise InvalidInput("whose sizes are known only when the model runs")
+    return tuple(axis.dim_value for axis in axes)
