@@ -97,7 +97,7 @@ def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
     asm.emit("lea", r10, Memory(rdx, walk.found_at))
     emit_leaf_sums(asm, sums, r10, rsi)
     asm.emit("add", rdi, layout.trees.x_bytes * layout.trees.features)
-    asm.emit("add", rsi, _FLOAT * layout.trees.outputs)
+    asm.emit("add", rsi, layout.trees.y_bytes * layout.trees.outputs)
     asm.emit("pop", r10)
     asm.emit("sub", r10, 1)
     asm.jump("jnz", again)

@@ -1,4 +1,4 @@
-"""The leaves that one row reaches, summed in float64 and rounded once.
+"""The leaves that one row reaches, summed in float64, and rounded once if y is float32.
 
     width 1:     y[c] = base[c] + scale * (found[a] + ... + found[b - 1])     trees as lanes
     all outputs: y    = base    + scale * (leaves[found[0]] + ...)            outputs as lanes
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.x86.assembler import Assembler
@@ -36,16 +36,20 @@ _UNROLLED = 4
 
 @dataclass(frozen=True, eq=False)
 class LeafSums:
-    """What to add up; `columns` are the outputs of the trees in their order, ascending."""
+    """What to add up; `columns` are the outputs of the trees in their order, ascending.
+
+    A number of y takes `y_bytes`.
+    """
 
     leaves: Array
     base: Array
     scale: float
     columns: Array
+    y_bytes: int
 
     @classmethod
     def of(cls, trees: Trees, order: Array) -> "LeafSums":
-        return cls(trees.leaves, trees.base, trees.scale, trees.trees[order, 1])
+        return cls(trees.leaves, trees.base, trees.scale, trees.trees[order, 1], trees.y_bytes)
 
     @property
     def per_output(self) -> bool:
@@ -129,15 +133,16 @@ def _finish_output(
     asm.emit("vmovupd", xmm(2), numbers)
     asm.emit("vpermilpd", xmm(1), xmm(2), 1)
     asm.emit("vfmadd213sd", xmm(0), xmm(2), xmm(1))
-    asm.emit("vcvtsd2ss", xmm(0), xmm(0), xmm(0))
-    asm.emit("vmovss", Memory(y, _FLOAT * number), xmm(0))
+    if sums.y_bytes == _FLOAT:
+        asm.emit("vcvtsd2ss", xmm(0), xmm(0), xmm(0))
+    move = "vmovss" if sums.y_bytes == _FLOAT else "vmovsd"
+    asm.emit(move, Memory(y, sums.y_bytes * number), xmm(0))
 
 
 def _emit_rows(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> None:
     lanes = asm.target.vector_bytes // _DOUBLE
     outputs, trees = len(sums.base), len(sums.columns)
     table = asm.literal(sums.table())
-    half = xmm if asm.target.isa == "avx2" else ymm
     for first in range(0, outputs, lanes):
         totals = [vector(asm, number) for number in range(_UNROLLED)]
         for total in totals:
@@ -163,22 +168,30 @@ def _emit_rows(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> 
         asm.emit("vmovupd", vector(asm, 1), Literal(asm.literal(np.full(lanes, sums.scale))))
         asm.emit("vmovupd", vector(asm, 2), Literal(asm.literal(base)))
         asm.emit("vfmadd213pd", vector(asm, 0), vector(asm, 1), vector(asm, 2))
-        asm.emit("vcvtpd2ps", half(0), vector(asm, 0))
-        _store(asm, half(0), y, first, outputs)
+        values = vector(asm, 0)
+        if sums.y_bytes == _FLOAT:
+            values = half_vector(asm, 0)
+            asm.emit("vcvtpd2ps", values, vector(asm, 0))
+        _store(asm, values, y, (first, outputs), sums.y_bytes)
 
 
-def _store(asm: Assembler, values: Register, y: Register, first: int, outputs: int) -> None:
+def _store(
+    asm: Assembler, values: Register, y: Register, places: tuple[int, int], y_bytes: int
+) -> None:
     """y[first:] = values, as many as there are outputs."""
+    first, outputs = places
     lanes = asm.target.vector_bytes // _DOUBLE
     count = min(lanes, outputs - first)
-    place = Memory(y, _FLOAT * first)
+    place, is_double = Memory(y, y_bytes * first), y_bytes == _DOUBLE
+    move = "vmovupd" if is_double else "vmovups"
     if count == lanes:
-        asm.emit("vmovups", place, values)
+        asm.emit(move, place, values)
     elif asm.target.isa == "avx512":
         asm.emit("mov", dword(rax), (1 << count) - 1)
         asm.emit("kmovw", k(1), dword(rax))
-        asm.emit("vmovups", place.masked(k(1)), values)
+        asm.emit(move, place.masked(k(1)), values)
     else:
-        mask = np.where(np.arange(4) < count, -1, 0).astype(np.int32)
-        asm.emit("vmovups", xmm(1), Literal(asm.literal(mask)))
-        asm.emit("vmaskmovps", place, xmm(1), values)
+        mask = np.where(np.arange(4) < count, -1, 0).astype(f"i{y_bytes}")
+        lanes_of = (ymm if is_double else xmm)(1)
+        asm.emit("vmovups", lanes_of, Literal(asm.literal(mask)))
+        asm.emit("vmaskmovpd" if is_double else "vmaskmovps", place, lanes_of, values)

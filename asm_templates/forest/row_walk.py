@@ -9,7 +9,6 @@
 A tree's records stay in near caches for all rows, however large the forest is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,7 @@ from sparsejit.asm_templates.forest.walk import (
 )
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -63,9 +62,9 @@ class RowWalk:
         return self.rows * self.layout.slots.row_bytes(lanes)
 
     def scratch_bytes(self, lanes: int) -> int:
-        """Slots, then sums by output, then an output as floats."""
-        sums = self.vectors(lanes) * lanes * self.layout.trees.outputs * _DOUBLE
-        return self.slot_bytes(lanes) + sums + self.vectors(lanes) * lanes * _FLOAT
+        """Slots, then sums by output, then an output as in y."""
+        trees, rows = self.layout.trees, self.vectors(lanes) * lanes
+        return self.slot_bytes(lanes) + rows * (trees.outputs * _DOUBLE + trees.y_bytes)
 
 
 def emit_row_walk(asm: Assembler, walk: RowWalk) -> None:
@@ -207,29 +206,32 @@ class _RowWriter:
             asm.emit("lea", rdi, Memory(rdx, self.floats_at))
             asm.emit("mov", rcx, rsi)
             repeat(asm, self.walk_of.rows, rax, self._copy)
-            asm.emit("add", rsi, _FLOAT)
+            asm.emit("add", rsi, trees.y_bytes)
             asm.emit("add", r9, _DOUBLE)
 
         repeat(asm, trees.outputs, r10, output)
 
     def _round(self) -> None:
-        """The next vector of sums to floats at rdi."""
+        """The next vector of sums to numbers of y at rdi."""
         asm = self.asm
-        low: Callable[[int], object] = ymm if asm.target.isa == "avx512" else xmm
         asm.emit("vmovupd", vector(asm, 0), Memory(r8))
         asm.emit("vfmadd213pd", vector(asm, 0), vector(asm, 1), vector(asm, 2))
-        asm.emit("vcvtpd2ps", low(0), vector(asm, 0))  # type: ignore[arg-type]
-        asm.emit("vmovups", Memory(rdi), low(0))  # type: ignore[arg-type]
+        y_bytes, values = self.layout.trees.y_bytes, vector(asm, 0)
+        if y_bytes == _FLOAT:
+            values = half_vector(asm, 0)
+            asm.emit("vcvtpd2ps", values, vector(asm, 0))
+        asm.emit("vmovups", Memory(rdi), values)
         asm.emit("add", r8, asm_vector_bytes(asm))
-        asm.emit("add", rdi, asm_vector_bytes(asm) // 2)
+        asm.emit("add", rdi, asm_vector_bytes(asm) * y_bytes // _DOUBLE)
 
     def _copy(self) -> None:
-        """The next float to its row of y."""
-        asm = self.asm
-        asm.emit("mov", dword(r11), Memory(rdi))
-        asm.emit("mov", Memory(rcx), dword(r11))
-        asm.emit("add", rdi, _FLOAT)
-        asm.emit("add", rcx, _FLOAT * self.layout.trees.outputs)
+        """The next number to its row of y."""
+        asm, y_bytes = self.asm, self.layout.trees.y_bytes
+        number = r11 if y_bytes == _DOUBLE else dword(r11)
+        asm.emit("mov", number, Memory(rdi))
+        asm.emit("mov", Memory(rcx), number)
+        asm.emit("add", rdi, y_bytes)
+        asm.emit("add", rcx, y_bytes * self.layout.trees.outputs)
 
 
 def asm_vector_bytes(asm: Assembler) -> int:

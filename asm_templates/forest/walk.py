@@ -73,7 +73,7 @@ def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
     asm.emit("lea", r10, Memory(rdx, layout.slots.row_bytes(lanes)))
     emit_leaf_sums(asm, sums, r10, rsi)
     asm.emit("add", rdi, layout.trees.x_bytes * layout.trees.features)
-    asm.emit("add", rsi, _FLOAT * layout.trees.outputs)
+    asm.emit("add", rsi, layout.trees.y_bytes * layout.trees.outputs)
     asm.emit("pop", r10)
     asm.emit("sub", r10, 1)
     asm.emit("push", r10)

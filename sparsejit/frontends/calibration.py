@@ -36,10 +36,11 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
         raise InvalidInput(
             f"the {name} of a {type(pair.estimator).__name__} has no graph; calibrate another"
         )
-    is_second = name == "predict_proba" and len(own) == 2
+    is_wide = pair.method == "isotonic" and WIDE in methods
+    is_second = not is_wide and name == "predict_proba" and len(own) == 2
 
     def scores(writer: EstimatorWriter) -> Value:
-        found = methods[WIDE if WIDE in methods else name](writer)
+        found = methods[WIDE if is_wide else name](writer)
         if len(found.shape) == 1:
             return reshaped(writer, found, (writer.batch, 1))
         return sliced(writer, found, 1, 1, 2) if is_second else found
@@ -57,7 +58,7 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
             "it to all"
         )
     is_sigmoid = pair.method == "sigmoid"
-    if not is_sigmoid and WIDE not in methods:
+    if not is_sigmoid and not is_wide:
         _check_slopes(pair)
     make = _sigmoids if is_sigmoid else _lines
 
@@ -78,7 +79,7 @@ def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value
         writer.constant(np.array([[float(getattr(each, name)) for each in calibrators]]), name)
         for name in ("a_", "b_")
     ]
-    power = f("exp", f("fma", writer.narrow(scores), *constants))
+    power = f("exp", f("fma", scores, *constants))
     return f.finish(f("reciprocal", f("add", power, 1.0)), shape=scores.shape)
 
 
@@ -126,13 +127,13 @@ def _check_slopes(pair: Any) -> None:
             raise InvalidInput(
                 f"isotonic lines of the {type(pair.estimator).__name__} are so steep that scores "
                 f"in float32 change probabilities by {apart:.0e}; calibrate with method='sigmoid', "
-                "or a linear model"
+                "or a linear model or random forest"
             )
 
 
 def _temperature(scores: Write, beta: float) -> Write:
     def write(writer: EstimatorWriter) -> Value:
-        found = writer.narrow(scores(writer))
+        found = scores(writer)
         if found.shape[1] == 1:
             found = joined(writer, [writer.pointwise("neg", found), found], 1)
         scaled = writer.at("temperature").pointwise("mul", found, beta)

@@ -246,12 +246,11 @@ class EstimatorInput:
         if self.names is None or not named:
             return
         several = getattr(columns, "nlevels", 1) > 1
-        names = [" ".join(map(str, name)) if several else str(name) for name in columns]
-        known, given = list(map(str, self.names)), names
-        if "lightgbm" in self.library:  # which writes them so
-            known, given = ([name.replace(" ", "_") for name in each] for each in (known, given))
-        if given != known:
-            raise InvalidInput(f"X has the columns {names}; give {known}, in this order")
+        given = [" ".join(map(str, name)) if several else str(name) for name in columns]
+        known = list(map(str, self.names))
+        space = "_" if "lightgbm" in self.library else " "  # which writes them so
+        if [n.replace(" ", space) for n in given] != [n.replace(" ", space) for n in known]:
+            raise InvalidInput(f"X has the columns {given}; give {known}, in this order")
 
     def _floats(self, array: Array, is_frame: bool) -> Array:
         if array.dtype.kind not in f"{_NUMBERS}O":

@@ -92,13 +92,6 @@ class EstimatorWriter(Writer):
         self._beside = None
         return predicted
 
-    def narrow(self, x: Value) -> Value:
-        """x (batch, columns) as float32."""
-        if x.type.element is Element.FLOAT32:
-            return x
-        self._read(x)
-        return self.columns()
-
     def scores(self, weights: Array, bias: Array, name: str) -> Value:
         """The columns by weights: in float64 where X is, or where that takes no longer.
 
@@ -166,5 +159,5 @@ def row_shares(f: Formula, p: Operand, columns: int) -> FormulaStep:
 
 # What a method computes.
 Write: TypeAlias = Callable[[EstimatorWriter], Value]
-# The name under which a linear model's scores are written in float64, (batch, scores).
+# The name under which scores that calibrators read are written in float64, (batch, scores).
 WIDE = "scores in float64"

@@ -36,7 +36,7 @@ class ReadForest:
 
     `postprocessor` is treelite's name of that, `alpha` the factor of its sigmoid. Thresholds are
     float64; the library compares with them what it was given, or rounds that to float32 before.
-    `missing` counts as NaN.
+    `missing` counts as NaN. `rest` is what rounding leaves and base to float32 took from them.
     """
 
     features: int
@@ -46,6 +46,7 @@ class ReadForest:
     scale: float
     postprocessor: str
     alpha: float
+    rest: tuple[Array, Array] | None = None
 
     @property
     def outputs(self) -> int:
@@ -198,6 +199,12 @@ def _known_categories(estimator: Any) -> dict[int, Array]:
     return {f: np.sort(seen[seen >= 0]).astype(np.int64) for f, seen in numbers.items()}
 
 
+def _split(numbers: Array) -> tuple[Array, Array]:
+    """Numbers as float32, and what that takes from them."""
+    rounded = numbers.astype(np.float32)
+    return rounded, (numbers - rounded).astype(np.float32)
+
+
 def _array(accessor: Any, name: str) -> Array:
     """A field of a model or tree, all of which but names are arrays."""
     return np.asarray(accessor.get_field(name))
@@ -231,12 +238,14 @@ class _Reader:
         thresholds = np.concatenate([np.zeros(0), *self.nodes.thresholds])
         if type(estimator).__module__.startswith("lightgbm"):
             thresholds = _around_zero(thresholds)
+        leaves, left_of_leaves = _split(np.concatenate(self.leaves))
+        base, left_of_base = _split(_array(header, "base_scores"))
         operands = (
             thresholds,
             np.concatenate([np.zeros((0, 4), np.int64), *self.nodes.rows]),
-            np.concatenate(self.leaves).astype(np.float32),
+            leaves,
             trees,
-            _array(header, "base_scores").astype(np.float32),
+            base,
         )
         return ReadForest(
             int(self.model.num_feature),
@@ -246,6 +255,7 @@ class _Reader:
             1.0 / per_output if average else 1.0,
             str(header.get_field("postprocessor")),
             float(_array(header, "sigmoid_alpha")[0]),
+            (left_of_leaves, left_of_base),
         )
 
     def _tree(self, number: int) -> int:

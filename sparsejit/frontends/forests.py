@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
+from sparsejit.frontends.estimator_writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.forest_reading import ReadForest
 from sparsejit.frontends.writing.activations import log_sigmoid, softplus
 from sparsejit.frontends.writing.arranging import joined, reshaped
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.ops.columns import DoubleProduct
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
@@ -87,7 +88,9 @@ def _has_one_axis(estimator: Any) -> bool:
     return int(getattr(estimator, "n_outputs_", 1)) == 1
 
 
-def forest_sum(writer: EstimatorWriter, forest: ReadForest) -> Value:
+def forest_sum(
+    writer: EstimatorWriter, forest: ReadForest, result: Element = Element.FLOAT32
+) -> Value:
     """The sums of leaves, (batch, outputs)."""
     x = writer.x
     if not np.isnan(forest.missing):
@@ -98,7 +101,34 @@ def forest_sum(writer: EstimatorWriter, forest: ReadForest) -> Value:
     constants = [writer.constant(thresholds, "forest.thresholds", element)]
     for name, array in zip(("nodes", "leaves", "trees", "base"), others, strict=True):
         constants.append(writer.constant(array, f"forest.{name}"))
-    return writer.at("forest").one(Forest(forest.scale, element), x, *constants)
+    return writer.at("forest").one(Forest(forest.scale, element, result), x, *constants)
+
+
+def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """What writes the scores that calibrators read, in float64: of two means the second.
+
+    Nothing for forests whose library rounds them, and for several scores of one leaf each.
+    """
+    kind, (*_, leaves, _, base) = type(estimator).__name__, forest.operands
+    is_average = kind in _AVERAGES and hasattr(estimator, "predict_proba")
+    is_score = kind in _BOOSTED and hasattr(estimator, "decision_function")
+    if forest.rest is None or not (is_average or is_score) or leaves.shape[1] != len(base):
+        return {}
+    thresholds, nodes, _, trees, _ = forest.operands
+    both = [np.concatenate(pair, axis=-1) for pair in zip((leaves, base), forest.rest, strict=True)]
+    twice = replace(forest, operands=(thresholds, nodes, both[0], trees, both[1]))
+    read = np.eye(len(base))[1 if is_average and len(base) == 2 else 0 :]
+    weights, bias = np.concatenate([read, read], axis=1), np.zeros(len(read))
+
+    def write(writer: EstimatorWriter) -> Value:
+        operands = [
+            writer.constant(array, f"forest.{name}", Element.FLOAT64)
+            for name, array in (("both", weights), ("none", bias))
+        ]
+        product = DoubleProduct(Element.FLOAT64, Element.FLOAT64)
+        return writer.one(product, forest_sum(writer, twice, Element.FLOAT64), *operands)
+
+    return {WIDE: write}
 
 
 def _averages(forest: ReadForest) -> dict[str, Write]:

@@ -31,7 +31,7 @@ from sparsejit.frontends.estimator_parts import (
 from sparsejit.frontends.estimator_writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS, behind
 from sparsejit.frontends.forest_reading import ReadForest, read_forest
-from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest
+from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest, wide_scores
 from sparsejit.frontends.isolation import isolation_methods, read_isolation
 from sparsejit.frontends.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.ir.graph import Element, Graph, TensorType, Value
@@ -153,8 +153,9 @@ def _methods_behind(forests: _Forests, x: TensorType) -> MethodsOf:
         if mixing:
             kind = TensorType((1, len(before[first - 1].components_)), Element.FLOAT64)
         forest = behind(before[first:], kind, forests[id(estimator)])
-        is_isolation = type(estimator).__name__ == _ISOLATION
-        methods = (isolation_methods if is_isolation else forest_methods)(estimator, forest)
+        if type(estimator).__name__ == _ISOLATION:
+            return _behind(before[:first], isolation_methods(estimator, forest))
+        methods = forest_methods(estimator, forest) | wide_scores(estimator, forest)
         return _behind(before[:first], methods)
 
     return methods_of

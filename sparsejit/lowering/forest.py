@@ -15,7 +15,8 @@ def lower_forest(low: Lowering, node: Node) -> None:
     """The kernel that the planner predicts to be fastest. Raises InvalidInput for odd trees."""
     assert isinstance(node.op, Forest)
     x, *constants = node.inputs
-    trees = Trees(x.shape[1], node.op.scale, *map(low.constant, constants))
+    y_bytes = node.output.type.element.bytes
+    trees = Trees(x.shape[1], node.op.scale, *map(low.constant, constants), y_bytes=y_bytes)
     plan = plan_forest(trees, x.shape[0], low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:

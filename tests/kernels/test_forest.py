@@ -1,5 +1,7 @@
 """Every kernel for forests against the reference: any trees, any rows, between guard pages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from forest_cases import Shape, chain, expected, in_float64, random_rows, random_trees
@@ -47,23 +49,25 @@ def run(kernel: ForestKernel, trees: Trees, x: Array, target: Target) -> Array:
     """y (rows, outputs), its scratch full of ones' bits."""
     lowered = kernel.lower(trees, len(x), target)
     program = build(kernel.name, target, lowered.emit)
-    y = np.full((len(x), trees.outputs), np.nan, np.float32)
+    y = np.full((len(x), trees.outputs), np.nan, f"f{trees.y_bytes}")
     scratch = aligned(np.full(lowered.scratch_bytes // 4 + 1, -1, np.int32).view(np.float32))
     call_native(program.memory.address, (x.ctypes.data, y.ctypes.data, scratch.ctypes.data))
     return y
 
 
 def check(kernel: ForestKernel, isa: str, trees: Trees, x: Array) -> None:
-    """In float32, and in float64 with thresholds that float32 cannot tell from x."""
+    """In float32, and in float64 with thresholds that float32 cannot tell from x, y too."""
     check_one(kernel, isa, trees, x)
     check_one(kernel, isa, *in_float64(trees, x, 5))
+    check_one(kernel, isa, replace(trees, y_bytes=8), x)
 
 
 def check_one(kernel: ForestKernel, isa: str, trees: Trees, x: Array) -> None:
     found, wanted = run(kernel, trees, x, Target.named(isa)), expected(trees, x)
     size = trees.scale * np.abs(trees.leaves).sum() / max(len(trees.leaves), 1) + 1
     # Sums are of float64: what is rounded is the result, and it may have cancelled.
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7 * size)
+    rtol, atol = (1e-6, 1e-7) if trees.y_bytes == 4 else (1e-12, 1e-13)
+    np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol * size)
 
 
 @pytest.mark.parametrize(("kernel", "isa"), CASES)

@@ -157,6 +157,7 @@ CASES = [
     ),
     case(Forest(0.5), floats(4, 3), *TREES, constants=5),
     case(Forest(element=Element.FLOAT64), np.float64(floats(4, 3)), *DOUBLE_TREES, constants=5),
+    case(Forest(result=Element.FLOAT64), floats(4, 3), *TREES, constants=5),
     case(ScaledColumns(), floats(4, 3), whole(2, 0), SCALES, constants=2),
     case(
         ScaledColumns(Element.FLOAT64),

@@ -92,6 +92,13 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     ),
     "sigmoid": (CalibratedClassifierCV(TREES, cv=2), X, THREE),
     "isotonic": (CalibratedClassifierCV(SCALED, method="isotonic", cv=2), FAR, THREE),
+    "isotonic of trees": (CalibratedClassifierCV(TREES, method="isotonic", cv=2), X, THREE),
+    "isotonic of boosted trees": (
+        CalibratedClassifierCV(
+            HistGradientBoostingClassifier(max_iter=5), method="isotonic", ensemble=False, cv=2
+        ),
+        *(X, TWO),
+    ),
     "frozen": (CalibratedClassifierCV(FrozenEstimator(LogisticRegression().fit(X, TWO))), X, TWO),
     "calibrated stack and X": (
         StackingClassifier(
@@ -161,7 +168,7 @@ np.save("y.npy", again.predict_proba(np.load("x.npy")))
         (StackingClassifier(THRICE, TREES, cv=2), "RandomForestClassifier compares what other"),
         (make_pipeline(PCA(2), HistGradientBoostingClassifier(max_iter=2)), "PCA makes in float64"),
         (
-            CalibratedClassifierCV(HistGradientBoostingClassifier(), method="isotonic", cv=2),
+            CalibratedClassifierCV(MLPClassifier((4,)), method="isotonic", cv=2),
             "so steep",
         ),
         (VotingClassifier(THRICE, weights=[0.3, 0.2, 0.1]), "give whole numbers"),

@@ -16,10 +16,10 @@ from sparsejit.ir.ops.signature import Bound
 class Forest(Operator):
     """base + scale * the sum of the leaves that x reaches: (batch, features) -> (batch, outputs).
 
-    Operands: x and thresholds (nodes,), both of `element`, float32 or float64; nodes int64
-    (nodes, 4), each a feature, its left and right child, and whether a missing value goes left;
-    leaves float32 (leaves, width); trees int64 (trees, 2), each a root and the first output that
-    its leaves add to; base float32 (outputs,).
+    Operands: x and thresholds (nodes,), both of `element`, float32 or float64, as y of `result`;
+    nodes int64 (nodes, 4), each a feature, its left and right child, and whether a missing value
+    goes left; leaves float32 (leaves, width); trees int64 (trees, 2), each a root and the first
+    output that its leaves add to; base float32 (outputs,).
 
     A child or a root is the number of a node, or ~number of a leaf; a node may have several
     parents. x goes left where x <= threshold; NaN goes where the node says. Width is 1, or all
@@ -28,11 +28,12 @@ class Forest(Operator):
 
     scale: float = 1.0
     element: Element = field(default=Element.FLOAT32, metadata={"newer": "than files of 0.1"})
+    result: Element = field(default=Element.FLOAT32, metadata={"newer": "than files of 0.1"})
 
     types: ClassVar[str] = (
         "x element [batch, features], thresholds element [nodes], nodes int64 [nodes, 4], "
         "leaves float32 [leaves, width], trees int64 [trees, 2], base float32 [outputs] "
-        "-> float32 [batch, outputs]"
+        "-> result [batch, outputs]"
     )
     needs: ClassVar[str] = ", with a feature at least, and a width of 1 or all outputs"
     mixes: ClassVar[tuple[str, ...]] = ("outputs",)
@@ -40,7 +41,7 @@ class Forest(Operator):
     takes_empty: ClassVar[bool] = True
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        floats = self.element in (Element.FLOAT32, Element.FLOAT64)
+        floats = {self.element, self.result} <= {Element.FLOAT32, Element.FLOAT64}
         fits = floats and bound["features"] > 0 and bound["width"] in (1, bound["outputs"])
         return {} if fits else None
 
@@ -65,6 +66,8 @@ class Forest(Operator):
 class Trees:
     """The constant operands of a Forest, and the height of every node: 1 above leaves alone.
 
+    `y_bytes` are those of a number of y, 4 for float32, 8 for float64.
+
     Raises InvalidInput where a number of a feature, node, leaf or output is out of range, a child
     is its own ancestor, or leaves of all outputs do not begin with the first.
     """
@@ -76,6 +79,7 @@ class Trees:
     leaves: Array
     trees: Array
     base: Array
+    y_bytes: int = field(default=4, kw_only=True)
     heights: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
