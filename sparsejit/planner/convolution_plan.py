@@ -76,7 +76,8 @@ def plan_windows(
         cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
         moved = counts.moved_bytes
         costs[DENSE_WINDOWS] = price_dense_windows(cycles, 4 * matrix.size, moved, target)
-    if has_winograd(image, each) and not planner.exact:
+    # Some rows of a layer keep its kernel, also where they alone would be too few for it.
+    if name == WINOGRAD or (has_winograd(image, each) and not planner.exact):
         cycles, passes = winograd_cycles(image, each, target)
         weight_bytes = round(4 * U_A_WEIGHT * matrix.size)
         moved = counts.moved_bytes
