@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from guard import EDGES, Edge, GuardedArray, run_in_child
@@ -11,6 +12,7 @@ from sparsejit.ir.graph import Array, Element, Graph, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import LoweredModel, build_model, lower_model
 from sparsejit.machine.target import Target
+from sparsejit.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,30 @@ def run_tiles(
     return run_lowered(lowered, inputs, edge)
 
 
+class Built(NamedTuple):
+    """What is lowered, with its code, which any calls may share."""
+
+    lowered: LoweredModel
+    program: Program
+
+
+def built_model(lowered: LoweredModel) -> Built:
+    return Built(lowered, build_model(lowered, "test"))
+
+
 def run_lowered(lowered: LoweredModel, inputs: Sequence[Array], edge: Edge | None = None) -> Ran:
-    """Run what is lowered; the workspace is filled with NaN before."""
+    """Run what is lowered, once."""
+    return run_built(built_model(lowered), inputs, edge)
+
+
+def run_built(built: Built, inputs: Sequence[Array], edge: Edge | None = None) -> Ran:
+    """Run its code; the workspace is filled with NaN before."""
+    lowered, program = built
     graph, tiles = lowered.graph, len(inputs[0])
     given = [_placed(array, edge) for array in inputs]
     made = [_placed(_blank(value.type, tiles), edge) for value in graph.outputs]
     workspace = _aligned(lowered.workspace_bytes)
     tables = [np.array([each.address for each in group], np.uint64) for group in (given, made)]
-    program = build_model(lowered, "test")
     program.memory.function(4)(*(t.ctypes.data for t in tables), workspace.ctypes.data, tiles)
     assert all(each.surroundings_intact() for each in (*given, *made))
     for each, array in zip(given, inputs, strict=True):
@@ -76,11 +94,11 @@ def check_graph(
     The first tile is `inputs`, the others are rolled along their last axis.
     """
     every = [np.stack([np.roll(a, n, axis=-1) for n in range(tiles)]) for a in inputs]
-    lowered = lower_model(graph, ModelOptions(target))
+    built = built_model(lower_model(graph, ModelOptions(target)))
     expected = [graph.evaluate([array[n] for array in every]) for n in range(tiles)]
 
     def check(edge: Edge) -> None:
-        ran = run_lowered(lowered, every, edge)
+        ran = run_built(built, every, edge)
         assert ran.status == 0
         for tile, wanted in enumerate(expected):
             for got, reference in zip(ran.outputs, wanted, strict=True):
@@ -95,9 +113,10 @@ def check_alike(lowered: LoweredModel, plain: LoweredModel, case: GraphCase) -> 
     Products may be planned otherwise. Two tiles of a case's inputs.
     """
     inputs = [np.stack([array] * 2) for array in case.inputs]
+    built, other = built_model(lowered), built_model(plain)
 
     def check(edge: Edge) -> None:
-        ran, wanted = run_lowered(lowered, inputs, edge), run_lowered(plain, inputs)
+        ran, wanted = run_built(built, inputs, edge), run_built(other, inputs)
         assert ran.status == wanted.status == 0
         for got, reference in zip(ran.outputs, wanted.outputs, strict=True):
             atol = 1e-4 * case.largest

@@ -7,7 +7,7 @@ import pytest
 from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import check_alike, run_lowered
+from native import built_model, check_alike, run_built
 from random_graphs import GraphCase, graph_cases
 from runnable import ISAS
 from sketch import Sketch
@@ -40,10 +40,10 @@ def divided(graph: Graph, isa: str, threads: int, way: int) -> tuple[LoweredMode
 
 def check(graph: Graph, inputs: list[Array], lowered: LoweredModel, tolerance: float) -> None:
     """Against the float64 reference, at both edges of guarded memory."""
-    wanted = graph.evaluate(inputs)
+    wanted, built = graph.evaluate(inputs), built_model(lowered)
 
     def at(edge: Edge) -> None:
-        ran = run_lowered(lowered, [array[None] for array in inputs], edge)
+        ran = run_built(built, [array[None] for array in inputs], edge)
         assert ran.status == 0
         for (got,), reference in zip(ran.outputs, wanted, strict=True):
             atol = tolerance * np.abs(reference).max()

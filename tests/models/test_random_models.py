@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
-from native import run_lowered
+from native import built_model, run_built
 from random_graphs import GraphCase, graph_cases
 from runnable import ISAS
 
@@ -42,13 +42,13 @@ def _wide(array: Array) -> Array:
 
 def check_native(case: GraphCase, target: Target) -> None:
     """Compare what machine code makes of the graph with what the graph says, tile by tile."""
-    lowered = lower_model(run_passes(case.graph), ModelOptions(target))
+    built = built_model(lower_model(run_passes(case.graph), ModelOptions(target)))
     wanted = case.graph.evaluate(case.inputs)
     others = [disturbed(case.graph, case.inputs, seed) for seed in range(2)]
     inputs = [np.stack([array] * TILES) for array in case.inputs]
 
     def check(edge: Edge) -> None:
-        ran = run_lowered(lowered, inputs, edge)
+        ran = run_built(built, inputs, edge)
         assert ran.status == 0
         for number, (got, reference) in enumerate(zip(ran.outputs, wanted, strict=True)):
             spread = max(np.abs(_wide(o[number] * 1.0) - reference).max(initial=0) for o in others)

@@ -1,6 +1,7 @@
 """Models whose kernels several threads share: who may run what at once, and what comes out."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -255,16 +256,20 @@ def test_threads_share_no_memory_and_their_own_steps_do() -> None:
 # Whole models
 
 
+@cache
+def compiled_zoo(name: str, threads: int) -> sparsejit.CompiledModel:
+    (model,) = models_named([name])
+    return sparsejit.compile(pruned(model, 0.1), example_inputs=model.inputs(1), threads=threads)
+
+
 @pytest.mark.parametrize(
     "name",
     ["transformer-encoder", "mobilenet-like", "lstm-tagger-both-ways"],
 )
 def test_models_on_two_threads(name: str) -> None:
     """As one thread computes them, and the same bits with and without workers."""
-    (model,) = models_named([name])
-    module, inputs = pruned(model, 0.1), model.inputs(1)
-    one, two = (sparsejit.compile(module, example_inputs=inputs, threads=n) for n in (1, 2))
-    arrays = [tensor.numpy() for tensor in inputs]
+    one, two = (compiled_zoo(name, threads) for threads in (1, 2))
+    arrays = [tensor.numpy() for tensor in models_named([name])[0].inputs(1)]
     wanted, got = one.run(arrays), two.run(arrays)
     for mine, reference in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, reference, rtol=0, atol=1e-5 * np.abs(reference).max())
@@ -275,13 +280,11 @@ def test_models_on_two_threads(name: str) -> None:
 
 
 def test_the_schedule_is_drawn() -> None:
-    (model,) = models_named(["transformer-encoder"])
-    module, inputs = pruned(model, 0.1), model.inputs(1)
-    report = sparsejit.compile(module, example_inputs=inputs, threads=2).explain(measure=False)
+    report = compiled_zoo("transformer-encoder", 2).explain(measure=False)
     assert report.schedule[0].startswith("2 threads, ")
     assert any(line.startswith("wave 2") and "#" in line for line in report.schedule)
     assert report.schedule[1] in str(report) and "Who runs what" in report.html()
-    alone = sparsejit.compile(module, example_inputs=inputs).explain(measure=False)
+    alone = compiled_zoo("transformer-encoder", 1).explain(measure=False)
     assert alone.schedule == () and "Who runs what" not in alone.html()
 
 

@@ -52,6 +52,7 @@ def exported(name: str, density: float, batch: int) -> tuple[Exported, dict[int,
     return export(module, inputs_of(model, batch)), outputs
 
 
+@cache
 def made(name: str, density: float, isa: str, tile: int, dtype: str = "float32") -> Variant:
     """The model for any batch, `tile` samples at a time; where that cannot be, for that batch."""
     free, _ = exported(name, density, 3)
