@@ -6,7 +6,8 @@ object a line:
 
     {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density}} -> {"version"}
     {"do": "load", ..., "network": [name, path], "feedback": [[result, input], ...]} -> the same
-    {"do": "load", ..., "file": .onnx, "names": of inputs, "constants": {name: number}} -> the same
+    {"do": "load", ..., "file": .onnx, "names": of inputs, "constants": {name: number},
+     "fallback": engine or null} -> the same
     {"do": "load", ..., "program": .pt2} or {..., "factory": reference, "state": .pt} -> the same
     {"do": "load", ..., "saved": .sjit} -> the same
     {"do": "run", "outputs": y.npz} -> {"threads": count}
@@ -147,11 +148,10 @@ def _sparsejit(request: dict[str, Any], inputs: list[Any], dtype: str = "float32
     options = {"dtype": dtype, "threads": request["threads"]}
     if "file" in request:
         constants = request["constants"]
+        options |= {"constants": constants, "fallback": request["fallback"]}
         named = zip(request["names"], inputs, strict=True)
         given = [x for name, x in named if name not in constants]
-        return _bound(
-            sparsejit.compile(request["file"], tuple(given), constants=constants, **options), given
-        )
+        return _bound(sparsejit.compile(request["file"], tuple(given), **options), given)
     module, tensors = _module(request, inputs, for_us=True)
     compiled = sparsejit.compile(module, example_inputs=tensors, **options)
     return lambda: compiled(*tensors), _torch_arrays
@@ -159,7 +159,10 @@ def _sparsejit(request: dict[str, Any], inputs: list[Any], dtype: str = "float32
 
 def _bound(compiled: Any, inputs: list[Any]) -> Loaded:
     outputs = compiled.run(inputs)
-    return compiled.bind(inputs, outputs), lambda _: outputs
+    try:
+        return compiled.bind(inputs, outputs), lambda _: outputs
+    except ValueError:  # not used in place: narrow whole numbers, sizes that differ between calls
+        return lambda: compiled.run(inputs), list
 
 
 def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:

@@ -1,5 +1,6 @@
 """`sparsejit bench MODEL`: whether we are faster for a model of your own, on this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from sparsejit.api import CompiledModel
+from sparsejit.api.compile_parts import check_fallback
 from sparsejit.api.compiled_estimator import is_estimator
 from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
@@ -23,6 +25,7 @@ from sparsejit.commands.console import (
 from sparsejit.commands.model_options import (
     BatchOption,
     ConstantsOption,
+    FallbackOption,
     ModelArgument,
     ModelRequest,
     ShapesOption,
@@ -68,6 +71,7 @@ def model(
         typer.Option(help="Of ours, repeatable. Default: float32, bfloat16 and int8."),
     ] = None,
     threads: ThreadsOption = 1,
+    fallback: FallbackOption = None,
     latency: Annotated[
         float | None,
         typer.Option(min=0.01, help="Also call each for so many SECONDS at a steady rate."),
@@ -92,7 +96,7 @@ def model(
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
     if rate is not None and latency is None:
         raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
-    asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads)
+    asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads, fallback=fallback)
     source = _source(asked, data)
     pace = None if latency is None else (latency, rate or _RATE)
     with error_console.status("") as status:
@@ -117,7 +121,8 @@ def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
         )
         if is_estimator(source.model):
             raise InvalidInput(f"{asked.model} returned an estimator; `bench` takes models")
-        return source
+        check_fallback(asked.fallback, source.model)
+        return replace(source, fallback=asked.fallback)
     compiled = load_or_compile(asked, lambda stage, share: None)
     if not isinstance(compiled, CompiledModel):
         kind = type(compiled).__name__

@@ -25,6 +25,7 @@ class NamedModel:
     args, kwargs: example inputs; none of an ONNX file whose sizes are those that it has itself.
     constants: numbers in place of inputs of an ONNX file.
     inputs: all that an ONNX file declares, these among them.
+    fallback: what runs nodes of an ONNX file that are not compiled.
     """
 
     reference: str
@@ -33,6 +34,7 @@ class NamedModel:
     kwargs: dict[str, Any]
     constants: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[DeclaredInput, ...] = ()
+    fallback: str | None = None
 
 
 def read_source(

@@ -172,6 +172,9 @@ def test_what_is_missing_may_be_left_to_onnx_runtime(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(y), x % 2)
     np.testing.assert_array_equal(np.load(tmp_path / "u.npy"), [-1.5, -1])
     assert "ONNX Runtime, 1 node" in invoked("explain", *options).output
+    done = invoked("bench", *options, "--peers", "", "--dtype", "float32", "--json")
+    (ours,) = json.loads(done.stdout)["times"]
+    assert ours["name"] == "sparsejit" and ours["relative_error"] < 1e-6
 
 
 def test_inputs_come_from_a_file_or_at_random(tmp_path: Path) -> None:

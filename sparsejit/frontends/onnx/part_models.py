@@ -54,13 +54,9 @@ def part_model(
     `type_of` says the type of an input; of an output None leaves it to who reads the model.
     """
     from onnx import ModelProto, ValueInfoProto
-    from onnx.helper import find_min_ir_version_for
     from onnx.numpy_helper import from_array
 
-    imports = given.model.opset_import
-    # The onnx package writes newer formats than ONNX Runtime may read.
-    version = find_min_ir_version_for(imports, ignore_unknown=True)
-    model = ModelProto(ir_version=version, opset_import=imports)
+    model = ModelProto(ir_version=given.model.ir_version, opset_import=given.model.opset_import)
     graph = model.graph
     graph.name = given.model.graph.name or "part"
     graph.node.extend(nodes)

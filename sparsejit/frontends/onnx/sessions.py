@@ -54,6 +54,10 @@ def words_of(error: Exception) -> str:
 
 def model_bytes(model: ModelProto) -> bytes:
     """The model as ONNX Runtime reads it. Raises InvalidInput for one beyond what a file holds."""
+    from onnx.helper import find_min_ir_version_for
+
+    # The onnx package writes newer formats than ONNX Runtime may read.
+    model.ir_version = find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     if model.ByteSize() >= _MOST_BYTES:
         raise InvalidInput(
             "nodes that are left to ONNX Runtime read 2 GB of constants or more, which one ONNX "
