@@ -59,8 +59,10 @@ class AnyComparison:
         others = [one for one in times.values() if one not in short + wrong]
         parts = [_wrong(one) for one in wrong]
         if not others:
-            parts += ["no other engine here runs it; `sparsejit bench peers --install` brings some"]
-            return "; ".join(parts)
+            brings = "`sparsejit bench peers --install` brings some"
+            if self.model.endswith(".sjit"):
+                brings = "compare the model that it was compiled from"
+            return "; ".join((*parts, f"no other engine here runs it; {brings}"))
         best = min(others, key=lambda one: one.ns_min)
         first, *more = ours
         parts += [_compared(first, best)]

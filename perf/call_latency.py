@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (50.0, 99.0, 99.9, 99.99)
-_BINS = 20
+_BINS = 16
 _BARS = " ▁▂▃▄▅▆▇█"
 
 

@@ -99,7 +99,7 @@ def model(
     asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads, fallback=fallback)
     source = _source(asked, data)
     pace = None if latency is None else (latency, rate or _RATE)
-    with error_console.status("") as status:
+    with error_console.status("") as status, source.advising():
         found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
     if not hand_over(found.as_dict(), as_json, out):
         console.print(_table(found))
@@ -150,18 +150,27 @@ def _latency_table(found: "LatencyReport") -> Table:
     notes = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
     if found.engines:
         span = f"{found.edges[0]:,.1f} to {found.edges[-1]:,.1f} us"
-        notes.insert(0, f"histogram: {span}, bins and heights by logarithms")
+        calls = ", ".join(sorted({f"{one.calls:,}" for one in found.engines}))
+        notes.insert(0, f"{calls} calls each; histogram: {span}, bins and heights by logarithms")
     if any(None in one.percentiles.values() for one in found.engines):
         notes.append("a percentile is left out where too few calls are for one to lie beyond it")
-    title = f"from when a call was due to its end, us; {found.rate:g} calls a second"
-    figures = ("calls", *(f"p{percent:g}" for percent in PERCENTILES), "worst")
-    table = table_of(title, ("engine",), figures, notes)
+    title = f"us from when a call was due to its end, at {found.rate:g} calls a second"
+    figures = (*(f"p{percent:g}" for percent in PERCENTILES), "worst")
+    table = table_of(title, (), (), notes)
+    table.box, table.pad_edge = None, False
+    table.add_column("engine", no_wrap=True)
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("histogram", no_wrap=True)
     for one in found.engines:
-        late = ("" if us is None else f"{us:,.1f}" for us in one.percentiles.values())
-        cells = (f"{one.calls:,}", *late, f"{one.worst:,.1f}", one.bars)
+        late = ("" if us is None else _three_digits(us) for us in one.percentiles.values())
+        cells = (*late, _three_digits(one.worst), one.bars)
         table.add_row(one.name, *cells, style=_style(one.name))
     return table
+
+
+def _three_digits(us: float) -> str:
+    return f"{us:,.0f}" if us >= 100 else f"{us:.3g}"
 
 
 def _style(engine: str) -> str | None:

@@ -90,19 +90,20 @@ def load_or_compile(
         _refuse_options(asked)
         return load(asked.model)
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
-    return compile_model(
-        source.model,
-        source.args,
-        example_kwargs=source.kwargs,
-        constants=source.constants,
-        fallback=asked.fallback,
-        dtype=_dtypes(asked.dtype or ["float32"]),
-        target=asked.target,
-        threads=asked.threads,
-        tune=asked.tune,
-        exact=asked.exact,
-        progress=show,
-    )
+    with source.advising():
+        return compile_model(
+            source.model,
+            source.args,
+            example_kwargs=source.kwargs,
+            constants=source.constants,
+            fallback=asked.fallback,
+            dtype=_dtypes(asked.dtype or ["float32"]),
+            target=asked.target,
+            threads=asked.threads,
+            tune=asked.tune,
+            exact=asked.exact,
+            progress=show,
+        )
 
 
 def _refuse_options(asked: ModelRequest) -> None:

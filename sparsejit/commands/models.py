@@ -147,9 +147,11 @@ def _nodes(asked: ModelRequest) -> int:
             f"{asked.model} returned an estimator; `sparsejit compile` says what it lacks"
         )
     check_fallback(asked.fallback, source.model)
-    if is_onnx(source.model):
-        return len(import_onnx(source.model, source.args, True, source.constants).graph().nodes)
-    return len(export_torch(source.model, source.args, source.kwargs, True).graph().nodes)
+    with source.advising():
+        if is_onnx(source.model):
+            imported = import_onnx(source.model, source.args, True, source.constants)
+            return len(imported.graph().nodes)
+        return len(export_torch(source.model, source.args, source.kwargs, True).graph().nodes)
 
 
 def run_command(

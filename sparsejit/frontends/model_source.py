@@ -1,6 +1,7 @@
 """A model as a command line names it, with the sizes, numbers and arrays given beside it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_npz
 from sparsejit.frontends.onnx import DeclaredInput, declared_inputs, is_onnx
@@ -35,6 +36,24 @@ class NamedModel:
     constants: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[DeclaredInput, ...] = ()
     fallback: str | None = None
+
+    @contextmanager
+    def advising(self) -> Iterator[None]:
+        """Tells whoever cannot compile the model which inputs might be constants."""
+        single = [
+            each.name
+            for each in self.inputs
+            if each.name not in self.constants and all(size == 1 for size in each.shape)
+        ]
+        try:
+            yield
+        except UnsupportedOperator as error:
+            advice = (
+                f"\ninput {name} is one number: where it never changes, --constant {name}=... "
+                "leaves out what depends on it"
+                for name in single
+            )
+            raise UnsupportedOperator(f"{error}{''.join(advice)}") from error
 
 
 def read_source(
@@ -110,6 +129,7 @@ def example_arrays(
     if odd:
         names = ", ".join(each.name for each in inputs)
         raise InvalidInput(f"{data} has {min(odd)}; the model's inputs are {names}")
+    _check_sizes([each for each in inputs if each.name not in held and each.name not in sizes])
     generator = np.random.default_rng(0)
     return tuple(
         held[each.name] if each.name in held else _random(generator, each, sizes, batch)
@@ -122,6 +142,21 @@ def _is_open(declared: DeclaredInput) -> bool:
     return any(not isinstance(size, int) for size in declared.shape[1:])
 
 
+def _check_sizes(inputs: Sequence[DeclaredInput]) -> None:
+    """Raise InvalidInput where sizes of these are open beside the batch."""
+    asked = {}
+    for each in filter(_is_open, inputs):
+        sizes = [size or "?" for size in each.shape]
+        if not isinstance(each.shape[0], int):
+            sizes[0] = 1
+        asked[each.name] = f"--shape {each.name}={'x'.join(map(str, sizes))}"
+    if asked:
+        have = "inputs {} have" if len(asked) > 1 else "input {} has"
+        raise InvalidInput(
+            f"{have.format(', '.join(asked))} open sizes; give {' '.join(asked.values())}"
+        )
+
+
 def _random(
     generator: np.random.Generator,
     declared: DeclaredInput,
@@ -129,11 +164,8 @@ def _random(
     batch: int | None,
 ) -> np.ndarray[Any, Any]:
     """Normal with a deviation of 0.5; whole numbers below 50; truths."""
-    name, shape = declared.name, sizes.get(declared.name)
+    shape = sizes.get(declared.name)
     if shape is None:
-        if _is_open(declared):
-            axes = "x".join("1" if n == 0 else str(s or "?") for n, s in enumerate(declared.shape))
-            raise InvalidInput(f"input {name} has open sizes; give --shape {name}={axes}")
         given = (size if isinstance(size, int) else batch or 1 for size in declared.shape)
         shape = tuple(given)
     if declared.dtype.kind == "f":
