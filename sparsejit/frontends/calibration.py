@@ -36,7 +36,9 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
         raise InvalidInput(
             f"the {name} of a {type(pair.estimator).__name__} has no graph; calibrate another"
         )
-    is_wide = pair.method == "isotonic" and WIDE in methods
+    is_wide = WIDE in methods
+    if not is_wide:
+        _check_slopes(pair)
     is_second = not is_wide and name == "predict_proba" and len(own) == 2
 
     def scores(writer: EstimatorWriter) -> Value:
@@ -57,10 +59,7 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
             f"the {type(pair.estimator).__name__} knows {len(own)} of {len(classes)} classes; fit "
             "it to all"
         )
-    is_sigmoid = pair.method == "sigmoid"
-    if not is_sigmoid and not is_wide:
-        _check_slopes(pair)
-    make = _sigmoids if is_sigmoid else _lines
+    make = _sigmoids if pair.method == "sigmoid" else _lines
 
     def probabilities(writer: EstimatorWriter) -> Value:
         found = make(writer, pair.calibrators, scores(writer))
@@ -73,14 +72,20 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
     return probabilities
 
 
-def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
-    f = writer.at("sigmoid").formula("sigmoid")
-    constants = [
-        writer.constant(np.array([[float(getattr(each, name)) for each in calibrators]]), name)
-        for name in ("a_", "b_")
+def _product(writer: EstimatorWriter, x: Value, weights: Array, bias: Array) -> Value:
+    """In float64, rounded to float32: steep functions make much of the last bit of scores."""
+    operands = [
+        writer.constant(array, f"calibration.{what}", Element.FLOAT64)
+        for what, array in (("weights", weights), ("bias", bias))
     ]
-    power = f("exp", f("fma", scores, *constants))
-    return f.finish(f("reciprocal", f("add", power, 1.0)), shape=scores.shape)
+    return writer.one(DoubleProduct(x.type.element), x, *operands)
+
+
+def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
+    a, b = (np.array([float(getattr(c, name)) for c in calibrators]) for name in ("a_", "b_"))
+    power = _product(writer.at("sigmoid"), scores, np.diag(a), b)
+    f = writer.formula("sigmoid")
+    return f.finish(f("reciprocal", f("add", f("exp", power), 1.0)))
 
 
 def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
@@ -102,11 +107,7 @@ def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -
     )
     added = writer.one(ScaledColumns(scores.type.element, Element.FLOAT64), scores, *constants)
     weights = (owner[None] == np.arange(len(calibrators))[:, None]).astype(np.float64)
-    operands = [
-        writer.constant(array, f"isotonic.{what}", Element.FLOAT64)
-        for what, array in (("weights", weights), ("bias", np.array(first)))
-    ]
-    return writer.one(DoubleProduct(Element.FLOAT64), added, *operands)
+    return _product(writer, added, weights, np.array(first))
 
 
 def _points(calibrator: Any) -> tuple[Array, Array]:
@@ -119,24 +120,30 @@ def _points(calibrator: Any) -> tuple[Array, Array]:
 
 
 def _check_slopes(pair: Any) -> None:
-    """Raise InvalidInput where scores of float32 would be taken too far along a line."""
+    """Raise InvalidInput where scores of float32 would be taken too far along a curve."""
     for calibrator in pair.calibrators:
-        x, y = _points(calibrator)
-        apart = _ROUNDING * np.abs(x).max() * (np.diff(y) / np.diff(x)).max()
+        if pair.method == "isotonic":
+            x, y = _points(calibrator)
+            steepest = np.abs(x).max() * (np.diff(y) / np.diff(x)).max()
+        else:  # a quarter of the factor in a sigmoid, of scores around 1
+            factor = calibrator.a_ if pair.method == "sigmoid" else calibrator.beta_
+            steepest = abs(float(factor)) / 4
+        apart = _ROUNDING * steepest
         if apart > _CLOSE:
             raise InvalidInput(
-                f"isotonic lines of the {type(pair.estimator).__name__} are so steep that scores "
-                f"in float32 change probabilities by {apart:.0e}; calibrate with method='sigmoid', "
-                "or a linear model or random forest"
+                f"{pair.method} curves of the {type(pair.estimator).__name__} are so steep that "
+                f"scores in float32 change probabilities by {apart:.0e}; calibrate a linear model "
+                "or a random forest"
             )
 
 
 def _temperature(scores: Write, beta: float) -> Write:
     def write(writer: EstimatorWriter) -> Value:
         found = scores(writer)
-        if found.shape[1] == 1:
-            found = joined(writer, [writer.pointwise("neg", found), found], 1)
-        scaled = writer.at("temperature").pointwise("mul", found, beta)
-        return writer.one(softmax(found.shape), scaled)
+        count = found.shape[1]
+        # softmax takes what they have in common for nothing: it would only round the rest.
+        weights = np.eye(count) - 1 / count if count > 1 else np.array([[-1.0], [1.0]])
+        scaled = _product(writer.at("temperature"), found, beta * weights, np.zeros(len(weights)))
+        return writer.one(softmax(scaled.shape), scaled)
 
     return write

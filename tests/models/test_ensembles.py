@@ -91,6 +91,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         *(X, TWO),
     ),
     "sigmoid": (CalibratedClassifierCV(TREES, cv=2), X, THREE),
+    "sigmoid of steep scores": (CalibratedClassifierCV(LinearSVC(), cv=2), X + 1e5, THREE),
     "isotonic": (CalibratedClassifierCV(SCALED, method="isotonic", cv=2), FAR, THREE),
     "isotonic of trees": (CalibratedClassifierCV(TREES, method="isotonic", cv=2), X, THREE),
     "isotonic of boosted trees": (
