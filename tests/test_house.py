@@ -32,7 +32,8 @@ TEMPLATE_ROOMS = (
     "batch_families",
 )
 LOWERING_ROOMS = (
-    *("memory", "step", "chain_facts", "dtypes", "tiles", "probes", "threads", "memory_plan"),
+    *("memory", "step", "shared_bodies", "chain_facts", "dtypes", "tiles", "probes", "threads"),
+    "memory_plan",
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "model", "loop"),
     *("shared_tiles", "lowering"),

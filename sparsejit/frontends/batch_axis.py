@@ -37,8 +37,7 @@ def why_fixed(graph_of: Callable[[int], Graph], example_batch: int | None) -> tu
 def why_not_free(few: Graph, many: Graph) -> str:
     """Why the batch cannot be of any size, from the model's graphs for both probes, or nothing."""
     try:
-        places = _followed(few, PROBES[0])
-        _check_outputs(few, places)
+        places = follow_from_inputs(few, PROBES[0]).places
         _check_same(few, many, places)
     except SamplesMixed as reason:
         return str(reason)
@@ -77,8 +76,11 @@ def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
     return ""
 
 
-def _followed(graph: Graph, batch: int) -> dict[Value, BatchPlace]:
-    """Where the batch lies in each value that has one. Raises SamplesMixed, which says why."""
+def follow_from_inputs(graph: Graph, batch: int) -> Follower:
+    """Where the batch lies in each value that has one, from axis 0 to axis 0.
+
+    Raises SamplesMixed, which says why, where samples do not stay apart.
+    """
     follower = Follower(graph, batch)
     for value in graph.inputs:
         if value.shape[:1] != (batch,):
@@ -91,7 +93,8 @@ def _followed(graph: Graph, batch: int) -> dict[Value, BatchPlace]:
             node.op.follow_batch(follower, node)
         except SamplesMixed as reason:
             raise SamplesMixed(f"{_words(node)} {reason}") from None
-    return follower.places
+    _check_outputs(graph, follower.places)
+    return follower
 
 
 def _words(node: Node) -> str:

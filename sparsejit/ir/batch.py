@@ -22,11 +22,15 @@ class BatchPlace(NamedTuple):
 
 
 class Follower:
-    """The places found so far. What has none is the same for all samples."""
+    """The places found so far. What has none is the same for all samples.
+
+    Some of that is as long as the batch all the same: `shared` has the place.
+    """
 
     def __init__(self, graph: Graph, batch: int) -> None:
         self.batch = batch
         self.places: dict[Value, BatchPlace] = {}
+        self.shared: dict[Value, BatchPlace] = {}
         self._producers = graph.producers()
         self._known: dict[Value, Array] = dict(graph.constants)
 
@@ -67,16 +71,19 @@ class Follower:
         axis = place.axis if place.axis >= 0 else len(value.shape) + place.axis
         if axis < 0 or value.shape[axis] == 1:
             return
-        array = self._array(value)
+        array = self.array(value)
         sizes = (place.outer, self.batch, place.inner)
         apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
         first = apart.take([0], axis=axis + 1)
         if not np.array_equal(apart, np.broadcast_to(first, apart.shape)):
             raise SamplesMixed("treats samples differently, by their place in the batch")
+        if self.shared.setdefault(value, place._replace(axis=axis)) != place._replace(axis=axis):
+            raise SamplesMixed("reads one array in two ways")
 
-    def _array(self, value: Value) -> Array:
+    def array(self, value: Value) -> Array:
+        """What a value holds that depends on no input."""
         if value not in self._known:
             node = self._producers[value]
-            results = node.op.reference(*(self._array(operand) for operand in node.inputs))
+            results = node.op.reference(*(self.array(operand) for operand in node.inputs))
             self._known.update(zip(node.outputs, results, strict=True))
         return self._known[value]

@@ -165,7 +165,7 @@ class _LoopCode(ModelCode):
     def _steps(self, asm: Assembler, numbers: Sequence[int]) -> None:
         for number in numbers:
             step = self.lowered.steps[number]
-            step.emit(asm, self._locations(asm, number, step))
+            self.bodies.run(asm, step, self._locations(asm, number, step))
 
     def _product_in_parts(self, asm: Assembler, number: int) -> None:
         """A stream alone runs the whole product where that has the same bits: it is planned so."""

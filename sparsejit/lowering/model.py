@@ -36,6 +36,7 @@ from sparsejit.lowering.memory.storage import (
 from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.registry import LOWERINGS
+from sparsejit.lowering.shared_bodies import SharedBodies
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
@@ -189,6 +190,7 @@ class ModelCode:
         self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
         self.literals: dict[ConstantBuffer, int] = {}
         steps = [each.step for wave in lowered.waves for each in wave.steps]
+        self.bodies = SharedBodies(steps)
         self.scratch = dict(zip(steps, lowered.memory.scratch, strict=True))
         self.tiles = Memory(WORKSPACE, POINTER * self._pointers)
         self.status = Memory(WORKSPACE, lowered.status_offset)
@@ -271,13 +273,13 @@ class ModelCode:
 
     def _run(self, asm: Assembler, steps: Sequence[ScheduledStep]) -> None:
         for number, step in steps:
-            step.emit(asm, self._locations(asm, number, step))
+            self.bodies.run(asm, step, self._locations(asm, number, step))
 
     def _share(self, asm: Assembler, number: int) -> None:
         """A wave as a function that hands out its threads' steps."""
         waves = self.lowered.waves
         saved_ns = sum(wave.alone_ns - wave.ns for wave in waves[number:])
-        emit_wave(asm, waves[number], self._locations, saved_ns)
+        emit_wave(asm, waves[number], self._locations, self.bodies, saved_ns)
 
     def _locations(self, asm: Assembler, number: int, step: Step) -> Locations:
         scratch = self.lowered.header_bytes + self.scratch[step]

@@ -15,6 +15,8 @@ from sparsejit.frontends.batch_axis import why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
 from sparsejit.frontends.onnx.interpreting import graph_of
 from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
+from sparsejit.frontends.resized_batch import SizedBatch
+from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ def import_onnx(
 
     Example inputs give sizes that the file leaves open, in the order of its inputs; without them
     the batch is 1. With `free_batch` axis 0 may have any length where the file leaves it open in
-    all inputs and no sample touches another. Inputs that `constants` name are what it says, and
-    not given any more. Raises as `reading.read_model` does, InvalidInput for
+    all inputs, or has several samples, and no sample touches another. Inputs that `constants` name
+    are what it says, and not given any more. Raises as `reading.read_model` does, InvalidInput for
     examples that do not fit, and UnsupportedOperator, which lists the nodes that have no mapping.
     """
     given = GivenModel(read_model(source), tuple(example_inputs), constants or {})
@@ -100,6 +102,7 @@ class ImportedModel:
         self.input_tree, self.output_tree = given.input_tree, given.output_tree
         self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
         self._example = self._graph(None)  # what is missing is said now
+        self._sized: SizedBatch | None = None
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
 
     @property
@@ -111,7 +114,7 @@ class ImportedModel:
         """With that batch, by default the example's."""
         if batch is None or batch == self.example_batch:
             return self._example
-        return self._graph(batch)
+        return self._graph(batch) if self._sized is None else self._sized.graph(batch)
 
     def _graph(self, batch: int | None) -> Graph:
         shapes = {
@@ -126,10 +129,18 @@ class ImportedModel:
             if not declared:
                 return f"input {name} has no axes"
             if isinstance(declared[0], int):
-                return f"axis 0 of input {name} is {declared[0]} in the file"
+                return self._of_other_sizes(f"axis 0 of input {name} is {declared[0]} in the file")
         if len({shape[0] for shape in self._given.shapes.values()}) != 1:
             return "axis 0 of its inputs differs"
         return why_fixed(self.graph, self.example_batch)[0]
+
+    def _of_other_sizes(self, fixed: str) -> str:
+        """Why the batch of a file that fixes its size is not free all the same, or nothing."""
+        try:
+            self._sized = SizedBatch(self._example)
+        except SamplesMixed as reason:
+            return f"{fixed}, and {reason}"
+        return ""
 
 
 def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Array]:

@@ -34,7 +34,7 @@ from sparsejit.lowering.convolution.images import (
 )
 from sparsejit.lowering.convolution.windows import lower_windows
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
-from sparsejit.lowering.products.linear import product_step
+from sparsejit.lowering.products.linear import steps_of_product
 from sparsejit.lowering.registry import lowers
 
 
@@ -58,16 +58,16 @@ def lower_convolution(low: Lowering, node: Node) -> None:
 
 
 def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
-    """A product of columns for each sample."""
+    """A product of columns for each sample, by the same code."""
     pitch = _common_pitch(low, node)
     destination = image_result(low, node) if pitch else low.dense_result(node.output)
     x = low.view(node.inputs[0])
+    layer = _layer(each, prod(node.output.shape[2:]), pitch)
+    product = steps_of_product(node, layer, matrix, low.options)
     for sample in range(x.shape[0]):
         image, place = (view.sliced(0, sample, sample + 1) for view in (x, destination))
         columns = as_matrix(image) if pitch else _columns(low, node, image, place)
-        result = as_matrix(place)
-        layer = _layer(each, result, pitch)
-        low.add(product_step(node, layer, matrix, columns, result, low.options))
+        low.add(product(columns, as_matrix(place)))
 
 
 def _add_afterwards(low: Lowering, node: Node) -> None:
@@ -96,8 +96,7 @@ def _common_pitch(low: Lowering, node: Node) -> int | None:
     return padded_pitch(low.view(node.inputs[0]))
 
 
-def _layer(each: MatVec, result: View, pitch: int | None) -> MatVec | MatMul:
-    positions = result.shape[1]
+def _layer(each: MatVec, positions: int, pitch: int | None) -> MatVec | MatMul:
     return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR, pitch)
 
 

@@ -6,6 +6,7 @@ padded (`spread_pitch`): neither layer transposes it then.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from math import prod
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
@@ -19,7 +20,7 @@ from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.planned_code import emit_plan
-from sparsejit.lowering.products.product_parts import part_steps
+from sparsejit.lowering.products.product_parts import Bodies, between, part_steps
 from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
@@ -102,34 +103,45 @@ def product_step(
     options: ModelOptions,
 ) -> Step:
     """The kernel that the planner chooses for a layer."""
+    return steps_of_product(node, layer, matrix, options)(source, destination)
+
+
+def steps_of_product(
+    node: Node, layer: Layer, matrix: SparseMatrix, options: ModelOptions
+) -> Callable[[View, View], Step]:
+    """What makes the step for an x and a y: all that it makes share their code."""
     planner = options.planner.beside(matrix)
     choice = planner.plan(layer, matrix)
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.point(asm)
-        emit_plan(asm, choice)
-
-    def divide(threads: int) -> list[list[Step]]:
-        own = replace(planner, cores=options.threads_a_tile)
-        ways = own.ways_to_split(layer, matrix, choice, threads)
-        return [part_steps(step, parts) for parts in ways]
-
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
-    name, origin = choice.chosen.template.name, node.outputs[0].origin
     parts, kept_bytes = _parts(layer, matrix, choice, options)
-    step = Step(
-        name,
-        origin,
-        (source,),
-        (destination,),
-        emit,
-        facts,
-        scratch_bytes=kept_bytes,
-        parts=parts,
-        parts_are_exact=layer.dtype is DType.INT8,
-        divide=divide,
-    )
-    return step
+    bodies: Bodies = {}
+
+    @cache
+    def ways(threads: int) -> list[list[Part]]:
+        own = replace(planner, cores=options.threads_a_tile)
+        return own.ways_to_split(layer, matrix, choice, threads)
+
+    def step_between(source: View, destination: View) -> Step:
+        def divide(threads: int) -> list[list[Step]]:
+            return [part_steps(step, each, bodies) for each in ways(threads)]
+
+        step = Step(
+            choice.chosen.template.name,
+            node.outputs[0].origin,
+            (source,),
+            (destination,),
+            between(body),
+            facts,
+            scratch_bytes=kept_bytes,
+            parts=parts,
+            parts_are_exact=layer.dtype is DType.INT8,
+            divide=divide,
+            body=body,
+        )
+        return step
+
+    body = partial(emit_plan, plan=choice)
+    return step_between
 
 
 _Code = Callable[[Assembler, Locations], None]

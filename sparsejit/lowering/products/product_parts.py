@@ -15,24 +15,35 @@ from sparsejit.x86.assembler import Assembler
 _FLOAT = 4
 
 
-def part_steps(whole: Step, parts: Sequence[Part]) -> list[Step]:
-    """A step for each part; those of one plan share its code."""
-    bodies = {id(part.plan): partial(emit_plan, plan=part.plan) for part in parts}
-    return [_part_step(whole, part, bodies[id(part.plan)]) for part in parts]
+Body = Callable[[Assembler], None]
+Bodies = dict[int, Body]  # by the identity of the plan whose code they append
 
 
-def _part_step(whole: Step, part: Part, body: Callable[[Assembler], None]) -> Step:
+def between(body: Body) -> Callable[[Assembler, Locations], None]:
+    """What appends a body with rdi and rsi pointing to a step's operands."""
+
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         body(asm)
 
+    return emit
+
+
+def part_steps(whole: Step, parts: Sequence[Part], bodies: Bodies) -> list[Step]:
+    """A step for each part; those of one plan share its code, which `bodies` then has."""
+    for part in parts:
+        bodies.setdefault(id(part.plan), partial(emit_plan, plan=part.plan))
+    return [_part_step(whole, part, bodies[id(part.plan)]) for part in parts]
+
+
+def _part_step(whole: Step, part: Part, body: Body) -> Step:
     chosen = part.plan.chosen
     return replace(
         whole,
         kernel=chosen.template.name,
         reads=(_read(whole.reads[0], part),),
         writes=(_written(whole.writes[0], part),),
-        emit=emit,
+        emit=between(body),
         facts=Facts(whole.facts.reason, predicted_ns=chosen.cost.ns),
         divide=None,
         body=body,

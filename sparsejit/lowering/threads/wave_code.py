@@ -4,14 +4,15 @@
     wave:      hand thread 1 its function, run thread 0's, wait for the answer   runtime/workers.py
     thread 0:  step, step ...
     thread 1:  step, step ...
-    body:      what steps of several threads run on columns of their own
+
+What steps of several threads run on columns of their own is appended once (`SharedBodies`).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.lowering.shared_bodies import SharedBodies
 from sparsejit.lowering.step import Locations, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import Wave
@@ -21,10 +22,11 @@ from sparsejit.x86.operands import rdi
 from sparsejit.x86.stack import pop, push
 
 Locate = Callable[[Assembler, int, Step], Locations]
-Body = Callable[[Assembler], None]
 
 
-def emit_wave(asm: Assembler, wave: Wave, locate: Locate, saved_ns: float) -> None:
+def emit_wave(
+    asm: Assembler, wave: Wave, locate: Locate, bodies: SharedBodies, saved_ns: float
+) -> None:
     """Append a wave of several threads; `saved_ns` is what these are expected to save in all."""
     function, end = asm.label("wave"), asm.label("end of wave")
     asm.emit("mov", rdi, WORKSPACE)
@@ -36,21 +38,9 @@ def emit_wave(asm: Assembler, wave: Wave, locate: Locate, saved_ns: float) -> No
     asm.align(64)
     asm.bind(function)
     workers.emit_dispatcher(asm, [NativePart(label, 0) for label in labels], saved_ns)
-    bodies = _shared_bodies(asm, wave)
     for label, steps in zip(labels, wave.threads, strict=True):
         emit_thread(asm, label, partial(_run, asm, steps, locate, bodies))
-    for body, label in bodies.items():
-        asm.align(64)
-        asm.bind(label)
-        body(asm)
-        asm.emit("ret")
     asm.bind(end)
-
-
-def _shared_bodies(asm: Assembler, wave: Wave) -> dict[Body, Label]:
-    """Those of more than one step."""
-    counts = Counter(each.step.body for each in wave.steps if each.step.body)
-    return {body: asm.label("body") for body, count in counts.items() if count > 1}
 
 
 def emit_thread(asm: Assembler, label: Label, run: Callable[[], None]) -> None:
@@ -67,12 +57,7 @@ def emit_thread(asm: Assembler, label: Label, run: Callable[[], None]) -> None:
 
 
 def _run(
-    asm: Assembler, steps: Sequence[ScheduledStep], locate: Locate, bodies: dict[Body, Label]
+    asm: Assembler, steps: Sequence[ScheduledStep], locate: Locate, bodies: SharedBodies
 ) -> None:
     for number, step in steps:
-        at = locate(asm, number, step)
-        if step.body in bodies:
-            at.point(asm)
-            asm.jump("call", bodies[step.body])
-        else:
-            step.emit(asm, at)
+        bodies.run(asm, step, locate(asm, number, step))
