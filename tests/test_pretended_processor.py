@@ -1,6 +1,7 @@
 """A processor that nobody has tuned anything for: kernels are right, whatever is planned for it."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.cpuinfo import numbers_of
-from sparsejit.machine.microarchitecture import MICROARCHITECTURES, UNKNOWN, core_of
+from sparsejit.machine.microarchitecture import MICROARCHITECTURES, UNKNOWN, core_named, core_of
 from sparsejit.machine.target import ISA_LEVELS, Target
 
 # Bytes of L1d, L1i, L2 and L3: tiny, of odd sizes, and all in one.
@@ -138,3 +139,12 @@ def test_a_run_with_a_pretended_processor_is_one(request: pytest.FixtureRequest)
     asked = request.config.getoption("--processor")
     shown = Target.detect().model
     assert shown == pretended_processor.appearance(asked).name if asked else shown not in names
+
+
+def test_the_makefile_names_every_core_that_has_data() -> None:
+    """So that `make plans` pretends each, and the unknown one."""
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    (listed,) = re.findall(r"^PRETENDED := (.*)$", makefile, re.MULTILINE)
+    with_data = {core_named(key).data_of for key in MICROARCHITECTURES} - {UNKNOWN}
+    named = {f"plans-{key}" for key in (*with_data, pretended_processor.UNKNOWN)}
+    assert set(listed.split()) == named

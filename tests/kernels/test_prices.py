@@ -11,12 +11,13 @@ from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul, MatVec
-from sparsejit.machine.microarchitecture import UNKNOWN, core_named
+from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
 from sparsejit.machine.target import INSTRUCTION_SETS, Target
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.cost import price
 
-CORES = ("zen4", "zen5", "golden_cove", UNKNOWN)
+# Those with data of their own; the others have the unknown one's.
+CORES = [key for key in MICROARCHITECTURES if core_named(key).data_of == key]
 # Counts of steps are estimates from the zeros; a few more zeros may seem to cost a little.
 ROUNDING = 0.99
 every_core = pytest.mark.parametrize("core", CORES)
