@@ -67,7 +67,7 @@ def compile_in_parts(
 class _Refused(Exception):
     """A part does not compile: the nodes at fault, and why."""
 
-    def __init__(self, reasons: Mapping[int, str]) -> None:
+    def __init__(self, reasons: Mapping[str, str]) -> None:
         super().__init__(reasons)
         self.reasons = reasons
 
@@ -80,7 +80,7 @@ class PartCompiler:
     dtypes: Dtypes
     name: str
     progress: Progress
-    _made: dict[GraphPart, OwnPart] = field(default_factory=dict)
+    _made: dict[tuple[tuple[str, ...], ...], OwnPart] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.options = self.settings.resolved()
@@ -93,7 +93,7 @@ class PartCompiler:
         """
         patterns = parsed_dtypes(self.dtypes)
         inputs = [_array_type(each, given.shapes[each.name]) for each in given.inputs]
-        refused: dict[int, str] = {}
+        refused: dict[str, str] = {}
         while True:
             self.progress("dividing the model", 0.0)
             model = divided(given, refused)
@@ -118,7 +118,8 @@ class PartCompiler:
             left = [model.left[place] for place in part.places]
             onnx = model_bytes(model.model(part))
             return LeftPart(onnx, part.inputs, part.outputs, left, self.options.threads)
-        if part not in self._made:
+        key = tuple(model.results(part).values()), part.inputs, part.outputs
+        if key not in self._made:
             given = model.given_part(part)
             try:
                 variant = self._variant(given, tell)
@@ -126,15 +127,15 @@ class PartCompiler:
                 raise _Refused(self._at_fault(model, part, error)) from error
             nests = given.input_tree, given.output_tree
             own = CompiledModel((variant,), *nests, self.settings)
-            self._made[part] = OwnPart(own, part.inputs, part.outputs, len(part.places))
-        return self._made[part]
+            self._made[key] = OwnPart(own, part.inputs, part.outputs, len(part.places))
+        return self._made[key]
 
     def _variant(self, given: GivenModel, tell: Progress) -> Variant:
         graph = ImportedModel(given, free_batch=False).graph()
         return make_variant(graph, self.options, self.dtypes, None, self.name, tell, is_part=True)
 
-    def _at_fault(self, model: DividedModel, part: GraphPart, error: Exception) -> dict[int, str]:
-        """The fewest nodes without which a part compiles, found by halves.
+    def _at_fault(self, model: DividedModel, part: GraphPart, error: Exception) -> dict[str, str]:
+        """The fewest nodes without which a part compiles, by their first results, and why.
 
         Raises the error where float32 compiles all: then options are at fault, not nodes.
         """
@@ -144,19 +145,21 @@ class PartCompiler:
             try:
                 plain._variant(model.given_part(model.part(places)), lambda stage, share: None)
             except GRAPH_REFUSALS as reason:
-                return (
-                    str(reason) if isinstance(reason, SparseJitError) else f"{reason!r}; report it"
-                )
+                return str(_said(reason))
             return ""
 
         found = dict(_found_by_halves(part.places, fault))
         if not found:
-            raise (
-                error
-                if isinstance(error, SparseJitError)
-                else CompileError(f"{self.name} cannot be compiled: {error!r}; report it")
-            ) from error
-        return found
+            raise _said(error) from error
+        names = model.results(part)
+        return {names[place]: reason for place, reason in found.items()}
+
+
+def _said(error: Exception) -> SparseJitError:
+    """The error; a fault of ours as one that says so."""
+    if isinstance(error, SparseJitError):
+        return error
+    return CompileError(f"a part cannot be compiled: {error!r}; report it")
 
 
 def _found_by_halves(

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from test_onnx import graph_model, relative_error
 
 import sparsejit
@@ -196,14 +196,16 @@ def test_dtypes_cross_as_the_file_has_them() -> None:
         fast(X.astype(float), numbers)
 
 
-def branches() -> Any:
-    """An If by the sum of x; one branch takes an Erf of what lies around it."""
+def branches(condition: str = "t") -> Any:
+    """An If, by the sum of x where it is t; one branch takes an Erf of what lies around it."""
     ways = {}
-    for name, line in {"then": "p = Erf a", "else": "p = Neg a"}.items():
+    for name, lines in {"then": ["o = Neg a", "p = Erf o"], "else": ["p = Neg a"]}.items():
         output = helper.make_tensor_value_info("p", TensorProto.FLOAT, [2, 6])
-        ways[f"{name}_branch"] = helper.make_graph([node(line)], name, [], [output])
+        graph = helper.make_graph([node(line) for line in lines], name, [], [output])
+        ways[f"{name}_branch"] = graph
     truth = [node("s = ReduceSum x", keepdims=0), "t = Greater s zero", "a = MatMul x W"]
-    return net(*truth, node("b = If t", **ways), "y = Relu b", arrays={"zero": np.float32(0)})
+    arrays = {"zero": np.float32(0), "always": np.array(True)}
+    return net(*truth, node(f"b = If {condition}", **ways), "y = Relu b", arrays=arrays)
 
 
 def test_a_branch_is_left_as_a_whole() -> None:
@@ -213,6 +215,26 @@ def test_a_branch_is_left_as_a_whole() -> None:
     assert fast.parts[1].left[0].reason == "Erf within it"
     for given in (X, -X):
         check(model, fast, given)
+
+
+def test_a_branch_that_fits_other_sizes_is_no_obstacle() -> None:
+    model = branches()
+    (other,) = (each.g for each in model.graph.node[3].attribute if each.name == "else_branch")
+    other.node[0].CopyFrom(node("p = MatMul a V"))
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS[:5, :5], "V"))
+    fast = compiled(model)
+    given = np.abs(X)
+    exact = np.maximum(0, wanted(net("a = MatMul x W", "b = Neg a", "y = Erf b"), given)[0])
+    assert relative_error(fast(given), exact) < 1e-6
+    with pytest.raises(InvalidInput, match="ONNX Runtime cannot run If, node b"):
+        fast(-given)
+
+
+def test_of_a_branch_that_is_decided_only_the_nodes_at_fault_are_left() -> None:
+    model = branches("always")
+    fast = compiled(model)
+    assert engines(fast) == [("ours", 2), ("left", 1), ("ours", 1)]
+    check(model, fast, X)
 
 
 def test_a_result_that_is_not_computed_leaves_its_node() -> None:

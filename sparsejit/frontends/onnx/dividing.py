@@ -5,7 +5,8 @@ A node that is left stands as inputs of the graph from there on, so that one rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,22 @@ from sparsejit.errors import CompileError, InvalidInput, SparseJitError
 from sparsejit.frontends.onnx.call import Operand, operator_of
 from sparsejit.frontends.onnx.imported import GivenModel
 from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter
-from sparsejit.frontends.onnx.part_models import crossing, makes, part_model, reads
+from sparsejit.frontends.onnx.part_models import (
+    crossing,
+    inlined,
+    makes,
+    needed,
+    part_model,
+    reads,
+    without_sizes,
+)
 from sparsejit.frontends.onnx.reading import read_model
 from sparsejit.frontends.onnx.sessions import result_types
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.ir.graph import Array, Origin, Value
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TypeProto
+    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 _REMEDY = "write them with others"
 # What a fault of ours may raise while a node is read.
@@ -55,9 +64,10 @@ class GraphPart:
 
 @dataclass(frozen=True, eq=False)
 class DividedModel:
-    """The nodes that the outputs need, by their places in the file.
+    """The nodes that the outputs need, by their places in order, decided branches written out.
 
     left: those that ONNX Runtime runs. known: arrays that no call changes. types: of all else.
+    unsized: nodes that ONNX Runtime refuses where it is told the sizes of what they read.
     """
 
     given: GivenModel
@@ -65,6 +75,7 @@ class DividedModel:
     left: Mapping[int, LeftNode]
     known: Mapping[str, Array]
     types: Mapping[str, TypeProto]
+    unsized: Collection[int]
 
     @cached_property
     def outputs(self) -> list[str]:
@@ -101,6 +112,10 @@ class DividedModel:
             tuple(name for name in made if name in wanted and name not in self.known),
         )
 
+    def results(self, part: GraphPart) -> dict[int, str]:
+        """The first result of each node of a part, which tells it from all others."""
+        return {place: makes(self.nodes[place])[0] for place in part.places}
+
     def model(self, part: GraphPart) -> ModelProto:
         """A part as a model of its own, with its constants."""
         return self._model(part, self.known)
@@ -111,7 +126,10 @@ class DividedModel:
 
     def _model(self, part: GraphPart, arrays: Mapping[str, Array]) -> ModelProto:
         nodes = [self.nodes[place] for place in part.places]
-        return part_model(self.given, nodes, part.outputs, arrays, self.types.get)
+        types = self.types
+        if not set(part.places).isdisjoint(self.unsized):
+            types = {name: without_sizes(kind) for name, kind in types.items()}
+        return part_model(self.given, nodes, part.outputs, arrays, types.get)
 
 
 def _in_turn(
@@ -144,8 +162,10 @@ def divided_onnx(
     return divided(GivenModel(read_model(source), tuple(example_inputs), constants), {})
 
 
-def divided(given: GivenModel, refused: Mapping[int, str]) -> DividedModel:
-    """The nodes of a model; `refused` are those of ours that were found not to compile, and why.
+def divided(given: GivenModel, refused: Mapping[str, str]) -> DividedModel:
+    """The nodes of a model; `refused` are those that were found not to compile, and why.
+
+    They are told by their first results.
 
     Raises UnsupportedOperator, which lists them, for nodes that ONNX Runtime cannot run either,
     and MissingDependency where it is not installed.
@@ -162,9 +182,10 @@ def divided(given: GivenModel, refused: Mapping[int, str]) -> DividedModel:
 class _Divider:
     """Reads node after node."""
 
-    def __init__(self, given: GivenModel, refused: Mapping[int, str]) -> None:
+    def __init__(self, given: GivenModel, refused: Mapping[str, str]) -> None:
         self._given, self._refused = given, refused
-        self._nodes = _needed(given.model.graph)
+        self._outputs = [each.name for each in given.model.graph.output]
+        self._nodes: dict[int, NodeProto] = {}
         self._interpreter = NodeInterpreter(given.opset)
         self._known: dict[str, Operand] = dict(given.arrays)
         self._types: dict[str, TypeProto] = {}
@@ -172,24 +193,41 @@ class _Divider:
         self._outside: dict[str, str] = {}
         self._left: dict[int, LeftNode] = {}
         self._missing: list[Missing] = []
+        self._unsized: set[int] = set()
         for each in given.inputs:
             self._add(each.name, _sized(each.type, given.shapes[each.name]))
 
-    def divide(self) -> dict[int, str] | None:
+    def divide(self) -> dict[str, str] | None:
         """Read all nodes; a node that must be left as well, if that turns out too late."""
-        makers: dict[str, int] = {}
-        outputs = [each.name for each in self._given.model.graph.output]
-        for place, node in self._nodes.items():
+        makers: dict[str, str] = {}
+        nodes = dict(enumerate(self._given.model.graph.node))
+        waiting = deque(needed(nodes, self._outputs).values())
+        while waiting:
+            node = waiting.popleft()
+            if (branch := self._decided(node)) is not None:
+                waiting.extendleft(reversed(inlined(node, branch)))
+                continue
             if (name := self._absent(reads(node))) is not None:
                 return {makers[name]: f"its result {name} is not computed"}
-            makers.update(dict.fromkeys(makes(node), place))
-            reason = self._refused.get(place) or self._unread(node) or self._interpreted(node)
+            own, *_ = results = makes(node)
+            makers.update(dict.fromkeys(results, own))
+            place = len(self._nodes)
+            self._nodes[place] = node
+            reason = self._refused.get(own) or self._unread(node) or self._interpreted(node)
             if reason:
                 self._left[place] = LeftNode(operator_of(node), _name(node), reason)
-                self._stand_in(node, reason)
-        if (name := self._absent(outputs)) is not None:
+                self._stand_in(place, node, reason)
+        if (name := self._absent(self._outputs)) is not None:
             return {makers[name]: f"its result {name} is not computed"}
         return None
+
+    def _decided(self, node: NodeProto) -> GraphProto | None:
+        """The branch that an If takes whatever is computed."""
+        condition = self._known.get(node.input[0]) if node.op_type == "If" else None
+        if not isinstance(condition, np.ndarray):
+            return None
+        name = "then_branch" if condition.all() else "else_branch"
+        return next(each.g for each in node.attribute if each.name == name)
 
     def result(self) -> DividedModel:
         """What was found. Raises UnsupportedOperator for nodes that nothing runs."""
@@ -198,7 +236,11 @@ class _Divider:
         values = {name: x for name, x in self._known.items() if isinstance(x, Value)}
         types = {name: self._interpreter.inference.type_of(name, x) for name, x in values.items()}
         arrays = {name: x for name, x in self._known.items() if isinstance(x, np.ndarray)}
-        return DividedModel(self._given, self._nodes, self._left, arrays, {**types, **self._types})
+        nodes = needed(self._nodes, self._outputs)
+        left = {place: x for place, x in self._left.items() if place in nodes}
+        return DividedModel(
+            self._given, nodes, left, arrays, {**types, **self._types}, self._unsized
+        )
 
     def _absent(self, names: Iterable[str]) -> str | None:
         """A value that a node of ours should have given, and has not."""
@@ -226,14 +268,14 @@ class _Divider:
         )
         return "; ".join(each.strip() or "has no mapping" for each in words)
 
-    def _stand_in(self, node: NodeProto, reason: str) -> None:
+    def _stand_in(self, place: int, node: NodeProto, reason: str) -> None:
         """Let its results, as ONNX Runtime types them, be given from here on."""
         arrays = {
             name: x for name in reads(node) if isinstance(x := self._known.get(name), np.ndarray)
         }
         model = part_model(self._given, [node], makes(node), arrays, self._type_of)
         try:
-            kinds = result_types(model)
+            kinds = self._kinds(place, model)
         except CompileError as error:
             lost = any(self._outside.get(name) == "" for name in reads(node))
             if not lost:  # else what it reads is named already
@@ -244,6 +286,17 @@ class _Divider:
             return
         for name, kind in kinds.items():
             self._add(name, kind)
+
+    def _kinds(self, place: int, model: ModelProto) -> dict[str, TypeProto]:
+        """Of a node's results. Raises CompileError where ONNX Runtime cannot run it."""
+        try:
+            return result_types(model)
+        except CompileError:  # a branch that is never taken may fit other sizes only
+            for each in model.graph.input:
+                each.type.CopyFrom(without_sizes(each.type))
+            kinds = result_types(model)
+            self._unsized.add(place)
+            return kinds
 
     def _type_of(self, name: str) -> TypeProto | None:
         operand = self._known.get(name)
@@ -261,17 +314,6 @@ class _Divider:
         except InvalidInput as reason:
             self._known[name] = ABSENT
             self._outside[name] = str(reason).removeprefix(f"input {name} ").partition(";")[0]
-
-
-def _needed(graph: Any) -> dict[int, NodeProto]:
-    """The nodes that outputs depend on, by their places."""
-    wanted = {each.name for each in graph.output}
-    found: dict[int, NodeProto] = {}
-    for place, node in reversed(list(enumerate(graph.node))):
-        if wanted.intersection(node.output):
-            found[place] = node
-            wanted.update(reads(node))
-    return dict(sorted(found.items()))
 
 
 def _name(node: NodeProto) -> str:

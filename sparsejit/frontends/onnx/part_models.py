@@ -35,6 +35,66 @@ def makes(node: NodeProto) -> list[str]:
     return [name for name in node.output if name]
 
 
+def inlined(node: NodeProto, branch: GraphProto) -> list[NodeProto]:
+    """The nodes of a branch in place of the If that chooses it.
+
+    Its values get names of their own: branches of several Ifs may call theirs alike.
+    """
+    from onnx.helper import make_node
+
+    own = [each.name for each in branch.initializer]
+    computed = {name for inner in branch.node for name in makes(inner)}
+    names = {name: f"{node.output[0]}/{name}" for name in (*own, *computed)}
+    last = []
+    for result, name in zip(branch.output, node.output, strict=True):
+        if result.name in computed:
+            computed.remove(result.name)
+            names[result.name] = name
+        elif name:
+            last.append(make_node("Identity", [names.get(result.name, result.name)], [name]))
+    first = [make_node("Constant", [], [names[x.name]], value=x) for x in branch.initializer]
+    return [*first, *(_renamed(inner, names) for inner in branch.node), *last]
+
+
+def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    """A copy of the node with values, also those that graphs within it read, under other names."""
+    made = type(node)()
+    made.CopyFrom(node)
+    made.input[:] = [names.get(name, name) for name in node.input]
+    made.output[:] = [names.get(name, name) for name in node.output]
+    for attribute in made.attribute:
+        for region in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            own = {each.name for each in (*region.initializer, *region.input)}
+            own.update(name for inner in region.node for name in inner.output)
+            around = {name: other for name, other in names.items() if name not in own}
+            nodes = [_renamed(inner, around) for inner in region.node]
+            del region.node[:]
+            region.node.extend(nodes)
+            for result in region.output:
+                result.name = around.get(result.name, result.name)
+    return made
+
+
+def needed(nodes: Mapping[int, NodeProto], outputs: Iterable[str]) -> dict[int, NodeProto]:
+    """Those of the nodes, which are in order, that outputs depend on."""
+    wanted = set(outputs)
+    found: dict[int, NodeProto] = {}
+    for place, node in reversed(list(nodes.items())):
+        if wanted.intersection(node.output):
+            found[place] = node
+            wanted.update(reads(node))
+    return dict(sorted(found.items()))
+
+
+def without_sizes(kind: TypeProto) -> TypeProto:
+    """The type with as many axes, of any sizes."""
+    made = type(kind)()
+    made.CopyFrom(kind)
+    for axis in made.tensor_type.shape.dim:
+        axis.Clear()
+    return made
+
+
 def crossing(nodes: Sequence[NodeProto], known: Mapping[str, Any]) -> list[str]:
     """What nodes read that they do not make, and that is not known now."""
     made = {name for node in nodes for name in makes(node)}
