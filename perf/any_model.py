@@ -186,7 +186,7 @@ class AnyTask:
             from sparsejit.perf.models import export_onnx  # which needs torch
 
             module = self._source.model
-            module = module.module() if hasattr(module, "module_call_graph") else module.eval()
+            module = _of_program(module) if hasattr(module, "module_call_graph") else module.eval()
             export_onnx(module, self._source.args, file, opset)
         return file
 
@@ -232,6 +232,13 @@ def _latency(
         if one.ns_median / 1000 >= period_us
     }
     return latency_report(rate, contest.latencies(seconds, rate, slow), slow)
+
+
+def _of_program(program: Any) -> Any:
+    """Its module, which refuses to change its mode; the exporter asks for that, and back."""
+    module = program.module()
+    module.train = module.eval = lambda *mode: module
+    return module
 
 
 def _array(x: Any) -> np.ndarray[Any, Any]:
