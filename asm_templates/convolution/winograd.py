@@ -65,7 +65,7 @@ _FROM_WEIGHTS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1
 # Rows of B^T: each adds or subtracts two elements.
 _DIFFERENCES = ((0, 2, "vsubps"), (1, 2, "vaddps"), (2, 1, "vsubps"), (1, 3, "vsubps"))
 _WITH_BIAS = 5  # the place that A^T and A add to all four outputs
-# Fewer outputs than these, and sums are taken in parts that depend on the tile.
+# Fewer outputs than these do not pay for the way of x there.
 _LEAST_OUTPUTS = 16
 
 _X, _Y, _BLOCK, _SCRATCH = r12, r13, r14, r15

@@ -187,7 +187,9 @@ class _ProductTile:
         self.product, self.asm, self.spec = product, product.asm, product.spec
         self.height, self.vectors, self.lanes_of_last = height, vectors, lanes_of_last
         self.sums = height * vectors
-        self.chains = chains(self.sums, self.spec.depth)
+        # One of several is cut over threads as well, and sums as the whole does.
+        is_one = product.packed_a is not None and product.packed_a.in_register
+        self.chains = 1 if is_one else chains(self.sums, self.spec.depth)
         self.wide = self.asm.target.isa == "avx512"
         self.vector_bytes = product.vector_bytes
         # Elements and vectors come behind the bias, where there is one.
