@@ -121,6 +121,11 @@ def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
         )
         if is_estimator(source.model):
             raise InvalidInput(f"{asked.model} returned an estimator; `bench` takes models")
+        if source.kwargs:
+            raise InvalidInput(
+                f"{asked.model} takes {', '.join(source.kwargs)} by name; `bench` gives inputs by "
+                "position, so export it with all of them so"
+            )
         check_fallback(asked.fallback, source.model)
         return replace(source, fallback=asked.fallback)
     compiled = load_or_compile(asked, lambda stage, share: None)

@@ -305,6 +305,25 @@ def test_the_verdict_tells_precisions_apart_and_who_is_wrong() -> None:
     assert wrong.verdict.endswith("; 2.0 times slower than the best other, onnxruntime")
 
 
+def test_other_engines_get_a_program_as_an_onnx_file(tmp_path: Path) -> None:
+    file = tmp_path / "net.pt2"
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Dropout()).eval()
+    torch.export.save(torch.export.export(net, (torch.randn(1, 6),)), file)
+    task = AnyTask(read_source(str(file)), tmp_path)
+    onnx.checker.check_model(onnx.load(task.onnx_file(17)))
+
+
+def test_what_bench_would_give_by_name_is_refused(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+            return x * scale
+
+    file, x = tmp_path / "net.pt2", torch.randn(1, 6)
+    torch.export.save(torch.export.export(Scaled(), (x,), {"scale": x}), file)
+    done = invoked("bench", file)
+    assert "net.pt2 takes scale by name; `bench` gives inputs by position" in str(done.exception)
+
+
 def test_what_is_no_command_and_no_model_is_refused() -> None:
     done = invoked("bench", "nothing")
     assert done.exit_code == 2 and "No such command 'nothing'" in done.output
