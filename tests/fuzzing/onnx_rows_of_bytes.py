@@ -142,6 +142,7 @@ def _quantised_function(name: str) -> Maker:
             kernel = kernel_of(grow, (6, 5))
             given = {"kernel_shape": kernel, **windows(grow, (6, 5), kernel)}
             given.pop("dilations", None)
+            given["strides"] = [1, 1] if "auto_pad" in given else given.get("strides", [1, 1])
         elif name == "QLinearGlobalAveragePool":
             given = {"channels_last": 0}
         elif name == "QLinearLeakyRelu":

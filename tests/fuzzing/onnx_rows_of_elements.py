@@ -59,7 +59,15 @@ _UNARY: dict[str, tuple[str, tuple[float, float], dict[str, Any]]] = {
     f"{MICROSOFT}.QuickGelu": ("f", _ANY, {"alpha": (1.702, 0.5)}),
 }
 # What they make of NaN or of numbers below the normal ones is nowhere said.
-_NOT_OF_NAN = {"ArgMax", "ArgMin", "DynamicQuantizeLinear", "Mod", "ReduceMax", "ReduceMin"}
+_NOT_OF_NAN = {
+    "PRelu",
+    "ArgMax",
+    "ArgMin",
+    "DynamicQuantizeLinear",
+    "Mod",
+    "ReduceMax",
+    "ReduceMin",
+}
 NOT_OF_NAN = _NOT_OF_NAN | {"Resize", "ScatterElements", "ScatterND", "Sigmoid", "Sign"}
 NOT_OF_NAN |= {"ThresholdedRelu", "TopK"}
 # Of two operands, the second within limits.
@@ -142,7 +150,7 @@ def _pow(grow: OnnxGrowing) -> None:
         x = grow.tensor("f", low=0.1, high=10)
         array = grow.values[x]
         grow.add(
-            "Pow", [x, grow.fixed(grow.array(grow.draw.choice([(), (1,)]), array.dtype, -2, 2))]
+            "Pow", [x, grow.fixed(grow.array(grow.draw.choice([(), (1,)]), array.dtype, -1, 2))]
         )
 
 

@@ -152,6 +152,9 @@ def _pool(name: str) -> Maker:
             given["strides"] = [
                 min(pair) for pair in zip(given.get("strides", kernel), kernel, strict=True)
             ]
+        spans = zip(spatial, kernel, given.get("dilations", [1] * len(kernel)), strict=True)
+        if any(n < (k - 1) * d + 1 for n, k, d in spans) and not given.get("pads"):
+            return
         if name == "AveragePool":
             given |= grow.some(count_include_pad=grow.flag())
         if grow.has(name, 10):

@@ -19,6 +19,7 @@ FLOATS = np.array([[-2.0, 0.5, 3.0]], np.float32)
 RAMP = np.arange(1.0, 5.0, dtype=np.float32).reshape(1, 1, 4)
 ONES = np.ones((1, 1, 3), np.float32)
 PAIR = np.array([[[1.0, 2.0]]], np.float32)
+NO_FLOATS = np.zeros(0, np.float32)
 NONE = np.zeros(0, np.int64)
 
 
@@ -37,13 +38,14 @@ class OddNode:
         """The node alone."""
         names = [f"x{n}" for n in range(len(self.operands))]
         arrays = [np.asarray(x) for x in self.operands]
-        node = helper.make_node(self.operator, names, ["y"], **self.attributes)
+        domain = "com.microsoft" if self.operator == "QuickGelu" else ""
+        node = helper.make_node(self.operator, names, ["y"], domain=domain, **self.attributes)
         declared = [_declared(*pair) for pair in zip(names, arrays, strict=True)]
         held = [from_array(*pair) for pair in zip(arrays, names, strict=True)]
         wanted = _declared("y", np.asarray(self.wanted))
         inputs = declared[: self.called]
         graph = helper.make_graph([node], "odd", inputs, [wanted], held[self.called :])
-        imports = [helper.make_opsetid("", self.opset)]
+        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
@@ -88,6 +90,33 @@ NODES = {
         [1, 2, 1, 2, 1], output_shape=[5], auto_pad="SAME_UPPER"
     ),
     "one with its own padding": _transposed([1, 2, 1, 2, 1, 2], auto_pad="SAME_LOWER"),
+    "positions that rounding lifts above whole ones": OddNode(
+        "Resize",
+        [
+            np.arange(7, dtype=np.float32).reshape(1, 1, 7),
+            NO_FLOATS,
+            np.array([1, 1, 0.5], np.float32),
+        ],
+        _floats([1, 3, 5]),
+        {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
+    ),
+    "fewer known places than there are": OddNode(
+        "GatherElements",
+        [np.arange(99).reshape(1, 99), [[3, -1]]],
+        [[3, 98]],
+        {"axis": 1},
+        called=0,
+    ),
+    "windows over known numbers": OddNode(
+        "MaxPool",
+        [RAMP[:, :, :3]],
+        _floats([1, 3]),
+        {"kernel_shape": [2], "strides": [2], "auto_pad": "SAME_LOWER"},
+        called=0,
+    ),
+    "another domain's operator of known numbers": OddNode(
+        "QuickGelu", [FLOATS], FLOATS / (1 + np.exp(-FLOATS)), {"alpha": 1.0}, called=0
+    ),
     "axes of int32": OddNode(
         "Pad",
         [ONES[0], np.array([1, 0]), np.float32(5), np.array([-1], np.int32)],

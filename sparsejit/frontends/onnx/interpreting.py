@@ -10,7 +10,8 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, operator_of, plain
 from sparsejit.frontends.onnx.expansions import expanded
-from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, version_of
+from sparsejit.frontends.onnx.folding import computed
+from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
 from sparsejit.frontends.writing import arranging
@@ -111,8 +112,10 @@ class NodeInterpreter:
             if mapping is None and not is_known:
                 raise Unmapped("")
             sizes = self.inference.sizes(node, operands)
-            if mapping is None or is_known:
-                return self._known(node, operands, sizes)
+            folded = self._known(node, operands, sizes, mapping is None) if is_known else None
+            if folded is not None:
+                return folded
+            assert mapping is not None
             attributes = _attributes(node)
             call = Call(node, operands, attributes, self._opset, self._constants)
             made = mapping(self.write, call)
@@ -127,16 +130,28 @@ class NodeInterpreter:
         return [ABSENT if each is None else each for each in results]
 
     def _known(
-        self, node: NodeProto, operands: Sequence[Operand], sizes: Sequence[Sizes | None]
-    ) -> Sequence[Operand]:
-        """What a node makes of known operands. Raises Unmapped where that is too large to keep."""
+        self,
+        node: NodeProto,
+        operands: Sequence[Operand],
+        sizes: Sequence[Sizes | None],
+        is_last_way: bool,
+    ) -> Sequence[Operand] | None:
+        """What a node makes of known operands; None where the onnx package does not say.
+
+        Raises Unmapped where that is too large to keep, and instead of None if `is_last_way`.
+        """
         wanted = self.inference.bytes_of(node, sizes)
         if self._known_bytes + wanted > MOST_KNOWN_BYTES:
             raise Unmapped(
                 f"makes a constant of {wanted:,} bytes, with {self._known_bytes:,} before it more "
                 f"than {MOST_KNOWN_BYTES:,}"
             )
-        results = _computed(node, operands, self._opset)
+        try:
+            results = computed(node, operands, _attributes(node), self._opset)
+        except Unmapped:
+            if is_last_way:
+                raise
+            return None
         for each in results:
             if isinstance(each, np.ndarray) and not any(
                 isinstance(x, np.ndarray) and np.may_share_memory(each, x) for x in operands
@@ -250,14 +265,3 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
             value = tensor_array(value)
         found[attribute.name] = value
     return found
-
-
-def _computed(node: NodeProto, operands: Sequence[Operand], opset: int) -> list[Operand]:
-    """What a node without inputs of the model makes, as the onnx package computes it."""
-    from onnx.reference import ReferenceEvaluator
-
-    given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
-    try:
-        return list(ReferenceEvaluator(node, opsets={"": version_of(node, opset)}).run(None, given))
-    except Exception as error:  # of whatever type its operator raises
-        raise Unmapped(str(error).partition("\n")[0]) from None

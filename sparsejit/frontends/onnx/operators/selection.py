@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.frontends.onnx import resizing
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import arranging, pooling, selection
 from sparsejit.frontends.writing.writer import Unmapped, Writer
@@ -14,19 +15,6 @@ from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 
 _MOST_CLASSES = 1 << 20
-# What a Resize may be asked for, the default first.
-_MODES = ("nearest", "linear", "cubic")
-_COORDINATES = (
-    *("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"),
-    *("half_pixel_symmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize"),
-)
-# The last is how they were rounded before opset 11: as ONNX Runtime does.
-_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
-# What says how a Resize computes positions, for the package's own reference.
-_RESIZING = (
-    *("coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode"),
-    *("nearest_mode", "antialias"),
-)
 
 
 def gather(write: Writer, call: Call) -> Value:
@@ -76,14 +64,20 @@ def one_hot(write: Writer, call: Call) -> Value:
 
 
 def resize(write: Writer, call: Call) -> Value:
-    """Each axis by a matrix of what new positions take of old ones, as the onnx package has it."""
+    """Each axis by a matrix of what new positions take of old ones."""
     x = call.value(write, 0)
     named = call.attribute("axes") or range(len(x.shape))
     axes = [axis_of(axis, len(x.shape)) for axis in named]
     wanted: list[tuple[int, float | None, int | None]]
-    call.choice("mode", _MODES)
-    call.choice("nearest_mode", _ROUNDINGS)
-    if call.choice("coordinate_transformation_mode", _COORDINATES) == "tf_crop_and_resize":
+    how = resizing.Resizing(
+        call.choice("mode", resizing.MODES),
+        call.choice("coordinate_transformation_mode", resizing.COORDINATES),
+        call.choice("nearest_mode", resizing.ROUNDINGS),
+        call.attribute("cubic_coeff_a", -0.75),
+        call.flag("exclude_outside"),
+        call.flag("antialias"),
+    )
+    if how.coordinates == "tf_crop_and_resize":
         raise Unmapped("crops")
     if call.has(3):
         if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -97,27 +91,8 @@ def resize(write: Writer, call: Call) -> Value:
         raise Unmapped("of no elements")
     for axis, scale, size in wanted:
         if scale != 1 and size != x.shape[axis]:
-            x = _resized(write, x, axis, _positions(call, x.shape[axis], scale, size))
+            x = _resized(write, x, axis, how.weights(x.shape[axis], scale, size))
     return x
-
-
-def _positions(call: Call, length: int, scale: float | None, size: int | None) -> Array:
-    """(new size, length): the node itself, applied to the rows of an identity matrix."""
-    from onnx.helper import make_node
-    from onnx.reference import ReferenceEvaluator
-
-    given = {name: call.attribute(name) for name in _RESIZING if call.attribute(name) is not None}
-    if given.get("nearest_mode") == "outwards":
-        given["nearest_mode"] = "ceil" if scale is not None and scale < 1 else "floor"
-    operands = ["x", "", "scales"] if size is None else ["x", "", "", "sizes"]
-    node = make_node("Resize", operands, ["y"], **given)
-    inputs: dict[str, Array] = {"x": np.eye(length, dtype=np.float32)}
-    if size is None:
-        inputs["scales"] = np.array([1, scale], np.float32)
-    else:
-        inputs["sizes"] = np.array([length, size], np.int64)
-    (rows,) = ReferenceEvaluator(node, opsets={"": call.opset}).run(None, inputs)
-    return np.ascontiguousarray(np.asarray(rows).T)
 
 
 def _resized(write: Writer, x: Value, axis: int, positions: Array) -> Value:

@@ -1,0 +1,47 @@
+"""What nodes make of known operands: as the onnx package computes it, where that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Operand, operator_of
+from sparsejit.frontends.onnx.inference import version_of
+from sparsejit.frontends.writing.writer import Unmapped
+from sparsejit.ir.graph import Array
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+
+def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
+    """An element for each place along an axis; of other axes there may be fewer places."""
+    axis %= x.ndim
+    cut = tuple(slice(None if n == axis else size) for n, size in enumerate(places.shape))
+    return np.take_along_axis(x[cut], places.astype(np.int64), axis)
+
+
+# Which the package's reference computes wrongly, of padding and of positions; graphs do not.
+_WRONG = ("AveragePool", "MaxPool", "Resize")
+# Which it computes wrongly or refuses, and which say shapes.
+_OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements}
+
+
+def computed(
+    node: NodeProto, operands: Sequence[Operand], attributes: Mapping[str, Any], opset: int
+) -> list[Operand]:
+    """The node's results. Raises Unmapped where there are none."""
+    from onnx.reference import ReferenceEvaluator
+
+    if node.op_type in _WRONG:
+        raise Unmapped("is not folded")
+    own = _OWN.get(operator_of(node))
+    given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
+    try:
+        if own is not None:
+            return [own(*operands, **attributes)]
+        return list(ReferenceEvaluator(node, opsets={"": version_of(node, opset)}).run(None, given))
+    except Exception as error:  # of whatever type its operator raises
+        raise Unmapped(str(error).partition("\n")[0]) from None
