@@ -226,7 +226,7 @@ def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -
 
 def _only(item: Line, when: BoolArray) -> Line:
     """The line, left out of further rows."""
-    return replace(item, when=when if item.when is None else item.when & when)
+    return item._replace(when=when if item.when is None else item.when & when)
 
 
 def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> list[Line]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,7 @@ _Flags = npt.NDArray[np.bool_]
 _FIRST = np.zeros(1, np.int64)  # the row of a single instruction
 
 
-@dataclass(frozen=True, eq=False)
-class Line:
+class Line(NamedTuple):
     """One instruction of a stamped body; `when` (bool per row) leaves it out of some rows."""
 
     mnemonic: str
@@ -115,8 +114,7 @@ class Image:
         return " ".join(f"{value:.6g}" for value in values) + " ..."
 
 
-@dataclass(frozen=True, eq=False)
-class _StampedRun:
+class _StampedRun(NamedTuple):
     """Where the rows of one line went, for the listing."""
 
     line: Line
@@ -153,6 +151,8 @@ class Assembler:
         self._code = bytearray()
         self._pool = bytearray()
         self._fixups: list[_Fixup] = []
+        # Fields, ends and offsets in the pool of single instructions: one fixup together.
+        self._singles: list[tuple[int, int, int]] = []
         self._forms: set[Form] = set()
         self._trace: list[_StampedRun] | None = [] if listed else None
         self._constants: dict[bytes, int] = {}
@@ -194,7 +194,13 @@ class Assembler:
         """Append one instruction; its operands hold plain numbers, no arrays."""
         form, code = encoded(mnemonic, operands)
         self._make_room(form.length)
-        self._record(Line(mnemonic, operands), form, _FIRST, np.array([len(self._code)]))
+        start = len(self._code)
+        self._forms.add(form)
+        if self._trace is not None:
+            self._trace.append(_StampedRun(Line(mnemonic, operands), (start,), (0,)))
+        for operand in operands:
+            if isinstance(operand, Literal):
+                self._singles.append((*form.field_at(start), int(operand.offset)))
         self._code.extend(code)
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
@@ -287,6 +293,8 @@ class Assembler:
 
     def _resolve(self, pool_start: int) -> None:
         """Fill in the distances to labels and literals."""
+        if self._singles:
+            self._fixups.append(_Fixup(*np.array(self._singles, np.int64).T))
         if not self._fixups:
             return
         places = [
@@ -343,9 +351,7 @@ class Assembler:
             self._fix(form, starts, np.broadcast_to(offsets, rows.shape))
 
     def _fix(self, form: Form, starts: _IntArray, target: _IntArray | Label) -> None:
-        hole = form.displacement
-        assert hole is not None
-        self._fixups.append(_Fixup(starts + hole.at, starts + form.length, target))
+        self._fixups.append(_Fixup(*form.field_at(starts), target))
 
 
 def _asking(

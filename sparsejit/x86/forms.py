@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from sparsejit.errors import CompileError
 
 Words = npt.NDArray[np.uint64]
+
+Position = TypeVar("Position", int, npt.NDArray[np.int64])
 
 
 class Hole(NamedTuple):
@@ -56,6 +58,11 @@ class Form:
     @property
     def length(self) -> int:
         return len(self.template)
+
+    def field_at(self, start: Position) -> tuple[Position, Position]:
+        """Where the displacement lies, and where the instruction ends, if it begins there."""
+        assert self.displacement is not None
+        return start + self.displacement.at, start + self.length
 
     @cached_property
     def _as_integers(self) -> tuple[int, list[list[int]]]:
