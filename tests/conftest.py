@@ -19,6 +19,9 @@ from sparsejit.runtime import native_timing
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
 
+# Nor is code taken that an earlier run left there.
+os.environ["SPARSEJIT_CODE_CACHE_MB"] = "0"
+
 # Nor is it measured: prices are those of its data.
 os.environ["SPARSEJIT_CALIBRATE"] = "0"
 

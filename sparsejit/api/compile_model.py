@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -15,15 +18,17 @@ from sparsejit.api.compiled_estimator import (
     compile_estimator,
     is_estimator,
 )
+from sparsejit.api.known_files import OpenFile, compiled_once
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
-from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, make_variant
+from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, final_graph, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
-from sparsejit.lowering.context import Progress, told
+from sparsejit.ir.graph import Graph
+from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
@@ -134,7 +139,7 @@ def compile_model(
         return compile_estimator(model, example_inputs, settings, dtype, told(progress))
     args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
     shapes = free_batch, free_shapes, constants or {}
-    return _Compiler(model, *shapes, fallback, dtype, settings).compiled(args, kwargs, progress)
+    return _Compiler(model, *shapes, fallback, dtype, settings).once(args, kwargs, told(progress))
 
 
 def _arguments(
@@ -173,12 +178,22 @@ class _Compiler:
     def __post_init__(self) -> None:
         self.options = self.settings.resolved()
 
+    def once(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
+    ) -> CompiledModel | PartedModel:
+        """What `compiled` makes, or made of the same file before."""
+        check_fallback(self.fallback, self.model)
+        make = partial(self.compiled, args, kwargs, tell)
+        is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
+        if not is_file or self.free_shapes or kwargs:
+            return make()
+        asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
+        return compiled_once(self.model, asked, make, graphs)
+
     def compiled(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress | None
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
         """The model for inputs like these; in parts, where it must be and may be."""
-        tell = told(progress)
-        check_fallback(self.fallback, self.model)
         try:
             exported, variant = self.make(args, kwargs, tell)
         except GRAPH_REFUSALS:
@@ -195,16 +210,38 @@ class _Compiler:
     ) -> tuple[Exported | ImportedModel, Variant]:
         """Read the model's graph and compile it for inputs like these."""
         progress("exporting the model", 0.0)
-        exported = self._graphs(args, kwargs)
+        exported, graph, options, tile = self._read(args, kwargs)
         name = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
+        return exported, make_variant(graph, options, self.dtype, tile, name, progress)
+
+    def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All that the code of an ONNX file depends on but the file, as data of which digests are.
+
+        Raises AttributeError, TypeError, ValueError or ImportError for what is refused later.
+        """
+        rules = self.dtype if isinstance(self.dtype, str) else list(self.dtype.items())
+        numbers = {name: np.asarray(value) for name, value in self.constants.items()}
+        shapes = [tuple(map(int, example.shape)) for example in args]
+        given = rules, numbers, shapes, self.fallback
+        return version("onnx"), self.settings, self.free_batch, *given
+
+    def graphs_of(self, args: tuple[Any, ...], file: OpenFile) -> list[Graph]:
+        """What `make` lowers of an ONNX file, which may have another name by now."""
+        from onnx import load
+
+        _, graph, options, _ = replace(self, model=load(str(file.path)))._read(args, {})
+        return [final_graph(graph, options, self.dtype)]
+
+    def _read(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Exported | ImportedModel, Graph, ModelOptions, int | None]:
+        """The model, its graph for a tile of samples, and the options for that."""
+        exported = self._graphs(args, kwargs)
         if not exported.batch_is_free:
-            graph = exported.graph(None)
-            return exported, make_variant(graph, self.options, self.dtype, None, name, progress)
+            return exported, exported.graph(None), self.options, None
         batch = exported.example_batch or 1
         tile, shared = batch_tiles(exported.graph(1), batch, self.options.threads)
-        options = replace(self.options, shares_tiles=shared)
-        graph = exported.graph(tile)
-        return exported, make_variant(graph, options, self.dtype, tile, name, progress)
+        return exported, exported.graph(tile), replace(self.options, shares_tiles=shared), tile
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         if not is_onnx(self.model):

@@ -1,4 +1,7 @@
-"""`sparsejit.load`: what was saved, compiled anew; the kind that a file says picks how."""
+"""`sparsejit.load`: what was saved, compiled anew; the kind that a file says picks how.
+
+Of a model whose code was kept nothing is compiled.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from sparsejit.api import estimator_source, kernel_file, model_file, parted_file
 from sparsejit.api.compile_layer import compile_source
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
+from sparsejit.api.known_files import OpenFile, compiled_once
 from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.api.parted_model import PartedModel, load_parted
 from sparsejit.artefact import sealed
+from sparsejit.ir.graph import Graph
 
 
 class Loader(NamedTuple):
@@ -49,7 +54,17 @@ def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | PartedModel |
     what was saved or of another format, and UnsupportedTarget if it was made for a target that this
     machine lacks.
     """
-    file = sealed.read(path, LOADERS.keys())
-    with sealed.naming(Path(path)):
-        result: Kernel | CompiledModel | PartedModel | CompiledEstimator = restored(file)
-    return result
+
+    def compiled() -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
+        file = sealed.read(path, LOADERS.keys())
+        with sealed.naming(Path(path)):
+            result: Kernel | CompiledModel | PartedModel | CompiledEstimator = restored(file)
+        return result
+
+    return compiled_once(path, lambda: "load", compiled, _saved_graphs)
+
+
+def _saved_graphs(source: OpenFile) -> list[Graph]:
+    """The graphs of a model's file."""
+    file = sealed.read(source.path, (model_file.KIND,))
+    return [saved.graph for saved in model_file.read_model(file.header, file.tensors).graphs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
@@ -27,6 +27,15 @@ from sparsejit.ir.graph import Array, Graph
 from sparsejit.runtime.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
+
+
+class ModelParts(NamedTuple):
+    """Native functions by the shapes of inputs, what calls give and return, and the options."""
+
+    variants: tuple[Variant, ...]
+    input_nest: Nest
+    output_nest: Nest
+    settings: ModelSettings
 
 
 class CompiledModel(CalledModel, Compiled):
@@ -51,7 +60,7 @@ class CompiledModel(CalledModel, Compiled):
         self._settings = settings
         self._compile_for = compile_for
         self._compiling = threading.Lock()
-        self._narrow = NarrowNumbers(self._first.graph, input_nest, output_nest)
+        self._narrow = NarrowNumbers(self._first.inputs, input_nest, output_nest)
 
     @property
     def title(self) -> str:
@@ -64,6 +73,12 @@ class CompiledModel(CalledModel, Compiled):
         )
 
     @property
+    def parts(self) -> ModelParts:
+        """What it was made of."""
+        variants = tuple(self._variants.values())
+        return ModelParts(variants, self._input_nest, self._output_nest, self._settings)
+
+    @property
     def _program(self) -> Program:
         return self._first.program
 
@@ -73,7 +88,7 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def _input_names(self) -> list[str]:
-        return [value.origin.name for value in self.graph.inputs]
+        return [value.origin.name for value in self._first.inputs]
 
     @property
     def graph(self) -> Graph:
@@ -173,5 +188,5 @@ def compile_saved(source: ModelSource) -> CompiledModel:
 
 def _shapes(variant: Variant) -> Shapes:
     """Of the inputs, without the batch where that is free."""
-    shapes = tuple(value.shape for value in variant.graph.inputs)
+    shapes = tuple(value.shape for value in variant.inputs)
     return shapes if variant.tile is None else tuple(shape[1:] for shape in shapes)

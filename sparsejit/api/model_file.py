@@ -131,7 +131,7 @@ def tensors_in(nest: Nest) -> int:
 
 
 def nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
-    """Raises InvalidInput for what would not come back as it is."""
+    """A nest for a header. Raises InvalidInput for what would not come back as it is."""
     data = to_json(nest)
     try:
         kept = from_json(json.loads(json.dumps(data, allow_nan=False)), where) == nest
@@ -146,6 +146,7 @@ def nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
 
 
 def nest_from_data(data: Any, where: str) -> Nest:
+    """What `nest_to_data` wrote. Raises DamagedFile for anything else."""
     try:
         return from_json(data, where)
     except DamagedFile as error:

@@ -7,16 +7,19 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, dtypes
-from sparsejit.ir.graph import Array, Element, Graph
+from sparsejit.ir.graph import Array, Element, Value
 
 _INT64 = np.dtype(np.int64)
 
 
 class NarrowNumbers:
-    """Which inputs and outputs of a graph are int64, and the dtypes that its model gives them."""
+    """Which inputs and outputs of a graph are int64, and the dtypes that its model gives them.
 
-    def __init__(self, graph: Graph, inputs: Nest, outputs: Nest) -> None:
-        pairs = enumerate(zip(graph.inputs, dtypes(inputs), strict=True))
+    values: the graph's inputs; inputs, outputs: those of the model.
+    """
+
+    def __init__(self, values: Sequence[Value], inputs: Nest, outputs: Nest) -> None:
+        pairs = enumerate(zip(values, dtypes(inputs), strict=True))
         self.inputs = [
             (place, value.origin.name, np.dtype(dtype or _INT64))
             for place, (value, dtype) in pairs

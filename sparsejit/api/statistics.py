@@ -1,29 +1,42 @@
 """Sizes of a model's native function, as plain data."""
 
-from typing import Any
+from __future__ import annotations
 
-from sparsejit.api.variant import Variant
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.lowering.step import Step
+
+if TYPE_CHECKING:
+    from sparsejit.api.variant import Variant
 
 
-def statistics_of(variant: Variant) -> dict[str, Any]:
-    """Layers, kernels, weights, nnz, flops, bytes of code, literals and workspace; milliseconds."""
-    facts = [step.facts for step in variant.steps]
-    image = variant.program.image
+def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
+    """Layers, kernels, weights, nnz and flops of the steps of a model."""
+    facts = [step.facts for step in steps]
     # An operator that runs band by band, or sample by sample, has its weights once.
     layers = {
-        (step.origin, step.facts.zeros): step.facts for step in variant.steps if step.facts.weights
+        (step.origin, step.facts.zeros): step.facts for step in steps if step.facts.weights
     }.values()
     return {
         "layers": len(layers),
         "kernels": len(facts),
-        "weights": sum(fact.weights for fact in layers),
-        "nnz": sum(fact.nnz for fact in layers),
-        "effective_flops": sum(fact.effective_flops for fact in facts),
-        "flops": sum(fact.flops for fact in facts),
+        "weights": sum(int(fact.weights) for fact in layers),
+        "nnz": sum(int(fact.nnz) for fact in layers),
+        "effective_flops": sum(int(fact.effective_flops) for fact in facts),
+        "flops": sum(int(fact.flops) for fact in facts),
+    }
+
+
+def statistics_of(variant: Variant) -> dict[str, Any]:
+    """`sizes_of` its steps; bytes of code, literals and workspace; milliseconds."""
+    image = variant.program.image
+    return {
+        **variant.sizes,
         "code_bytes": image.code_bytes,
         "pool_bytes": image.pool_bytes,
         "workspace_bytes": variant.workspace_bytes,
-        "buffer_bytes": variant.memory.sum_bytes,
+        "buffer_bytes": variant.buffer_bytes,
         "isa": variant.options.target.isa,
         "tile": variant.tile,
         "compile_ms": variant.compile_ms,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from sparsejit.errors import CompileError
+from sparsejit.api import code_cache
+from sparsejit.api.statistics import sizes_of
+from sparsejit.artefact.graph_file import value_from_data, value_to_data
+from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.convolution.int8_convolutions import (
@@ -38,25 +43,67 @@ Dtypes = str | Mapping[str, str]
 GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
 
 
+class Planned(NamedTuple):
+    """The record of a variant's kernels in order, which thread runs them when, and its memory."""
+
+    steps: tuple[Step, ...]
+    waves: tuple[Wave, ...]
+    memory: MemoryPlan
+
+    @classmethod
+    def of(cls, lowered: LoweredModel) -> Planned:
+        """Without weights and code."""
+        waves = waves_without_code(lowered.waves)
+        return cls(without_code(lowered.steps), waves, lowered.memory)
+
+
 @dataclass(frozen=True, eq=False)
 class Variant(SharedCode):
     """One native function of a model.
 
-    `graph` is what was lowered, after all passes; where the batch is free, of `tile` samples.
-    `steps` are the record of its kernels in order, `waves` that of which thread runs them when;
-    `call` calls it with numpy arrays.
+    `inputs` and `outputs` are its graph's, `tile` the samples of a run where the batch is free;
+    `call` calls it with numpy arrays. `sizes` are those of `statistics.sizes_of`. `key` is by what
+    the cache of code has it, if it does: then its graph is made, and planned, when it is asked for.
     """
 
-    graph: Graph
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
     options: ModelOptions
     tile: int | None
-    steps: tuple[Step, ...]
-    waves: tuple[Wave, ...]
-    memory: MemoryPlan
     workspace_bytes: int
+    buffer_bytes: int
     program: Program
     call: NativeCall
+    sizes: Mapping[str, int]
     compile_ms: float
+    key: str | None
+    make_graph: Callable[[], Graph]
+    known_plan: Planned | None = None
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What was lowered, after all passes; where the batch is free, of `tile` samples."""
+        return self.make_graph()
+
+    @cached_property
+    def planned(self) -> Planned:
+        """Its record, made anew where it is not known."""
+        return self.known_plan or Planned.of(self.lowered_again())
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The record of its kernels in order."""
+        return self.planned.steps
+
+    @property
+    def waves(self) -> tuple[Wave, ...]:
+        """The record of which thread runs them when."""
+        return self.planned.waves
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """Where its buffers lie."""
+        return self.planned.memory
 
     def listing(self) -> Iterator[str]:
         """The lines of `Image.listing`, from code written anew."""
@@ -82,11 +129,17 @@ def make_variant(
     """
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
-    layers = with_cheapest_convolutions(quantised_layers(graph), options)
-    passed = run_passes(layers)
-    final = with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
+    final = final_graph(graph, options, dtypes, is_part)
     variant = lowered_variant(final, options, tile, name, progress)
-    return replace(variant, compile_ms=1e3 * (time.perf_counter() - started))
+    return replace(variant, compile_ms=_since(started))
+
+
+def final_graph(
+    graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: bool = False
+) -> Graph:
+    """The graph that is lowered. Raises as `make_variant` does."""
+    passed = run_passes(with_cheapest_convolutions(quantised_layers(graph), options))
+    return with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
 
 
 def lowered_variant(
@@ -98,31 +151,103 @@ def lowered_variant(
 ) -> Variant:
     """Compile a graph that has been through all passes. Raises as `make_variant` does."""
     started = time.perf_counter()
+    key = code_cache.key_of(final, options, tile, name)
+    if key is not None and (kept := kept_variant(key, options, name, lambda: final)) is not None:
+        progress("done", 1.0)
+        return kept
     lowered, program = _written(final, options, name, progress)
-    target, size = options.target, len(program.image.data) - unread_bytes(final)
+    target, size = options.target, program.image.size - unread_bytes(final)
     if lowered.options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
         # What was priced as if it came from L3 does not fit there.
         lowered, program = _written(final, replace(options, weight_bytes=size), name, progress)
-    call = NativeCall(
-        program.memory,
-        [_array_type(value, tile) for value in final.inputs],
-        [_array_type(value, tile) for value in final.outputs],
-        lowered.call_bytes,
-        tile,
-    )
-    progress("done", 1.0)
-    return Variant(
-        final,
+    made = Variant(
+        final.inputs,
+        final.outputs,
         lowered.options,
         tile,
-        without_code(lowered.steps),
-        waves_without_code(lowered.waves),
-        lowered.memory,
         lowered.call_bytes,
+        lowered.memory.sum_bytes,
         program,
-        call,
-        1e3 * (time.perf_counter() - started),
+        _call(program, final.inputs, final.outputs, lowered.call_bytes, tile),
+        sizes_of(lowered.steps),
+        _since(started),
+        key,
+        lambda: final,
+        Planned.of(lowered),
     )
+    if key is not None:
+        code_cache.remember(key, _to_data(made), program.image)
+    progress("done", 1.0)
+    return made
+
+
+def kept_variant(
+    key: str, options: ModelOptions, name: str, make_graph: Callable[[], Graph]
+) -> Variant | None:
+    """What the cache of code has by that key; None where it has nothing."""
+    started = time.perf_counter()
+    entry = code_cache.recall_code(key, name)
+    if entry is None:
+        return None
+    try:
+        return _from_data(entry, key, options, make_graph, started)
+    except (KeyError, TypeError, ValueError, DamagedFile):
+        return None
+
+
+def _to_data(variant: Variant) -> dict[str, Any]:
+    return {
+        "inputs": list(map(value_to_data, variant.inputs)),
+        "outputs": list(map(value_to_data, variant.outputs)),
+        "weight_bytes": int(variant.options.weight_bytes),
+        "tile": variant.tile,
+        "workspace_bytes": int(variant.workspace_bytes),
+        "buffer_bytes": int(variant.buffer_bytes),
+        "sizes": dict(variant.sizes),
+    }
+
+
+def _from_data(
+    entry: code_cache.KeptCode,
+    key: str,
+    options: ModelOptions,
+    make_graph: Callable[[], Graph],
+    started: float,
+) -> Variant:
+    about, program = entry
+    inputs, outputs = (tuple(map(value_from_data, about[side])) for side in ("inputs", "outputs"))
+    tile, workspace = about["tile"], about["workspace_bytes"]
+    return Variant(
+        inputs,
+        outputs,
+        replace(options, weight_bytes=about["weight_bytes"]),
+        tile,
+        workspace,
+        about["buffer_bytes"],
+        program,
+        _call(program, inputs, outputs, workspace, tile),
+        about["sizes"],
+        _since(started),
+        key,
+        make_graph,
+    )
+
+
+def _call(
+    program: Program,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    workspace_bytes: int,
+    tile: int | None,
+) -> NativeCall:
+    taken = [_array_type(value, tile) for value in inputs]
+    made = [_array_type(value, tile) for value in outputs]
+    return NativeCall(program.memory, taken, made, workspace_bytes, tile)
+
+
+def _since(started: float) -> float:
+    """Milliseconds."""
+    return 1e3 * (time.perf_counter() - started)
 
 
 def _written(

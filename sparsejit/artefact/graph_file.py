@@ -12,11 +12,12 @@ what describes an array.
 """
 
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Protocol
 
-from sparsejit.artefact.arrays import ArrayReader, ArrayWriter, type_from_data, type_to_data
+from sparsejit.artefact.arrays import ArrayReader, type_from_data, type_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.operator import OPERATORS
 
@@ -25,7 +26,13 @@ Data = dict[str, Any]
 OPERATOR_RECORDS = RecordCodec(OPERATORS.values())
 
 
-def graph_to_data(graph: Graph, writer: ArrayWriter) -> Data:
+class DescribesArrays(Protocol):
+    """Takes arrays, and returns what stands for each in the header."""
+
+    def add(self, array: Array | CompressedRows) -> dict[str, Any]: ...
+
+
+def graph_to_data(graph: Graph, writer: DescribesArrays) -> Data:
     """The header of a graph. Raises InvalidInput for an operator that cannot be saved."""
     numbers = {value: number for number, value in enumerate(graph.values())}
     constants = [
@@ -36,12 +43,12 @@ def graph_to_data(graph: Graph, writer: ArrayWriter) -> Data:
         {
             "op": OPERATOR_RECORDS.encode(node.op),
             "inputs": [numbers[value] for value in node.inputs],
-            "outputs": [_value_to_data(value) for value in node.outputs],
+            "outputs": [value_to_data(value) for value in node.outputs],
         }
         for node in graph.nodes
     ]
     return {
-        "inputs": [_value_to_data(value) for value in graph.inputs],
+        "inputs": [value_to_data(value) for value in graph.inputs],
         "constants": constants,
         "nodes": nodes,
         "outputs": [numbers[value] for value in graph.outputs],
@@ -57,18 +64,18 @@ def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
     inputs, constants, nodes, outputs = fields_of(
         header, inputs=list, constants=list, nodes=list, outputs=list
     )
-    given = tuple(map(_value_from_data, inputs))
+    given = tuple(map(value_from_data, inputs))
     arrays = dict(_constant_from_data(data, reader) for data in constants)
     known = [*given, *arrays]
     made = tuple(_node_from_data(data, known) for data in nodes)
     return Graph(given, _at(outputs, known), made, arrays)
 
 
-def _value_to_data(value: Value) -> Data:
+def value_to_data(value: Value) -> Data:
     return {**type_to_data(value.type), "origin": list(astuple(value.origin))}
 
 
-def _value_from_data(data: Any) -> Value:
+def value_from_data(data: Any) -> Value:
     element, shape, origin = fields_of(data, element=str, shape=list, origin=list)
     return Value(type_from_data(element, shape), _origin_from_data(origin))
 
@@ -91,7 +98,7 @@ def _node_from_data(data: Any, known: list[Value]) -> Node:
     op_data, inputs, outputs = fields_of(data, op=dict, inputs=list, outputs=list)
     op = OPERATOR_RECORDS.decode(op_data)
     operands = _at(inputs, known)
-    made = tuple(map(_value_from_data, outputs))
+    made = tuple(map(value_from_data, outputs))
     try:
         types = op.infer(*(value.type for value in operands))
     except InvalidInput as error:

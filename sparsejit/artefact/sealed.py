@@ -10,10 +10,11 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ from sparsejit.files import atomic_path, check_writable
 
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _BLANK = b"0" * 64
+_BYTES = "bytes"  # the only tensor of `write_bytes`
+_PIECE_BYTES = 4 << 20
 
 # Written into every file; a change that older readers would misread makes it one more.
 FORMAT_VERSION = 2
@@ -52,14 +55,63 @@ def write(
 
     Raises InvalidInput where the file cannot be written.
     """
-    metadata = {
-        "format": _FORMAT,
-        "version": str(FORMAT_VERSION),
-        "kind": kind,
-        "made_by": _compiler(),
-        "header": json.dumps(header, allow_nan=False, separators=(",", ":")),
-    }
-    write_sealed(check_writable(path), tensors, metadata)
+    write_sealed(check_writable(path), tensors, _metadata(kind, header))
+
+
+def write_bytes(path: Path, kind: str, header: Mapping[str, Any], data: memoryview) -> None:
+    """Write a header and one tensor of bytes, which is not copied, for this user alone.
+
+    Raises OSError where the file cannot be written.
+    """
+    metadata = {**_metadata(kind, header), "sha256": _BLANK.decode()}
+    tensor = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
+    start = _with_length({"__metadata__": dict(sorted(metadata.items())), _BYTES: tensor})
+    digest = hashlib.sha256(start)
+    digest.update(data)
+    (place,) = _DIGEST.finditer(start)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        temporary.chmod(0o600)
+        file.write(start[: place.start(1)] + digest.hexdigest().encode() + start[place.end(1) :])
+        file.write(data)
+
+
+class BytesReader:
+    """What `write_bytes` wrote, from an open file: its `header`, and `size` bytes to read.
+
+    Raises DamagedFile for another kind or format, and while reading if a single bit differs.
+    """
+
+    def __init__(self, file: BinaryIO, kind: str) -> None:
+        length = file.read(8)
+        self._file, self._start = file, length
+        rest = os.fstat(file.fileno()).st_size - len(length)
+        self._start += file.read(min(int.from_bytes(length, "little"), max(rest, 0)))
+        place = _DIGEST.search(self._start)
+        try:
+            entries = json.loads(self._start[8:])
+            metadata, tensor = entries["__metadata__"], entries[_BYTES]
+            self.header: dict[str, Any] = json.loads(metadata["header"])
+            self.size = int(tensor["shape"][0])
+            fits = metadata["kind"] == kind and metadata["version"] == str(FORMAT_VERSION)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            raise DamagedFile(f"no readable header ({error})") from error
+        if place is None or not fits or self.size != rest - len(self._start) + len(length):
+            raise DamagedFile("not a whole file of this kind")
+        self._digest = place
+
+    def read_into(self, room: memoryview) -> None:
+        """All bytes, while a thread looks at those that were read before."""
+        place = self._digest
+        seen = hashlib.sha256(self._start[: place.start(1)] + _BLANK)
+        seen.update(self._start[place.end(1) :])
+        with ThreadPoolExecutor(1) as other:
+            for first in range(0, len(room), _PIECE_BYTES):
+                piece = room[first : first + _PIECE_BYTES]
+                if self._file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+                    raise DamagedFile("shorter than it says")
+                other.submit(seen.update, piece)
+        if seen.hexdigest().encode() != place[1]:
+            raise DamagedFile("does not match its own SHA-256 digest")
 
 
 def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
@@ -117,6 +169,16 @@ def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
         )
 
 
+def _metadata(kind: str, header: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "format": _FORMAT,
+        "version": str(FORMAT_VERSION),
+        "kind": kind,
+        "made_by": _compiler(),
+        "header": json.dumps(header, allow_nan=False, separators=(",", ":")),
+    }
+
+
 def _compiler() -> str:
     try:
         return f"sparsejit {version('sparsejit')}"
@@ -153,8 +215,9 @@ def read_sealed(path: Path, remedy: str) -> tuple[Tensors, dict[str, str]]:
     place = _DIGEST.search(content, 0, _header_end(content))
     if place is None:
         raise DamagedFile(f"{path} is not a whole file of sparsejit's; {remedy}")
-    blanked = content[: place.start(1)] + _BLANK + content[place.end(1) :]
-    if hashlib.sha256(blanked).hexdigest().encode() != place[1]:
+    digest = hashlib.sha256(content[: place.start(1)] + _BLANK)
+    digest.update(memoryview(content)[place.end(1) :])
+    if digest.hexdigest().encode() != place[1]:
         raise DamagedFile(f"{path} does not match its own SHA-256 digest; {remedy}")
     try:
         header = json.loads(content[8 : _header_end(content)])
@@ -168,9 +231,13 @@ def _in_order(content: bytes) -> bytes:
     end = _header_end(content)
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    return _with_length(header) + content[end:]
+
+
+def _with_length(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned
-    return len(text).to_bytes(8, "little") + text + content[end:]
+    return len(text).to_bytes(8, "little") + text
 
 
 def _header_end(content: bytes) -> int:

@@ -6,6 +6,7 @@ import typer
 
 from sparsejit import __version__
 from sparsejit.commands.bench import bench
+from sparsejit.commands.cache import cache
 from sparsejit.commands.calibrate import calibrate
 from sparsejit.commands.console import error_console
 from sparsejit.commands.demo import demo
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (demo, prune, synth, train, explain, disasm, calibrate, selftest, doctor):
+for command in (demo, prune, synth, train, explain, disasm, calibrate, cache, selftest, doctor):
     app.command()(command)
 app.command("compile")(compile_command)
 app.command("check")(check_command)

@@ -41,15 +41,35 @@ class ExecutableMemory(SharedCode):
     `address` is the first byte. Raises CompileError where the system refuses the mapping.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self.size = -(-max(len(data), 1) // PAGE_BYTES) * PAGE_BYTES
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._fill(len(data), lambda room: room.__setitem__(slice(None), data))
+
+    @classmethod
+    def filled(cls, size: int, fill: Callable[[memoryview], object]) -> "ExecutableMemory":
+        """An image of so many bytes, which `fill` writes; what it raises is passed on."""
+        memory = cls.__new__(cls)
+        memory._fill(size, fill)
+        return memory
+
+    def _fill(self, size: int, fill: Callable[[memoryview], object]) -> None:
+        self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
         self.address = _map(self.size)
         self._release = weakref.finalize(self, _libc.munmap, self.address, self.size)
         self._release.atexit = False  # a daemon thread may be in it until the very end
-        ctypes.memmove(self.address, data, len(data))
+        try:
+            fill(memoryview((ctypes.c_ubyte * size).from_address(self.address)).cast("B"))
+        except BaseException:
+            self._release()
+            raise
         if _libc.mprotect(self.address, self.size, _PROT_READ | _PROT_EXEC):
             self._release()
             raise _refused("make it executable (mprotect)", self.size)
+
+    def view(self, size: int) -> memoryview:
+        """The first so many bytes, to be read; it holds this memory alive."""
+        held: Any = (ctypes.c_ubyte * size).from_address(self.address)
+        held.memory = self
+        return memoryview(held).cast("B").toreadonly()
 
     def function(
         self, arguments: int, offset: int = 0, *, with_status: bool = False

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -20,10 +21,17 @@ _serial = count()
 class Program(SharedCode):
     """One native function: its image, the memory it runs from, and its address."""
 
-    def __init__(self, name: str, image: Image) -> None:
+    def __init__(self, name: str, image: Image, memory: ExecutableMemory | None = None) -> None:
+        """`memory`: where the image's content lies, if it is executable already.
+
+        Raises UnsupportedTarget where the code needs AMX and the system does not let this process
+        use it.
+        """
+        if image.uses("ldtilecfg"):
+            allow_tiles()
         self.name = name
-        self.image = image
-        self.memory = ExecutableMemory(image.data)
+        self.memory = memory or ExecutableMemory(image.content)
+        self.image = replace(image, content=self.memory.view(image.size))
         _report(self)
 
     @property
@@ -49,10 +57,7 @@ def build(
     Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to, and
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
-    image = _assembled(target, body, ask_ahead, listed or dump_folder() is not None)
-    if "amx_tile" in target.instruction_sets and image.uses("ldtilecfg"):
-        allow_tiles()
-    return Program(name, image)
+    return Program(name, _assembled(target, body, ask_ahead, listed or dump_folder() is not None))
 
 
 def _assembled(

@@ -71,12 +71,12 @@ class Label:
 class Image:
     """Finished machine code followed by its literal pool; position-independent.
 
-    `code_bytes` counts the instructions, `pool_bytes` the literals, `data` holds both; `counts` is
-    what templates counted, `forms` says which instructions there are, `trace` where, if that was
-    kept.
+    `code_bytes` counts the instructions, `pool_bytes` the literals, `content` holds both; `counts`
+    is what templates counted, `forms` says which instructions there are, `trace` where, if that
+    was kept.
     """
 
-    data: bytes
+    content: bytes | memoryview = field(repr=False)
     code_bytes: int
     pool_bytes: int
     counts: Mapping[str, int]
@@ -84,8 +84,18 @@ class Image:
     trace: tuple["_StampedRun", ...] | None = field(repr=False)
 
     @property
+    def size(self) -> int:
+        """Bytes of code and literals."""
+        return len(self.content)
+
+    @property
+    def data(self) -> bytes:
+        """Code and literals."""
+        return bytes(self.content)
+
+    @property
     def pool_start(self) -> int:
-        return len(self.data) - self.pool_bytes
+        return self.size - self.pool_bytes
 
     @property
     def instruction_sets(self) -> frozenset[str]:
@@ -110,7 +120,7 @@ class Image:
 
     def _values_at(self, offset: int) -> str:
         start = self.pool_start + offset
-        values = np.frombuffer(self.data[start : start + 32], "<f4")
+        values = np.frombuffer(self.content[start : start + 32], "<f4")
         return " ".join(f"{value:.6g}" for value in values) + " ..."
 
 
@@ -286,7 +296,7 @@ class Assembler:
         self._code.extend(self._pool)
         self._pool = bytearray()
         self._resolve(pool_start)
-        data, self._code = bytes(self._code), bytearray()
+        data, self._code = memoryview(self._code).toreadonly(), bytearray()
         forms = frozenset(form.key for form in self._forms)
         trace = None if self._trace is None else tuple(self._trace)
         return Image(data, code_bytes, pool_bytes, dict(self._counts), forms, trace)

@@ -63,9 +63,7 @@ class Order:
         return Order(self.rows, self.lines, self.starts + np.cumsum(gaps)[self.rows], self.lengths)
 
 
-def row_lengths(
-    count: int, lengths: Sequence[int], present: Sequence[_Flags | None]
-) -> _Numbers:
+def row_lengths(count: int, lengths: Sequence[int], present: Sequence[_Flags | None]) -> _Numbers:
     """The bytes of each row."""
     total = np.zeros(count, np.int64)
     for length, when in zip(lengths, present, strict=True):

@@ -1,9 +1,12 @@
 """Models of a few small kernels, made without torch."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.statistics import sizes_of
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
@@ -11,6 +14,7 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.spec import Activation
+from sparsejit.lowering.step import Step
 
 
 def pruned(rng: np.random.Generator, rows: int, columns: int, density: float = 0.2) -> np.ndarray:
@@ -54,3 +58,9 @@ def layers_graph(*matrices: np.ndarray, rows: int = 1, activation: str = "relu")
         value = build.one(Linear(), value, weights, origin=Origin("linear", str(number)))
         value = build.one(Pointwise(activation), value, origin=Origin(activation))
     return build.finish([value])
+
+
+def with_steps(variant: Variant, steps: tuple[Step, ...]) -> Variant:
+    """The variant as if it had these kernels."""
+    plan = variant.planned._replace(steps=steps)
+    return replace(variant, known_plan=plan, sizes=sizes_of(steps))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
-from small_models import compiled, layers_graph, pruned
+from small_models import compiled, layers_graph, pruned, with_steps
 
 from sparsejit.api import advisor
 from sparsejit.api.advice import Advice, Suggestion
@@ -216,7 +216,7 @@ def test_a_recurrence_gains_at_every_step(monkeypatch: pytest.MonkeyPatch) -> No
     facts = replace(
         step.facts, predicted_ns=20 * step.facts.predicted_ns, flops=20 * step.facts.flops
     )
-    given = advice(replace(variant, steps=(replace(step, facts=facts),)))
+    given = advice(with_steps(variant, (replace(step, facts=facts),)))
     once = advice(variant)
     assert not [each for each in given.suggestions if "threads" in each.change]
     int8 = "store weights as int8"
@@ -235,7 +235,7 @@ def test_relu_costs_nothing() -> None:
     step = compiled(layers_graph(sparse(16, 16), activation="sin"))[1].steps[1]
     _, variant = compiled(layers_graph(sparse(256, 256)))
     steps = (*variant.steps, replace(step, kernel="gelu"))
-    given = advice_for(replace(variant, steps=steps), StepTimes(100.0, [60.0, 40.0]))
+    given = advice_for(with_steps(variant, steps), StepTimes(100.0, [60.0, 40.0]))
     suggestion = found(given, "relu in place of gelu")
     assert (suggestion.saved_ns, suggestion.share) == (40, 0.4)
     assert suggestion.layers == ("sin",)
@@ -246,7 +246,7 @@ def test_elementwise_work_that_waits_for_far_caches() -> None:
     _, variant = compiled(graph)
     facts = replace(variant.steps[0].facts, bound="data from L3", moved_bytes=1 << 23, layer=None)
     step = replace(variant.steps[0], kernel="add", facts=facts)
-    far = replace(variant, steps=(step,), tile=64)
+    far = replace(with_steps(variant, (step,)), tile=64)
     suggestion = found(advice_for(far, StepTimes(10.0, [10.0])), "stays in L1")
     assert suggestion.how == "example_inputs with a batch of 16"
 

@@ -11,7 +11,7 @@ from fake_clock import TICK_NS, FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from small_models import compiled, pruned, small_graph
+from small_models import compiled, pruned, small_graph, with_steps
 from whole_page import WholePage
 
 from sparsejit.api import layers_report
@@ -199,7 +199,7 @@ def test_kernels_of_one_operator_are_one_layer() -> None:
     first, *others = variant.steps
     twin = replace(first, kernel="copy")
     assert groups_of([first, twin, first, *others]) == [[0, 1, 2], [3], [4]]
-    several = replace(variant, steps=(first, twin, first, *others))
+    several = with_steps(variant, (first, twin, first, *others))
     layer, *_ = report_of(several, "", statistics_of(several), measure=False).layers
     assert layer.kernel == f"2 x {first.kernel}, copy"
     assert layer.nnz == first.facts.nnz

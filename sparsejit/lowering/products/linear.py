@@ -135,7 +135,7 @@ def steps_of_product(
             scratch_bytes=kept_bytes,
             parts=parts,
             parts_are_exact=layer.dtype is DType.INT8,
-            divide=divide,
+            divide=divide if options.threads_a_tile > 1 else None,  # it holds on to the weights
             body=body,
         )
         return step

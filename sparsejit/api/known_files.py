@@ -1,0 +1,173 @@
+"""Models whose files were compiled before: found by the file's bytes, without reading the model.
+
+An entry of the cache of code says what the file becomes: its arguments, its options, and the keys
+of its code. The file stays open, so that its graph can be read when it is asked for.
+"""
+
+import hashlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sparsejit.api import code_cache
+from sparsejit.api.model import CompiledModel
+from sparsejit.api.model_file import (
+    nest_from_data,
+    nest_to_data,
+    settings_from_data,
+    settings_to_data,
+)
+from sparsejit.api.variant import kept_variant
+from sparsejit.errors import DamagedFile, InvalidInput, SparseJitError
+from sparsejit.ir.graph import Graph
+
+# How the format of ONNX begins an entry that names a file with tensors beside its own.
+_BESIDE = b"\n\x08location\x12"
+# A file may be written again within one tick of the clock of its system.
+_SETTLED_NS = 2_000_000_000
+_PIECE_BYTES = 4 << 20
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, ImportError)
+_MISREAD = (KeyError, TypeError, ValueError, AttributeError, DamagedFile)
+Made = TypeVar("Made")
+Graphs = Callable[["OpenFile"], Sequence[Graph]]
+
+
+class OpenFile:
+    """A file that is held open; `path` leads to it whatever becomes of its name."""
+
+    def __init__(self, name: str | os.PathLike[str]) -> None:
+        """Raises OSError where it cannot be read."""
+        self.name = str(name)
+        self._handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self._handle)
+
+    @property
+    def path(self) -> Path:
+        return Path(f"/proc/self/fd/{self._handle}")
+
+    def digest(self) -> str | None:
+        """Of its bytes; None for a file that is empty, or has more beside it.
+
+        As by git, a file is taken to hold what it held while its times and its size are the same.
+        """
+        found = os.fstat(self._handle)
+        seen = code_cache.digest_of(
+            *("seen", found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns),
+            found.st_ctime_ns,
+        )
+        known = code_cache.recall(seen)
+        if known is not None and isinstance(known.get("digest"), str):
+            return str(known["digest"]) or None
+        if not found.st_size:
+            return None
+        digest = self._digest()
+        if time.time_ns() - found.st_ctime_ns > _SETTLED_NS:
+            code_cache.remember(seen, {"digest": digest})
+        return digest or None
+
+    def _digest(self) -> str:
+        """Of all bytes; empty for a file that names others."""
+        seen, end = hashlib.sha256(), b""
+        with self.path.open("rb", buffering=0) as content:
+            while piece := content.read(_PIECE_BYTES):
+                if _BESIDE in end + piece[: len(_BESIDE)] or _BESIDE in piece:
+                    return ""
+                seen.update(piece)
+                end = piece[-len(_BESIDE) :]
+        return seen.hexdigest()
+
+
+def compiled_once(
+    file: str | os.PathLike[str],
+    asked: Callable[[], object],
+    make: Callable[[], Made],
+    graphs: Graphs,
+) -> Made | CompiledModel:
+    """What a file becomes: a model from the cache of code, or compiled and then kept there.
+
+    asked: says all else that it depends on, as `code_cache.digest_of` takes it.
+    graphs: reads the graphs of its variants again.
+    Raises what `make` raises.
+    """
+    source = key = digest = None
+    if code_cache.most_bytes():
+        try:
+            source = OpenFile(file)
+            digest = source.digest()
+            key = digest and code_cache.digest_of("file", Path(file).stem, digest, asked())
+        except _UNREADABLE:  # `make` says what is wrong
+            key = None
+    if source is None or not key:
+        return make()
+    found = _recalled(key, source, digest, graphs)
+    if found is not None:
+        return found
+    model = make()
+    about = _about(model) if isinstance(model, CompiledModel) else None
+    if about is not None:
+        code_cache.remember(key, about)
+    return model
+
+
+def _about(model: CompiledModel) -> dict[str, Any] | None:
+    """What is kept of a model; None where its code is not."""
+    variants, inputs, outputs, settings = model.parts
+    keys = [variant.key for variant in variants]
+    if None in keys:
+        return None
+    try:
+        return {
+            "inputs": nest_to_data(inputs, "inputs"),
+            "outputs": nest_to_data(outputs, "outputs"),
+            "settings": settings_to_data(settings),
+            "options": code_cache.digest_of(settings.resolved()),
+            "name": variants[0].program.name,
+            "keys": keys,
+        }
+    except InvalidInput:
+        return None
+
+
+def _recalled(
+    key: str, source: OpenFile, digest: str | None, graphs: Graphs
+) -> CompiledModel | None:
+    about = code_cache.recall(key)
+    if about is None:
+        return None
+    try:
+        settings = settings_from_data(about["settings"])
+        options = settings.resolved()
+        if not code_cache.is_kept(options) or about["options"] != code_cache.digest_of(options):
+            return None
+        variants = []
+        for number, code_key in enumerate(about["keys"]):
+            again = _Again(source, digest, graphs, number)
+            variant = kept_variant(code_key, options, about["name"], again.graph)
+            if variant is None:
+                return None
+            variants.append(variant)
+        inputs, outputs = (nest_from_data(about[side], side) for side in ("inputs", "outputs"))
+        return CompiledModel(variants, inputs, outputs, settings)
+    except _MISREAD:
+        return None
+
+
+class _Again:
+    """Reads a variant's graph from the file."""
+
+    def __init__(self, source: OpenFile, digest: str | None, graphs: Graphs, number: int) -> None:
+        self._source, self._digest = source, digest
+        self._graphs, self._number = graphs, number
+
+    def graph(self) -> Graph:
+        """Raises InvalidInput where the file is not what was compiled."""
+        remedy = f"{self._source.name} was changed after it was compiled; compile it again"
+        if self._source.digest() != self._digest:
+            raise InvalidInput(remedy)
+        try:
+            return self._graphs(self._source)[self._number]
+        except SparseJitError as error:
+            raise InvalidInput(f"{remedy} ({error})") from error

@@ -1,0 +1,23 @@
+"""`sparsejit cache`: code of models compiled before, and how much there is of it."""
+
+from typing import Annotated
+
+import typer
+
+from sparsejit.api import code_cache
+from sparsejit.commands.console import JsonOption, hand_over, say
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say where the code of compiled models is kept, and how much of it; or remove it."""
+    removed = code_cache.clear() if clear else 0
+    use = code_cache.use()
+    if hand_over({**use._asdict(), "removed": removed}, as_json, None):
+        return
+    if clear:
+        say(f"removed {removed} entries")
+    size, most = use.bytes / 2**20, use.most_bytes >> 20
+    say(f"{use.folder}: {use.entries} entries, {size:.1f} of at most {most} MB")
