@@ -379,3 +379,8 @@ def test_other_shapes_are_compiled_where_they_may_be() -> None:
         check(model, fast, given)
     with pytest.raises(InvalidInput, match="x has shape"):
         compiled(model, X)(X[:1])
+
+
+def test_an_input_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="take at most"):
+        compiled(net("y = Erf x", x=(TensorProto.FLOAT, [2**40, 6])))
