@@ -72,7 +72,8 @@ class PartedModel(CalledModel):
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """The flat list of outputs, numpy arrays, for a flat list of inputs.
 
-        An output of ONNX Runtime has the dtype and sizes that it gives it.
+        Floats are float32, as those of other models. An output of ONNX Runtime has the sizes that
+        it gives it.
         """
         arrays = as_arrays(inputs)
         return self._chain_for(arrays).run(arrays)

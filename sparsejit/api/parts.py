@@ -27,6 +27,7 @@ from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.python_objects import ArrayType
 
 Bound = Callable[[], None]
+_FLOAT32 = np.dtype(np.float32)
 
 
 class PartTypes(NamedTuple):
@@ -171,10 +172,10 @@ class PartChain(SharedCode):
         ]
 
     def run(self, arrays: Sequence[Array]) -> list[Any]:
-        """The outputs. Raises InvalidInput for other inputs than those of `inputs`."""
+        """The outputs, floats as float32. Raises InvalidInput for others than `inputs`."""
         values = self.values(arrays)
         return [
-            values[slot].copy() if copied else values[slot]
+            _returned(values[slot], copied)
             for slot, copied in zip(self._results, self._copied, strict=True)
         ]
 
@@ -248,7 +249,10 @@ def _in_dtypes(arrays: Sequence[Any], wanted: Sequence[np.dtype[Any] | None]) ->
 
 
 def _given(array: Array, kind: ArrayType) -> Array:
-    """An input of a call in the dtype that the file declares; wider whole numbers if they fit."""
+    """An input of a call in the dtype that the file declares.
+
+    Wider whole numbers are taken where they fit, and float32 for all floats.
+    """
     dtype = np.dtype(kind.dtype)
     if array.shape != kind.shape:
         raise InvalidInput(f"{kind.name} has shape {array.shape}; give {kind.shape}")
@@ -256,13 +260,20 @@ def _given(array: Array, kind: ArrayType) -> Array:
         return array
     if array.dtype.kind in "iu" and dtype.kind in "iu":
         check_held(array, kind.name, dtype)
-    elif not np.can_cast(array.dtype, dtype):
+    elif not np.can_cast(array.dtype, dtype) and (array.dtype, dtype.kind) != (_FLOAT32, "f"):
         raise InvalidInput(f"{kind.name} has dtype {array.dtype}; give {dtype}")
     return array.astype(dtype)
 
 
 def _empty(kind: ArrayType) -> Array:
     return np.empty(tuple(size or 0 for size in kind.shape), kind.dtype)
+
+
+def _returned(result: Any, is_copied: bool) -> Any:
+    """A result as a model gives it, whoever made it: floats as float32."""
+    if isinstance(result, np.ndarray) and result.dtype.kind == "f":
+        return result.astype(_FLOAT32, copy=is_copied)
+    return result.copy() if is_copied else result
 
 
 def _copied(array: Array, kind: ArrayType, steps: list[Bound]) -> Array:
