@@ -268,7 +268,8 @@ def _finish(
     everyone = np.arange(len(tile.rows))
     halves = 2 if spec.activation in COSTLY else 1
     half = -(-len(everyone) // halves)
-    _store(asm, everyone[half:], tile.rows[half:], panels)
+    if halves > 1:
+        _store(asm, everyone[half:], tile.rows[half:], panels)
     for first in range(0, len(everyone), half):
         rows = tile.rows[first : first + half]
         own = everyone[: len(rows)]

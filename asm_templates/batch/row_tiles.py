@@ -64,7 +64,7 @@ def products(weights: CompressedRows, accumulators: int) -> list[Products]:
         groups = tile_rows(weights.shape[0], accumulators)
     else:
         used = weights.with_values(np.ones(len(weights), bool)).dense()
-        groups = _trade(used.astype(np.float32), _group(used, accumulators))
+        groups = _trade(used, _group(used, accumulators))
     return [
         _in_order(weights, np.sort(rows), descending=number % 2 == 1)
         for number, rows in enumerate(groups)
@@ -92,7 +92,7 @@ def _in_order(weights: CompressedRows, rows: IntArray, descending: bool) -> Prod
     first = np.diff(column, prepend=-1) != 0
     return Products(
         rows,
-        accumulator[order],
+        accumulator[order].astype(np.int16),  # one a weight of the model
         column,
         weights.values[number[order]],
         first,
@@ -137,13 +137,16 @@ def _group(used: BoolArray, most: int) -> list[IntArray]:
     return groups
 
 
-def _trade(used: FloatArray, groups: list[IntArray]) -> list[IntArray]:
+def _trade(uses: BoolArray, groups: list[IntArray]) -> list[IntArray]:
     """The groups, after rows of every two of them have traded places as often as that pays."""
+    sweeps = min(_SWEEPS, _MOST_PRODUCTS // max(1, len(uses) * uses.size // 2))
+    if not sweeps:
+        return groups
+    used = uses.astype(np.float32)
     traders = [_Group.of(rows, used) for rows in groups]
     pairs = list(combinations(traders, 2))
     refused: dict[tuple[int, int], tuple[int, int]] = {}
-    products_a_sweep = len(used) * used.size // 2
-    for _ in range(min(_SWEEPS, _MOST_PRODUCTS // max(1, products_a_sweep))):
+    for _ in range(sweeps):
         swaps = 0
         for a, b in pairs:
             pair, trades = (id(a), id(b)), (a.trades, b.trades)

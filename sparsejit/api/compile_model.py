@@ -24,7 +24,7 @@ from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, final_graph, make_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import unflatten
+from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
@@ -195,24 +195,26 @@ class _Compiler:
     ) -> CompiledModel | PartedModel:
         """The model for inputs like these; in parts, where it must be and may be."""
         try:
-            exported, variant = self.make(args, kwargs, tell)
+            (inputs, outputs), variant = self.make(args, kwargs, tell)
         except GRAPH_REFUSALS:
             if self.fallback is None or kwargs:
                 raise
             given = self.model, args, self.constants, self.dtype, self.settings
             return compile_in_parts(*given, tell, self.free_shapes)
-        trees = exported.input_tree, exported.output_tree
-        again = self.for_leaves(exported) if self.free_shapes else None
-        return CompiledModel((variant,), *trees, self.settings, again)
+        again = self.for_leaves(inputs) if self.free_shapes else None
+        return CompiledModel((variant,), inputs, outputs, self.settings, again)
 
     def make(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress
-    ) -> tuple[Exported | ImportedModel, Variant]:
-        """Read the model's graph and compile it for inputs like these."""
+    ) -> tuple[tuple[Nest, Nest], Variant]:
+        """Read the model's graph and compile it for inputs like these; and what calls take, give.
+
+        What was read is let go first: it may hold the weights once more.
+        """
         progress("exporting the model", 0.0)
-        exported, graph, options, tile = self._read(args, kwargs)
+        trees, graph, options, tile = self._read(args, kwargs)
         name = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
-        return exported, make_variant(graph, options, self.dtype, tile, name, progress)
+        return trees, make_variant(graph, options, self.dtype, tile, name, progress)
 
     def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """All that the code of an ONNX file depends on but the file, as data of which digests are.
@@ -234,14 +236,15 @@ class _Compiler:
 
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Exported | ImportedModel, Graph, ModelOptions, int | None]:
-        """The model, its graph for a tile of samples, and the options for that."""
+    ) -> tuple[tuple[Nest, Nest], Graph, ModelOptions, int | None]:
+        """The model's nests, its graph for a tile of samples, and the options for that."""
         exported = self._graphs(args, kwargs)
+        trees = exported.input_tree, exported.output_tree
         if not exported.batch_is_free:
-            return exported, exported.graph(None), self.options, None
+            return trees, exported.graph(None), self.options, None
         batch = exported.example_batch or 1
         tile, shared = batch_tiles(exported.graph(1), batch, self.options.threads)
-        return exported, exported.graph(tile), replace(self.options, shares_tiles=shared), tile
+        return trees, exported.graph(tile), replace(self.options, shares_tiles=shared), tile
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         if not is_onnx(self.model):
@@ -258,11 +261,11 @@ class _Compiler:
             )
         return import_onnx(self.model, args, self.free_batch, self.constants)
 
-    def for_leaves(self, exported: Exported | ImportedModel) -> Callable[[Sequence[Any]], Variant]:
+    def for_leaves(self, inputs: Nest) -> Callable[[Sequence[Any]], Variant]:
         """What compiles the model for flat inputs of other shapes, nested as before."""
 
         def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:
-            args, kwargs = unflatten(exported.input_tree, list(leaves))
+            args, kwargs = unflatten(inputs, list(leaves))
             return self.make(args, kwargs, lambda stage, share: None)[1]
 
         return compile_for

@@ -31,7 +31,7 @@ class Hole(NamedTuple):
             return True
         if not len(values):
             return True
-        whole = self.unit == 1 or bool(np.all(values // self.unit * self.unit == values))
+        whole = self.unit == 1 or not (values & (self.unit - 1)).any()  # a power of two
         return whole and all(self.fits_one(int(end)) for end in (values.min(), values.max()))
 
     def fits_one(self, value: int) -> bool:

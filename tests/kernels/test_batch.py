@@ -326,7 +326,7 @@ def test_the_predicted_time_never_falls_much_as_the_batch_grows(isa: str, layout
     plans = [plan_batch(MatMul(each, n, layout), matrix, target) for n in range(2, 65)]
     times = [plan.chosen.cost.ns for plan in plans]
     # A feature-major x of whole panels need not be copied: 64 columns take less time than 63.
-    least = 0.9 if layout is Layout.BATCH_MAJOR else 0.85
+    least = 0.9 if layout is Layout.BATCH_MAJOR else 0.84
     assert all(later >= least * max(times[: n + 1]) for n, later in enumerate(times[1:]))
 
 

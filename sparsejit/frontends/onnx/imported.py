@@ -81,17 +81,27 @@ class GivenModel:
         constants: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
     ) -> None:
-        self.model, self.opset = model, opset_of(model)
         self.arrays = {each.name: tensor_array(each) for each in model.graph.initializer}
-        inputs = [each for each in model.graph.input if each.name not in self.arrays]
+        self.model, self.opset = _without_tensors(model), opset_of(model)
+        inputs = [each for each in self.model.graph.input if each.name not in self.arrays]
         self.arrays.update(_fixed(inputs, constants or {}), **arrays or {})
         self.inputs = [each for each in inputs if each.name not in self.arrays]
         self.declared: dict[str, Shape] = {each.name: _declared(each) for each in self.inputs}
         self.shapes = _sizes(self.declared, examples)
         arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, self.inputs)))
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
-        outputs = tuple(map(_tensor, model.graph.output))
+        outputs = tuple(map(_tensor, self.model.graph.output))
         self.output_tree = outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
+
+
+def _without_tensors(model: ModelProto) -> ModelProto:
+    """A copy without its initialisers, which would stay in memory with any part of the model."""
+    light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
+    light.graph.name = model.graph.name
+    light.graph.node.extend(model.graph.node)
+    light.graph.input.extend(model.graph.input)
+    light.graph.output.extend(model.graph.output)
+    return light
 
 
 class ImportedModel:
