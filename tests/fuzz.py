@@ -14,6 +14,7 @@ import importlib
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import threading
 from collections import Counter
@@ -40,8 +41,10 @@ KINDS = {
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0
-# Of address space, so that a forged size cannot take the machine with it.
-MOST_BYTES = 12 << 30
+# Of address space beyond what a process has at first, and of the processor's time, a case: so that
+# a forged size cannot take the machine with it, and a damaged file is refused soon.
+MOST_BYTES, MOST_CPU_S = 12 << 30, 3600
+OF_DAMAGED_FILES = {"mutants": (2 << 30, 10)}
 CASES_A_PROCESS = 150
 
 
@@ -72,13 +75,22 @@ class Found:
 def attempt(task: tuple[str, int]) -> Outcome:
     """Make and check one case."""
     kind, seed = task
-    if multiprocessing.parent_process() is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     module = importlib.import_module(KINDS[kind])
     try:
-        return Outcome(kind, seed, module.check(module.make(seed)))
+        case = module.make(seed)
+        if multiprocessing.parent_process() is not None:
+            _limit(*OF_DAMAGED_FILES.get(kind, (MOST_BYTES, MOST_CPU_S)))
+        return Outcome(kind, seed, module.check(case))
     except Exception as error:  # whatever a case raises is what we look for
         return Outcome(kind, seed, "", f"{type(error).__name__}: {error}"[:2000])
+
+
+def _limit(more_bytes: int, more_s: int) -> None:
+    """Of this process: beyond them MemoryError is raised, or SIGPROF ends it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.setitimer(signal.ITIMER_PROF, more_s)
 
 
 def died(task: tuple[str, int], problem: str) -> Outcome:

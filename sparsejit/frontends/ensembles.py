@@ -60,9 +60,7 @@ def _check_places(estimator: Any, part: Any) -> None:
         )
 
 
-def _stacked(
-    estimator: Any, before: Sequence[Any], methods_of: MethodsOf
-) -> dict[str, Write]:
+def _stacked(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> dict[str, Write]:
     writes = []
     for part, name in zip(parts_of_ensemble(estimator), estimator.stack_method_, strict=True):
         write = _method(methods_of(part, before), name, part)
@@ -109,9 +107,7 @@ def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Wr
         return {"predict": lambda writer: _hard_vote(writer, writes, weights, count)}
     writes = [_method(methods, "predict_proba", estimator) for methods in parts]
     methods: dict[str, Write] = {
-        "predict": lambda writer: writer.at("predict").one(
-            ArgMax(), _sum(writer, writes, weights)
-        ),
+        "predict": lambda writer: writer.at("predict").one(ArgMax(), _sum(writer, writes, weights)),
         "predict_proba": lambda writer: _mean(writer, writes, weights),
     }
     if estimator.flatten_transform:
@@ -182,9 +178,7 @@ def _sums(chosen: Array, weights: Array) -> Array:
     return total
 
 
-def _calibrated(
-    estimator: Any, before: Sequence[Any], methods_of: MethodsOf
-) -> dict[str, Write]:
+def _calibrated(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> dict[str, Write]:
     parts = [
         calibrated(each, methods_of(each.estimator, before))
         for each in estimator.calibrated_classifiers_

@@ -169,6 +169,63 @@ def _change_tensor(draw: random.Random, tensor: TensorProto) -> str:
     return f"type {tensor.data_type}, dims {list(tensor.dims)}, {len(tensor.raw_data)} bytes"
 
 
+def initialiser_dropped(draw: random.Random, model: ModelProto) -> str:
+    place = draw.randrange(len(model.graph.initializer))
+    name = model.graph.initializer[place].name
+    del model.graph.initializer[place]
+    return name
+
+
+_HUGE = (2**20, 2**31, 2**40, 2**62)
+
+
+def huge_value(draw: random.Random, model: ModelProto) -> str:
+    """What a node reads repeated, or filled, to a size that no machine holds, or that some do."""
+    place = draw.randrange(len(model.graph.node))
+    reader = model.graph.node[place]
+    name = reader.input[draw.randrange(len(reader.input))]
+    sizes = [draw.choice((1, 2, 3, *_HUGE)) for _ in range(draw.randint(1, 3))]
+    operator = draw.choice(("Expand", "Tile", "ConstantOfShape", "Reshape", "Pad", "Resize"))
+    operands = {"ConstantOfShape": ["huge"], "Resize": [name, "", "", "huge"]}
+    made = helper.make_node(operator, operands.get(operator, [name, "huge"]), ["made huge"])
+    reader.input[draw.randrange(len(reader.input))] = "made huge"
+    model.graph.initializer.append(from_array(np.array(sizes, np.int64), "huge"))
+    model.graph.node.insert(place, made)
+    return f"{operator} {sizes}"
+
+
+def loop_without_end(draw: random.Random, model: ModelProto) -> str:
+    """A node reads what a Loop makes in very many turns, or in as many as a condition says."""
+    place = draw.randrange(len(model.graph.node))
+    reader = model.graph.node[place]
+    number = draw.randrange(len(reader.input))
+    turns, is_true = draw.choice((None, *_HUGE, -1)), draw.choice((None, True))
+    step = draw.choice(("Neg", "Relu", "Identity", "Concat"))
+    double = step == "Concat"
+    axis = {"axis": 0} if double else {}
+    nodes = [
+        helper.make_node("Identity", ["go on"], ["still"]),
+        helper.make_node(step, ["carried"] * (1 + double), ["next"], **axis),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("carried", TensorProto.FLOAT, None),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+    ]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    operands = ["" if turns is None else "turns", "" if is_true is None else "truth"]
+    made = helper.make_node("Loop", [*operands, reader.input[number]], ["looped"], body=body)
+    reader.input[number] = "looped"
+    model.graph.initializer.append(from_array(np.array(turns or 0, np.int64), "turns"))
+    model.graph.initializer.append(from_array(np.array(True), "truth"))
+    model.graph.node.insert(place, made)
+    return f"{turns} turns of {step}"
+
+
 def operator(draw: random.Random, model: ModelProto) -> str:
     """Another operator's name or domain."""
     node = _node(draw, model)
@@ -248,5 +305,6 @@ Change = Callable[[random.Random, ModelProto], str]
 CHANGES: tuple[Change, ...] = (
     *(attribute_value, attribute_value, attribute_type, attribute_dropped, attribute_added),
     *(inputs_of_a_node, inputs_of_a_node, outputs_of_a_node, initialiser, initialiser, operator),
+    *(initialiser_dropped, huge_value, huge_value, loop_without_end),
     *(opset, cycle, order_of_nodes, declared, declared, outputs_of_the_model),
 )

@@ -22,6 +22,7 @@ import torch
 from fuzzing.onnx_changes import CHANGES
 from onnx import ModelProto
 from onnx.backend.test.case.node import collect_testcases
+from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.numpy_helper import from_array
 from onnx.reference import ReferenceEvaluator
 
@@ -124,11 +125,20 @@ def _wanted(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array
         warnings.simplefilter("ignore")
         wanted = graph.evaluate(inputs)
         try:
-            theirs = ReferenceEvaluator(case.model).run(None, names)
+            theirs = ReferenceEvaluator(case.model).run(None, _as_declared(case.model, names))
         except Exception:  # of whatever type its operator raises
             return wanted
     shapes = [np.shape(each) for each in theirs]
     return wanted if shapes != [each.shape for each in wanted] else list(map(np.asarray, theirs))
+
+
+def _as_declared(model: Any, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Whole numbers, which graphs hold as int64, in the dtypes that the model says."""
+    kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+    return {
+        name: x.astype(tensor_dtype_to_np_dtype(kinds[name])) if x.dtype.kind == "i" else x
+        for name, x in arrays.items()
+    }
 
 
 def _assert_close(result: Array, reference: Array) -> None:

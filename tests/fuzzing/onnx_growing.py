@@ -220,23 +220,23 @@ class OnnxGrowing:
         self.largest = max(self.largest, size)
         return size < LARGEST and (self.is_special or finite.size == array.size)
 
-    def again(self, inputs: dict[str, Array], is_noisy: bool = False) -> dict[str, Array]:
-        """All values of other inputs; with noise on floats, and a step on what is requantised."""
+    def again(self, inputs: dict[str, Array], signs: tuple[int, ...] = ()) -> dict[str, Array]:
+        """All values of other inputs; with noise of these signs, a step on what is requantised."""
         values = {**self.known, **inputs}
         for node in self.nodes:
             for name, array in zip(node.proto.output, node.run(values), strict=True):
-                values[name] = self._noisy(node.proto.op_type, array) if is_noisy else array
+                values[name] = self._noisy(node.proto.op_type, array, signs) if signs else array
         return values
 
-    def _noisy(self, operator: str, array: Array) -> Array:
+    def _noisy(self, operator: str, array: Array, signs: tuple[int, ...]) -> Array:
+        sides = self.numbers.choice(signs, array.shape)
         if array.dtype.kind == "f":
-            signs = self.numbers.choice([-1.0, 1.0], array.shape)
-            noisy = array * (1 + NOISE[array.dtype.name] * signs)
-            noisy = noisy + _ABSOLUTE * signs if operator in _APPROXIMATED else noisy
+            noisy = array * (1 + NOISE[array.dtype.name] * sides)
+            noisy = noisy + _ABSOLUTE * sides if operator in _APPROXIMATED else noisy
             return np.asarray(noisy, array.dtype)
         if operator.startswith(_REQUANTISING) and array.dtype.kind in "iu":
             limits, wide = np.iinfo(array.dtype), array.astype(np.int64)
-            moved = wide + self.numbers.choice([-1, 1], array.shape)
+            moved = wide + sides
             is_held = (limits.min <= moved) & (moved <= limits.max)
             return np.asarray(np.where(is_held, moved, 2 * wide - moved), array.dtype)
         return array

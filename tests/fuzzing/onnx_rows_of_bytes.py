@@ -157,8 +157,9 @@ def _quantised_function(name: str) -> Maker:
 def _attention(grow: OnnxGrowing) -> None:
     heads, depth, length = grow.draw.choice((1, 2)), grow.draw.choice((2, 4)), 3
     width = heads * depth
-    x, scale, zero = _steps(grow, (2, length, width), "uint8")
-    weights, factor, middle = _steps(grow, (width, 3 * width), "int8", known=True)
+    x, _, zero = _steps(grow, (2, length, width), "uint8")
+    weights, _, middle = _steps(grow, (width, 3 * width), "int8", known=True)
+    scale, factor = (_scale(grow, 0.001, 0.02) for _ in range(2))
     bias = grow.fixed(grow.array((3 * width,), np.float32))
     mask = grow.either(np.ones((2, length), np.int32)) if grow.flag() else ""
     operands = [x, weights, bias, scale, factor, mask, zero, middle]

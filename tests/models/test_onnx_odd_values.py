@@ -114,6 +114,12 @@ NODES = {
         {"kernel_shape": [2], "strides": [2], "auto_pad": "SAME_LOWER"},
         called=0,
     ),
+    "the largest of all known positions": OddNode(
+        "GlobalMaxPool", [FLOATS.reshape(1, 3, 1)], FLOATS.reshape(1, 3, 1), called=0
+    ),
+    "logarithms of what vanishes": OddNode(
+        "LogSoftmax", [np.float32([0, 200])], np.float32([-200, 0]), called=0
+    ),
     "another domain's operator of known numbers": OddNode(
         "QuickGelu", [FLOATS], FLOATS / (1 + np.exp(-FLOATS)), {"alpha": 1.0}, called=0
     ),
@@ -152,6 +158,12 @@ def test_norms_of_no_elements_are_empty() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
     (found,) = import_onnx(model, free_batch=False).graph().evaluate([x])
     assert found.shape == y.shape
+
+
+def test_a_vast_size_is_refused_by_name() -> None:
+    node = OddNode("Expand", [FLOATS, [2**40, 2**40, 3]], FLOATS)
+    with pytest.raises(UnsupportedOperator, match=r"Expand \(of \[1, 3\] to "):
+        import_onnx(node.model())
 
 
 @pytest.mark.parametrize("operator", ["Shrink", "ReduceLogSum"])

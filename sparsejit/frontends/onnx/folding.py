@@ -23,8 +23,12 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
     return np.take_along_axis(x[cut], places.astype(np.int64), axis)
 
 
-# Which the package's reference computes wrongly, of padding and of positions; graphs do not.
-_WRONG = ("AveragePool", "MaxPool", "Resize")
+# Which the package's reference computes wrongly, of padding, of positions, and of numbers whose
+# exponentials are beyond the dtype; graphs do not.
+_WRONG = (
+    *("AveragePool", "ConvTranspose", "GlobalMaxPool", "LogSoftmax", "MaxPool", "Resize"),
+    "Softplus",
+)
 # Which it computes wrongly or refuses, and which say shapes.
 _OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements}
 

@@ -109,7 +109,11 @@ def _backwards(write: Writer, x: Value, axis: int, part: slice) -> Value:
 def expand(write: Writer, call: Call) -> Value:
     """Repeated by broadcasting, in both directions."""
     x = call.value(write, 0)
-    whole = np.broadcast_shapes(x.shape, tuple(call.numbers(1, "shape")))
+    sizes = call.numbers(1, "shape")
+    try:
+        whole = np.broadcast_shapes(x.shape, tuple(sizes))
+    except ValueError as error:
+        raise Unmapped(f"of {list(x.shape)} to {sizes}: {error}") from None
     return arranging.expanded(write, x, whole)
 
 
