@@ -174,7 +174,7 @@ def _quantised_concat(grow: OnnxGrowing) -> None:
 
 
 def _dynamic_product(grow: OnnxGrowing) -> None:
-    a = grow.tensor("f", ranks=(2, 3), fits=lambda a: a.size > 0 and a.dtype == np.float32)
+    a = grow.input(grow.array(grow.shape(2, 3), np.float32))
     b = _steps(grow, (grow.values[a].shape[-1], 5), grow.draw.choice(_BYTES), known=True)
     bias = [grow.fixed(grow.array((5,), np.float32))][: grow.flag()]
     grow.add(f"{MICROSOFT}.DynamicQuantizeMatMul", [a, *b, *bias])

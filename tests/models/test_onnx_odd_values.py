@@ -120,6 +120,9 @@ NODES = {
     "logarithms of what vanishes": OddNode(
         "LogSoftmax", [np.float32([0, 200])], np.float32([-200, 0]), called=0
     ),
+    "a softmax of nothing": OddNode(
+        "LogSoftmax", [np.zeros((2, 0), np.float32)], np.zeros((2, 0)), called=0
+    ),
     "another domain's operator of known numbers": OddNode(
         "QuickGelu", [FLOATS], FLOATS / (1 + np.exp(-FLOATS)), {"alpha": 1.0}, called=0
     ),
@@ -158,6 +161,26 @@ def test_norms_of_no_elements_are_empty() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
     (found,) = import_onnx(model, free_batch=False).graph().evaluate([x])
     assert found.shape == y.shape
+
+
+def test_an_axis_that_no_tensor_has_is_refused() -> None:
+    """The onnx package's inference of shapes crashes of it."""
+    ones = np.ones(3, np.float32)
+    node = OddNode("LayerNormalization", [FLOATS, ones], FLOATS, {"axis": 2**63 - 1})
+    with pytest.raises(UnsupportedOperator, match="its axis is 9223372036854775807"):
+        import_onnx(node.model())
+
+
+def test_results_of_open_size_are_folded_or_refused_by_name() -> None:
+    limits = [np.int64(1), np.int64(7), np.int64(2)]
+    known = import_onnx(OddNode("Range", limits, np.arange(1, 7, 2), called=0).model())
+    assert np.array_equal(known.graph().evaluate([])[0], [1, 3, 5])
+    for node in (
+        OddNode("Range", limits, np.arange(1, 7, 2)),
+        OddNode("NonZero", [FLOATS], np.zeros((2, 3), np.int64)),
+    ):
+        with pytest.raises(UnsupportedOperator, match=f"{node.operator} .how large its result"):
+            import_onnx(node.model())
 
 
 def test_a_vast_size_is_refused_by_name() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Known operands of at most so many elements may say shapes, axes or counts; floats, scales.
 _MOST_SAYING, _MOST_SCALES = 1024, 8
+_MOST_AXES = 64  # of numpy's arrays
 Sizes = tuple[int | None, ...]
 # Earlier versions of these, which the package does not compute, say the same of fewer dtypes.
 _AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
@@ -84,6 +85,7 @@ class Inference:
         from onnx.checker import ValidationError
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
+        _check_axis(node)
         version = version_of(node, self._opset)
         schema = _schema(operator_of(node), version)
         given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
@@ -164,6 +166,13 @@ def _type_proto(dtype: int, shape: Sizes) -> TypeProto:
     from onnx.helper import make_tensor_type_proto
 
     return make_tensor_type_proto(dtype, shape)
+
+
+def _check_axis(node: NodeProto) -> None:
+    """Raise Unmapped for an axis that no tensor has: the package reads beyond its memory there."""
+    for attribute in node.attribute:
+        if attribute.name == "axis" and abs(attribute.i) > _MOST_AXES:
+            raise Unmapped(f"its axis is {attribute.i}")
 
 
 def _is_plain(operand: Operand) -> bool:

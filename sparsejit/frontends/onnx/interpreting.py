@@ -64,6 +64,13 @@ def graph_of(
 _HELD_AS_FLOATS = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
 
 
+# Why operators have no mapping that compute how large their results are; of known operands they do.
+_OF_OPEN_SIZE = dict.fromkeys(
+    ("Compress", "NonMaxSuppression", "NonZero", "Range", "Unique"),
+    "how large its result is, a call decides; make what it reads constants, or end before it",
+)
+
+
 class NodeInterpreter:
     """Runs nodes in order; what has no mapping is collected in `missing`."""
 
@@ -110,7 +117,7 @@ class NodeInterpreter:
             mapping = OPERATORS.get(operator_of(node))
             is_known = all(not isinstance(operand, Value) for operand in operands)
             if mapping is None and not is_known:
-                raise Unmapped("")
+                raise Unmapped(_OF_OPEN_SIZE.get(node.op_type, ""))
             sizes = self.inference.sizes(node, operands)
             folded = self._known(node, operands, sizes, mapping is None) if is_known else None
             if folded is not None:

@@ -66,6 +66,8 @@ def softmax(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
 
     def mapping(write: Writer, call: Call) -> Value:
         x = call.value(write, 0)
+        if not x.type.size:
+            return x
         axis = axis_of(call.attribute("axis", -1 if call.opset >= 13 else 1), len(x.shape))
         if call.opset >= 13:
             return function(write, x, axis)
