@@ -187,6 +187,9 @@ def test_a_vast_size_is_refused_by_name() -> None:
     node = OddNode("Expand", [FLOATS, [2**40, 2**40, 3]], FLOATS)
     with pytest.raises(UnsupportedOperator, match=r"Expand \(of \[1, 3\] to "):
         import_onnx(node.model())
+    for scale in (2.0**40, np.nan):
+        with pytest.raises(UnsupportedOperator, match=r"Resize \(of an axis of 4 to "):
+            import_onnx(_resized("Resize", "linear", scale, [1], 10).model())
 
 
 @pytest.mark.parametrize("operator", ["Shrink", "ReduceLogSum"])

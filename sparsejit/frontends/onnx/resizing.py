@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Array
 
+_MOST_POSITIONS = 1 << 16
 MODES = ("nearest", "linear", "cubic")
 COORDINATES = (
     *("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"),
@@ -34,8 +36,14 @@ class Resizing:
     antialias: bool
 
     def weights(self, length: int, scale: float | None, size: int | None) -> Array:
-        """(new size, length) for an axis, by its scale or to its size."""
-        new = int(np.floor(length * scale)) if scale is not None else size or 0
+        """(new size, length) for an axis, by its scale or to its size.
+
+        Raises Unmapped for more positions than an image has, and for a scale that is no number.
+        """
+        wanted = length * scale if scale is not None else size or 0
+        if not 0 <= wanted <= _MOST_POSITIONS:
+            raise Unmapped(f"of an axis of {length} to {wanted:g}, at most {_MOST_POSITIONS}")
+        new = int(wanted)
         step = scale if scale is not None else new / length
         at = self._positions(length, new, step)
         found = np.zeros((new, length), np.float32)
