@@ -12,7 +12,7 @@ from onnx import ModelProto, helper
 from onnx.numpy_helper import from_array
 
 import sparsejit
-from sparsejit.errors import UnsupportedOperator
+from sparsejit.errors import SparseJitError, UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 
 FLOATS = np.array([[-2.0, 0.5, 3.0]], np.float32)
@@ -181,6 +181,20 @@ def test_results_of_open_size_are_folded_or_refused_by_name() -> None:
     ):
         with pytest.raises(UnsupportedOperator, match=f"{node.operator} .how large its result"):
             import_onnx(node.model())
+
+
+def test_turns_of_a_loop_that_are_no_number_are_refused() -> None:
+    truth = helper.make_node("Identity", ["go on"], ["still"])
+    inputs = [_declared("turn", np.asarray(0)), _declared("go on", np.asarray(True))]
+    body = helper.make_graph([truth], "body", inputs, [_declared("still", np.asarray(True))])
+    node = helper.make_node("Loop", ["turns", ""], [], body=body)
+    keep = helper.make_node("Identity", ["x"], ["y"])
+    held = [from_array(np.array([2, 3]), "turns")]
+    x = _declared("x", FLOATS)
+    graph = helper.make_graph([node, keep], "odd", [x], [_declared("y", FLOATS)], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
+    with pytest.raises(SparseJitError):
+        import_onnx(model)
 
 
 def test_a_vast_size_is_refused_by_name() -> None:
