@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends import nesting
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_axis import why_fixed, why_not_alike
+from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
@@ -49,10 +49,9 @@ def export(
         program, why_not = traced(model, args, kwargs, free_batch)
         exported = Exported(program, why_not, common_batch(args, kwargs))
         if exported.changed_inputs:
-            warnings.warn(
+            warn_caller(
                 f"the model changes its input {exported.changed_inputs[0]!r} in place; compiled, "
-                "it leaves the caller's tensor as it is (inplace=False does so in torch)",
-                stacklevel=5,
+                "it leaves the caller's tensor as it is (inplace=False does so in torch)"
             )
         if exported.example_batch != 1 or why_not or program is model:
             return exported

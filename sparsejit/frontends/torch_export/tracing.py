@@ -14,6 +14,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.torch_export.recurrent_shapes import known_recurrent_shapes
 
 if TYPE_CHECKING:
@@ -43,9 +44,7 @@ def traced(
             "what torch.export.export made"
         )
     if any(module.training for module in model.modules()):
-        warnings.warn(
-            "the model is in training mode; what model.eval() computes is compiled", stacklevel=6
-        )
+        warn_caller("the model is in training mode; what model.eval() computes is compiled")
     why_not = _no_common_batch(args, kwargs) if free_batch else "it was not asked for"
     with _evaluating(model), known_recurrent_shapes():
         if not why_not:
