@@ -17,7 +17,7 @@ from sparsejit.machine.target import Target
 # Which extras a user needs for what; each is of one purpose (`tests/cli/test_cli.py`).
 PURPOSES = {
     "run": ("core",),
-    "compile models": ("torch", "onnx", "sklearn", "forests"),
+    "compile models": ("torch", "onnx", "onnxruntime", "sklearn", "forests"),
     "play, measure and develop": ("play", "ray", "bench", "dev", "docs"),
 }
 
