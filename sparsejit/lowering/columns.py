@@ -1,6 +1,5 @@
 """What is computed in float64 from columns of x: scalers, categories, scores of linear models."""
 
-from collections.abc import Callable
 from functools import partial
 
 from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
@@ -10,7 +9,7 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.registry import lowers
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import Body, Facts, Step, between
 from sparsejit.planner.vector_cost import vector_cost
 from sparsejit.x86.assembler import Assembler
 
@@ -64,16 +63,11 @@ def _add(
     name: str,
     reason: str,
     work: tuple[int, int],
-    body: Callable[[Assembler], None],
+    body: Body,
 ) -> None:
     """Append a kernel that takes x in rdi and y in rsi; `work`: its instructions, and bytes."""
     instructions, moved = work
     cost = vector_cost(instructions, moved, low.target)
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.point(asm)
-        body(asm)
-
     reads, into = (low.contiguous(node.inputs[0]),), low.dense_result(node.output)
     facts = Facts(reason, cost.ns, moved_bytes=moved)
-    low.add(Step(name, node.output.origin, reads, (into,), emit, facts, body=body))
+    low.add(Step(name, node.output.origin, reads, (into,), between(body), facts, body=body))

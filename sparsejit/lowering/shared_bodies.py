@@ -6,9 +6,9 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.step import Body, Locations, Step
 from sparsejit.x86.assembler import Assembler, Label
 
 
@@ -18,7 +18,7 @@ class SharedBodies:
     def __init__(self, steps: Iterable[Step]) -> None:
         counts = Counter(step.body for step in steps if step.body)
         self._shared = {body for body, count in counts.items() if count > 1}
-        self._labels: dict[Callable[[Assembler], None], Label] = {}
+        self._labels: dict[Body, Label] = {}
 
     def run(self, asm: Assembler, step: Step, at: Locations) -> None:
         """Append a step."""

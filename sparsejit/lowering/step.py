@@ -48,6 +48,19 @@ class Locations:
         self.writes[0].point(asm, rsi)
 
 
+Body = Callable[[Assembler], None]
+
+
+def between(body: Body) -> Callable[[Assembler, Locations], None]:
+    """What appends a body with rdi and rsi pointing to a step's operands."""
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        body(asm)
+
+    return emit
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a step computes and what it should cost; figures are of one run of it.
@@ -100,7 +113,7 @@ class Step:
     parts_are_exact: bool = False
     divide: Callable[[int], "Sequence[Sequence[Step]]"] | None = None
     share: str = ""
-    body: Callable[[Assembler], None] | None = None
+    body: Body | None = None
 
     @property
     def ns(self) -> float:

@@ -20,10 +20,10 @@ from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.planned_code import emit_plan
-from sparsejit.lowering.products.product_parts import Bodies, between, part_steps
+from sparsejit.lowering.products.product_parts import Bodies, part_steps
 from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.registry import lowers
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import Facts, Locations, Step, between
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler

@@ -1,6 +1,6 @@
 """A part of a product as a step: some rows of the weights, or some columns of x."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -8,25 +8,13 @@ from sparsejit.ir.graph import TensorType
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.planned_code import emit_plan
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import Body, Facts, Step, between
 from sparsejit.planner.split import Part
-from sparsejit.x86.assembler import Assembler
 
 _FLOAT = 4
 
 
-Body = Callable[[Assembler], None]
 Bodies = dict[int, Body]  # by the identity of the plan whose code they append
-
-
-def between(body: Body) -> Callable[[Assembler, Locations], None]:
-    """What appends a body with rdi and rsi pointing to a step's operands."""
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.point(asm)
-        body(asm)
-
-    return emit
 
 
 def part_steps(whole: Step, parts: Sequence[Part], bodies: Bodies) -> list[Step]:
