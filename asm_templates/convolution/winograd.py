@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.convolution.window_panels import AddedOperand
 from sparsejit.asm_templates.convolution.winograd_tiles import (
@@ -94,24 +95,18 @@ class WinogradWindows:
 
     @property
     def v_bytes(self) -> int:
-        """From a matrix of V to the next: an odd number of lines."""
-        return _apart(self.product.depth * self.product.b_pitch)
+        """From a matrix of V to the next."""
+        return 4 * spread_pitch(self.product.depth * self.product.b_pitch // 4)
 
     @property
     def m_bytes(self) -> int:
         """From a matrix of M to the next."""
-        return _apart(self.product.rows * self.product.c_pitch)
+        return 4 * spread_pitch(self.product.rows * self.product.c_pitch // 4)
 
     @property
     def scratch_bytes(self) -> int:
         """Counters, V and M; the last load of M may run over."""
         return _COUNTERS_BYTES + _PLACES * (self.v_bytes + self.m_bytes) + CACHE_LINE_BYTES
-
-
-def _apart(size: int) -> int:
-    """An odd number of lines, so that what is stored at once is not all in one set of L1."""
-    lines = -(-size // CACHE_LINE_BYTES)
-    return CACHE_LINE_BYTES * (lines | 1)
 
 
 def has_winograd(image: PaddedImage, each: MatVec) -> bool:
@@ -155,7 +150,7 @@ def lower_winograd(
 
 def _product(channels: int, outputs: int, tiles: int) -> DenseProduct:
     """Of one of the 16 places."""
-    pitch = _apart(4 * tiles)
+    pitch = 4 * spread_pitch(tiles)
     return DenseProduct(outputs, tiles, channels, 4 * channels, pitch, pitch)
 
 
