@@ -17,8 +17,8 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.dividing import LeftNode
 from sparsejit.frontends.onnx.sessions import (
     array_type,
+    of_unknown_rank,
     open_session,
-    without_sizes,
     words_of,
 )
 from sparsejit.ir.graph import Array, Value
@@ -110,7 +110,7 @@ class LeftPart(SharedCode):
     def types(self) -> PartTypes:
         """Those of `bind`. Raises InvalidInput for what has other sizes at every call."""
         found = [*self._taken, *self._made]
-        unknown = without_sizes(self.onnx)
+        unknown = of_unknown_rank(self.onnx)
         for name, kind in zip((*self.inputs, *self.outputs), found, strict=True):
             if kind is None or None in kind.shape or name in unknown:
                 raise InvalidInput(

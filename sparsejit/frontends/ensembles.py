@@ -94,9 +94,7 @@ def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Wr
             "predict": lambda writer: reshaped(
                 writer, _mean(writer, writes, weights), (writer.batch,)
             ),
-            "transform": lambda writer: joined(
-                writer, [_columns(writer, write) for write in writes], 1
-            ),
+            "transform": _side_by_side(writes),
         }
     for part in parts_of_ensemble(estimator):
         _check_places(estimator, part)
@@ -111,10 +109,12 @@ def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Wr
         "predict_proba": lambda writer: _mean(writer, writes, weights),
     }
     if estimator.flatten_transform:
-        methods["transform"] = lambda writer: joined(
-            writer, [_columns(writer, write) for write in writes], 1
-        )
+        methods["transform"] = _side_by_side(writes)
     return methods
+
+
+def _side_by_side(writes: Sequence[Write]) -> Write:
+    return lambda writer: joined(writer, [_columns(writer, write) for write in writes], 1)
 
 
 def _weights(estimator: Any) -> list[float]:
@@ -171,7 +171,7 @@ def _check_votes(weights: Sequence[float]) -> None:
 
 
 def _sums(chosen: Array, weights: Array) -> Array:
-    """Of the chosen weights, one after another."""
+    """Add the chosen weights, one after another."""
     total = np.zeros(len(chosen), weights.dtype)
     for column, weight in zip(chosen.T, weights, strict=True):
         total = total + np.where(column, weight, weights.dtype.type(0))

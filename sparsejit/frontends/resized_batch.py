@@ -28,11 +28,14 @@ class SizedBatch:
         ((self._batch,),) = sizes
         self._graph = graph
         self._found = follow_from_inputs(graph, self._batch)
+        self._made: dict[int, Graph] = {}
         self.graph(1)  # so that what cannot be made is said now
 
     def graph(self, batch: int) -> Graph:
         """With that batch. Raises SamplesMixed where an operator cannot do with it."""
-        return _Resized(self._graph, self._found, batch).graph()
+        if batch not in self._made:
+            self._made[batch] = _Resized(self._graph, self._found, batch).graph()
+        return self._made[batch]
 
 
 class _Resized:

@@ -9,17 +9,21 @@ from sparsejit.frontends.onnx.imported import GivenModel
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 
 def reads(node: NodeProto) -> list[str]:
     """The values that a node reads, also those that graphs within it take from around it."""
     found = [name for name in node.input if name]
     for attribute in node.attribute:
-        regions = [attribute.g] if attribute.HasField("g") else attribute.graphs
-        for region in regions:
+        for region in _regions(attribute):
             found += _captured(region)
     return list(dict.fromkeys(found))
+
+
+def _regions(attribute: AttributeProto) -> Sequence[GraphProto]:
+    """The graphs within an attribute: branches, and what loops run."""
+    return [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def _captured(region: GraphProto) -> Iterator[str]:
@@ -63,7 +67,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     made.input[:] = [names.get(name, name) for name in node.input]
     made.output[:] = [names.get(name, name) for name in node.output]
     for attribute in made.attribute:
-        for region in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+        for region in _regions(attribute):
             own = {each.name for each in (*region.initializer, *region.input)}
             own.update(name for inner in region.node for name in inner.output)
             around = {name: other for name, other in names.items() if name not in own}

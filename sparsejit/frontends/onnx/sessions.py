@@ -12,8 +12,8 @@ from sparsejit.runtime.python_objects import ArrayType
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
-_MOST_BYTES = 1 << 31  # Of what protobuf writes.
-# Of what goes in and out as it lies in memory.
+_MOST_BYTES = 1 << 31  # What protobuf writes.
+# What goes in and out as it lies in memory.
 _DTYPES = (
     *("bool", "float16", "float32", "float64"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -113,7 +113,7 @@ def array_type(value: Any) -> ArrayType | None:
     return ArrayType(dtype, shape, value.name)
 
 
-def without_sizes(model: bytes) -> set[str]:
+def of_unknown_rank(model: bytes) -> set[str]:
     """The inputs and outputs of a model that are declared without a number of axes."""
     from onnx import ModelProto
 
