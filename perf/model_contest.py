@@ -213,6 +213,6 @@ def checked_error(
 
 
 def _relative_error(found: npt.NDArray[Any], exact: npt.NDArray[Any]) -> float:
-    """Of the output's largest value; of nothing but zeros the error itself."""
+    """As a share of the output's largest value; the error itself where all is zero."""
     largest = np.abs(exact).max(initial=0.0)
     return float(np.abs(found - exact).max(initial=0.0) / (largest or 1.0))

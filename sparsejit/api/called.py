@@ -27,7 +27,7 @@ class CalledModel(Explained):
     @property
     @abstractmethod
     def _input_names(self) -> list[str]:
-        """Of the flat list of inputs."""
+        """The names of the flat list of inputs."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Any]) -> list[Array]:

@@ -110,7 +110,7 @@ def recall_code(key: str, name: str) -> KeptCode | None:
 
 
 class Use(NamedTuple):
-    """Of the cache: its folder, entries, their bytes, and how many they may be."""
+    """The cache: its folder, entries, their bytes, and how many they may be."""
 
     folder: str
     entries: int

@@ -49,7 +49,7 @@ class OpenFile:
         return Path(f"/proc/self/fd/{self._handle}")
 
     def digest(self) -> str | None:
-        """Of its bytes; None for a file that is empty, or has more beside it.
+        """The digest of its bytes; None for a file that is empty, or has more beside it.
 
         As by git, a file is taken to hold what it held while its times and its size are the same.
         """
@@ -69,7 +69,7 @@ class OpenFile:
         return digest or None
 
     def _digest(self) -> str:
-        """Of all bytes; empty for a file that names others."""
+        """The digest of all bytes; empty for a file that names others."""
         seen, end = hashlib.sha256(), b""
         with self.path.open("rb", buffering=0) as content:
             while piece := content.read(_PIECE_BYTES):

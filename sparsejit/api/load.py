@@ -1,6 +1,6 @@
 """`sparsejit.load`: what was saved, compiled anew; the kind that a file says picks how.
 
-Of a model whose code was kept nothing is compiled.
+Nothing is compiled of a model whose code was kept.
 """
 
 from __future__ import annotations

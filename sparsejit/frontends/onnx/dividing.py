@@ -288,7 +288,7 @@ class _Divider:
             self._add(name, kind)
 
     def _kinds(self, place: int, model: ModelProto) -> dict[str, TypeProto]:
-        """Of a node's results. Raises CompileError where ONNX Runtime cannot run it."""
+        """The types of a node's results. Raises CompileError where ONNX Runtime cannot run it."""
         try:
             return result_types(model)
         except CompileError:  # a branch that is never taken may fit other sizes only
