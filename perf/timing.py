@@ -12,7 +12,7 @@ from functools import cache
 from typing import Generic, TypeVar
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import BUDGET_NS, SAMPLES, Timing, pinned, sample, time_native
 from sparsejit.x86.assembler import Assembler
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from sparsejit.api import Kernel
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.prune.convolutions import CompiledConvolution
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import Call, aligned, time_in_turn
 
 Vector = npt.NDArray[np.float32]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
 from sparsejit.x86.assembler import Assembler

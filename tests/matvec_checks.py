@@ -12,7 +12,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler, Image
 
 SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257, 1000)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # public surface, sparsejit/__init__.py.
 ROOMS = (
     *("errors", "files", "install_peachpy", "attention_masks"),
-    *("machine", "x86", "runtime", "ir", "passes"),
+    *("machine", "native", "x86", "runtime", "ir", "passes"),
     *("asm_templates", "measuring", "planner", "lowering", "artefact", "frontends", "api"),
     *("prune", "voice", "selftest", "sparsejit", "perf", "commands", "__main__"),
 )
@@ -57,13 +57,13 @@ CHOICES = {
 # What prices are made of: a core's data, and counts of cycles.
 PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
 # What makes native code beside `x86`.
-WRITERS = {"sparsejit.runtime.program", "sparsejit.runtime.executable_memory"}
+WRITERS = {"sparsejit.runtime.program", "sparsejit.native.executable_memory"}
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
 ONLY_IN = {
     "peachpy": {"x86", "artefact"},
-    "mmap": {"runtime"},
-    "ctypes": {"runtime", "perf"},
+    "mmap": {"native", "runtime"},
+    "ctypes": {"native", "runtime", "perf"},
     "torch": {"frontends", "prune", "voice", "perf"},
 }
 # Instructions are learned in one place, and its ELF writer is used in one.

@@ -17,6 +17,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.perf.kernels import checked_error, exact_output
 from sparsejit.perf.problems import FloatArray
 from sparsejit.perf.survey.survey_layers import SurveyLayer
@@ -24,7 +25,6 @@ from sparsejit.planner.batch_plan import plan_batch, price_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.cost import price
 from sparsejit.planner.plan import Candidate, Job, Plan, Template, plan
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import aligned, clock, native_loop, time_native
 from sparsejit.runtime.program import build
 

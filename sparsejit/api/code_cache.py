@@ -27,7 +27,7 @@ from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.program import Program, debug_level, dump_folder
 from sparsejit.x86.assembler import Image
 

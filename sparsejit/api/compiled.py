@@ -11,7 +11,7 @@ from sparsejit.api.report import Report
 from sparsejit.artefact import sealed
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
-from sparsejit.runtime.copying import SharedCode
+from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.program import Program
 from sparsejit.x86.assembler import Image
 

@@ -22,8 +22,8 @@ from sparsejit.frontends.onnx.sessions import (
     words_of,
 )
 from sparsejit.ir.graph import Array, Value
+from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.array_checks import check_in_place, check_outputs, require_number
-from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.python_objects import ArrayType
 
 Bound = Callable[[], None]

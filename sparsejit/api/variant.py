@@ -31,9 +31,9 @@ from sparsejit.lowering.model import (
 from sparsejit.lowering.shared_tiles import build_shared_tiles
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
+from sparsejit.native.copying import SharedCode
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.quantised_layers import quantised_layers
-from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType

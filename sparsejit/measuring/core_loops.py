@@ -13,7 +13,7 @@ from sparsejit.asm_templates.shared.padding import (
     stride_padding,
 )
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import time_native
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, Relative, r8, rax, rcx, rdi, ymm, zmm

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import function_of, least_ns
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import duration_ns, native_loop, pinned
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler, line

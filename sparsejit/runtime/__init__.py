@@ -1,1 +1,1 @@
-"""Executable memory, calls into it, worker threads, and native timing."""
+"""Calls into machine code, worker threads, and native timing."""

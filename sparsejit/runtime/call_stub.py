@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory, builtin, python_function
+from sparsejit.native.executable_memory import ExecutableMemory, builtin, python_function
 from sparsejit.runtime.python_objects import (
     ALIGNED,
     ARRAY_DATA,

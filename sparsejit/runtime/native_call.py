@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.array_checks import (
     check_in_place,
     check_outputs,
@@ -27,7 +28,6 @@ from sparsejit.runtime.array_checks import (
 )
 from sparsejit.runtime.call_arrays import address_table, new_workspace
 from sparsejit.runtime.call_stub import call_stub
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import dword, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, rsp, xmm
 

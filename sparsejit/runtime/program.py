@@ -10,8 +10,8 @@ from pathlib import Path
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.machine.target import Target
-from sparsejit.runtime.copying import SharedCode
-from sparsejit.runtime.executable_memory import ExecutableMemory, write_perf_map
+from sparsejit.native.copying import SharedCode
+from sparsejit.native.executable_memory import ExecutableMemory, write_perf_map
 from sparsejit.runtime.tiles import allow_tiles
 from sparsejit.x86.assembler import Assembler, Image
 

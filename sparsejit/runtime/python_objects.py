@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import (
+from sparsejit.native.executable_memory import (
     ExecutableMemory,
     builtin,
     native_field,

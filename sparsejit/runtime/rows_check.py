@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory, builtin
+from sparsejit.native.executable_memory import ExecutableMemory, builtin
 from sparsejit.runtime.python_objects import (
     ALIGNED,
     ARRAY_DATA,

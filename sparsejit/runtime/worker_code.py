@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,

@@ -16,7 +16,7 @@ from sparsejit.asm_templates.shared.location import ByPointer
 from sparsejit.ir.graph import Element, TensorType
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import Edge, GuardedArray
 from sparsejit.x86.assembler import Assembler, Image
 from sparsejit.x86.operands import rbp, rdi

@@ -19,8 +19,8 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.selftest.calling_convention import PATTERNS, UNUSUAL_MXCSR, Checker
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rdi, rdx, rsi, tmm

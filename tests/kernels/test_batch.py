@@ -21,8 +21,8 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 
 RUNNABLE = runnable(MATMUL_TEMPLATES)

@@ -14,7 +14,7 @@ from sparsejit.errors import CompileError
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, rms_norm, softmax
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import EDGES
 from sparsejit.selftest.calling_convention import PATTERNS, Checker
 

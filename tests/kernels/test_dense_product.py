@@ -22,7 +22,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, Checker
 from sparsejit.x86.assembler import Assembler, Image
 from sparsejit.x86.operands import Memory, rdi, rdx, rsi

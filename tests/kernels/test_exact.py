@@ -15,9 +15,9 @@ from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.plan import plan
-from sparsejit.runtime.executable_memory import ExecutableMemory
 
 FLOAT_ROWS = [row for row in MATVEC_TEMPLATES if row.dtype is not DType.INT8]
 EVERY_FAMILY = [

@@ -19,7 +19,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, Elementwise, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rcx, xmm
 

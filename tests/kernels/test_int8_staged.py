@@ -12,7 +12,7 @@ from sparsejit.asm_templates.gather.int8_staged_layout import SLOTS, StagedGroup
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 
 SHAPES = [(1, 1), (40, 70), (256, 300), (300, 1024)]
 

@@ -10,7 +10,7 @@ import sparsejit
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 
 WEIGHTS = scattered((56, 72), 0.05)
 X = np.random.default_rng(0).standard_normal(72).astype(np.float32)

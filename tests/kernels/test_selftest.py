@@ -16,7 +16,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.selftest import trials
 from sparsejit.selftest.cases import AWKWARD_SIZES, Case, derive, levels
 from sparsejit.selftest.examination import (

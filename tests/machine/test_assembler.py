@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler, Image, Line, line
 from sparsejit.x86.operands import (
     Literal,

@@ -9,7 +9,7 @@ from iced_x86 import Mnemonic
 
 import sparsejit
 from sparsejit.machine.target import Target
-from sparsejit.runtime.executable_memory import ExecutableMemory
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import dword, r8, rax, rdi
 from sparsejit.x86.placement import JUMP_BYTES, PAGE_BYTES, Placement

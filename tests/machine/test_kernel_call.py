@@ -11,8 +11,8 @@ from copying_model import Subclass
 
 import sparsejit
 from sparsejit.errors import InvalidInput
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import call_stub
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.python_objects import ArrayType
 
 SIZE = 24

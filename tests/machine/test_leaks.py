@@ -16,7 +16,7 @@ PREPARED = """
     import sparsejit
     from sparsejit.machine.core import SharingPrices
     from sparsejit.planner import sharing
-    from sparsejit.runtime.executable_memory import ExecutableMemory
+    from sparsejit.native.executable_memory import ExecutableMemory
 
     sharing.sharing_prices = lambda target: SharingPrices(0.0, 1e9)  # small layers are shared too
     weights = np.random.default_rng(0).standard_normal((48, 16))

@@ -14,8 +14,8 @@ import pytest
 import sparsejit
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.runtime import executable_memory
-from sparsejit.runtime.executable_memory import PAGE_BYTES, ExecutableMemory, write_perf_map
+from sparsejit.native import executable_memory
+from sparsejit.native.executable_memory import PAGE_BYTES, ExecutableMemory, write_perf_map
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rdi, rsi
 

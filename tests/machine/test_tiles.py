@@ -22,8 +22,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.machine import cpuid, target
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import program, tiles
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.x86.assembler import Assembler, Image
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rdx, rsi
 

@@ -19,8 +19,8 @@ from test_calling_convention import PATTERNS, STATUS_FLAGS, UNUSUAL_MXCSR, call_
 import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import worker_code
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.worker_code import PARKED, SLEEP, mailbox_at
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler

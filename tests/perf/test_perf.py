@@ -15,6 +15,7 @@ from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.ir.sparse_matrix import LANE16
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.perf import history, kernels
 from sparsejit.perf.machine import MachineLimits, machine_limits
 from sparsejit.perf.peers import peers
@@ -22,7 +23,6 @@ from sparsejit.perf.peers.peers import peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, Problem, problems_named
 from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.runtime import native_timing
-from sparsejit.runtime.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import (
     Timing,
     call_native,

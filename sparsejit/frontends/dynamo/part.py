@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.frontends.dynamo.notices import described, say_once
 from sparsejit.frontends.dynamo.part_graphs import CompilePart, NotWorth, PartGraphs
 from sparsejit.frontends.dynamo.sizes import symbols_of
-from sparsejit.runtime.copying import SharedCode
+from sparsejit.native.copying import SharedCode
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

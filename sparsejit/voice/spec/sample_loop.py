@@ -11,10 +11,10 @@ from sparsejit.lowering.model import lower_model, without_code
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
+from sparsejit.native.copying import SharedCode
 from sparsejit.passes.default import run_passes
 from sparsejit.planner.plan import Plan
 from sparsejit.runtime.call_arrays import aligned_copy
-from sparsejit.runtime.copying import SharedCode
 from sparsejit.runtime.program import Program
 from sparsejit.voice.spec.sample_graph import SampleGraph
 

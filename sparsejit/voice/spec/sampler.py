@@ -9,8 +9,8 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array
 from sparsejit.lowering.loop import Role
+from sparsejit.native.copying import NotCopied
 from sparsejit.runtime.call_arrays import new_workspace
-from sparsejit.runtime.copying import NotCopied
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.spec.loop_arrays import LoopArrays
 from sparsejit.voice.spec.sample_loop import SampleLoop

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.runtime.copying import NotCopied, SharedCode
+from sparsejit.native.copying import NotCopied, SharedCode
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
