@@ -3,7 +3,7 @@
 Straight-line kernels consist of the same few instructions thousands of times over with other
 numbers in them. `Assembler.stamp` writes such a run in one go: it takes the lines of the loop
 body that a person would write, with arrays where the numbers differ, and lays row after row into
-the buffer with numpy (0.02 us an instruction). `emit` writes a single instruction.
+the buffer by a native routine (`stamping`). `emit` writes a single instruction.
 
 Literals (weights, indices, constants) form a pool that follows the code, 64-byte aligned, in the
 same memory; they are addressed relative to the instruction pointer, or through a base register
@@ -23,7 +23,7 @@ from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
 from sparsejit.x86.encoder import form_for, instruction_sets
 from sparsejit.x86.forms import Form, Key
-from sparsejit.x86.instructions import column, encoded, fields_of, form_of
+from sparsejit.x86.instructions import encoded, fields_of, form_of
 from sparsejit.x86.operands import (
     Here,
     Literal,
@@ -34,7 +34,7 @@ from sparsejit.x86.operands import (
     pick,
 )
 from sparsejit.x86.placement import JUMP_BYTES, Placement
-from sparsejit.x86.stamping import Order, row_lengths, with_gaps
+from sparsejit.x86.stamping import StampedLine, row_lengths, stamped, with_gaps
 
 POOL_ALIGNMENT = 64  # a cache line
 _ASKING_BYTES = 7
@@ -218,40 +218,44 @@ class Assembler:
 
         A jump in a line goes to the instruction behind it; `jump` is for those that go elsewhere.
         """
-        if count == 0:
-            return
+        lines = [item for item in lines if _is_anywhere(item, count)]
         forms = [form_of(item.mnemonic, item.operands) for item in lines]
-        present = [_present(item, count) for item in lines]
-        if self._ask_ahead:
-            asking = _asking(count, forms, present, self._ask_ahead)
-            lines, forms = [asking, *lines], [form_of(asking.mnemonic, asking.operands), *forms]
-            present = [asking.when, *present]
-        lengths = [form.length for form in forms]
-        order = Order.of(count, lengths, present)
-        places = [order.places(number) for number in range(len(lines))]
-        words = np.zeros((max(form.words for form in forms), len(order)), np.uint64)
-        for item, form, own in zip(lines, forms, places, strict=True):
-            made = form.stamp(len(own), *fields_of(item.operands, order.rows[own]))
-            words[: form.words, own] = made
-        code = order.bytes_of(words)
+        if self._ask_ahead and lines:
+            asking = _asking(count, forms, [item.when for item in lines], self._ask_ahead)
+            if _is_anywhere(asking, count):
+                lines = [asking, *lines]
+                forms = [form_of(asking.mnemonic, asking.operands), *forms]
+        if not lines:
+            return
+        code, starts = stamped(count, [*map(self._stamped, lines, forms)])
+        gaps = np.zeros(count, np.int64)
         if self._placement is not None:
-            code, order = self._spread(code, order, row_lengths(count, lengths, present))
-        for item, form, own in zip(lines, forms, places, strict=True):
+            lengths = row_lengths(count, [f.length for f in forms], [i.when for i in lines])
+            gaps = self._gaps(lengths)
+            code = self._spread(code, gaps, lengths)
+        before = len(self._code) + np.cumsum(gaps)
+        for item, form, own in zip(lines, forms, starts, strict=True):
+            self._forms.add(form)
             if len(own):
-                self._record(item, form, order.rows[own], order.starts[own] + len(self._code))
+                rows = np.arange(count) if item.when is None else np.flatnonzero(item.when)
+                self._record(item, form, rows, own + before[rows])
         self._code.extend(code.data)
 
+    def _stamped(self, item: Line, form: Form) -> StampedLine:
+        """A line for `stamped`, which says where what reads the pool or is listed begins."""
+        has_starts = self._trace is not None or _literal_of(item) is not None
+        return StampedLine(form, item.when, *fields_of(item.operands), has_starts)
+
     def _spread(
-        self, code: npt.NDArray[np.uint8], order: Order, lengths: _IntArray
-    ) -> tuple[npt.NDArray[np.uint8], Order]:
+        self, code: npt.NDArray[np.uint8], gaps: _IntArray, lengths: _IntArray
+    ) -> npt.NDArray[np.uint8]:
         """The code of rows where they may lie, with jumps over what is left out."""
-        gaps = self._gaps(lengths)
         starts = np.cumsum(gaps + lengths) - lengths - gaps
         spread = with_gaps(code, gaps, lengths, _LEFT_OUT)
         for row in np.flatnonzero(gaps):
             jump = self._jump_over(int(starts[row]), int(gaps[row]))
             spread[starts[row] :][:JUMP_BYTES] = np.frombuffer(jump, np.uint8)
-        return spread, order.moved(gaps)
+        return spread
 
     @contextmanager
     def placed(self, placement: Placement | None) -> Iterator[None]:
@@ -355,10 +359,11 @@ class Assembler:
         self._forms.add(form)
         if self._trace is not None:
             self._trace.append(_StampedRun(item, starts, rows))
-        literal = next((o for o in item.operands if isinstance(o, Literal)), None)
+        literal = _literal_of(item)
         if literal is not None:
-            offsets = np.asarray(column(literal.offset, rows), np.int64)
-            self._fix(form, starts, np.broadcast_to(offsets, rows.shape))
+            offset = literal.offset
+            offsets = np.asarray(offset[rows] if isinstance(offset, np.ndarray) else offset)
+            self._fix(form, starts, np.broadcast_to(offsets.astype(np.int64), rows.shape))
 
     def _fix(self, form: Form, starts: _IntArray, target: _IntArray | Label) -> None:
         self._fixups.append(_Fixup(*form.field_at(starts), target))
@@ -373,13 +378,19 @@ def _asking(
     return line("prefetcht1", Here(distance), when=np.diff(asked, prepend=0) > 0)
 
 
-def _present(item: Line, count: int) -> _Flags | None:
-    """In which rows a line is; None for all."""
-    if item.when is not None and item.when.shape != (count,):
+def _is_anywhere(item: Line, count: int) -> bool:
+    """Whether some row has that line."""
+    if item.when is None:
+        return count > 0
+    if item.when.shape != (count,):
         raise CompileError(
             f"{item.mnemonic}: `when` has shape {item.when.shape}, expected ({count},)"
         )
-    return item.when
+    return bool(item.when.any())
+
+
+def _literal_of(item: Line) -> Literal | None:
+    return next((o for o in item.operands if isinstance(o, Literal)), None)
 
 
 def _position_of(label: Label) -> int:

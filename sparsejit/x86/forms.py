@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 
-Words = npt.NDArray[np.uint64]
-
 Position = TypeVar("Position", int, npt.NDArray[np.int64])
 
 
@@ -36,9 +34,15 @@ class Hole(NamedTuple):
 
     def fits_one(self, value: int) -> bool:
         """Whether a single number fits."""
-        scaled, rest = divmod(value, self.unit)
+        least, most = self.bounds
+        return value % self.unit == 0 and least <= value <= most
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least number that fits, and the most; what fills a word may be any."""
         bound = 1 << (8 * self.size - 1)
-        return not rest and -bound <= scaled < (bound if self.signed else 2 * bound)
+        most = bound if self.signed or self.size == 8 else 2 * bound
+        return -bound * self.unit, (most - 1) * self.unit
 
 
 # What makes a form: mnemonic, one signature per operand, bytes of displacement (0: no memory).
@@ -71,7 +75,7 @@ class Form:
         return int.from_bytes(self.template.tobytes(), "little"), tables
 
     def encode(self, registers: Sequence[int], displacement: int = 0, immediate: int = 0) -> bytes:
-        """One instruction: what `stamp` gives for a count of one, in a tenth of the time."""
+        """One instruction."""
         word, tables = self._as_integers
         for table, number in zip(tables, registers, strict=True):
             word ^= table[number]
@@ -80,61 +84,19 @@ class Form:
             if hole is None:
                 continue
             if hole.size < 8 and not hole.fits_one(value):
-                raise _too_wide(hole, value, value)
+                raise too_wide(hole, value, value)
             field = (value // hole.unit) & ((1 << 8 * hole.size) - 1)
             code[hole.at : hole.at + hole.size] = field.to_bytes(hole.size, "little")
         return bytes(code)
 
     @cached_property
-    def _as_words(self) -> tuple[Words, list[Words]]:
-        """Template, zeros in its holes, and XOR tables (words, 32), as words of eight bytes."""
-        whole, tables = self._as_integers
-        for hole in (self.displacement, self.immediate):
-            if hole is not None:
-                whole &= ~(((1 << 8 * hole.size) - 1) << 8 * hole.at)
-        return self._cut([whole]), [self._cut(table) for table in tables]
-
-    def _cut(self, integers: Sequence[int]) -> Words:
-        """As (words, len(integers))."""
-        shifts = range(0, 64 * self.words, 64)
-        return np.array([[whole >> s & 2**64 - 1 for whole in integers] for s in shifts], np.uint64)
-
-    @property
-    def words(self) -> int:
-        """How many words of eight bytes hold an instruction."""
-        return -(-self.length // 8)
-
-    def stamp(
-        self,
-        count: int,
-        registers: Sequence[npt.NDArray[np.int64] | int],
-        displacement: npt.NDArray[np.int64] | int = 0,
-        immediate: npt.NDArray[np.int64] | int = 0,
-    ) -> Words:
-        """`count` instructions as (words, count) little-endian words, zeros behind each."""
-        template, tables = self._as_words
-        code = np.repeat(template, count, axis=1)
-        for table, numbers in zip(tables, registers, strict=True):
-            for word, masks in zip(code, table, strict=True):
-                word ^= masks[numbers]
-        for hole, values in ((self.displacement, displacement), (self.immediate, immediate)):
-            if hole is not None:
-                _fill(code, hole, values)
-        return code
+    def wide_tables(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """The XOR tables with zeros behind each row, (32, 16)."""
+        return tuple(np.pad(table, ((0, 0), (0, 16 - self.length))) for table in self.registers)
 
 
-def _fill(code: Words, hole: Hole, values: npt.NDArray[np.int64] | int) -> None:
-    column = np.asarray(values, np.int64)
-    if not hole.fits(column.reshape(-1)):
-        raise _too_wide(hole, int(column.min()), int(column.max()))
-    field = (column // hole.unit).view(np.uint64) & np.uint64((1 << 8 * hole.size) - 1)
-    number, at = divmod(hole.at, 8)
-    code[number] |= field << np.uint64(8 * at)
-    if at + hole.size > 8:
-        code[number + 1] |= field >> np.uint64(8 * (8 - at))
-
-
-def _too_wide(hole: Hole, least: int, most: int) -> CompileError:
+def too_wide(hole: Hole, least: int, most: int) -> CompileError:
+    """For numbers from `least` to `most`."""
     return CompileError(
         f"a displacement or immediate in {least}..{most} does not fit {hole.size} bytes in units "
         f"of {hole.unit}; split the code or use a nearer base"

@@ -72,18 +72,22 @@ def _distance(operands: Operands) -> int:
 
 
 def fields_of(
-    operands: Operands, rows: _IntArray
+    operands: Operands,
 ) -> tuple[list[_IntArray | int], _IntArray | int, _IntArray | int]:
-    """Vector register numbers, displacement and immediate of an instruction in these rows."""
+    """Vector register numbers, displacement and immediate of an instruction, or those of rows."""
     registers = [
-        column(o.number, rows)
+        _number(o.number)
         for o in operands
         if isinstance(o, Register) and is_vector(o)
     ]
     memory = _memory_of(operands)
-    displacement = _distance(operands) if memory is None else column(memory.displacement, rows)
+    displacement = _distance(operands) if memory is None else _number(memory.displacement)
     immediates = [o for o in operands if isinstance(o, int | np.ndarray | np.integer)]
-    return registers, displacement, column(immediates[0], rows) if immediates else 0
+    return registers, displacement, _number(immediates[0]) if immediates else 0
+
+
+def _number(number: Any) -> _IntArray | int:
+    return number if isinstance(number, np.ndarray) else int(number)
 
 
 def _numbers_of(operands: Operands) -> tuple[list[int], int, int]:

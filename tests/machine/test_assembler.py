@@ -1,6 +1,7 @@
 """Stamping, labels, the literal pool and the listing."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,41 @@ def test_code_asks_for_what_lies_ahead_once_a_cache_line(
         assert max(np.diff(found), default=0) < 2 * 64
     else:
         assert not found
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (line("vaddps", zmm(np.array([0, 32, 1])), zmm(1), zmm(2)), r"not in 0\.\.31"),
+        (line("vaddps", zmm(np.array([0, -1, 1])), zmm(1), zmm(2)), r"not in 0\.\.31"),
+        (line("vaddps", zmm(np.array([0, 1])), zmm(1), zmm(2)), r"shape \(2,\), expected \(3,\)"),
+        (line("vmovups", zmm(1), Memory(rdi, np.array([0, 2**32, 0]))), "4294967296.*4 bytes"),
+        (line("mov", dword(rax), np.array([0, 2**32, 0])), "4294967296.*4 bytes"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(item: Line, words: str) -> None:
+    with pytest.raises(CompileError, match=words):
+        Assembler(TARGET).stamp(3, [line("nop"), item])
+
+
+def test_numbers_of_rows_that_are_left_out_may_be_anything() -> None:
+    asm, present = Assembler(TARGET), np.array([True, False, True])
+    asm.stamp(3, [line("mov", dword(rax), np.array([1, 2**40, 2]), when=present)])
+    assert [str(each) for each in decode(code_of(asm.finish()))] == ["mov eax,1", "mov eax,2"]
+
+
+def test_threads_stamp_at_once() -> None:
+    """The routine that writes rows runs without the interpreter lock."""
+
+    def code(seed: int) -> bytes:
+        asm = Assembler(TARGET)
+        asm.literal(np.zeros(2000, np.float32))
+        for part in range(20):
+            asm.stamp(500, rows_of(seed + part, 500, near=False))
+        return asm.finish().data
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(code, range(8))) == [code(seed) for seed in range(8)]
 
 
 def test_a_displacement_beyond_32_bits_is_refused() -> None:

@@ -56,6 +56,7 @@ from sparsejit.x86.operands import (
     ymm,
     zmm,
 )
+from sparsejit.x86.stamping import ROUTINE, StampedLine, assembled, stamped
 
 # instruction -> bytes, as LLVM's assembler writes them (llvm-mc 19, VEX in its three-byte form).
 # The last group differs from it in length alone: prefixes and immediates here never shrink.
@@ -257,10 +258,25 @@ def check_form(
         for o in operands
     )
     registers = [o.number for o in random if isinstance(o, Register) and is_vector(o)]
-    words = form.stamp(COPIES, registers, displacements, immediates)
-    code = np.ascontiguousarray(words.T).view(np.uint8)[:, : form.length]
+    numbers = registers, displacements, immediates
+    code, _ = stamped(COPIES, [StampedLine(form, None, *numbers, has_starts=False)])
     for row, found in enumerate(decode(code.tobytes())):
         assert_instruction(found, mnemonic, random, row)
+
+
+# As the disassembler names them.
+JUMPS = {"jz": {"je"}, "jnz": {"jne"}, "ja": {"ja"}, "jb": {"jb"}, "jl": {"jl"}, "jg": {"jg"}}
+
+
+def test_the_routine_that_stamps_decodes_to_itself() -> None:
+    written = [item for item in ROUTINE if not isinstance(item, str)]
+    found = decode(assembled(ROUTINE))
+    assert len(found) == len(written)
+    for instruction, (mnemonic, *operands) in zip(found, written, strict=True):
+        if operands and isinstance(operands[0], assembler.Relative):
+            assert str(instruction).split()[0] in JUMPS[mnemonic]
+        else:
+            assert_instruction(instruction, mnemonic, tuple(operands))
 
 
 def random_fields(generator: np.random.Generator, form: Form) -> tuple[np.ndarray, np.ndarray]:
