@@ -53,6 +53,8 @@ class BatchPrices:
     spreading: by level, products whose place a weight takes that comes by a shared load.
     late_inputs, late_stores: how many times as long as L2's rate says what is read, and what is
         written, takes beside the products, where x and y exceed L1.
+    from_memory: cycles a byte of code and weights of panels that come from memory takes beside the
+        products: it drives x from L2 on its way.
     windows: how many times as long as those of panels products of windows over a padded image
         take, whose vectors lie across lines.
     """
@@ -73,6 +75,7 @@ class BatchPrices:
     l3_code: float = 1.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
+    from_memory: float = 0.3
     windows: float = 1.4
 
 

@@ -173,6 +173,8 @@ def _panels(counts: BatchCounts) -> Cost:
     arriving = panels * _arriving(counts, at_once)
     hidden = core.unhidden * min(computing, arriving)
     cycles = max(computing, arriving) + hidden + panels * _copying(counts)
+    if code_level == "memory":
+        cycles += prices.from_memory * (code_bytes + 4 * nnz)
     bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
