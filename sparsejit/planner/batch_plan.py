@@ -24,6 +24,8 @@ from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
 
+_MANY_COLUMNS, _MANY_ROWS = 64, 64
+
 
 def batch_strategies() -> tuple[str, ...]:
     """The names `strategy=` accepts for a batch."""
@@ -45,13 +47,25 @@ def plan_batch(
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
+    left_out = {"mixed"} if alike else set()
+    if strategy == AUTO and _outnumbers_rows(spec):
+        left_out.add("rows")
     possible = (
         row
         for row in MATMUL_TEMPLATES
-        if _is_possible(row, spec, target) and not (alike and row.family == "mixed")
+        if _is_possible(row, spec, target) and row.family not in left_out
     )
     job = Job(spec, matrix, target, price_batch)
     return choose(job, possible, strategy, batch_strategies(), exact)
+
+
+def _outnumbers_rows(spec: MatMul) -> bool:
+    """Whether no kernel repeated by the column can win: none did in 252 layers (planner.jsonl).
+
+    int8's do. Counting what such a kernel does takes longer than all else of a plan.
+    """
+    is_float = spec.dtype is not DType.INT8
+    return is_float and spec.batch >= _MANY_COLUMNS and spec.out_features >= _MANY_ROWS
 
 
 def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
