@@ -228,17 +228,17 @@ class Assembler:
         if not lines:
             return
         code, starts = stamped(count, [*map(self._stamped, lines, forms)])
-        gaps = np.zeros(count, np.int64)
+        moved = None
         if self._placement is not None:
             lengths = row_lengths(count, [f.length for f in forms], [i.when for i in lines])
             gaps = self._gaps(lengths)
-            code = self._spread(code, gaps, lengths)
-        before = len(self._code) + np.cumsum(gaps)
+            code, moved = self._spread(code, gaps, lengths), np.cumsum(gaps)
         for item, form, own in zip(lines, forms, starts, strict=True):
             self._forms.add(form)
             if len(own):
                 rows = np.arange(count) if item.when is None else np.flatnonzero(item.when)
-                self._record(item, form, rows, own + before[rows])
+                own += len(self._code) if moved is None else len(self._code) + moved[rows]
+                self._record(item, form, rows, own)
         self._code.extend(code.data)
 
     def _stamped(self, item: Line, form: Form) -> StampedLine:

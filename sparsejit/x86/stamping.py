@@ -217,7 +217,7 @@ def _values(values: npt.NDArray[Any], count: int, held: list[object], dtype: Any
 
 
 def _address(array: npt.NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
+    return int(array.ctypes.data)
 
 
 @cache
