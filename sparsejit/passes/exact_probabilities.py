@@ -4,8 +4,8 @@
     return reshape(p)            ->   p = reciprocal(add(e, 1))
                                       return reshape(p)
 
-Within a model sigmoid is right to 5e-7, in the end of a product for hardly anything. A probability
-of 1e-4 is read by itself, or compared: only so much of it would be right.
+Within a model sigmoid may be right to 5e-7 only, in the end of a product for hardly anything. A
+probability of 1e-4 is read by itself, or compared: only so much of it would be right.
 """
 
 import numpy as np

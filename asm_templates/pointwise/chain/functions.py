@@ -98,6 +98,14 @@ def _activation(activation: Activation) -> InPlace:
     return emit
 
 
+def _sigmoid(asm: Assembler, registers: list[Register], scratch: list[Register]) -> None:
+    """By exp, right to the last places, for a tenth more; with AVX2 it would take 1.8 times."""
+    if is_wide(asm):
+        transcendental.sigmoid(asm, registers, scratch)
+    else:
+        apply_activation(asm, Activation.SIGMOID, registers, scratch)
+
+
 def _fma(asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]) -> None:
     a, b, c = args
     if same(d, b):
@@ -176,7 +184,7 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "log": _in_place(transcendental.log, _LOG_SCRATCH),
     "log1p": _in_place(transcendental.log1p, _LOG_SCRATCH + 1),
     "tanh": _in_place(_activation(Activation.TANH), SCRATCH_PER_VECTOR),
-    "sigmoid": _in_place(_activation(Activation.SIGMOID), SCRATCH_PER_VECTOR),
+    "sigmoid": _in_place(_sigmoid, SCRATCH_PER_VECTOR),
     "erf": _in_place(transcendental.erf, 3),
     "sin": _in_place(transcendental.sin, 3),
     "cos": _in_place(transcendental.cos, 3),

@@ -97,6 +97,16 @@ def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
     _scaled_exp(asm, x, n, p, spare)
 
 
+def sigmoid(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """1 / (1 + exp(-x)): right to the last places where it is small, too."""
+    spare = scratch[-1]
+    _with(asm, "vmulps", x, x, -1.0, spare)
+    exp(asm, x, scratch)
+    _with(asm, "vaddps", x, x, 1.0, spare)
+    for register in x:
+        asm.emit("vdivps", register, spare, register)
+
+
 def exp2(asm: Assembler, x: Registers, scratch: Registers) -> None:
     """2^n p((x - n) ln 2): as `exp`, and exact where x is whole."""
     (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
