@@ -11,7 +11,7 @@ from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.planner.batch_plan import price_batch
+from sparsejit.planner.batch_plan import plan_batch, price_batch
 
 GOLDEN_COVE = core_named("golden_cove")
 
@@ -78,6 +78,49 @@ def test_code_that_nearly_fills_l2_comes_from_l3_in_part() -> None:
     assert half == pytest.approx(103_000, rel=0.2)
     assert most == pytest.approx(238_000, rel=0.2)
     assert half > 1.1 * cycles("panels", (1024, 512), 0.2, on=UNSHARED)
+
+
+@pytest.mark.parametrize("name", ["zen4", "zen5", "golden_cove"])
+def test_panels_from_memory_drive_x_from_l2(name: str) -> None:
+    """What comes from L3 drives out nothing that was counted."""
+    core = core_named(name)
+    plain = replace(core, batch=replace(core.batch, from_memory=0.0))
+    dearer = {
+        between: cycles("panels", (768, 768), 0.1, batch=128, on=replace(target(core=core), **at))
+        - cycles("panels", (768, 768), 0.1, batch=128, on=replace(target(core=plain), **at))
+        for between in (0, 4 << 20, 1 << 30)
+        for at in ({"between_bytes": between, "l3_bytes": 32 << 20},)
+    }
+    assert dearer[0] == dearer[4 << 20] == 0.0
+    a_megabyte = core.batch.from_memory * (1 << 20)
+    assert 0.5 * a_megabyte < dearer[1 << 30] < 2 * a_megabyte
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
+def test_layers_of_a_large_model_are_data_on_zen_4(shape: tuple[int, int]) -> None:
+    """BERT-base at 128 tokens is faster so, and panels are where a layer is alone."""
+    weights = (np.random.default_rng(1).random(shape) < 0.1).astype(np.float32)
+    spec, matrix = MatMul(MatVec(*shape), 128, Layout.FEATURE_MAJOR), SparseMatrix(weights)
+    alone = replace(target(core=core_named("zen4")), l2_bytes=1 << 20, l3_bytes=32 << 20)
+    among = replace(alone, between_bytes=100 << 20)
+    assert plan_batch(spec, matrix, among).chosen.template.family == "csr"
+    if shape == (768, 768):
+        assert plan_batch(spec, matrix, alone).chosen.template.family == "panels"
+
+
+def test_what_never_wins_a_large_batch_is_made_only_when_asked_for() -> None:
+    """Kernels repeated by the column; int8's may win."""
+    matrix = SparseMatrix(np.eye(64, dtype=np.float32))
+
+    def families(batch: int, dtype: DType, strategy: str = "auto") -> set[str]:
+        spec = MatMul(MatVec(64, 64, dtype=dtype), batch)
+        found = plan_batch(spec, matrix, target(), strategy).candidates
+        return {candidate.template.family for candidate in found}
+
+    assert "rows" not in families(64, DType.FLOAT32)
+    assert "rows" in families(63, DType.FLOAT32)
+    assert "rows" in families(64, DType.INT8)
+    assert "rows" in families(64, DType.FLOAT32, "rows")
 
 
 def test_a_repeated_kernel_that_nearly_fills_l2_comes_from_l3_in_part() -> None:
