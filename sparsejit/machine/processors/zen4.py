@@ -63,7 +63,8 @@ ZEN4 = Core(
     unhidden=ZEN5.unhidden,
     code_rates=ZEN5.code_rates,
     data_rates=ZEN5.data_rates,
-    # In BERT-base at 128 columns: 768x768 0.2, 3072x768 0.25 and 768x3072 0.4 more than warm.
+    # In BERT-base at 128 columns: 768x768 0.2 more than warm; 3072x768 and 768x3072 0.25 and 0.4
+    # more than four times that warm.
     batch=replace(ZEN5.batch, loads=1.0, products=1.0, from_memory=0.3),
     csr={
         (isa, kind): _in_halves(prices, _FLOATS_FACTOR if kind == "floats" else _WIDE_FACTOR)
