@@ -53,7 +53,9 @@ class TensorType:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for sizes that no memory holds."""
-        if min(self.shape, default=0) < 0 or self.bytes > MOST_BYTES:
+        # numpy refuses an empty tensor too, if its other axes alone would be too large.
+        bytes_ = prod(max(length, 1) for length in self.shape) * self.element.bytes
+        if min(self.shape, default=0) < 0 or bytes_ > MOST_BYTES:
             raise InvalidInput(
                 f"a tensor of sizes {list(self.shape)}; give sizes from 0 on, which take at most "
                 f"{MOST_BYTES >> 40} TiB"

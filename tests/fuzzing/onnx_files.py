@@ -124,7 +124,8 @@ def _wanted(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = graph.evaluate(inputs)
-        try:
+        try:  # what numpy calls invalid, as infinity in whole numbers, has no right result
+            np.seterr(invalid="raise")
             theirs = ReferenceEvaluator(case.model).run(None, _as_declared(case.model, names))
         except Exception:  # of whatever type its operator raises
             return wanted

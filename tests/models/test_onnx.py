@@ -245,6 +245,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     broken.write_bytes(b"no model at all")
     with pytest.raises(DamagedFile, match="not a valid ONNX model"):
         sparsejit.compile(str(broken))
+    named = graph_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (3,)}, {}, 20, 1)
+    named.graph.name = "the name"
+    broken.write_bytes(named.SerializeToString().replace(b"the name", b"\xe1\xe1e name"))
+    with pytest.raises(DamagedFile, match="not a valid ONNX model"):
+        sparsejit.compile(broken)
     old = graph_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (3,)}, {}, 6, 1)
     with pytest.raises(InvalidInput, match=r"opset 6; sparsejit reads 7 to .*: export it again"):
         sparsejit.compile(old)

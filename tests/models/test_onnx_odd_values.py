@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from onnx import ModelProto, helper
+from onnx import ModelProto, NodeProto, helper
 from onnx.numpy_helper import from_array
 
 import sparsejit
-from sparsejit.errors import SparseJitError, UnsupportedOperator
+from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 
 FLOATS = np.array([[-2.0, 0.5, 3.0]], np.float32)
@@ -52,6 +52,13 @@ class OddNode:
 def _declared(name: str, array: np.ndarray) -> Any:
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, kind, array.shape)
+
+
+def _model_of(nodes: list[NodeProto], x: Any, known: dict[str, Any], y: Any) -> ModelProto:
+    """Nodes that compute y of x and of what is known."""
+    held = [from_array(np.asarray(array), name) for name, array in known.items()]
+    graph = helper.make_graph(nodes, "odd", [_declared("x", x)], [_declared("y", y)], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
 
 
 def _reduced(name: str, wanted: Any) -> OddNode:
@@ -156,9 +163,7 @@ def test_norms_of_no_elements_are_empty() -> None:
     ]
     known = {"first": [0], "last": [-1], "w": np.ones(2, np.float32)}
     x, y = np.ones((1, 2, 3), np.float32), np.ones((1, 2, 0), np.float32)
-    held = [from_array(np.asarray(array), name) for name, array in known.items()]
-    graph = helper.make_graph(nodes, "odd", [_declared("x", x)], [_declared("y", y)], held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
+    model = _model_of(nodes, x, known, y)
     (found,) = import_onnx(model, free_batch=False).graph().evaluate([x])
     assert found.shape == y.shape
 
@@ -183,18 +188,42 @@ def test_results_of_open_size_are_folded_or_refused_by_name() -> None:
             import_onnx(node.model())
 
 
-def test_turns_of_a_loop_that_are_no_number_are_refused() -> None:
-    truth = helper.make_node("Identity", ["go on"], ["still"])
-    inputs = [_declared("turn", np.asarray(0)), _declared("go on", np.asarray(True))]
-    body = helper.make_graph([truth], "body", inputs, [_declared("still", np.asarray(True))])
-    node = helper.make_node("Loop", ["turns", ""], [], body=body)
-    keep = helper.make_node("Identity", ["x"], ["y"])
-    held = [from_array(np.array([2, 3]), "turns")]
-    x = _declared("x", FLOATS)
-    graph = helper.make_graph([node, keep], "odd", [x], [_declared("y", FLOATS)], held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
-    with pytest.raises(SparseJitError):
-        import_onnx(model)
+@pytest.mark.parametrize("turns", [np.array([2, 3]), np.float32(0.5), np.float32(1.0)])
+def test_turns_of_a_loop_that_are_no_whole_number_are_refused(turns: Any) -> None:
+    nodes = [
+        helper.make_node("Identity", ["go on"], ["still"]),
+        helper.make_node("Relu", ["carried"], ["next"]),
+    ]
+    known = {"turn": np.asarray(0), "go on": np.asarray(True), "carried": FLOATS}
+    inputs = [_declared(*pair) for pair in known.items()]
+    outputs = [_declared("still", np.asarray(True)), _declared("next", FLOATS)]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    loop = helper.make_node("Loop", ["turns", "", "x"], ["y"], body=body)
+    with pytest.raises(UnsupportedOperator, match=r"Loop \(does not turn a known number of times"):
+        import_onnx(_model_of([loop], FLOATS, {"turns": turns}, FLOATS))
+
+
+def test_a_slice_whose_numbers_do_not_fit_is_refused() -> None:
+    empty = np.zeros((2, 0), np.float32)
+    steps = np.zeros(1 << 20, np.int64)  # so many are not told to the onnx package
+    node = OddNode("Slice", [empty, [1], [2], [1], steps], empty)
+    with pytest.raises(UnsupportedOperator, match=r"Slice \(its starts, ends, axes and steps"):
+        import_onnx(node.model())
+
+
+def test_an_empty_tensor_of_a_vast_axis_is_refused() -> None:
+    node = OddNode("Tile", [NO_FLOATS.reshape(1, 0), [2**62, 1]], FLOATS)
+    with pytest.raises(UnsupportedOperator, match="4611686018427387904"):
+        import_onnx(node.model())
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "NOTSET"])
+def test_a_convolution_of_other_axes_than_its_weights_is_refused(auto_pad: str) -> None:
+    """The onnx package's inference of shapes believes kernel_shape."""
+    attributes = {"auto_pad": auto_pad, "kernel_shape": [2, 2]}
+    node = OddNode("Conv", [RAMP[None], np.ones((2, 1, 0), np.float32)], FLOATS, attributes)
+    with pytest.raises(UnsupportedOperator, match=r"Conv \(of sizes"):
+        import_onnx(node.model())
 
 
 def test_a_vast_size_is_refused_by_name() -> None:

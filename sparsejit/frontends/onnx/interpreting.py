@@ -214,12 +214,13 @@ class NodeInterpreter:
     ) -> Sequence[Operand]:
         """The turns of a Loop one after the other, where their number is known now."""
         turns, condition, *carried = operands
-        most = turns.item() if isinstance(turns, np.ndarray) and turns.size == 1 else None
+        is_number = isinstance(turns, np.ndarray) and turns.size == 1 and turns.dtype.kind == "i"
+        most = int(np.asarray(turns).item()) if is_number else None
         if most is None or most > _MOST_TURNS:
             raise Unmapped(f"does not turn a known number of times, at most {_MOST_TURNS}")
         body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
         scanned: list[Sequence[Operand]] = []
-        for turn in range(int(most)):
+        for turn in range(most):
             if isinstance(condition, np.ndarray) and not condition.all():
                 break
             self._turns += 1

@@ -55,6 +55,7 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
     try:
         model = onnx.load(str(source)) if isinstance(source, str | Path) else source
         onnx.checker.check_model(model)
+        _read_text(model)
         model = _converted(model, name)
         return inline_local_functions(model) if len(model.functions) else model
     except FileNotFoundError as error:
@@ -66,6 +67,21 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
         raise DamagedFile(
             f"{name} is not a valid ONNX model ({reason}); export it again"
         ) from error
+
+
+def _read_text(message: Any) -> None:
+    """Raise UnicodeDecodeError where a name is no text, which protobuf gives as bytes.
+
+    Tensors are left out: their data would be copied.
+    """
+    for field, value in message.ListFields():
+        each_value = list(value) if isinstance(value, Sequence) and field.is_repeated else [value]
+        if field.type == field.TYPE_STRING:
+            for each in each_value:
+                _ = each.decode() if isinstance(each, bytes) else each
+        elif field.message_type is not None and field.message_type.name != "TensorProto":
+            for each in each_value:
+                _read_text(each)
 
 
 def opset_of(model: ModelProto) -> int:

@@ -26,6 +26,8 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
     mode = call.choice("auto_pad", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
     pads = call.attribute("pads") or [0] * (2 * rank)
     if mode == "NOTSET":
+        if len(pads) != 2 * rank:
+            raise Unmapped(f"pads has {len(pads)} items for {rank} spatial axes")
         return list(zip(pads[:rank], pads[rank:], strict=True))
     if mode == "VALID":
         return [(0, 0)] * rank
@@ -53,6 +55,8 @@ def conv_integer(write: Writer, call: Call) -> Value:
 
 def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     rank = len(weight.shape) - 2
+    if len(x.shape) != len(weight.shape):
+        raise Unmapped(f"of sizes {list(x.shape)} with weights of {list(weight.shape)}")
     widths = _around(call, x.shape[2:], weight.shape[2:])
     even = all(before == after and before >= 0 for before, after in widths)
     if not even:

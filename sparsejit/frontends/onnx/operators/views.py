@@ -88,6 +88,8 @@ def slice_axes(write: Writer, call: Call) -> Value:
     starts, ends = call.numbers(1, "starts"), call.numbers(2, "ends")
     axes = call.numbers(3, "axes") if call.has(3) else range(len(starts))
     steps = call.numbers(4, "steps") if call.has(4) else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise Unmapped("its starts, ends, axes and steps are not alike many, or a step is 0")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step > 0:
             x = views.slice_axis(write, x, axis, start, end, step)
