@@ -79,7 +79,7 @@ def _is_free_of(constant: Value, view: Node) -> bool:
         return False
     if constant.type.size == 1:
         return True
-    is_row = constant.type.size == constant.shape[-1] == view.inputs[0].shape[-1]
+    is_row = set(constant.shape[:-1]) <= {1} and constant.shape[-1] == view.inputs[0].shape[-1]
     if isinstance(view.op, Permute):
         return is_row and view.op.axes[-1] == len(view.op.axes) - 1
     return is_row and view.output.shape[-1] == view.inputs[0].shape[-1]

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
+from ml_dtypes import bfloat16
 from onnx import ModelProto, NodeProto, helper
 from onnx.numpy_helper import from_array
 
@@ -209,6 +210,20 @@ def test_a_slice_whose_numbers_do_not_fit_is_refused() -> None:
     node = OddNode("Slice", [empty, [1], [2], [1], steps], empty)
     with pytest.raises(UnsupportedOperator, match=r"Slice \(its starts, ends, axes and steps"):
         import_onnx(node.model())
+
+
+def test_a_node_that_no_exporter_writes_is_refused_as_such() -> None:
+    few, nothing = FLOATS[0].astype(bfloat16), np.zeros(0, np.float32)
+    node = OddNode("Resize", [few, nothing, nothing, [1, 2]], few, called=0)
+    with pytest.raises(UnsupportedOperator, match=r"Resize \(its operands .* do not fit together"):
+        import_onnx(node.model())
+
+
+def test_numbers_that_are_computed_now_are_returned() -> None:
+    numbers = [np.float32(2), np.float32(3), np.float32(1)]  # of three the package gives no array
+    node = OddNode("Max", numbers, np.float32(3), called=0)
+    (found,) = import_onnx(node.model(), free_batch=False).graph().evaluate([])
+    assert found == 3
 
 
 def test_an_empty_tensor_of_a_vast_axis_is_refused() -> None:

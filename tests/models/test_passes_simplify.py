@@ -155,6 +155,13 @@ def test_views_stay_before_vectors_that_follow_their_axes() -> None:
     assert move_views(graph) is graph
 
 
+def test_a_view_of_no_elements_stays_before_what_broadcasts() -> None:
+    s = Sketch()
+    view = s(Reshape((1, 5, 0, 0)), s.input(5, 1, 0, 0))
+    graph = s.finish(s("div", view, s.constant(np.ones((1, 5, 1, 0)))))
+    assert move_views(graph) is graph
+
+
 def test_layers_over_rows_and_over_batches_need_no_reshapes() -> None:
     s = Sketch()
     y = s(Linear(), s(Reshape((6, 8)), s.input(2, 3, 8)), s.weight(5, 8))

@@ -46,6 +46,7 @@ def computed(
     try:
         if own is not None:
             return [own(*operands, **attributes)]
-        return list(ReferenceEvaluator(node, opsets={"": version_of(node, opset)}).run(None, given))
+        found: Any = ReferenceEvaluator(node, opsets={"": version_of(node, opset)}).run(None, given)
+        return [np.asarray(x) if isinstance(x, np.generic) else x for x in found]
     except Exception as error:  # of whatever type its operator raises
         raise Unmapped(str(error).partition("\n")[0]) from None

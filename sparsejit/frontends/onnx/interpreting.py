@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # Stands for what a missing operator would have made, and for masks and places that none makes.
 ABSENT: Any = object()
+# What a mapping may raise for a node that no exporter writes, and what is then said of it.
+_MISFITS = (ValueError, TypeError, LookupError, ArithmeticError)
+MISFIT = "its operands or attributes do not fit together"
 # More turns of a Loop would make a function too long to compile; of loops in loops, so many in all.
 _MOST_TURNS, _MOST_TURNS_IN_ALL = 256, 4096
 # What nodes make of known operands alone is kept while a model is read: so many bytes in all.
@@ -130,11 +133,17 @@ class NodeInterpreter:
             check_found(results, sizes)
             results = tuple(self._typed(node, number, x) for number, x in enumerate(results))
         except (Unmapped, InvalidInput) as reason:
-            name = operator_of(node)
-            where = Origin(name, source=f"node {node.name or node.output[0]}")
-            self.missing.append(Missing(name, str(reason), where))
-            return [ABSENT] * len(node.output)
+            return self._lacking(node, str(reason))
+        except _MISFITS as error:
+            return self._lacking(node, f"{MISFIT}: {error}")
         return [ABSENT if each is None else each for each in results]
+
+    def _lacking(self, node: NodeProto, reason: str) -> Sequence[Operand]:
+        """Note that this is missing and go on without, to find the others as well."""
+        name = operator_of(node)
+        where = Origin(name, source=f"node {node.name or node.output[0]}")
+        self.missing.append(Missing(name, reason, where))
+        return [ABSENT] * len(node.output)
 
     def _known(
         self,
