@@ -154,3 +154,17 @@ def test_places_that_are_none_are_refused() -> None:
             axis=1,
             reduction="add",
         )
+
+
+def test_updates_that_lie_otherwise_than_their_places_are_refused() -> None:
+    x, updates = np.ones((4, 4, 4), np.float32), np.ones((2, 4, 4), np.float32)
+    places = np.zeros((2, 1, 1), np.int64)
+    with pytest.raises(UnsupportedOperator, match=r"\(2, 4, 4\), not \(2, 1, 4, 4\)"):
+        compiled("ScatterND", {"x": x, "updates": updates}, {"places": places}, 3)
+    with pytest.raises(UnsupportedOperator, match=r"\(2, 4, 4\), not \(4, 4, 2\)"):
+        compiled(
+            "ScatterElements",
+            {"x": x, "updates": updates},
+            {"places": np.zeros((4, 4, 2), np.int64)},
+            3,
+        )
