@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
-from sparsejit.frontends.batch_axis import why_fixed
+from sparsejit.frontends.batch_axis import PROBES, why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
 from sparsejit.frontends.onnx.interpreting import graph_of
 from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
@@ -111,6 +111,7 @@ class ImportedModel:
         self._given = given
         self.input_tree, self.output_tree = given.input_tree, given.output_tree
         self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
+        self._made: dict[int | None, Graph] = {}
         self._example = self._graph(None)  # what is missing is said now
         self._sized: SizedBatch | None = None
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
@@ -127,11 +128,17 @@ class ImportedModel:
         return self._graph(batch) if self._sized is None else self._sized.graph(batch)
 
     def _graph(self, batch: int | None) -> Graph:
+        if batch in self._made:
+            return self._made[batch]
         shapes = {
             name: shape if batch is None else (batch, *shape[1:])
             for name, shape in self._given.shapes.items()
         }
-        return graph_of(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
+        model, opset = self._given.model.graph, self._given.opset
+        made = graph_of(model, opset, shapes, self._given.arrays)
+        if batch not in PROBES:
+            self._made[batch] = made
+        return made
 
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import nesting
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.batch_axis import why_fixed, why_not_alike
+from sparsejit.frontends.batch_axis import PROBES, why_fixed, why_not_alike
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
@@ -25,6 +25,10 @@ from sparsejit.ir.graph import Array, Graph
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+
+
+# Of tensors of a model, by where and how they lie.
+Copies = dict[Any, "torch.Tensor"]
 
 
 def export(
@@ -58,8 +62,9 @@ def export(
         # It was exported as two samples: a model may do otherwise for one, in Python.
         single = traced_again(model, args, kwargs)
         if not exported.batch_is_free:
-            return Exported(single, exported.why_not_free, 1)
-        alone = Exported(single, "the model computes otherwise for one sample", 1)
+            return Exported(single, exported.why_not_free, 1, exported.copies)
+        why_not = "the model computes otherwise for one sample"
+        alone = Exported(single, why_not, 1, exported.copies)
         return alone if why_not_alike(alone.graph(), exported.graph(1)) else exported
 
 
@@ -67,15 +72,22 @@ class Exported:
     """An exported model. `graph(batch)` is its graph for a batch of that size.
 
     `input_tree` is the form of (args, kwargs), `output_tree` that of what the model returns;
-    graphs have the tensors of both, in order.
+    graphs have the tensors of both, in order. `copies` has those that another program of the same
+    model has made of its tensors.
     """
 
     def __init__(
-        self, program: ExportedProgram, why_fixed: str = "", example_batch: int | None = None
+        self,
+        program: ExportedProgram,
+        why_fixed: str = "",
+        example_batch: int | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self._program = functionalised(program)
-        self._constants = _constants(self._program)
+        self.copies: Copies = {} if copies is None else copies
+        self._constants = _constants(self._program, self.copies)
         self._arrays: dict[str, Array] = {}
+        self._made: dict[int | None, Graph] = {}
         signature = self._program.graph_signature
         self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
         # torch.export returns them as outputs, before all others.
@@ -118,11 +130,15 @@ class Exported:
         return graph
 
     def _graph(self, size: int | None) -> Graph:
-        sizes = {} if self._symbol is None or size is None else {self._symbol: size}
-        module = self._program.graph_module
         with ONE_AT_A_TIME:
+            if size in self._made:
+                return self._made[size]
+            sizes = {} if self._symbol is None or size is None else {self._symbol: size}
             known = self._constants, sizes, self._arrays, self._names
-            return graph_of(module, *known, len(self.changed_inputs))
+            made = graph_of(self._program.graph_module, *known, len(self.changed_inputs))
+            if size not in PROBES:
+                self._made[size] = made
+            return made
 
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""
@@ -170,9 +186,8 @@ def _results(program: ExportedProgram) -> list[Any]:
     return [_leaf(program, spec.arg) for spec, kind in specs if kind == "USER_OUTPUT"]
 
 
-def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
+def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tensor]:
     """Parameters, buffers and literals by placeholder: copies, one where several share memory."""
-    copies: dict[Any, torch.Tensor] = {}
     constants = {}
     for spec in program.graph_signature.input_specs:
         if spec.target is None:
