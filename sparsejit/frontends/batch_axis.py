@@ -20,6 +20,25 @@ PROBES = (101, 103)
 _VIEWS = (Reshape, Permute, Expand, Slice)
 
 
+class GraphsBySize:
+    """The graphs of a model by the length of axis 0, each made once; None is the example's length.
+
+    Those of PROBES are made to be compared alone, and are not kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int | None, Graph] = {}
+
+    def get(self, batch: int | None, make: Callable[[int | None], Graph]) -> Graph:
+        """The graph for that batch; `make` makes it where there is none yet."""
+        if batch in self._kept:
+            return self._kept[batch]
+        graph = make(batch)
+        if batch not in PROBES:
+            self._kept[batch] = graph
+        return graph
+
+
 def why_fixed(graph_of: Callable[[int], Graph], example_batch: int | None) -> tuple[str, Graph]:
     """Why a model's batch cannot be of any size, or nothing, and its graph for the first probe.
 
@@ -144,7 +163,7 @@ def _other_sizes(value: Value, place: BatchPlace) -> list[int]:
 def _same_numbers(few: Graph, value: Value, many: Graph, twin: Value) -> bool:
     """Whether constants are equal, or would be with as many rows: those of a batch are equal."""
     one, other = few.constants[value], many.constants[twin]
-    if one is other:
+    if one.__array_interface__ == other.__array_interface__:  # one memory, as shared weights are
         return True
     if one.ndim != other.ndim:
         return False

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
-from sparsejit.frontends.batch_axis import PROBES, why_fixed
+from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
 from sparsejit.frontends.onnx.interpreting import graph_of
 from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
@@ -111,8 +111,8 @@ class ImportedModel:
         self._given = given
         self.input_tree, self.output_tree = given.input_tree, given.output_tree
         self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
-        self._made: dict[int | None, Graph] = {}
-        self._example = self._graph(None)  # what is missing is said now
+        self._graphs = GraphsBySize()
+        self._graph(None)  # what is missing is said now
         self._sized: SizedBatch | None = None
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
 
@@ -124,21 +124,18 @@ class ImportedModel:
     def graph(self, batch: int | None = None) -> Graph:
         """With that batch, by default the example's."""
         if batch is None or batch == self.example_batch:
-            return self._example
+            return self._graph(None)
         return self._graph(batch) if self._sized is None else self._sized.graph(batch)
 
     def _graph(self, batch: int | None) -> Graph:
-        if batch in self._made:
-            return self._made[batch]
+        return self._graphs.get(batch, self._made_for)
+
+    def _made_for(self, batch: int | None) -> Graph:
         shapes = {
             name: shape if batch is None else (batch, *shape[1:])
             for name, shape in self._given.shapes.items()
         }
-        model, opset = self._given.model.graph, self._given.opset
-        made = graph_of(model, opset, shapes, self._given.arrays)
-        if batch not in PROBES:
-            self._made[batch] = made
-        return made
+        return graph_of(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
 
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""
@@ -154,7 +151,7 @@ class ImportedModel:
     def _of_other_sizes(self, fixed: str) -> str:
         """Why the batch of a file that fixes its size is not free all the same, or nothing."""
         try:
-            self._sized = SizedBatch(self._example)
+            self._sized = SizedBatch(self._graph(None))
         except SamplesMixed as reason:
             return f"{fixed}, and {reason}"
         return ""

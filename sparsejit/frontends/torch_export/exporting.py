@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import nesting
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.batch_axis import PROBES, why_fixed, why_not_alike
+from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed, why_not_alike
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-# Of tensors of a model, by where and how they lie.
+# Copies of a model's tensors, by address, shape, strides and dtype.
 Copies = dict[Any, "torch.Tensor"]
 
 
@@ -87,7 +87,7 @@ class Exported:
         self.copies: Copies = {} if copies is None else copies
         self._constants = _constants(self._program, self.copies)
         self._arrays: dict[str, Array] = {}
-        self._made: dict[int | None, Graph] = {}
+        self._graphs = GraphsBySize()
         signature = self._program.graph_signature
         self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
         # torch.export returns them as outputs, before all others.
@@ -130,15 +130,14 @@ class Exported:
         return graph
 
     def _graph(self, size: int | None) -> Graph:
+        return self._graphs.get(size, self._made_for)
+
+    def _made_for(self, size: int | None) -> Graph:
+        sizes = {} if self._symbol is None or size is None else {self._symbol: size}
+        module = self._program.graph_module
         with ONE_AT_A_TIME:
-            if size in self._made:
-                return self._made[size]
-            sizes = {} if self._symbol is None or size is None else {self._symbol: size}
             known = self._constants, sizes, self._arrays, self._names
-            made = graph_of(self._program.graph_module, *known, len(self.changed_inputs))
-            if size not in PROBES:
-                self._made[size] = made
-            return made
+            return graph_of(module, *known, len(self.changed_inputs))
 
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""

@@ -46,7 +46,7 @@ def replaced_by_axis(
     value = write.value(x)
     numbers = np.asarray(_along(write, value.shape, places, axis))
     flat = reshaped(write, value, (prod(value.shape), 1))
-    new = reshaped(write, updates, (numbers.size, 1))
+    new = _updates(write, updates, places.shape, (numbers.size, 1))
     return reshaped(write, _replaced(write, flat, numbers, new, reduction), value.shape)
 
 
@@ -56,9 +56,10 @@ def replaced_by_tuples(
     """x with the parts that tuples along the last axis name replaced, or reduced with updates."""
     value, depth = write.value(x), places.shape[-1]
     numbers = np.asarray(_of_tuples(write, value.shape, places, 0))
-    length = prod(value.shape[depth:])
+    rest = value.shape[depth:]
+    length = prod(rest)
     flat = reshaped(write, value, (prod(value.shape[:depth]), length))
-    new = reshaped(write, updates, (numbers.size, length))
+    new = _updates(write, updates, (*places.shape[:-1], *rest), (numbers.size, length))
     return reshaped(write, _replaced(write, flat, numbers, new, reduction), value.shape)
 
 
@@ -71,6 +72,16 @@ def _rows(write: Writer, rows: Value, numbers: Operand) -> Value:
     if isinstance(numbers, np.ndarray):
         return taken(write, rows, 0, numbers.reshape(-1))
     return looked_up(write, rows, 0, numbers)
+
+
+def _updates(
+    write: Writer, updates: Operand, shape: tuple[int, ...], rows: tuple[int, int]
+) -> Value:
+    """Updates of that shape as rows: others of as many elements would go to other places."""
+    value = write.value(updates)
+    if value.shape != shape:
+        raise Unmapped(f"its updates are {value.shape}, not {shape}")
+    return reshaped(write, value, rows)
 
 
 def _replaced(write: Writer, rows: Value, numbers: Array, new: Value, reduction: str) -> Value:

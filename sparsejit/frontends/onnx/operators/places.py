@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import places
-from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 
@@ -29,19 +29,17 @@ def gather_nd(write: Writer, call: Call) -> Value:
 
 def scatter_elements(write: Writer, call: Call) -> Value:
     """Known places along an axis replaced."""
-    x, found = call.value(write, 0), _known(call)
-    updates = _updates(write, call, found.shape)
+    x, updates = call.value(write, 0), call.value(write, 2)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     reduction = call.attribute("reduction", "none")
-    return places.replaced_by_axis(write, x, found, updates, axis, reduction)
+    return places.replaced_by_axis(write, x, _known(call), updates, axis, reduction)
 
 
 def scatter_nd(write: Writer, call: Call) -> Value:
     """The parts that known tuples of places name replaced."""
-    x, found = call.value(write, 0), _known(call)
-    updates = _updates(write, call, (*found.shape[:-1], *x.shape[found.shape[-1] :]))
+    x, updates = call.value(write, 0), call.value(write, 2)
     reduction = call.attribute("reduction", "none")
-    return places.replaced_by_tuples(write, x, found, updates, reduction)
+    return places.replaced_by_tuples(write, x, _known(call), updates, reduction)
 
 
 def _indices(write: Writer, call: Call) -> Operand:
@@ -51,14 +49,6 @@ def _indices(write: Writer, call: Call) -> Operand:
 
 def _known(call: Call) -> Array:
     return call.known(1, "indices")
-
-
-def _updates(write: Writer, call: Call, shape: tuple[int, ...]) -> Value:
-    """They lie as their indices do: others of as many elements would go to other places."""
-    updates = call.value(write, 2)
-    if updates.shape != shape:
-        raise Unmapped(f"its updates are {updates.shape}, not {shape}")
-    return updates
 
 
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
