@@ -108,6 +108,16 @@ NODES = {
         _floats([1, 3, 5]),
         {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
     ),
+    "a border that ONNX Runtime's float32 misses": OddNode(
+        "Resize",
+        [np.array([[[5, 6, 7]]], np.float32), NO_FLOATS, NO_FLOATS, np.array([1, 1, 1])],
+        _floats([5]),
+        {
+            "mode": "nearest",
+            "nearest_mode": "floor",
+            "coordinate_transformation_mode": "half_pixel_symmetric",
+        },
+    ),
     "fewer known places than there are": OddNode(
         "GatherElements",
         [np.arange(99).reshape(1, 99), [[3, -1]]],

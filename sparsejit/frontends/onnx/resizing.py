@@ -62,18 +62,26 @@ class Resizing:
         return found
 
     def _positions(self, length: int, new: int, step: float) -> Array:
-        """Where among the old ones each new position lies."""
+        """Where among the old ones each new position lies.
+
+        A position on the border of two is rounded as in ONNX Runtime: half pixels in float32, or,
+        for "half_pixel_symmetric", in float64 from a scale in float32.
+        """
         x, width = np.arange(new, dtype=np.float64), step * length
         if self.coordinates == "align_corners":
             return x * (length - 1) / (width - 1) if width != 1 else x * 0
         if self.coordinates == "asymmetric":
             return x / step
+        short = np.float32(step)
+        if self.coordinates == "half_pixel_symmetric":
+            offset = np.float32(length / 2) * (1 - np.float32(new) / (short * length))
+            return (float(offset) + (x + 0.5) / float(short) - 0.5).astype(np.float32)
+        x = x.astype(np.float32)
         if self.coordinates == "tf_half_pixel_for_nn":
-            return (x + 0.5) / step
+            return (x + np.float32(0.5)) / short
         if self.coordinates == "pytorch_half_pixel" and new == 1:
             return x * 0
-        offset = length / 2 * (1 - new / width) if self.coordinates == "half_pixel_symmetric" else 0
-        return offset + (x + 0.5) / step - 0.5
+        return (x + np.float32(0.5)) / short - np.float32(0.5)
 
     def _rounded(self, at: Array, step: float) -> Array:
         ways: dict[str, Callable[[Array], Array]] = {
