@@ -18,7 +18,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.prune.calibration import evaluating
-from sparsejit.x86.assembler import Image
+from sparsejit.x86.image import Image
 
 # Of one sample: channels and spatial sizes.
 ImageShape = tuple[int, ...]

@@ -13,7 +13,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
-from sparsejit.x86.assembler import Assembler, Image
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.image import Image
 
 SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257, 1000)
 TOLERANCE = 1e-5

@@ -14,8 +14,8 @@ and the code stays small:
 The workspace is on the stack, so that threads may run one kernel at a time.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -70,10 +70,13 @@ from sparsejit.x86.operands import (
     rax,
     rbp,
     rbx,
+    rcx,
     rdi,
+    rdx,
     rsi,
     rsp,
 )
+from sparsejit.x86.routines import call_routine
 from sparsejit.x86.stack import make_room, pop, push
 
 _X, _Y, _INPUT_BLOCKS_LEFT = r14, r15, r13
@@ -81,7 +84,10 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 _PASSES_LEFT, _ROW_BLOCKS_LEFT, _STAGES_LEFT, _NEXT_START, _NEXT_END = (
     Memory(rbp, -8 * number) for number in range(1, 6)
 )
-_SLOT_BYTES = 64
+# Where the layer's groups, quads, rows, starts and ends begin: given in registers, kept in slots.
+_GIVEN = (rcx, rdx, r8, r9, r10)
+_KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
+_SLOT_BYTES = 128
 _PAGE = 4096
 _FAR_SHARE_OF_L2 = 0.5  # beyond it weights are prefetched
 
@@ -90,8 +96,8 @@ _FAR_SHARE_OF_L2 = 0.5  # beyond it weights are prefetched
 class LoweredCsr:
     """The weights as they are read, and how the layer is cut.
 
-    The sums of rows begin with `start` (out_features,), or with 0; int8 has each row's scale and
-    bias in `ends` (out_features, 2).
+    Offsets and rows of the stream count bytes in the workspace. The sums of rows begin with `start`
+    (out_features,), or with 0; int8 has each row's scale and bias in `ends` (out_features, 2).
     """
 
     spec: MatMul
@@ -125,12 +131,29 @@ def lower(
     else:
         words = float_words(rounded_matrix(matrix, spec.dtype).nonzeros)
     counts = csr_counts(shape, spec, SparseMatrix.of_rows(words), target)
-    return LoweredCsr(spec, shape, csr_stream(words, shape.blocks), start, ends, counts)
+    stream = csr_stream(words, shape.blocks)
+    stream.quads["offset"] = input_offsets(stream.quads["offset"], shape)
+    stream = replace(stream, rows=row_offsets(stream.rows, shape))
+    return LoweredCsr(spec, shape, stream, start, ends, counts)
 
 
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
-    _CsrCode(asm, lowered).emit()
+    """Append the kernel. x and y must not overlap; see `batch_families` for the contract.
+
+    Layers that differ in their weights alone share their code.
+    """
+    _place_stream(asm, lowered)
+    code = _CsrCode(asm, lowered)
+    call_routine(asm, code.key, lambda asm: code.emit())
+
+
+def _place_stream(asm: Assembler, lowered: LoweredCsr) -> None:
+    """The layer's data into the pool, and its addresses where the code is given them."""
+    stream = lowered.stream
+    arrays = (stream.groups, stream.quads, stream.rows, lowered.start, lowered.ends)
+    for register, array in zip(_GIVEN, arrays, strict=True):
+        if array is not None:
+            asm.emit("lea", register, Literal(asm.literal(array)))
 
 
 class _CsrCode:
@@ -141,33 +164,30 @@ class _CsrCode:
         self.feature_major = self.spec.layout is Layout.FEATURE_MAJOR
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
         self.few = self.spec.batch if self.spec.batch < self.lanes else None
-        self.lowered, self.stream = lowered, lowered.stream
+        self.has_starts, self.has_ends = lowered.start is not None, lowered.ends is not None
         self.is_int8 = self.spec.dtype is DType.INT8
         self.staged = min(STAGED, self.shape.block_inputs)
         self.cores = {width: asm.label(f"{width} vectors") for width in self.shape.widths}
+        self.is_far = lowered.stream.quads.nbytes > _FAR_SHARE_OF_L2 * asm.target.l2_bytes
+
+    @property
+    def key(self) -> Hashable:
+        """All that the code depends on."""
+        spec = self.spec
+        sizes = spec.out_features, spec.in_features, spec.y_features, spec.pitch
+        return "csr", spec.case, sizes, self.shape, self.has_starts, self.has_ends, self.is_far
 
     def emit(self) -> None:
-        self._place_stream()
+        """The body, with x, y and what is given in registers, up to its return."""
         self._enter()
         for part in self.shape.passes:
             repeat(self.asm, part.times, _PASSES_LEFT, partial(self._pass, part))
         self._leave()
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
-        far = self.stream.quads.nbytes > _FAR_SHARE_OF_L2 * self.asm.target.l2_bytes
         for width, entry in self.cores.items():
-            emit_core(self.asm, entry, self.shape, width, far)
+            emit_core(self.asm, entry, self.shape, width, self.is_far)
         self.asm.bind(end)
-
-    def _place_stream(self) -> None:
-        asm, start, ends = self.asm, self.lowered.start, self.lowered.ends
-        quads = self.stream.quads.copy()
-        quads["offset"] = input_offsets(quads["offset"], self.shape)
-        self.quads = Literal(asm.literal(quads.view(np.uint8)))
-        self.groups = Literal(asm.literal(self.stream.groups))
-        self.rows = Literal(asm.literal(row_offsets(self.stream.rows, self.shape)))
-        self.starts = None if start is None else Literal(asm.literal(start))
-        self.ends = None if ends is None else Literal(asm.literal(ends))
 
     def _enter(self) -> None:
         asm = self.asm
@@ -176,6 +196,8 @@ class _CsrCode:
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
         make_room(asm, self.shape.workspace_bytes + _SLOT_BYTES, _PAGE)
+        for register, slot in zip(_GIVEN, _KEPT, strict=True):
+            asm.emit("mov", slot, register)
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
@@ -183,12 +205,11 @@ class _CsrCode:
 
     def _pass(self, part: Pass) -> None:
         asm, spec, blocks = self.asm, self.spec, self.shape.blocks
-        for register, place in ((GROUPS, self.groups), (QUADS, self.quads), (ROWS, self.rows)):
-            asm.emit("lea", register, place)
-        for slot, values in ((_NEXT_START, self.starts), (_NEXT_END, self.ends)):
-            if values is not None:
-                asm.emit("lea", rax, values)
-                asm.emit("mov", slot, rax)
+        for register, slot in zip((GROUPS, QUADS, ROWS), _KEPT, strict=False):
+            asm.emit("mov", register, slot)
+        for next_one, slot in zip((_NEXT_START, _NEXT_END), _KEPT[3:], strict=True):
+            asm.emit("mov", rax, slot)
+            asm.emit("mov", next_one, rax)
         if self.is_int8:
             self._scales(part)
         whole, rest = divmod(spec.out_features, blocks.rows)
@@ -228,13 +249,13 @@ class _CsrCode:
         """The sums of a block of rows = what they start at."""
         asm, again, value = self.asm, self.asm.label("again"), vector(self.asm, 0)
         asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
-        if self.starts is None:
+        if not self.has_starts:
             zero(asm, value)
         else:
             asm.emit("mov", r9, _NEXT_START)
         asm.emit("mov", dword(r10), rows)
         asm.bind(again)
-        if self.starts is not None:
+        if self.has_starts:
             asm.emit("vbroadcastss", value, Memory(r9))
             asm.emit("add", r9, 4)
         for number in range(part.vectors):
@@ -242,7 +263,7 @@ class _CsrCode:
         asm.emit("add", r8, self.shape.pitch)
         asm.emit("sub", dword(r10), 1)
         asm.jump("jnz", again)
-        if self.starts is not None:
+        if self.has_starts:
             asm.emit("mov", _NEXT_START, r9)
 
     def _columns(self, part: Pass) -> list[int]:
@@ -331,14 +352,14 @@ class _CsrCode:
         values = [vector(asm, number) for number in range(part.vectors)]
         scratch = [vector(asm, n) for n in range(part.vectors, asm.target.vector_registers)]
         asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
-        if self.ends is not None:
+        if self.has_ends:
             asm.emit("mov", r9, _NEXT_END)
         asm.emit("mov", dword(r10), rows)
         asm.bind(again)
         places = [Memory(r8, number * self.vector_bytes) for number in range(part.vectors)]
         for value, place in zip(values, places, strict=True):
             asm.emit("vmovups", value, place)
-        if self.ends is not None:
+        if self.has_ends:
             int8 = CsrInt8(asm, self.spec.each, self.shape, part.vectors)
             int8.outputs(values, r9, scratch)
             asm.emit("add", r9, 8)
@@ -348,5 +369,5 @@ class _CsrCode:
         asm.emit("add", r8, self.shape.pitch)
         asm.emit("sub", dword(r10), 1)
         asm.jump("jnz", again)
-        if self.ends is not None:
+        if self.has_ends:
             asm.emit("mov", _NEXT_END, r9)

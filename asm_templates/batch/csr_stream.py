@@ -12,7 +12,6 @@ multiplied at once: a float32 weight, or the int8 weights of four inputs side by
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,6 @@ OFFSET_UNIT = 8  # bytes
 GROUP_BYTES = 12
 
 _IntArray = npt.NDArray[np.int64]
-_Block = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.void]]
 
 
 @dataclass(frozen=True)
@@ -99,47 +97,57 @@ def words_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> tuple[_IntArray, 
 
 def csr_stream(words: CompressedRows, blocks: CsrBlocks) -> CsrStream:
     """The words in the order in which they are read."""
-    block = blocks.number_of(words)
-    order = np.argsort(block, kind="stable")
-    edges = np.searchsorted(block[order], np.arange(blocks.count + 1))
-    parts = []
-    for first, end in pairwise(edges.tolist()):
-        own = order[first:end]
-        row, column = words.rows[own] % blocks.rows, words.columns[own] % blocks.width
-        parts.append(_block(row, column, words.values[own]))
-    return CsrStream(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    down, row = _divided(words.rows, blocks.rows)
+    across, column = _divided(words.columns, blocks.width)
+    block = down.astype(np.int64) * blocks.across + across
+    # Few blocks are sorted by counting them.
+    order = np.argsort(block.astype(np.min_scalar_type(blocks.count)), kind="stable")
+    block, row = block[order], row[order]
+    begin = np.flatnonzero((np.diff(block, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
+    number, lengths = _segments(np.diff(begin, append=len(row)))
+    # Segments by block, then by length, then by row.
+    kind = block[begin][number] * (MOST + 1) + lengths
+    by_kind = np.argsort(kind, kind="stable")
+    groups = _groups(kind[by_kind], blocks.count)
+    quads = _quads(lengths, by_kind, column[order], words.values[order])
+    return CsrStream(groups, row[begin][number][by_kind], quads)
 
 
-def _block(row: _IntArray, column: _IntArray, words: npt.NDArray[np.uint32]) -> _Block:
-    """The words of a block, row after row."""
-    if not len(words):
-        return _EMPTY
-    begin = np.flatnonzero(np.diff(row, prepend=-1))
-    used, in_row = row[begin], np.diff(begin, append=len(row))
-    number, lengths = _segments(in_row)
-    rows = used[number]
-    order = np.argsort(lengths, kind="stable")
+def _divided(numbers: _IntArray, by: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Quotients and remainders, in half the time that int64 takes."""
+    short = numbers.astype(np.int32)
+    quotients = short // np.int32(by)
+    return quotients, short - quotients * np.int32(by)
+
+
+def _groups(kinds: _IntArray, blocks: int) -> npt.NDArray[np.int32]:
+    """The groups of segments whose kinds, in order, are block * (MOST + 1) + length."""
+    kind, segments = np.unique(kinds, return_counts=True)
+    block, length = np.divmod(kind, MOST + 1)
+    groups = np.zeros((len(kind) + blocks, 3), np.int32)
+    bytes_ = -(-length // 4) * QUAD.itemsize
+    groups[np.arange(len(kind)) + block] = np.stack([length, segments, bytes_], axis=1)
+    return groups
+
+
+def _quads(
+    lengths: _IntArray,
+    order: _IntArray,
+    columns: npt.NDArray[np.int32],
+    words: npt.NDArray[np.uint32],
+) -> npt.NDArray[np.void]:
+    """The quads of segments so long, in that order; columns and words are segment by segment."""
     quads_of = -(-lengths // 4)
     # Where a segment's last word ends, in slots of quads, when segments are in that order.
     ends = np.empty(len(order), np.int64)
     ends[order] = 4 * np.cumsum(quads_of[order])
-    segment = np.repeat(np.arange(len(lengths)), lengths)
-    from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(row))
-    slot = ends[segment] - from_end
+    slot = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(len(words))
     quads = np.zeros(int(quads_of.sum()), QUAD)
-    quads["offset"][slot // 4, slot % 4] = column
-    quads["word"][slot // 4, slot % 4] = words
-    length, segments = np.unique(lengths, return_counts=True)
-    groups = np.stack([length, segments, -(-length // 4) * QUAD.itemsize], axis=1)
-    return (
-        np.append(groups, np.zeros((1, 3)), axis=0).astype(np.int32),
-        rows[order].astype(np.int32),
-        quads,
-    )
-
-
-# Of a block without words: the zeros that end its groups.
-_EMPTY = np.zeros((1, 3), np.int32), np.zeros(0, np.int32), np.zeros(0, QUAD)
+    for name, values in (("offset", columns), ("word", words)):
+        slots = np.zeros((len(quads), 4), QUAD[name].base)
+        slots.reshape(-1)[slot] = values
+        quads[name] = slots
+    return quads
 
 
 def _segments(in_row: _IntArray) -> tuple[_IntArray, _IntArray]:

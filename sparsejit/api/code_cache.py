@@ -29,7 +29,7 @@ from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.program import Program, debug_level, dump_folder
-from sparsejit.x86.assembler import Image
+from sparsejit.x86.image import Image
 
 VARIABLE = "SPARSEJIT_CODE_CACHE_MB"
 _DEFAULT_MB = 2048

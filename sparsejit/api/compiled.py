@@ -13,7 +13,7 @@ from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.program import Program
-from sparsejit.x86.assembler import Image
+from sparsejit.x86.image import Image
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

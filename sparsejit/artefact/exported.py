@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.x86.assembler import Image
+from sparsejit.x86.image import Image
 from sparsejit.x86.operands import Register
 
 # What `run` returns; the code itself may return positive numbers.

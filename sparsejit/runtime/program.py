@@ -13,7 +13,8 @@ from sparsejit.machine.target import Target
 from sparsejit.native.copying import SharedCode
 from sparsejit.native.executable_memory import ExecutableMemory, write_perf_map
 from sparsejit.runtime.tiles import allow_tiles
-from sparsejit.x86.assembler import Assembler, Image
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.image import Image
 
 _serial = count()
 
@@ -21,8 +22,8 @@ _serial = count()
 class Program(SharedCode):
     """One native function: its image, the memory it runs from, and its address."""
 
-    def __init__(self, name: str, image: Image, memory: ExecutableMemory | None = None) -> None:
-        """`memory`: where the image's content lies, if it is executable already.
+    def __init__(self, name: str, image: Image, memory: ExecutableMemory) -> None:
+        """`memory` is where the image's content lies.
 
         Raises UnsupportedTarget where the code needs AMX and the system does not let this process
         use it.
@@ -30,8 +31,8 @@ class Program(SharedCode):
         if image.uses("ldtilecfg"):
             allow_tiles()
         self.name = name
-        self.memory = memory or ExecutableMemory(image.content)
-        self.image = replace(image, content=self.memory.view(image.size))
+        self.memory = memory
+        self.image = replace(image, content=memory.view(image.size))
         _report(self)
 
     @property
@@ -57,17 +58,17 @@ def build(
     Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to, and
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
-    return Program(name, _assembled(target, body, ask_ahead, listed or dump_folder() is not None))
-
-
-def _assembled(
-    target: Target, body: Callable[[Assembler], None], ask_ahead: int, listed: bool
-) -> Image:
-    asm = Assembler(target, ask_ahead, listed)
+    asm = Assembler(target, ask_ahead, listed or dump_folder() is not None)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")
-    return asm.finish()
+    memories = []
+
+    def executable(size: int, fill: Callable[[memoryview], None]) -> memoryview:
+        memories.append(ExecutableMemory.filled(size, fill))
+        return memories[0].view(size)
+
+    return Program(name, asm.finish(executable), *memories)
 
 
 def _report(program: Program) -> None:

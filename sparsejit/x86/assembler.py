@@ -11,27 +11,27 @@ that `lea` loads. The image is therefore position-independent.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
-from sparsejit.x86.encoder import form_for, instruction_sets
-from sparsejit.x86.forms import Form, Key
+from sparsejit.x86.encoder import form_for
+from sparsejit.x86.forms import Form
+from sparsejit.x86.image import Image, Line, MakeRoom, StampedRun, in_bytes
 from sparsejit.x86.instructions import encoded, fields_of, form_of
+from sparsejit.x86.literal_pool import LiteralPool
 from sparsejit.x86.operands import (
     Here,
     Literal,
     Operand,
     Register,
     Relative,
-    operand_text,
-    pick,
 )
 from sparsejit.x86.placement import JUMP_BYTES, Placement
 from sparsejit.x86.stamping import StampedLine, row_lengths, stamped, with_gaps
@@ -42,14 +42,6 @@ _LEFT_OUT = 0xCC  # int3: what is jumped over must never run
 _IntArray = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _FIRST = np.zeros(1, np.int64)  # the row of a single instruction
-
-
-class Line(NamedTuple):
-    """One instruction of a stamped body; `when` (bool per row) leaves it out of some rows."""
-
-    mnemonic: str
-    operands: tuple[Operand, ...]
-    when: npt.NDArray[np.bool_] | None = None
 
 
 def line(
@@ -65,78 +57,6 @@ class Label:
 
     name: str
     position: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Image:
-    """Finished machine code followed by its literal pool; position-independent.
-
-    `code_bytes` counts the instructions, `pool_bytes` the literals, `content` holds both; `counts`
-    is what templates counted, `forms` says which instructions there are, `trace` where, if that
-    was kept.
-    """
-
-    content: bytes | memoryview = field(repr=False)
-    code_bytes: int
-    pool_bytes: int
-    counts: Mapping[str, int]
-    forms: frozenset[Key] = field(repr=False)
-    trace: tuple["_StampedRun", ...] | None = field(repr=False)
-
-    @property
-    def size(self) -> int:
-        """Bytes of code and literals."""
-        return len(self.content)
-
-    @property
-    def data(self) -> bytes:
-        """Code and literals."""
-        return bytes(self.content)
-
-    @property
-    def pool_start(self) -> int:
-        return self.size - self.pool_bytes
-
-    @property
-    def instruction_sets(self) -> frozenset[str]:
-        """Those that the code uses beyond what every x86-64 processor with AVX has."""
-        return frozenset().union(*map(instruction_sets, self.forms))
-
-    def uses(self, mnemonic: str) -> bool:
-        """Whether the code has such an instruction."""
-        return any(form[0] == mnemonic for form in self.forms)
-
-    def listing(self) -> Iterator[str]:
-        """Lines `offset  mnemonic operands  ; literal values`, in order of address.
-
-        Raises CompileError where no trace was kept.
-        """
-        if self.trace is None:
-            raise CompileError("this code was made without a listing; make it anew with one")
-        rows = [row for run in self.trace for row in run.rows()]
-        for position, text, literal in sorted(rows, key=lambda row: row[0]):
-            comment = "" if literal is None else f"  ; {self._values_at(literal)}"
-            yield f"{position:6x}  {text}{comment}"
-
-    def _values_at(self, offset: int) -> str:
-        start = self.pool_start + offset
-        values = np.frombuffer(self.content[start : start + 32], "<f4")
-        return " ".join(f"{value:.6g}" for value in values) + " ..."
-
-
-class _StampedRun(NamedTuple):
-    """Where the rows of one line went, for the listing."""
-
-    line: Line
-    positions: Sequence[int] | _IntArray
-    rows_taken: Sequence[int] | _IntArray
-
-    def rows(self) -> Iterator[tuple[int, str, int | None]]:
-        for position, row in zip(self.positions, self.rows_taken, strict=True):
-            operands = ", ".join(operand_text(o, int(row)) for o in self.line.operands)
-            literal = next((o for o in self.line.operands if isinstance(o, Literal)), None)
-            offset = None if literal is None else pick(literal.offset, int(row))
-            yield int(position), f"{self.line.mnemonic:14s}{operands}", offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,16 +79,17 @@ class Assembler:
     def __init__(self, target: Target, ask_ahead: int = 0, listed: bool = True) -> None:
         self.target = target
         self._code = bytearray()
-        self._pool = bytearray()
+        self._pool = LiteralPool()
         self._fixups: list[_Fixup] = []
         # Fields, ends and offsets in the pool of single instructions: one fixup together.
         self._singles: list[tuple[int, int, int]] = []
         self._forms: set[Form] = set()
-        self._trace: list[_StampedRun] | None = [] if listed else None
+        self._trace: list[StampedRun] | None = [] if listed else None
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
         self._ask_ahead = ask_ahead
+        self.routines: dict[Hashable, Label] = {}  # where `call_routine` finds what it appended
 
     @property
     def position(self) -> int:
@@ -180,11 +101,8 @@ class Assembler:
         self._counts.update(numbers)
 
     def literal(self, values: npt.NDArray[Any], align: int = POOL_ALIGNMENT) -> int:
-        """Append an array to the pool and return its offset in bytes."""
-        self._pool.extend(bytes(-len(self._pool) % align))
-        offset = len(self._pool)
-        self._pool.extend(np.ascontiguousarray(values).tobytes())
-        return offset
+        """Append an array, which must not change any more, to the pool; its offset in bytes."""
+        return self._pool.append(values, align)
 
     def constant(self, value: float) -> Literal:
         """A vector operand holding `value` in every lane, in the pool once per image.
@@ -207,7 +125,7 @@ class Assembler:
         start = len(self._code)
         self._forms.add(form)
         if self._trace is not None:
-            self._trace.append(_StampedRun(Line(mnemonic, operands), (start,), (0,)))
+            self._trace.append(StampedRun(Line(mnemonic, operands), (start,), (0,)))
         for operand in operands:
             if isinstance(operand, Literal):
                 self._singles.append((*form.field_at(start), int(operand.offset)))
@@ -289,21 +207,26 @@ class Assembler:
         while len(self._code) % boundary:
             self.emit("nop")
 
-    def finish(self) -> Image:
+    def finish(self, make_room: MakeRoom = in_bytes) -> Image:
         """Place the pool, resolve every label and literal, and return the image.
 
-        It takes over what was appended: the assembler is then empty.
+        Its content is what `make_room` makes of its size and of what fills so many bytes. It takes
+        over what was appended: the assembler is then empty.
         """
-        code_bytes, pool_bytes = len(self._code), len(self._pool)
-        self._code.extend(bytes(-code_bytes % POOL_ALIGNMENT))
-        pool_start = len(self._code)
-        self._code.extend(self._pool)
-        self._pool = bytearray()
-        self._resolve(pool_start)
-        data, self._code = memoryview(self._code).toreadonly(), bytearray()
+        code, pool = self._code, self._pool
+        self._resolve(len(code) + -len(code) % POOL_ALIGNMENT)
+        self._code, self._pool = bytearray(), LiteralPool()
+        code_bytes = len(code)
+        code.extend(bytes(-code_bytes % POOL_ALIGNMENT))
+
+        def fill(room: memoryview) -> None:
+            room[: len(code)] = code
+            pool.write(room[len(code) :])
+
+        content = make_room(len(code) + pool.size, fill)
         forms = frozenset(form.key for form in self._forms)
         trace = None if self._trace is None else tuple(self._trace)
-        return Image(data, code_bytes, pool_bytes, dict(self._counts), forms, trace)
+        return Image(content, code_bytes, pool.size, dict(self._counts), forms, trace)
 
     def _resolve(self, pool_start: int) -> None:
         """Fill in the distances to labels and literals."""
@@ -358,7 +281,7 @@ class Assembler:
         """Know of the instructions of a line, and what they read of the pool."""
         self._forms.add(form)
         if self._trace is not None:
-            self._trace.append(_StampedRun(item, starts, rows))
+            self._trace.append(StampedRun(item, starts, rows))
         literal = _literal_of(item)
         if literal is not None:
             offset = literal.offset

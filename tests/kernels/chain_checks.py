@@ -18,7 +18,8 @@ from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import Edge, GuardedArray
-from sparsejit.x86.assembler import Assembler, Image
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.image import Image
 from sparsejit.x86.operands import rbp, rdi
 
 Array = npt.NDArray[np.generic]

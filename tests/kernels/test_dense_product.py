@@ -24,7 +24,8 @@ from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, Checker
-from sparsejit.x86.assembler import Assembler, Image
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.image import Image
 from sparsejit.x86.operands import Memory, rdi, rdx, rsi
 
 FloatArray = np.ndarray

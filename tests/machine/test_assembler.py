@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as arrays
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
-from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler, Image, Line, line
+from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler, line
+from sparsejit.x86.image import Image, Line
 from sparsejit.x86.operands import (
     Literal,
     Memory,

@@ -24,7 +24,8 @@ from sparsejit.machine import cpuid, target
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import program, tiles
-from sparsejit.x86.assembler import Assembler, Image
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.image import Image
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rdx, rsi
 
 ROW = next(row for row in MATMUL_TEMPLATES if "amx_tile" in row.requires)

@@ -1,0 +1,33 @@
+"""Code that an image needs at several places, once in it: each of them calls it.
+
+    call body;  jmp behind
+    body:  ...  ret                                   where it is called first
+    behind:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from sparsejit.x86.assembler import Assembler
+
+_CACHE_LINE = 64
+
+
+def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler], None]) -> None:
+    """Call the code that `emit_body` appends; what has an equal key is appended once.
+
+    The body finds rsp 8 bytes below where the caller had it, and falls through to its return.
+    """
+    if key in asm.routines:
+        asm.jump("call", asm.routines[key])
+        return
+    body, behind = asm.label("body"), asm.label("behind the body")
+    asm.routines[key] = body
+    asm.jump("call", body)
+    asm.jump("jmp", behind)
+    asm.align(_CACHE_LINE)
+    asm.bind(body)
+    emit_body(asm)
+    asm.emit("ret")
+    asm.bind(behind)
