@@ -178,7 +178,7 @@ class CompiledEstimator(Compiled):
 
     def _call(self, method: str, dtype: np.dtype[Any]) -> _Call:
         variant = self.variant(method, dtype)
-        element, labels = variant.graph.outputs[0].type.element, self._source.labels
+        element, labels = variant.outputs[0].type.element, self._source.labels
         finish: Callable[[Array], Array] | None = None
         if element is Element.BOOL:
             finish = partial(np.ndarray.astype, dtype=self._flags)

@@ -13,6 +13,7 @@ from sparsejit.api.statistics import sizes_of
 from sparsejit.artefact.graph_file import value_from_data, value_to_data
 from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.packed_graph import PackedGraph
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.convolution.int8_convolutions import (
     with_cheapest_convolutions,
@@ -154,7 +155,7 @@ def lowered_variant(
     key = code_cache.key_of(final, options, tile, name)
     if key is not None and (kept := kept_variant(key, options, name, lambda: final)) is not None:
         progress("done", 1.0)
-        return kept
+        return replace(kept, make_graph=_put_away(final))
     lowered, program = _written(final, options, name, progress)
     target, size = options.target, program.image.size - unread_bytes(final)
     if lowered.options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
@@ -175,10 +176,17 @@ def lowered_variant(
         lambda: final,
         Planned.of(lowered),
     )
+    del lowered  # its weights and code, before the graph is written once more
     if key is not None:
         code_cache.remember(key, _to_data(made), program.image)
     progress("done", 1.0)
-    return made
+    return replace(made, make_graph=_put_away(final))
+
+
+def _put_away(graph: Graph) -> Callable[[], Graph]:
+    """What gives the graph when it is asked for; it does not hold the user's weights."""
+    packed = PackedGraph(graph)
+    return lambda: packed.graph
 
 
 def kept_variant(

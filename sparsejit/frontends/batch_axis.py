@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
@@ -85,12 +85,13 @@ def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
     )
     if [n.op.of_any_size() for n in nodes] != [n.op.of_any_size() for n in twins]:
         return "it has other operators"
+    same = _SameNumbers(wanted, found)
     for node, other in zip(nodes, twins, strict=True):
         for value, twin in zip(node.inputs, other.inputs, strict=True):
             known = value in wanted.constants
             if known != (twin in found.constants):
                 return f"{_words(node)} has other operands"
-            if known and not _same_numbers(wanted, value, found, twin):
+            if known and not same(value, twin):
                 return f"{_words(node)} has other numbers"
     return ""
 
@@ -135,6 +136,7 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> Non
     """Raise SamplesMixed unless the graphs differ by the batch alone, in sizes and in numbers."""
     if [type(n.op) for n in few.nodes] != [type(n.op) for n in many.nodes]:
         raise SamplesMixed("the model computes differently for another batch")
+    same = _SameNumbers(few, many)
     for node, other in zip(few.nodes, many.nodes, strict=True):
         if node.op.of_any_size() != other.op.of_any_size() or _moves(node, other, places):
             raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
@@ -143,7 +145,7 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> Non
             if place and _other_sizes(value, place) != _other_sizes(twin, place):
                 raise SamplesMixed(f"{_words(node)} has sizes that depend on the batch")
         for value, twin in zip(node.inputs, other.inputs, strict=True):
-            if value in few.constants and not _same_numbers(few, value, many, twin):
+            if value in few.constants and not same(value, twin):
                 raise SamplesMixed(f"{_words(node)} computes with the size of the batch")
 
 
@@ -160,9 +162,23 @@ def _other_sizes(value: Value, place: BatchPlace) -> list[int]:
     return [n for axis, n in enumerate(value.shape) if axis != place.axis]
 
 
-def _same_numbers(few: Graph, value: Value, many: Graph, twin: Value) -> bool:
-    """Whether constants are equal, or would be with as many rows: those of a batch are equal."""
-    one, other = few.constants[value], many.constants[twin]
+class _SameNumbers:
+    """Whether constants of two graphs are equal: each pair is compared once.
+
+    Those of a batch are equal if they would be with as many rows.
+    """
+
+    def __init__(self, few: Graph, many: Graph) -> None:
+        self._few, self._many = few.constants, many.constants
+        self._known: dict[tuple[Value, Value], bool] = {}
+
+    def __call__(self, value: Value, twin: Value) -> bool:
+        if (value, twin) not in self._known:
+            self._known[value, twin] = _are_same(self._few[value], self._many[twin])
+        return self._known[value, twin]
+
+
+def _are_same(one: Array, other: Array) -> bool:
     if one.__array_interface__ == other.__array_interface__:  # one memory, as shared weights are
         return True
     if one.ndim != other.ndim:

@@ -9,7 +9,8 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_scales import ColumnScales
 from sparsejit.frontends.estimator_parts import Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
-from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
+from sparsejit.frontends.writing.formula import FormulaStep
+from sparsejit.frontends.writing.writer import Formula, Operand, Writer
 from sparsejit.ir.graph import Array, Element, Origin, TensorType, Value
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.products import Linear

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-# Copies of a model's tensors, by address, shape, strides and dtype.
+# A model's tensors, small ones copied, by address, shape, strides and dtype.
 Copies = dict[Any, "torch.Tensor"]
+_LARGE = 1 << 20  # bytes
 
 
 def export(
@@ -186,7 +187,10 @@ def _results(program: ExportedProgram) -> list[Any]:
 
 
 def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and literals by placeholder: copies, one where several share memory."""
+    """Parameters, buffers and literals by placeholder, one where several share memory.
+
+    Large matrices are the model's own: who keeps them longer than compiling takes copies them.
+    """
     constants = {}
     for spec in program.graph_signature.input_specs:
         if spec.target is None:
@@ -197,7 +201,8 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
         if key not in copies:
             plain = tensor.detach().cpu()
             short = plain.is_floating_point() and plain.element_size() < 4
-            copies[key] = plain.float() if short else plain.clone()
+            is_large = plain.ndim > 1 and plain.nbytes >= _LARGE
+            copies[key] = plain.float() if short else plain if is_large else plain.clone()
         constants[spec.arg.name] = copies[key]
     return constants
 

@@ -15,9 +15,9 @@ from sparsejit.frontends.writing.arranging import (
     reshaped,
     sliced,
 )
+from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.writer import (
     Formula,
-    FormulaStep,
     Operand,
     Unmapped,
     Writer,

@@ -10,18 +10,13 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.writing.formula import Formula, Operand
+from sparsejit.frontends.writing.unmapped import Unmapped
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Pooling
 from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.pointwise import (
-    FUNCTIONS,
-    WRAPS,
-    Chain,
-    ChainStep,
-    Pointwise,
-    write_activation,
-)
+from sparsejit.ir.ops.pointwise import WRAPS, Pointwise, write_activation
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation
@@ -38,12 +33,6 @@ _CHOOSING: dict[str | type, tuple[int, ...]] = {
     Embedding: (1,),
 }
 _INT32 = np.dtype(np.int32)
-# What an operand of a mapping may be: a value of the graph, a tensor known now, or a number.
-Operand = Any
-
-
-class Unmapped(Exception):
-    """A mapping cannot express these operands; the text says why."""
 
 
 class Writer:
@@ -63,6 +52,8 @@ class Writer:
         self._names: dict[int, tuple[Any, str, str]] = {}
         self._tensors: dict[int, tuple[Any, Value]] = {}
         self._numbers: dict[tuple[bytes, Element], Value] = {}
+        # What was made of operands, by memory and maker, with the operand, which so stays there.
+        self._derived: dict[tuple[Any, Any], tuple[Any, Any]] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
         # Of values that the model has as narrower whole numbers than int64.
         self._dtypes: dict[Value, np.dtype[Any]] = {}
@@ -138,13 +129,24 @@ class Writer:
 
     def known(self, x: Operand) -> Array | None:
         """x as an array where it is known now, floats as float64; else None."""
+        if not self.is_known(x):
+            return None
         if isinstance(x, Value):
-            if not self.builder.is_constant(x):
-                return None
             array = self.builder.array(x)
         else:
             array = self.array(x) if is_tensor(x) else np.asarray(x)
         return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+    def is_known(self, x: Operand) -> bool:
+        """Whether x is known now."""
+        return not isinstance(x, Value) or self.builder.is_constant(x)
+
+    def derived(self, x: Operand, make: Callable[[Writer, Operand], Any]) -> Any:
+        """What `make` makes of a known operand: once, however many operators read it."""
+        key = _memory_of(x), make
+        if key not in self._derived:
+            self._derived[key] = (x, make(self, x))
+        return self._derived[key][1]
 
     def one(self, op: Operator, *operands: Operand, name: str = "") -> Value:
         """The only output of an operator."""
@@ -292,6 +294,11 @@ class Writer:
         return Formula(self, title)
 
 
+def _memory_of(x: Operand) -> Any:
+    """What says that two operands are the same numbers: views of one tensor are."""
+    return (x.data_ptr(), x.shape, x.stride(), x.dtype) if is_tensor(x) else id(x)
+
+
 def _relu_of_whole(write: Writer, x: Value) -> Value:
     return write.pointwise("maximum", x, 0)
 
@@ -314,69 +321,6 @@ _OF_WHOLES: dict[str, Callable[[Writer, Value], Value]] = {
     "sign": _sign_of_whole,
     **dict.fromkeys(("floor", "ceil", "round", "trunc"), _itself),
 }
-
-
-class Formula:
-    """Steps that become one chain: f("mul", x, 0.5) is a step of values, numbers and steps."""
-
-    def __init__(self, write: Writer, title: str) -> None:
-        self._write, self._title = write, title
-        self._operands: list[Value] = []
-        self._steps: list[tuple[str, list[tuple[bool, int]]]] = []
-
-    def __call__(self, kind: str, *arguments: Operand) -> FormulaStep:
-        self._steps.append((kind, [self._place(argument) for argument in arguments]))
-        return FormulaStep(len(self._steps) - 1)
-
-    def _place(self, argument: Operand) -> tuple[bool, int]:
-        """Whether it is a step, and its number among steps or among operands."""
-        if isinstance(argument, FormulaStep):
-            return True, argument.number
-        number = isinstance(argument, int | float) and not isinstance(argument, bool)
-        value = self._write.floats(argument) if number else self._write.value(argument)
-        if value not in self._operands:
-            self._operands.append(value)
-        return False, self._operands.index(value)
-
-    def finish(self, *results: FormulaStep, shape: Sequence[int] | None = None) -> Value:
-        """The chain over `shape`, else over what the operands broadcast to; its first result."""
-        return self.all(*results, shape=shape)[0]
-
-    def all(self, *results: FormulaStep, shape: Sequence[int] | None = None) -> tuple[Value, ...]:
-        """As `finish`, with every result."""
-        if len(self._steps) == 1 and self._steps[0][0] in FUNCTIONS:
-            kind, places = self._steps[0]
-            return (self._write.one(Pointwise(kind), *(self._operands[n] for _, n in places)),)
-        count = len(self._operands)
-        steps = tuple(
-            ChainStep(kind, tuple(n + count * is_step for is_step, n in places))
-            for kind, places in self._steps
-        )
-        whole = self._whole()
-        chain = Chain(
-            tuple(whole if shape is None else shape),
-            count,
-            steps,
-            tuple(count + result.number for result in results),
-            self._title,
-        )
-        return self._write.many(chain, *self._operands)
-
-    def _whole(self) -> tuple[int, ...]:
-        """The shape that the operands broadcast to. Raises Unmapped where they do not."""
-        shapes = [value.shape for value in self._operands]
-        try:
-            return np.broadcast_shapes(*shapes)
-        except ValueError:
-            found = ", ".join(str(list(shape)) for shape in shapes)
-            raise Unmapped(f"its operands, {found}, do not broadcast") from None
-
-
-class FormulaStep:
-    """A step of a formula, by its number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sparsejit.frontends.writing.normalisation import softmax
 from sparsejit.frontends.writing.selection import below
 from sparsejit.frontends.writing.views import repeat_each
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.products import Bmm
 
@@ -36,7 +37,7 @@ def attention(
         k, v = (repeat_each(write, x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        attn_mask = below((q.shape[-2], k.shape[-2]))
+        attn_mask = _causal(q.shape[-2], k.shape[-2])
     scores = write.one(Bmm(transposed=True, scale=factor), q, k)
     if attn_mask is None:
         weights = softmax(write, scores, -1)
@@ -45,19 +46,32 @@ def attention(
     return write.one(Bmm(), weights, v)
 
 
+@lru_cache(maxsize=2)
+def _causal(queries: int, keys: int) -> Array:
+    """One mask for all layers of a model."""
+    return below((queries, keys))
+
+
 def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
     """softmax of scores + mask, or of those where a mask of bools is set."""
-    known, leaves_one = write.known(mask), False
-    if known is not None:
-        allowed = known if known.dtype == bool else known > row_chains.LEAST_SCORE
-        leaves_one = bool(allowed.any(axis=-1).all())
-        offsets = np.where(known, 0.0, -np.inf) if known.dtype == bool else known
-        masked = write.pointwise("add", scores, offsets.astype(np.float32))
+    leaves_one = False
+    if write.is_known(mask):
+        offsets, leaves_one = write.derived(mask, _offsets)
+        masked = write.pointwise("add", scores, offsets)
     elif write.element(mask) is Element.BOOL:
         masked = write.pointwise("where", mask, scores, float("-inf"))
     else:
         masked = write.pointwise("add", scores, mask)
     return softmax(write, masked, -1) if leaves_one else safe_softmax(write, masked)
+
+
+def _offsets(write: Writer, mask: Operand) -> tuple[Value, bool]:
+    """What a known mask adds to scores, and whether it leaves something of every row."""
+    known = write.known(mask)
+    assert known is not None
+    allowed = known if known.dtype == bool else known > row_chains.LEAST_SCORE
+    offsets = np.where(known, 0.0, -np.inf) if known.dtype == bool else known
+    return write.value(offsets.astype(np.float32)), bool(allowed.any(axis=-1).all())
 
 
 def safe_softmax(write: Writer, x: Value) -> Value:

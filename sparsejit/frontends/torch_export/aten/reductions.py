@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.reductions import (
     Axes,
     Steps,
@@ -23,7 +24,7 @@ from sparsejit.frontends.writing.reductions import (
     sum_over,
     vector_norm,
 )
-from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Unmapped, Writer
+from sparsejit.frontends.writing.writer import Formula, Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
 
