@@ -17,14 +17,12 @@ of its row's weights. That start, or an intermediate sum, may wrap around; the f
 was tried: docs/kernels/gather.md.
 """
 
-import numpy as np
-
 from sparsejit.asm_templates.gather.int8_elements import Int8Elements
 from sparsejit.asm_templates.gather.int8_layout import (
     LANES,
-    RUN_ROWS,
     Int8Form,
     Int8Layout,
+    expected_steps,
     layout_of,
 )
 from sparsejit.asm_templates.gather.pieces import LoweredGather
@@ -42,7 +40,6 @@ MOST_FOLD = 4  # code is folded as far as it takes to fit the first cache level
 _STEP_CODE_BYTES = 20
 _LANE_USE = 0.6  # at 95 % zero and with the ends of runs, to tell how much code there will be
 _POOL_BYTES_A_WEIGHT = 2.8  # at 90 % zero
-_SAMPLED_RUNS = 4  # for an estimate of the steps
 # A try takes about 0.5 us a nonzero, so schedules take 0.15 s, or as long as one try takes.
 _TRIED_NNZ, _MOST_TRIES = 300_000, 4
 
@@ -74,23 +71,15 @@ def exchange_steps(matrix: SparseMatrix, target: Target) -> float:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From the steps of some of the runs."""
+    """From what bounds its steps."""
     return expect_for("int8-permute", 2, matrix, target)
 
 
 def expect_for(kind: str, sources: int, matrix: SparseMatrix, target: Target) -> Counts:
     """Of steps that pick from so many registers; `kind` is the family whose prices hold."""
-    return _counts(kind, matrix, target, sampled_steps(sources, matrix, target))
-
-
-def sampled_steps(sources: int, matrix: SparseMatrix, target: Target) -> int:
-    """About how many steps the kernel has: those of every n-th run, times n."""
-    runs = matrix.out_features // RUN_ROWS
-    every = max(1, runs // _SAMPLED_RUNS)
-    rows_of_runs = np.arange(runs * RUN_ROWS).reshape(runs, RUN_ROWS)[::every].ravel()
-    sample = SparseMatrix(matrix.dense[rows_of_runs]) if every > 1 else matrix
-    spec = MatVec(sample.out_features, sample.in_features, dtype=DType.INT8)
-    return every * layout_of(spec, sample, _form(sources, matrix, target, tries=1)).steps
+    spec = MatVec(matrix.out_features, matrix.in_features, dtype=DType.INT8)
+    steps = expected_steps(spec, matrix, _form(sources, matrix, target, tries=1))
+    return _counts(kind, matrix, target, steps)
 
 
 def _form(sources: int, matrix: SparseMatrix, target: Target, tries: int) -> Int8Form:

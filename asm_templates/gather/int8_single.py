@@ -20,7 +20,7 @@ KIND = "int8-single"
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From the steps of some of the runs."""
+    """From what bounds its steps."""
     return expect_for(KIND, 1, matrix, target)
 
 

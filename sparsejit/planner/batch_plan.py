@@ -6,6 +6,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
@@ -47,16 +48,27 @@ def plan_batch(
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
+    possible = _possible(spec, target, strategy, alike)
+    job = Job(spec, matrix, target, price_batch)
+    return choose(job, possible, strategy, batch_strategies(), exact)
+
+
+def expected_batch_ns(
+    spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, alike: bool
+) -> float:
+    """What `plan_batch` would choose, as its zeros let expect it: nothing is lowered."""
+    possible = _possible(spec, target, AUTO, alike)
+    candidates = Job(spec, matrix, target, price_batch).candidates(possible, exact)
+    return min((one.cost.ns for one in candidates), default=math.inf)
+
+
+def _possible(spec: MatMul, target: Target, strategy: str, alike: bool) -> Iterator[Template]:
     left_out = {"mixed"} if alike else set()
     if strategy == AUTO and _outnumbers_rows(spec):
         left_out.add("rows")
-    possible = (
-        row
-        for row in MATMUL_TEMPLATES
-        if _is_possible(row, spec, target) and row.family not in left_out
-    )
-    job = Job(spec, matrix, target, price_batch)
-    return choose(job, possible, strategy, batch_strategies(), exact)
+    for row in MATMUL_TEMPLATES:
+        if row.family not in left_out and _is_possible(row, spec, target):
+            yield row
 
 
 def _outnumbers_rows(spec: MatMul) -> bool:

@@ -129,8 +129,7 @@ def int8_is_cheaper(
 
 def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:
     """Of a sample as a product, of gathered columns where they are not x itself."""
-    untimed = replace(planner.of_one_layer, tune=False)
-    ns = untimed.plan(product.layer, product.matrix).chosen.cost.ns
+    ns = planner.of_one_layer.expected_ns(product.layer, product.matrix)
     if not product.gathers:
         return ns
     elements = product.matrix.in_features * product.positions

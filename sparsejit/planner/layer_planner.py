@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.batch_plan import plan_batch, prefers_panels
+from sparsejit.planner.batch_plan import expected_batch_ns, plan_batch, prefers_panels
 from sparsejit.planner.batch_split import split_batch, ways_to_split
-from sparsejit.planner.plan import AUTO, Plan, plan
+from sparsejit.planner.plan import AUTO, Plan, expected_ns, plan
 from sparsejit.planner.row_parts import row_parts
 from sparsejit.planner.split import Part, Split, split
 from sparsejit.planner.tuning import tuned
@@ -70,6 +70,13 @@ class LayerPlanner:
             choice = plan(layer, matrix, target, self.strategy, self.exact)
         measure = self.tune and self.strategy == AUTO
         return tuned(choice, layer, matrix, target) if measure else choice
+
+    def expected_ns(self, layer: Layer, matrix: SparseMatrix) -> float:
+        """What the best kernel should take, from the layer's zeros alone; infinite without one."""
+        target = self.beside(matrix).target
+        if isinstance(layer, MatMul):
+            return expected_batch_ns(layer, matrix, target, self.exact, self.alike)
+        return expected_ns(layer, matrix, target, self.exact)
 
     def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan, threads: int) -> Split:
         """A layer over at most so many threads, where that pays; `whole` is its plan."""

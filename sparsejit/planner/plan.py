@@ -73,6 +73,12 @@ def plan(
     return choose(job, MATVEC_TEMPLATES, strategy, strategies(), exact)
 
 
+def expected_ns(spec: MatVec, matrix: SparseMatrix, target: Target, exact: bool) -> float:
+    """What `plan` would choose, as its zeros let expect it: nothing is lowered."""
+    job = Job(spec, matrix, target, price)
+    return min((one.cost.ns for one in job.candidates(MATVEC_TEMPLATES, exact)), default=math.inf)
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """A layer for a target, and what makes a cost of its counts."""
@@ -86,6 +92,11 @@ class Job:
         """The template at the cost that the layer's zeros let expect."""
         counts = template.expect(self.spec, self.matrix, self.target)
         return Candidate(template, self.price(counts))
+
+    def candidates(self, templates: Iterable[Template], exact: bool) -> list[Candidate]:
+        """Those that fit, at what they are expected to cost, the cheapest first."""
+        fitting = (template for template in templates if self.fits(template, exact))
+        return sorted(map(self.expected, fitting), key=_rank)
 
     def lowered(self, template: Template) -> tuple[Candidate, Any]:
         """The template at the cost of what it makes of the layer, and what it makes."""
@@ -127,8 +138,7 @@ def choose(
     """
     if strategy not in strategies:
         raise InvalidInput(f"strategy {strategy!r} is unknown; use one of {', '.join(strategies)}")
-    fitting = (template for template in templates if job.fits(template, exact))
-    candidates = sorted(map(job.expected, fitting), key=_rank)
+    candidates = job.candidates(templates, exact)
     case = job.case(exact)
     if not candidates:
         raise InvalidInput(f"there is no kernel for {case}; use dtype='float32'")

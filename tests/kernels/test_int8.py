@@ -17,7 +17,7 @@ from sparsejit.asm_templates.gather.int8_permute import (
     MOST_FOLD,
     fold_of,
     index_sharing_rows,
-    sampled_steps,
+    lower_for,
 )
 from sparsejit.asm_templates.scheduling.covering import Covering, Demand, registers_in_turn
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS, quad_schedule
@@ -172,9 +172,26 @@ def test_blocks_share_indices(row, block_rows, index_bytes):
     weights = block_weights((256, 256), 0.2, block_rows)
     matrix = SparseMatrix(weights)
     assert index_sharing_rows(matrix) == block_rows
-    steps = sampled_steps(1 if row.family == "int8-single" else 2, matrix, VNNI)
+    steps = steps_of(1 if row.family == "int8-single" else 2, matrix)
     pool_bytes = compile_kernel(row, int8_spec(weights, 1.0), matrix).pool_bytes
     assert 0 < pool_bytes - steps * (64 + index_bytes) < 256 * 20
+
+
+def steps_of(sources: int, matrix: SparseMatrix) -> int:
+    """Those of the kernel whose steps pick from so many registers."""
+    spec = MatVec(matrix.out_features, matrix.in_features, dtype=DType.INT8)
+    return lower_for("int8-permute", sources, spec, matrix, VNNI).layout.steps
+
+
+@pytest.mark.parametrize("row", PERMUTE)
+@pytest.mark.parametrize("shape", [(16, 64), (64, 576), (300, 100), (200, 1000)])
+@pytest.mark.parametrize("density", [0.03, 0.1, 0.3])
+def test_steps_are_expected_about_as_they_become(row, shape, density):
+    weights = block_weights(shape, density, block_rows=1)
+    spec, matrix = int8_spec(weights), SparseMatrix(weights)
+    counts = row.expect(spec, matrix, VNNI), row.lower(spec, matrix, VNNI).counts
+    expected, made = (sum(part.steps for part in each.work) for each in counts)
+    assert 0.8 * made <= expected <= 1.25 * made
 
 
 @settings(max_examples=30, deadline=None)
@@ -216,7 +233,7 @@ def _taken(schedule: Covering) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize(("density", "least_use"), [(0.05, 0.6), (0.1, 0.75), (0.3, 0.8)])
 def test_lanes_are_mostly_busy(density, least_use):
     matrix = SparseMatrix(block_weights((256, 512), density, block_rows=1))
-    assert matrix.nnz > least_use * sampled_steps(2, matrix, VNNI) * 16 * PRODUCTS
+    assert matrix.nnz > least_use * steps_of(2, matrix) * 16 * PRODUCTS
 
 
 def relative_error(weights: FloatArray, x: FloatArray, input_scale: float | None) -> float:
