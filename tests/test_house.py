@@ -67,7 +67,7 @@ ONLY_IN = {
     "torch": {"frontends", "prune", "voice", "perf"},
 }
 # Instructions are learned in one place, and its ELF writer is used in one.
-WITH_PEACHPY = {"encoder", "object_file"}
+WITH_PEACHPY = {"learning", "object_file"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.

@@ -1,66 +1,15 @@
-"""Instruction forms, encoded once by PeachPy through this module alone, and learned as bytes.
+"""The form of an instruction by its operands: out of the table of forms, or learned."""
 
-PeachPy is asked for the bytes of an instruction a handful of times; from how they change, the form
-learns where each register number, displacement and immediate goes. In VEX (always the three-byte
-prefix here, so that the length is fixed) and in EVEX every bit of a register number is stored in
-one bit, plain or inverted. So flipping a bit of a number flips a fixed set of bits, whatever the
-other operands are, and XOR of one mask per bit rebuilds the encoding. Each form is checked against
-PeachPy on a number that it did not learn from. Other registers are part of the form's key.
-
-PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.py:
-  * an embedded broadcast gets the disp8 scale of the full vector: the scale is set to the element;
-  * `VCMPPS(k2, ...)` encodes a write mask k2: a k destination is always written `k2(k0)`;
-  * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper;
-    so is AMX: table TILE_EXTENSIONS, through its VEX helper.
-"""
-
-import sys
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sparsejit.errors import CompileError, MissingDependency
-from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS, Extension
-from sparsejit.x86.forms import Form, Hole, Key
+from sparsejit.errors import CompileError
+from sparsejit.x86 import form_table
+from sparsejit.x86.forms import Form, Key
+from sparsejit.x86.learning import learned_form, learned_sets
 from sparsejit.x86.operands import VECTOR_BYTES, Here, Literal, Memory, Operand, Register, Relative
-
-# Imported here and not when first needed, so that no kernel's compile time includes it. Without
-# PeachPy the package still imports: `sparsejit doctor` must be able to say what is missing.
-try:
-    from peachpy import x86_64
-    from peachpy.x86_64 import encoding, registers
-    from peachpy.x86_64.operand import MemoryAddress, MemoryOperand, RIPRelativeOffset
-except (ImportError, SyntaxError) as problem:  # a SyntaxError from the release for Python 2
-    _import_error: Exception | None = problem
-else:
-    _import_error = None
-
-
-# PeachPy's names of instruction sets; those of every x86-64 processor with AVX are left out.
-_SETS = {
-    "AVX": "avx",
-    "AVX2": "avx2",
-    "FMA3": "fma",
-    "F16C": "f16c",
-    "BMI": "bmi1",
-    "BMI2": "bmi2",
-    "AVX512F": "avx512f",
-    "AVX512BW": "avx512bw",
-    "AVX512DQ": "avx512dq",
-    "AVX512VL": "avx512vl",
-    "AVX512CD": "avx512cd",
-    "AVX512IFMA": "avx512ifma",
-    "AVX512VBMI": "avx512vbmi",
-    "AVX512VPOPCNTDQ": "avx512_vpopcntdq",
-}
-
-# Instructions that write a k register under a write mask; see the second trap above.
-_COMPARISONS = ("vcmp", "vpcmp", "vptest")
-_DISPLACEMENTS = (0x11223344, 0x55667788)
-_IMMEDIATES = {8: (0x1122334455667788, 0x2132435465768798), 4: _DISPLACEMENTS, 1: (0x11, 0x62)}
 
 
 def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int) -> Form:
@@ -68,7 +17,7 @@ def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int
 
     Raises CompileError where the instruction does not exist with such operands.
     """
-    return _learn((mnemonic, tuple(map(_signature, operands)), displacement_bytes))
+    return _form((mnemonic, tuple(map(_signature, operands)), displacement_bytes))
 
 
 def instruction_sets(key: Key) -> frozenset[str]:
@@ -79,18 +28,8 @@ def instruction_sets(key: Key) -> frozenset[str]:
     mnemonic, signatures, _ = key
     if mnemonic == "lea":  # of any address; PeachPy knows no label as one
         return frozenset()
-    return _sets((mnemonic, signatures, 4))
-
-
-@cache
-def _sets(key: Key) -> frozenset[str]:
-    if key[0] in EXTENSIONS:
-        return frozenset({EXTENSIONS[key[0]].needs})
-    if key[0] in TILE_EXTENSIONS:
-        return frozenset({TILE_EXTENSIONS[key[0]].needs})
-    values = _peachpy_operands(key, {}, _immediate_bytes(key))
-    names = map(str, getattr(x86_64, key[0].upper())(*values).isa_extensions)
-    return frozenset(_SETS[name] for name in names if name in _SETS)
+    kept = form_table.kept(key)
+    return learned_sets((mnemonic, signatures, 4)) if kept is None else kept.sets
 
 
 def is_vector(operand: Operand) -> bool:
@@ -130,264 +69,17 @@ def _upper_half(register: Register) -> bool:
     return bool(high.any())
 
 
-@cache
-def _learn(key: Key) -> Form:
-    mnemonic, signatures, _ = key
-    immediate = _immediate_bytes(key)
-    vectors = [i for i, s in enumerate(signatures) if s[0] in VECTOR_BYTES]
-    base = _encode(key, {}, immediate=immediate)
-    tables = tuple(_register_table(key, i, base, immediate) for i in vectors)
-    displacement = _displacement_hole(key, base, immediate)
-    immediate_hole = None
-    if immediate:
-        first, second = (_encode(key, {}, immediate, which=w) for w in (0, 1))
-        # A 32-bit immediate of a 64-bit operation is sign-extended; any other is a bit pattern.
-        extended = immediate == 4 and any(s[0] == "r64" for s in signatures)
-        at = _changed_at(first, second, immediate, mnemonic)
-        immediate_hole = Hole(at, immediate, signed=extended)
-    return Form(key, base, tables, displacement, immediate_hole)
+def forms_used() -> list[Form]:
+    """All that this process has asked for."""
+    return list(_FORMS.values())
 
 
-def _register_table(
-    key: Key, operand: int, base: npt.NDArray[np.uint8], immediate: int
-) -> npt.NDArray[np.uint8]:
-    kind, upper = key[1][operand][:2]
-    origin, bits = (16, 4) if upper else (0, 5 if kind == "zmm" else 4)
-    masks = [
-        base ^ _encode(key, {operand: origin | (1 << bit)}, immediate) for bit in range(bits)
-    ]
-    table = np.zeros((32, len(base)), np.uint8)
-    for number in range(32):
-        for bit, mask in enumerate(masks):
-            if number >> bit & 1:
-                table[number] ^= mask
-    unseen = origin | ((1 << bits) - 1)
-    if not np.array_equal(base ^ table[unseen], _encode(key, {operand: unseen}, immediate)):
-        raise CompileError(f"{key[0]}: register bits of operand {operand} do not combine by XOR")
-    return table
+_FORMS: dict[Key, Form] = {}
 
 
-def _displacement_hole(key: Key, base: npt.NDArray[np.uint8], immediate: int) -> Hole | None:
-    mnemonic, _, size = key
-    if size == 4:
-        first, second = (_encode(key, {}, immediate, displacement=d) for d in _DISPLACEMENTS)
-        return Hole(_changed_at(first, second, 4, mnemonic), 4)
-    if size == 1:
-        unit = _disp8_unit(key, immediate)
-        moved = _encode(key, {}, immediate, displacement=_peachpy_unit(key, immediate))
-        return Hole(_changed_at(base, moved, 1, mnemonic), 1, unit)
-    return None
-
-
-def _disp8_unit(key: Key, immediate: int) -> int:
-    """Bytes per unit of an 8-bit displacement (SDM 2A 2.7.5, compressed displacement)."""
-    broadcast = any(s[0] == "memory" and s[4] for s in key[1])
-    return 4 if broadcast else _peachpy_unit(key, immediate)
-
-
-@cache
-def _peachpy_unit(key: Key, immediate: int) -> int:
-    """The largest displacement that PeachPy encodes as an 8-bit 1."""
-    base = _encode(key, {}, immediate)
-    for unit in (64, 32, 16, 8, 4, 2, 1):
-        moved = _encode(key, {}, immediate, displacement=unit)
-        if len(moved) == len(base) and np.sum(base ^ moved) == 1:
-            return unit
-    raise CompileError(f"{key[0]}: no 8-bit displacement in this form")
-
-
-def _changed_at(
-    first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], size: int, mnemonic: str
-) -> int:
-    if len(first) == len(second):
-        changed = np.flatnonzero(first != second)
-        if len(changed) == size and changed[-1] - changed[0] == size - 1:
-            return int(changed[0])
-    raise CompileError(f"{mnemonic}: cannot locate a {size}-byte field in its encoding")
-
-
-def _immediate_bytes(key: Key) -> int:
-    """Size of the immediate: the widest PeachPy accepts."""
-    if ("immediate",) not in key[1]:
-        return 0
-    for size in _IMMEDIATES:
-        try:
-            first, second = (_encode(key, {}, size, which=w) for w in (0, 1))
-            _changed_at(first, second, size, key[0])
-        except CompileError:
-            continue
-        return size
-    raise CompileError(f"{key[0]}: no encoding with an immediate for operands {key[1]}")
-
-
-def _encode(
-    key: Key,
-    numbers: dict[int, int],
-    immediate: int,
-    which: int = 0,
-    displacement: int = 0,
-) -> npt.NDArray[np.uint8]:
-    """PeachPy's bytes for a key, with vector registers, immediate and displacement filled in."""
-    if key[0] in TILE_EXTENSIONS:
-        return _encode_tile(key, displacement)
-    values = _peachpy_operands(key, numbers, immediate, which, displacement)
-    if key[0] in EXTENSIONS:
-        return _encode_extension(EXTENSIONS[key[0]], values, key[2])
-    return _encode_known(key, values)
-
-
-def _peachpy_operands(
-    key: Key, numbers: dict[int, int], immediate: int, which: int = 0, displacement: int = 0
-) -> list[Any]:
-    _require_peachpy()
-    mnemonic, signatures, _ = key
-    values: list[Any] = []
-    for position, signature in enumerate(signatures):
-        if signature[0] == "immediate":
-            values.append(_IMMEDIATES[immediate][which])
-        else:
-            values.append(
-                _peachpy_operand(signature, numbers.get(position), displacement)
-            )
-    if mnemonic.startswith(_COMPARISONS) and signatures[0][0] == "k":
-        values[0] = values[0](getattr(x86_64, f"k{signatures[0][2]}"))
-    return values
-
-
-def _encode_known(key: Key, values: list[Any]) -> npt.NDArray[np.uint8]:
-    mnemonic, signatures, displacement_bytes = key
-    instruction = getattr(x86_64, mnemonic.upper(), None)
-    if instruction is None:
-        raise CompileError(f"PeachPy has no instruction {mnemonic!r}; add it to EXTENSIONS")
-    try:
-        candidates = instruction(*values)._filter_encodings()
-        operands = instruction(*values).operands
-    except (SyntaxError, ValueError, AssertionError) as problem:
-        raise CompileError(f"{mnemonic} does not exist with {signatures}: {problem}") from problem
-    choices = []
-    for flags, encode in candidates:
-        options: dict[str, Any] = {}
-        if flags & encoding.Flags.ModRMSIBDisp:
-            options["min_disp"] = displacement_bytes
-        if flags & encoding.Flags.VEX2:
-            options["vex3"] = True
-        choices.append(encode(operands, **options))
-    return np.frombuffer(bytes(min(choices, key=len)), np.uint8)
-
-
-def _encode_extension(
-    row: Extension, values: list[Any], displacement_bytes: int
-) -> npt.NDArray[np.uint8]:
-    destination, *first, last = values
-    memory = hasattr(last, "address")
-    # A narrowing conversion has the vector length of its source.
-    vector_bytes = getattr(destination, "register", destination).size if memory else last.size
-    prefix = encoding.evex(
-        row.opcode_map,
-        row.wide << 7 | 0b100 | row.prefix,
-        {16: 0, 32: 1, 64: 2}[vector_bytes],
-        destination.ehcode,
-        last.address if memory else last,
-        first[0].code if first else 0,
-        aaa=destination.kcode,
-        z=destination.zcode,
-        b=last.bcode if memory else 0,
-    )
-    code = prefix + bytearray([row.opcode])
-    if memory:
-        code += encoding.modrm_sib_disp(
-            destination.lcode, last.address, min_disp=displacement_bytes, disp8xN=vector_bytes
-        )
-    else:
-        code.append(0xC0 | destination.lcode << 3 | last.lcode)
-    return np.frombuffer(bytes(code), np.uint8)
-
-
-# Kinds of operands that each form of a TileExtension takes.
-_TILE_FORMS = {
-    "memory": ("memory",),
-    "none": (),
-    "tile": ("tmm",),
-    "load": ("tmm", "memory"),
-    "store": ("memory", "tmm"),
-    "product": ("tmm", "tmm", "tmm"),
-}
-
-
-def _encode_tile(key: Key, displacement: int) -> npt.NDArray[np.uint8]:
-    """The bytes of an instruction of AMX, whose tile numbers are part of the key."""
-    _require_peachpy()
-    mnemonic, signatures, displacement_bytes = key
-    row = TILE_EXTENSIONS[mnemonic]
-    if tuple(signature[0] for signature in signatures) != _TILE_FORMS[row.form]:
-        raise CompileError(f"{mnemonic} does not exist with {signatures}")
-    tiles = [signature[1] for signature in signatures if signature[0] == "tmm"]
-    memory = next((s for s in signatures if s[0] == "memory"), None)
-    if memory is None:
-        first, second, third = (*tiles, 0, 0, 0)[:3]
-        prefix = encoding.vex3(0xC4, 2, row.prefix, 0, RIPRelativeOffset(0), third)
-        code = prefix + bytearray([row.opcode, 0xC0 | first << 3 | second])
-    else:
-        if row.form != "memory" and memory[2] is None:
-            raise CompileError(f"{mnemonic} needs an index register: the distance of rows")
-        address = _peachpy_operand(memory, None, displacement).address
-        prefix = encoding.vex3(0xC4, 2, row.prefix, 0, address)
-        place = encoding.modrm_sib_disp((*tiles, 0)[0], address, min_disp=displacement_bytes)
-        code = prefix + bytearray([row.opcode]) + place
-    return np.frombuffer(bytes(code), np.uint8)
-
-
-def _peachpy_operand(signature: tuple[Any, ...], number: int | None, displacement: int) -> Any:
-    kind = signature[0]
-    if kind in VECTOR_BYTES:
-        _, upper, mask, zeroing = signature
-        register = getattr(x86_64, f"{kind}{(16 if upper else 0) if number is None else number}")
-        return _with_mask(register, mask, zeroing)
-    if kind == "k":
-        return getattr(x86_64, f"k{signature[1]}")
-    if kind in ("r16", "r32", "r64"):
-        return _general_register(kind, signature[1])
-    if kind == "relative":  # never 0, for which PeachPy would choose the 8-bit jump
-        return RIPRelativeOffset(displacement or _DISPLACEMENTS[0])
-    if kind == "literal":
-        copies = signature[1] or None
-        address = RIPRelativeOffset(displacement)
-        return MemoryOperand(
-            address, size=4 if copies else None, broadcast=copies
-        )
-    _, base, index, scale, copies, mask = signature
-    address = MemoryAddress(
-        _general_register("r64", base),
-        None if index is None else _index_register(*index),
-        None if index is None else scale,
-        displacement,
-    )
-    memory = MemoryOperand(
-        address, size=4 if copies else None, broadcast=copies or None
-    )
-    return _with_mask(memory, mask, False)
-
-
-def _general_register(kind: str, number: int) -> Any:
-    return getattr(registers, Register(kind, number).text(0))
-
-
-def _index_register(kind: str, number: int) -> Any:
-    """Of an address: a general register, or of a gather a vector of them."""
-    vector = kind in VECTOR_BYTES
-    return getattr(x86_64, f"{kind}{number}") if vector else _general_register(kind, number)
-
-
-def _with_mask(masked: Any, mask: int, zeroing: bool) -> Any:
-    if not mask:
-        return masked
-    register = getattr(x86_64, f"k{mask}")
-    return masked(register.z if zeroing else register)
-
-
-def _require_peachpy() -> None:
-    if _import_error is not None:
-        raise MissingDependency(
-            f"PeachPy 0.2.0 cannot be imported ({_import_error}); "
-            f"run: {sys.executable} -m sparsejit.install_peachpy"
-        ) from _import_error
+def _form(key: Key) -> Form:
+    form = _FORMS.get(key)
+    if form is None:
+        kept = form_table.kept(key)
+        form = _FORMS[key] = learned_form(key) if kept is None else kept.form
+    return form

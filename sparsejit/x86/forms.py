@@ -95,6 +95,17 @@ class Form:
         return tuple(np.pad(table, ((0, 0), (0, 16 - self.length))) for table in self.registers)
 
 
+def register_table(masks: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """What to XOR an instruction (length,) with for each register number: (32, length).
+
+    `masks` has what each bit of the number flips; bits without one flip nothing.
+    """
+    table = np.zeros((32, len(masks[0])), np.uint8)
+    for bit, mask in enumerate(masks):
+        table[np.arange(32) >> bit & 1 == 1] ^= mask
+    return table
+
+
 def too_wide(hole: Hole, least: int, most: int) -> CompileError:
     """For numbers from `least` to `most`."""
     return CompileError(

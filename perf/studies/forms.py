@@ -1,0 +1,80 @@
+"""Make `x86/forms.json`: the forms of instructions that kernels and models need.
+
+    python -m sparsejit.perf.studies.forms                                  (some minutes)
+
+Compiles random kernels, the zoo and the voice at every level of instruction sets that this machine
+runs, and adds what PeachPy was asked for. What the file lacks is learned when it is needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from itertools import product
+
+import numpy as np
+from sklearn.ensemble import RandomForestClassifier
+
+import sparsejit
+from sparsejit.errors import SparseJitError
+from sparsejit.machine.target import Target
+from sparsejit.perf.zoo.zoo_models import SMALL_ZOO, ZOO, pruned
+from sparsejit.planner.calibration import calibrate
+from sparsejit.selftest.cases import derive, levels
+from sparsejit.selftest.examination import compile_case
+from sparsejit.x86 import form_table
+from sparsejit.x86.encoder import forms_used, instruction_sets
+from sparsejit.x86.form_table import KeptForm
+
+_KERNELS = 1500
+_DENSITY = 0.1
+_DTYPES = ("float32", "bfloat16", "int8")
+
+
+def compile_many() -> None:
+    """Compile what needs most of the forms."""
+    for number in range(_KERNELS):
+        with suppress(SparseJitError):  # a vast case may be refused
+            compile_case(derive(1, number))
+    for name, level, dtype, batch in product(ZOO, levels(), _DTYPES, (1, 16)):
+        if name in SMALL_ZOO or batch == 1:
+            model = ZOO[name]
+            inputs = model.inputs(batch)
+            sparsejit.compile(pruned(model, _DENSITY), inputs, target=level, dtype=dtype)
+    for name, level in product(ZOO, levels()):
+        sparsejit.compile(ZOO[name].build(), ZOO[name].inputs(1), target=level)
+    sparsejit.WaveRNN.from_pretrained()
+
+
+def run_some() -> None:
+    """Run what calls, times and calibrates: code of the runtime."""
+    weights = np.eye(16, 24, dtype=np.float32)
+    for batch in (1, 5):
+        kernel = sparsejit.compile_matrix(weights, batch=batch)
+        x = np.zeros((24,) if batch == 1 else (batch, 24), np.float32)
+        kernel.bind(x, kernel(x))()
+    for threads in (1, 2):
+        name = next(iter(SMALL_ZOO))
+        inputs = SMALL_ZOO[name].inputs(8)
+        model = sparsejit.compile(SMALL_ZOO[name].build(), inputs, threads=threads)
+        outputs = model.run(inputs)
+        model.bind([np.asarray(x) for x in inputs], outputs)()
+        model.explain(measure=True)
+    forest = RandomForestClassifier(4, random_state=0).fit(np.eye(8), np.arange(8))
+    sparsejit.compile(forest).predict(np.eye(8, dtype=np.float32))
+    calibrate(Target.detect())
+
+
+def main() -> None:
+    """Write the table with all that it had."""
+    warnings.simplefilter("ignore")
+    run_some()
+    compile_many()
+    known = [each for each in map(form_table.kept, form_table.keys()) if each is not None]
+    found = [KeptForm(form, instruction_sets(form.key)) for form in forms_used()]
+    form_table.write([*known, *found])
+    print(f"{len(form_table.FILE.read_text().splitlines()) - 3} forms in {form_table.FILE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Forms that were learned before, from `forms.json`: nobody needs ask PeachPy for them again.
+
+A line a form, its key as JSON before it. `python -m sparsejit.perf.studies.forms` makes the file; a
+test compares each form with PeachPy's, and with what an independent disassembler reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import DamagedFile
+from sparsejit.x86.forms import Form, Hole, Key, register_table
+
+FILE = Path(__file__).with_name("forms.json")
+_REGISTER_BITS = 5
+_DIGEST = "digest"
+
+
+class KeptForm(NamedTuple):
+    """A form, and the instruction sets that it needs beyond those of every processor with AVX."""
+
+    form: Form
+    sets: frozenset[str]
+
+
+def kept(key: Key) -> KeptForm | None:
+    """What the table has for a key. Raises DamagedFile where the file is not what was shipped."""
+    row = _rows().get(_text(key))
+    return None if row is None else _from_data(key, row)
+
+
+def keys() -> list[Key]:
+    """The keys of all forms."""
+    return [_as_key(json.loads(text)) for text in _rows()]
+
+
+def write(forms: Iterable[KeptForm], path: Path = FILE) -> None:
+    """Write the table anew."""
+    rows = {_text(each.form.key): _to_data(each) for each in forms}
+    lines = [f"{json.dumps(text)}: {_text(row)}" for text, row in sorted(rows.items())]
+    digest = json.dumps(_digest_of(lines))
+    path.write_text("{\n" + ",\n".join([f'"{_DIGEST}": {digest}', *lines]) + "\n}\n")
+
+
+@cache
+def _rows() -> dict[str, Any]:
+    try:
+        text = FILE.read_text()
+        lines = [line.removesuffix(",") for line in text.splitlines()[2:-1]]
+        rows: dict[str, Any] = json.loads(text)
+        is_whole = rows.pop(_DIGEST) == _digest_of(lines)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise DamagedFile(f"{FILE} is not as it was shipped; install sparsejit again")
+    return rows
+
+
+def _digest_of(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _text(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _as_key(data: Any) -> Key:
+    mnemonic, signatures, displacement_bytes = data
+    return mnemonic, tuple(map(_as_tuple, signatures)), displacement_bytes
+
+
+def _as_tuple(data: Any) -> Any:
+    return tuple(map(_as_tuple, data)) if isinstance(data, list) else data
+
+
+def _to_data(each: KeptForm) -> list[Any]:
+    form = each.form
+    masks = [
+        [table[1 << bit].tobytes().hex() for bit in range(_REGISTER_BITS)]
+        for table in form.registers
+    ]
+    return [
+        form.template.tobytes().hex(),
+        masks,
+        form.displacement,
+        form.immediate,
+        sorted(each.sets),
+    ]
+
+
+def _from_data(key: Key, row: Any) -> KeptForm:
+    template, masks, displacement, immediate, sets = row
+    tables = tuple(register_table(list(map(_bytes_of, each))) for each in masks)
+    holes = (None if hole is None else Hole(*hole) for hole in (displacement, immediate))
+    return KeptForm(Form(key, _bytes_of(template), tables, *holes), frozenset(sets))
+
+
+def _bytes_of(text: str) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(bytes.fromhex(text), np.uint8)

@@ -1,0 +1,73 @@
+"""The forms that ship are what PeachPy teaches, and a damaged table is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsejit.errors import DamagedFile
+from sparsejit.x86 import form_table
+from sparsejit.x86.encoder import instruction_sets
+from sparsejit.x86.form_table import KeptForm
+from sparsejit.x86.learning import learned_form, learned_sets
+
+KEYS = form_table.keys()
+
+
+def test_every_form_is_what_peachpy_teaches() -> None:
+    assert len(KEYS) > 1000
+    for key in KEYS:
+        kept = form_table.kept(key)
+        assert kept is not None
+        learned = learned_form(key)
+        assert np.array_equal(kept.form.template, learned.template), key
+        assert len(kept.form.registers) == len(learned.registers), key
+        for one, other in zip(kept.form.registers, learned.registers, strict=True):
+            assert np.array_equal(one, other), key
+        assert kept.form.displacement == learned.displacement, key
+        assert kept.form.immediate == learned.immediate, key
+
+
+def test_their_instruction_sets_are_peachpys() -> None:
+    for key in KEYS[::5]:
+        if key[0] != "lea":  # of a label, which PeachPy takes for no address
+            assert instruction_sets(key) == learned_sets((*key[:2], 4)), key
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [kept for kept in map(form_table.kept, KEYS[:50]) if kept is not None]
+    path = tmp_path / "forms.json"
+    form_table.write(some, path)
+    _read(monkeypatch, path)
+    assert set(form_table.keys()) == set(KEYS[:50])
+    for wanted in some:
+        found = form_table.kept(wanted.form.key)
+        assert isinstance(found, KeptForm)
+        assert found.sets == wanted.sets
+        assert np.array_equal(found.form.template, wanted.form.template)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff"])
+def test_a_damaged_table_is_refused(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "forms.json"
+    path.write_bytes(damage)
+    _read(monkeypatch, path)
+    with pytest.raises(DamagedFile, match="install sparsejit again"):
+        form_table.keys()
+
+
+def test_a_changed_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "forms.json"
+    path.write_text(form_table.FILE.read_text().replace('"62f1', '"62f2', 1))
+    _read(monkeypatch, path)
+    with pytest.raises(DamagedFile, match="not as it was shipped"):
+        form_table.keys()
+
+
+def _read(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setattr(form_table, "FILE", path)
+    monkeypatch.setattr(form_table, "_rows", form_table._rows.__wrapped__)
