@@ -16,7 +16,7 @@ weights = numpy.eye(16, 24, dtype=numpy.float32)
 kernel = sparsejit.compile_matrix(weights, exact=True)
 assert numpy.array_equal(kernel(numpy.arange(24, dtype=numpy.float32)), numpy.arange(16))
 try:
-    form_for("vscalefps", (zmm(0), zmm(1), zmm(2)), 0)  # which no kernel has
+    form_for("vpmadd52luq", (zmm(0), zmm(1), zmm(2)), 0)  # which no kernel has
 except MissingDependency as error:
     print(error)
 """
