@@ -19,6 +19,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
 _MAP_PRIVATE, _MAP_ANONYMOUS = 0x02, 0x20
+_HUGE_PAGE, _MADV_HUGEPAGE = 2 << 20, 14
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,6 +34,7 @@ _libc.mmap.argtypes = [
 ]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class ExecutableMemory(SharedCode):
@@ -113,6 +115,20 @@ def _not_ours(path: str, reason: str) -> InvalidInput:
 
 
 def _map(size: int) -> int:
+    """Fresh memory; from two megabytes on in huge pages, where the system grants them."""
+    if size < _HUGE_PAGE:
+        return _mapped(size)
+    # A huge page begins at a multiple of its size: what lies before and behind is given back.
+    whole = _mapped(size + _HUGE_PAGE)
+    address = -(-whole // _HUGE_PAGE) * _HUGE_PAGE
+    for first, end in ((whole, address), (address + size, whole + size + _HUGE_PAGE)):
+        if first < end:
+            _libc.munmap(first, end - first)
+    _libc.madvise(address, size, _MADV_HUGEPAGE)  # a system without them refuses: all the same
+    return address
+
+
+def _mapped(size: int) -> int:
     protection, flags = _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS
     address = _libc.mmap(None, size, protection, flags, -1, 0)
     if address in (None, _MAP_FAILED):

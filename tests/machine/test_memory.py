@@ -86,6 +86,18 @@ def test_memory_is_unmapped_when_nothing_holds_it() -> None:
     assert permissions(address) is None
 
 
+def test_a_large_image_begins_at_a_huge_page() -> None:
+    data = np.random.default_rng(0).bytes((5 << 20) + 3)
+    memory = ExecutableMemory(data)
+    address, last = memory.address, memory.address + len(data) - 1
+    assert address % (2 << 20) == 0
+    assert memory.view(len(data)) == data
+    assert permissions(address) == permissions(last) == "r-xp"
+    del memory
+    gc.collect()
+    assert permissions(address) is permissions(last) is None
+
+
 def test_a_function_holds_its_memory() -> None:
     asm = Assembler(Target.detect())
     asm.emit("mov", rax, 42)
