@@ -82,7 +82,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dense:
 
 
 def emit(asm: Assembler, lowered: Dense) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     for part in lowered.tiles:
         asm.emit("lea", rcx, Literal(part.storage.literal(asm, part.lines)))
         asm.emit("mov", rdx, rdi)

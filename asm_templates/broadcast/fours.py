@@ -108,7 +108,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Fours:
 
 
 def emit(asm: Assembler, lowered: Fours) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     spec, storage = lowered.spec, lowered.storage
     columns = _columns(asm.target)
     lanes = np.arange(asm.target.lanes, dtype=np.int32)

@@ -75,7 +75,7 @@ def _is_pushed(matrix: SparseMatrix, target: Target) -> bool:
 
 
 def emit(asm: Assembler, lowered: Immediate) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     spec, lanes = lowered.spec, asm.target.lanes
     groups = -(-spec.out_features // lanes)
     capacity = (asm.target.vector_registers - RESERVED) // 2 if lowered.pushed else 1

@@ -157,7 +157,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0
 
 
 def emit(asm: Assembler, lowered: Looped) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     storage = lowered.storage
     if lowered.height < asm.target.lanes:
         asm.emit("mov", dword(rax), 0xFF00)

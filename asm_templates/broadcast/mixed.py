@@ -71,7 +71,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Mixed:
 
 
 def emit(asm: Assembler, lowered: Mixed) -> None:
-    """Append the kernel, for AVX-512; see `table` for the contract."""
+    """Append the kernel, for AVX-512; see `families` for the contract."""
     straight.emit(asm, lowered.straight)
     if lowered.looped is not None:
         loop.emit(asm, lowered.looped)

@@ -162,7 +162,7 @@ def lower_rows(
 
 
 def emit(asm: Assembler, lowered: Straight) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     if asm.target.isa == "avx512":
         for mask, bits in ((LOW_HALF, 0x00FF), (HIGH_HALF, 0xFF00)):
             asm.emit("mov", dword(rax), bits)

@@ -99,7 +99,7 @@ def _tile(held: _Numbers, blocks: _Flags, weights: _Floats) -> _StripTile:
 
 
 def emit(asm: Assembler, lowered: LoweredStrips) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     stream = Stream(asm, _POOL, _VECTOR_BYTES, _REACH)
     stream.point(asm.literal(np.concatenate([part.weights for part in lowered.tiles])))
     for part in lowered.tiles:

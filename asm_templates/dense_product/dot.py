@@ -87,7 +87,7 @@ def _in_order(storage: Storage, weights: FloatArray) -> FloatArray:
 
 
 def emit(asm: Assembler, lowered: Dot) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     vectors = -(-lowered.spec.in_features // asm.target.lanes)
     for group in lowered.groups:
         sums = InnerProducts(asm, group.rows, vectors)

@@ -71,7 +71,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Pairs:
 
 
 def emit(asm: Assembler, lowered: Pairs) -> None:
-    """Append the kernel; see `table` for the contract."""
+    """Append the kernel; see `families` for the contract."""
     spec, lanes = lowered.spec, asm.target.lanes
     stack_bytes = PAIR * _padded_inputs(asm, spec.in_features)
     asm.emit("sub", rsp, stack_bytes)

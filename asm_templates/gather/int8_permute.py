@@ -115,6 +115,6 @@ def lower_for(
 
 
 def emit(asm: Assembler, lowered: LoweredGather[Int8Layout]) -> None:
-    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
+    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `families`."""
     spec, layout = lowered.spec, lowered.layout
     GatherKernel(asm, spec, layout, Int8Elements(asm, spec, layout, lowered.kept)).emit()

@@ -106,7 +106,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Staged:
 
 
 def emit(asm: Assembler, lowered: Staged) -> None:
-    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `table`."""
+    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `families`."""
     spec = lowered.spec
     x_bytes = -(-spec.in_features // REGISTER_INPUTS) * REGISTER_INPUTS
     trips = max((len(group.columns) for group in lowered.groups), default=0)

@@ -96,6 +96,6 @@ def lower_for(
 
 
 def emit(asm: Assembler, lowered: LoweredPermute) -> None:
-    """x and y must not overlap; see `table` for the contract."""
+    """x and y must not overlap; see `families` for the contract."""
     spec, layout = lowered.spec, lowered.layout
     GatherKernel(asm, spec, layout, FloatElements(asm, spec, layout)).emit()

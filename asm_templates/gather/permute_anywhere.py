@@ -156,7 +156,7 @@ def _turns(cell: _Numbers) -> _Numbers:
 
 
 def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
-    """x and y must not overlap; see `table` for the contract."""
+    """x and y must not overlap; see `families` for the contract."""
     spec = lowered.spec
     whole, rest = divmod(spec.in_features, _LANES)
     if rest:
