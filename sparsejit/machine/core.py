@@ -80,13 +80,17 @@ class BatchPrices:
 
 
 class CsrPrices(NamedTuple):
-    """Cycles of a batch by a loop over compressed rows.
+    """Cycles of a batch by a loop over compressed rows; with bytes, a weight means four.
 
-    `weight`: its load and its offset's; `product`: by a vector of x, `far_product` what more that
-    takes from L2; of bytes both are for four weights, and x becomes integers on its way into the
-    panel; `sums`: to load and store a vector of sums; `group`: to change over to rows with
-    another number of weights; `into_panel`, `to_y`: a vector, feature-major and batch-major.
-    `fetch`: of fetching weights from beyond L2, what is not hidden.
+    weight: to load one and its offset.
+    product: to multiply one by a vector of x in L1.
+    far_product: what more that takes where the vector comes from L2.
+    sums: to load and store a vector of sums.
+    group: to change over to rows with another number of weights.
+    into_panel: to bring a vector of x into the panel, as integers where the arithmetic is theirs;
+        feature-major, batch-major.
+    to_y: to write a vector of y; feature-major, batch-major.
+    fetch: the share of fetching weights from beyond L2 that is not hidden.
     """
 
     weight: float
@@ -100,12 +104,16 @@ class CsrPrices(NamedTuple):
 
 
 class ForestPrices(NamedTuple):
-    """Cycles of decision trees.
+    """Cycles of decision trees; `rank` to `group` are of the kernel of blocks alone.
 
-    `gather`: a vector of 32-bit numbers in L1, by level of instructions. Of blocks: `rank`: a step
-    of the search of one x; `first_pair`: two trees compared, whose blocks come one after another,
-    `pair`: whose blocks are anywhere in L1; `group`: 32 trees led on. `leaf`: a vector of outputs
-    added; `row`: what else a row takes. Gathers and pairs take `farther` times as long, by cache.
+    gather: by level, to gather a vector of 32-bit numbers in L1.
+    rank: a step of the search for one x.
+    first_pair: to compare with two trees, whose blocks come one after another.
+    pair: the same, whose blocks are anywhere in L1.
+    group: to lead 32 trees on to their next blocks.
+    leaf: to add a vector of outputs.
+    row: what else a row takes.
+    farther: by cache, times as long that gathers and pairs take.
     """
 
     gather: Mapping[str, float]
@@ -190,36 +198,53 @@ class LoopPrices(NamedTuple):
 
 @dataclass(frozen=True)
 class Core:
-    """A design of core. `products` names what has it; `data_of` is whose numbers these are.
+    """A design of core: what it is, what kernels are made by, and what they cost.
 
-    `assumed` if they were not measured on it; `measured` says where those are from that were
-    measured on the machine that this is, `unused` what was kept of it and why it is not used.
-    Models are those of one vendor and family, by CPUID; none for one that only names itself.
-    `caches`: bytes of "l1d", "l1i", "l2" and "l3" of a product that has it, by its maker's data
-    sheet; `isa`: the highest level of instructions that its products have.
+    By level is by that of instructions: "avx512" or "avx2".
 
-    What kernels are made by:
-    `padding`, `redirects`, `placement`: whether a stream from L2 arrives faster with unread lines
-    in it, long code runs faster with jumps in it, and longer code faster at the ends of pages.
-    `halves_share_loads`: whether two blocks of eight outputs that share a line of weights load it
-    once, or each for itself. `widened`: by family and dtype, the farthest cache, "L1" or "L2", from
-    which short weights come best as float32. `shared_panel_loads`: of the weights of panels, by
-    level, how many come four with a load and are spread by permutation, for 1, 2, 3 and more
-    panels. `folding`: when the code of a permute kernel runs several times, by level and whether
-    weights are short; of rules that hold, the last.
+    key: its name, as that of its module of data.
+    data_of: the key of the core whose numbers these are.
+    products: what has it, in words.
+    vendor, family, models: by CPUID; no models for a core that only names itself.
+    isa: the highest level of instructions that its products have.
+    caches: bytes of "l1d", "l1i", "l2" and "l3" of a product that has it, by its data sheet.
+    assumed: whether its numbers were not measured on it.
+    measured: where those numbers are from that were measured on the machine that this is.
+    unused: what was kept of such a measurement, and why it is not used.
 
-    What they cost:
-    `shared_way` is what code adds to data that comes from L2 as well, or data to code, `shared_far`
-    beyond L2; `unhidden` what each other resource adds to the one that takes longest.
-    `l2_ways`: so many lines a set of L2 has, where pages at random crowd some sets before L2 is
-    full; 0 where it is taken to hold whatever is no larger.
-    `code_rates`: how many times as fast as `rates` say the code of a kind of step arrives, for
-    longer instructions carry more; `data_rates` so for the weights of a kind of step from L2.
-    `gate_cycles`: of a hidden unit, by recurrent cell and level.
-    `reduction_cycles`: to add up the lanes of a vector. `multipliers`: vectors multiplied and added
-    a cycle. `csr`: by level and arithmetic; `attention`: by level; `loops`: all else. `ask_ahead`:
-    bytes ahead of which straight code from beyond L2 asks for the code to come. `l3_share`: the
-    part of L3 that a process can count on.
+    padding: whether a stream from L2 arrives faster with unread lines in it.
+    redirects: whether long code runs faster with jumps in it.
+    placement: whether longer code runs faster at the ends of pages.
+    halves_share_loads: whether two blocks of eight outputs that share a line of weights load it
+        once, or each for itself.
+    widened: by family and dtype, the farthest cache, "L1" or "L2", from which short weights come
+        best as float32.
+    shared_panel_loads: by level, how many weights of panels come four with a load and are spread by
+        permutation, for 1, 2, 3 and more panels.
+    folding: by level and whether weights are short, when the code of a permute kernel runs several
+        times; of rules that hold, the last.
+    ask_ahead: bytes ahead of which straight code from beyond L2 asks for the code to come.
+
+    rates: cycles a nanosecond, and bytes a cycle by cache.
+    steps: cycles, by kind of step, level and stored dtype.
+    code_rates: by kind of step, times as fast as `rates` say that its code arrives, for longer
+        instructions carry more.
+    data_rates: the same for its weights from L2.
+    shared_way: the share that code adds to data that comes from L2 as well, or data to code.
+    shared_far: the same beyond L2.
+    unhidden: the share of each other resource that adds to the one that takes longest.
+    l2_ways: lines a set of L2 has, where pages at random crowd some sets before L2 is full; 0 where
+        it is taken to hold whatever is no larger.
+    l3_share: the share of L3 that a process can count on.
+    multipliers: vectors multiplied and added a cycle.
+    reduction_cycles: cycles to add up the lanes of a vector.
+    gate_cycles: cycles of a hidden unit, by recurrent cell and level.
+    batch: what the parts of a batch cost.
+    csr: by level and arithmetic, "floats", "integers" or "bytes".
+    forest: decision trees.
+    attention: by level.
+    sharing: what it costs to share work with another core.
+    loops: all else.
     """
 
     key: str

@@ -65,10 +65,13 @@ _TOO_OLD = frozenset({"sse", "sse2", "sse3", "ssse3", "sse4", "sse4.1", "sse4.2"
 class Target:
     """A processor as the code generators see it.
 
-    `isa` is "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides). Below the avx512
-    level `instruction_sets` holds no name of AVX-512 or AMX at all. Cache sizes are in bytes; L1
-    and L2 are those of one core. `core` is what is known of its microarchitecture.
-    `between_bytes`: of code and weights of others that run between two calls of a kernel.
+    isa: "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides).
+    instruction_sets: names as in /proc/cpuinfo; below avx512 none of AVX-512 or AMX at all.
+    l1d_bytes, l1i_bytes, l2_bytes: sizes in bytes, of the caches of one core.
+    l3_bytes: the size in bytes of what cores share.
+    model: the processor's name for itself.
+    core: what is known of its microarchitecture.
+    between_bytes: bytes of code and weights of others that run between two calls of a kernel.
     """
 
     isa: str

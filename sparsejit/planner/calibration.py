@@ -43,9 +43,14 @@ _LEAST_GAIN, _TRIES = 1.05, 3
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured. `steps` are cycles; `tricks` are fields of `Core`.
+    """What was measured.
 
-    `sharing`: fields of `SharingPrices`; none where no second core came.
+    rates: cycles a nanosecond, and bytes a cycle by cache.
+    steps: cycles, by kind of step, level and stored dtype.
+    shared_way: `Core.shared_way`, a share.
+    tricks: whether kernels gain by them, by name of a field of `Core`.
+    sharing: by name of a field of `SharingPrices`, in its unit; none where no second core came.
+    measured_on: the day, as in ISO 8601.
     """
 
     rates: Rates

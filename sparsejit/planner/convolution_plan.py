@@ -47,9 +47,13 @@ class WindowPlan:
 
 @dataclass(frozen=True)
 class FilterProduct:
-    """A convolution as a product: W, what is multiplied, and how many positions a sample has.
+    """A convolution as a product.
 
-    `gathers`: columns are not x itself; `is_strided`: their windows lie more than one apart.
+    matrix: W, (out_channels, in_channels * taps).
+    each: what is computed at a position.
+    positions: how many a sample has.
+    gathers: whether columns are not x itself.
+    is_strided: whether their windows lie more than one apart.
     """
 
     matrix: SparseMatrix

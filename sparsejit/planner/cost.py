@@ -22,8 +22,11 @@ from sparsejit.machine.target import Target
 class Cost:
     """Predicted cost of one call, x and weights warm.
 
-    `steps` are the family's units of work, `ns` the prediction, `bound` the resource that sets
-    it: "execution", or "code from L2" and the like.
+    steps: units of the family's work.
+    code_bytes: bytes of code that run.
+    data_bytes: bytes of weights, x and y.
+    ns: nanoseconds, as predicted.
+    bound: the resource that sets them: "execution", or "code from L2" and the like.
     """
 
     steps: int

@@ -26,10 +26,15 @@ def weight_bytes(nnz: int, all_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class LayerPlanner:
-    """What is wanted of every kernel; `compile_matrix` says what each means.
+    """What is wanted of every kernel; `compile_matrix` says more of its own arguments.
 
-    `alike`: every column of a batch is summed in the same order. `model_bytes` are about those of
-    code and data of the whole model, shared among `cores`; 0 for a layer alone.
+    target: what code is made for.
+    strategy: the family that is to be used, or "auto".
+    exact: whether every weight must stay as its dtype holds it.
+    tune: whether candidates are measured.
+    alike: whether every column of a batch is summed in the same order.
+    model_bytes: about the bytes of code and data of the whole model; 0 for a layer alone.
+    cores: among how many cores these are shared.
     """
 
     target: Target
