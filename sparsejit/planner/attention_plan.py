@@ -1,10 +1,15 @@
 """Whether an attention takes its own kernel, and what that should take."""
 
+from collections.abc import Mapping
+
 from sparsejit.asm_templates.attention.frame import AttentionStack
 from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_price import attention_cycles, attention_products
 from sparsejit.planner.cost import Cost
+
+# All attentions of a stack in one kernel, or two products around a softmax.
+FORMS = ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
 
 
 def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Cost:
@@ -13,6 +18,8 @@ def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target)
     return Cost(sum(attention_products(stack, tiles)), 0, 0, ns, "execution")
 
 
-def several_steps_ns(ns: float, target: Target) -> float:
-    """Of two products around a softmax, by what their steps are predicted to take."""
-    return ns * target.core.attention[target.isa].apart
+def plan_attention(ns: Mapping[str, float], target: Target) -> str:
+    """The form that should take least, by what the steps of each are predicted to take."""
+    together, apart = ns[ONE_KERNEL], ns[SEVERAL_STEPS]
+    is_least = together <= apart * target.core.attention[target.isa].apart
+    return ONE_KERNEL if is_least else SEVERAL_STEPS

@@ -4,7 +4,7 @@ Windows are read by weights as code, by a loop over channels with all weights, o
 algorithm. Where code is so long that it comes from far, columns gathered after all may be cheaper.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.convolution.dense_windows import MOST_TAPS, tile_shape
@@ -31,6 +31,14 @@ from sparsejit.planner.cost import Cost
 from sparsejit.planner.layer_planner import LayerPlanner
 
 DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD = "dense-windows", "sparse-windows", "winograd"
+
+_LEAST_FILLED = 0.4  # of the lanes of windows, by positions
+_LEAST_SPREAD = 0.5  # of a channel's cache lines, by what it holds
+_LEAST_POSITIONS = 4  # of pooling, in a row: of fewer, chains keep more lanes busy
+# Of L2: what images between layers exceed where bands pay, and what a band's may take.
+_LARGE, _NEAR = 0.5, 0.6
+_MOST_WEIGHTS = 10_000  # nonzeros of a convolution that has its code once a band
+_MOST_BANDS = 16
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,45 @@ def plan_windows(
         moved = counts.moved_bytes
         costs[WINOGRAD] = price_dense_windows(cycles, weight_bytes, moved, target, passes)
     return WindowPlan(costs, name or min(costs, key=lambda one: costs[one].ns))
+
+
+def fills_windows(image: PaddedImage, target: Target) -> bool:
+    """Whether enough lanes of windows would be positions."""
+    lanes = window_panels(image, target).count * target.lanes
+    return image.rows.positions * image.columns.positions >= _LEAST_FILLED * lanes
+
+
+def fills_spread(places: int, pitch: int) -> bool:
+    """Whether channels of so many floats are to lie `pitch` floats apart."""
+    return places >= _LEAST_SPREAD * pitch
+
+
+def pools_by_windows(columns: int) -> bool:
+    """Whether pooling of so many positions in a row takes one kernel for all taps."""
+    return columns >= _LEAST_POSITIONS
+
+
+def gains_by_bands(image_bytes: int, target: Target) -> bool:
+    """Whether an image between two convolutions is so large that bands pay."""
+    return image_bytes >= _LARGE * target.l2_bytes
+
+
+def repeats_in_bands(nnz: int) -> bool:
+    """Whether code for so many weights is short enough to be there once a band."""
+    return nnz <= _MOST_WEIGHTS
+
+
+def band_count(
+    rows: int, threads: int, live_bytes: Callable[[int], int], target: Target
+) -> int | None:
+    """As few bands of rows as keep what lies between convolutions near, so many for each thread.
+
+    live_bytes: the most that lies between two of them, by the number of bands.
+    None where no number of bands keeps it near.
+    """
+    counts = range(threads, min(rows, _MOST_BANDS) + 1, threads)
+    near = _NEAR * target.l2_bytes
+    return next((count for count in counts if live_bytes(count) <= near), None)
 
 
 def columns_are_cheaper(

@@ -1,6 +1,6 @@
 """Attention, of all keys and under masks: tables, and both ways to compute it between guards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,6 +20,7 @@ from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
 from sparsejit.lowering.products import attention
 from sparsejit.machine.target import Target
+from sparsejit.planner.attention_plan import FORMS, ONE_KERNEL
 
 HERE = Origin("attention")
 TOLERANCE = 1e-4
@@ -39,14 +40,14 @@ def attention_graph(
 
 
 @contextmanager
-def only(way: Callable[..., None]) -> Iterator[None]:
+def only(form: str) -> Iterator[None]:
     """However it is priced."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "WAYS", (way,))
+        patch.setattr(attention, "plan_attention", lambda ns, target: form)
         yield
 
 
-@pytest.mark.parametrize("way", attention.WAYS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=4)
 @given(
@@ -62,7 +63,7 @@ def only(way: Callable[..., None]) -> Iterator[None]:
 )
 def test_any_size_and_mask(
     isa: str,
-    way: Callable[..., None],
+    form: str,
     queries: int,
     keys: int,
     depth: int,
@@ -82,16 +83,16 @@ def test_any_size_and_mask(
     if stride:  # one tile adds to another
         mask |= (abs(row - column) < 3) | ((row - column) % stride == 0)
     graph = attention_graph(shapes, mask, 1.5)
-    with only(way):
+    with only(form):
         check_graph(graph, [uniform(generator, s) for s in shapes], Target.named(isa), TOLERANCE)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("way", attention.WAYS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("queries", [5, 40, 64])
 @pytest.mark.parametrize(("keys", "values"), [(24, 64), (33, 130)])
 def test_without_a_mask(
-    isa: str, way: Callable[..., None], queries: int, keys: int, values: int
+    isa: str, form: str, queries: int, keys: int, values: int
 ) -> None:
     """Also where rows lie far apart, so that values are copied first."""
     generator, build = np.random.default_rng(queries), GraphBuilder()
@@ -99,7 +100,7 @@ def test_without_a_mask(
     inputs = [build.input(TensorType(shape), HERE) for shape in shapes]
     heads = [build.one(Permute((0, 2, 1, 3)), x, origin=HERE) for x in inputs]
     graph = build.finish([build.one(Attention(-0.4), *heads, origin=HERE)])
-    with only(way):
+    with only(form):
         arrays = [uniform(generator, shape) for shape in shapes]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
 
@@ -130,7 +131,7 @@ def test_forbidden_keys_do_not_count(isa: str) -> None:
     mask[:, 11] = False  # seen by nobody: never read
     arrays = [uniform(generator, (40, 8)) for _ in range(3)]
     graph = attention_graph([(40, 8)] * 3, mask, 1.0)
-    with only(attention.lower_together):
+    with only(ONE_KERNEL):
         (plain,) = run_graph(graph, arrays, Target.named(isa))
         for array in arrays[1:]:
             array[11] = np.nan
@@ -145,7 +146,7 @@ def test_large_scores_do_not_overflow(isa: str) -> None:
     arrays = [uniform(generator, (33, 16)) * 100 for _ in range(3)]
     mask = np.tril(np.ones((33, 33), bool))
     graph = attention_graph([(33, 16)] * 3, mask, 1.0)
-    with only(attention.lower_together):
+    with only(ONE_KERNEL):
         check_graph(graph, arrays, Target.named(isa), 2e-3)
 
 
@@ -157,7 +158,7 @@ def test_heads_are_read_and_written_where_they_lie(isa: str) -> None:
     mask = build.constant(generator.random((3, 20, 20)) < 0.3, HERE)
     y = build.one(Attention(0.3), *heads, mask, origin=HERE)
     graph = build.finish([build.one(Permute((0, 2, 1, 3)), y, origin=HERE)])
-    with only(attention.lower_together):
+    with only(ONE_KERNEL):
         assert kernels_of(graph, isa) == ["masked attention", "copy"]  # of the output
         arrays = [uniform(generator, (2, 20, 3, 9)) for _ in range(3)]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
@@ -208,8 +209,8 @@ def test_rows_of_a_stride_share_their_keys() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("way", attention.WAYS)
-def test_heads_are_written_behind_their_tokens(isa: str, way: Callable[..., None]) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_heads_are_written_behind_their_tokens(isa: str, form: str) -> None:
     """What projects them next reads them as one row, without a copy."""
     generator, build = np.random.default_rng(6), GraphBuilder()
     q, k, v = (build.input(TensorType((2, 3, 20, 8)), HERE) for _ in range(3))
@@ -218,7 +219,7 @@ def test_heads_are_written_behind_their_tokens(isa: str, way: Callable[..., None
     rows = build.one(Reshape((40, 24)), tokens, origin=HERE)
     weights = build.constant(uniform(generator, (5, 24)), HERE)
     graph = build.finish([build.one(Linear(), rows, weights, origin=HERE)])
-    with only(way):
+    with only(form):
         assert "copy" not in kernels_of(graph, isa)
         arrays = [uniform(generator, (2, 3, 20, 8)) for _ in range(3)]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
@@ -235,6 +236,6 @@ def test_tiles_of_several_masks_and_tiles_that_add(isa: str, kind: str) -> None:
     else:
         assert any(group.adds for group in row_groups(mask, Target.named(isa).lanes))
     graph = attention_graph(shapes, mask, 1.0)
-    with only(attention.lower_together):
+    with only(ONE_KERNEL):
         arrays = [uniform(generator, shape) for shape in shapes]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)

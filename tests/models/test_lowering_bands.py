@@ -6,10 +6,9 @@ from native import check_graph, kernels_of
 from runnable import ISAS
 from sketch import Sketch
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
-from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution import bands
 from sparsejit.machine.target import Target
 
@@ -45,12 +44,8 @@ def steps_of(graph: Graph, isa: str) -> list[str]:
 
 def use_bands(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """So many, of images of any size."""
-    monkeypatch.setattr(bands, "_LARGE", 0.0)
-
-    def cut(low: Lowering, chain: list[Node]) -> list[bands.Band]:
-        return bands.cut_rows(chain[-1].output.shape[2], count) if len(chain) > 1 else []
-
-    monkeypatch.setattr(bands, "_bands", cut)
+    monkeypatch.setattr(bands, "gains_by_bands", lambda image_bytes, target: True)
+    monkeypatch.setattr(bands, "band_count", lambda rows, threads, live_bytes, target: count)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -39,11 +39,7 @@ from sparsejit.lowering.convolution.windows import window_image, window_steps
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.linear import product_step
-
-# Of L2: what images between layers exceed where bands pay, and what a band's may take.
-_LARGE, _NEAR = 0.5, 0.6
-_MOST_WEIGHTS = 10_000  # of a convolution other than by channel
-_MOST_BANDS = 16
+from sparsejit.planner.convolution_plan import band_count, gains_by_bands, repeats_in_bands
 
 
 @dataclass(frozen=True)
@@ -57,17 +53,20 @@ class Band:
 def lower_bands(low: Lowering, node: Node) -> bool:
     """Lower a convolution and those that follow it, if they should run in bands."""
     chain = _chain(low, node)
-    bands = _bands(low, chain)
-    if len(chain) < 2 or len(bands) < 2:
+    if len(chain) < 2:
+        return False
+    rows, threads = chain[-1].output.shape[2], low.options.threads_a_tile
+    count = band_count(rows, threads, partial(_live_bytes, chain, rows), low.target)
+    if count is None or count < 2:
         return False
     x, y = with_whole_rows(low, node), image_result(low, chain[-1], has_whole_rows)
-    for band in _thread_by_thread(bands, low.options.threads_a_tile):
+    for band in _thread_by_thread(_cut_rows(rows, count), threads):
         image, known = x, Band(0, x.shape[2])
         readers = [*chain[1:], None]
         for one, wanted, reader in zip(chain, _needed(chain, band), readers, strict=True):
-            rows = _new_rows(low, one, wanted, reader) if reader else _rows(y, wanted)
-            _compute(low, one, image, known, rows, wanted)
-            image, known = rows, wanted
+            into = _new_rows(low, one, wanted, reader) if reader else _rows(y, wanted)
+            _compute(low, one, image, known, into, wanted)
+            image, known = into, wanted
     low.lowered.update(chain[1:])
     return True
 
@@ -82,7 +81,8 @@ def _chain(low: Lowering, node: Node) -> list[Node]:
     while chain:
         value = chain[-1].output
         is_kept = value in low.wanted or value in low.graph.outputs
-        if is_kept or value.type.bytes < _LARGE * low.target.l2_bytes or len(readers[value]) != 1:
+        pays = gains_by_bands(value.type.bytes, low.target)
+        if is_kept or not pays or len(readers[value]) != 1:
             break
         (reader,) = readers[value]
         if reader.inputs[0] is not value or _kind(low, reader) is None:
@@ -103,24 +103,12 @@ def _kind(low: Lowering, node: Node) -> str | None:
     if is_depthwise(node):
         return "depthwise"
     weights = low.graph.constants.get(node.inputs[1])
-    if weights is None or np.count_nonzero(weights) > _MOST_WEIGHTS or op.groups > 1:
+    if weights is None or op.groups > 1 or not repeats_in_bands(int(np.count_nonzero(weights))):
         return None
     if prod(weights.shape[2:]) == 1:
         plain = op.stride == (1, 1) and op.padding == (0, 0)
         return "pointwise" if plain else None
     return "windows" if window_image(low, node) is not None else None
-
-
-def _bands(low: Lowering, chain: list[Node]) -> list[Band]:
-    """As few as keep what lies between two convolutions near; as many for each thread."""
-    if len(chain) < 2:
-        return []
-    rows, threads = chain[-1].output.shape[2], low.options.threads_a_tile
-    for count in range(threads, min(rows, _MOST_BANDS) + 1, threads):
-        bands = cut_rows(rows, count)
-        if max(map(partial(_live_bytes, chain), bands)) <= _NEAR * low.target.l2_bytes:
-            return bands
-    return []
 
 
 def _thread_by_thread(bands: list[Band], threads: int) -> list[Band]:
@@ -129,12 +117,17 @@ def _thread_by_thread(bands: list[Band], threads: int) -> list[Band]:
     return [band for first in range(each) for band in bands[first::each]]
 
 
-def cut_rows(rows: int, count: int) -> list[Band]:
+def _cut_rows(rows: int, count: int) -> list[Band]:
     """As equal as can be."""
     return [Band(*part) for part in cut(rows, count)]
 
 
-def _live_bytes(chain: list[Node], band: Band) -> int:
+def _live_bytes(chain: list[Node], rows: int, count: int) -> int:
+    """The most that an image of a band and the next one take, of so many bands."""
+    return max(map(partial(_band_bytes, chain), _cut_rows(rows, count)))
+
+
+def _band_bytes(chain: list[Node], band: Band) -> int:
     """The most that a band's image and the next one take."""
     shapes = [node.output.shape for node in chain]
     sizes = [

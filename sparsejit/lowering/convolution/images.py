@@ -16,8 +16,7 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
-
-_LEAST_FILLED = 0.5  # of a channel's cache lines
+from sparsejit.planner.convolution_plan import fills_spread
 
 
 def image_result(
@@ -65,7 +64,7 @@ def is_padded(low: Lowering, value: Value) -> bool:
     places = prod(value.shape[2:])
     if value in low.wanted or value in low.graph.outputs or places == 1:
         return False
-    if places < _LEAST_FILLED * spread_pitch(places):
+    if not fills_spread(places, spread_pitch(places)):
         return False
     readers = low.graph.consumers().get(value, [])
     return bool(readers) and all(_takes_padding(low, reader, value) for reader in readers)

@@ -16,11 +16,10 @@ from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.convolution_plan import channel_windows_cost
+from sparsejit.planner.convolution_plan import channel_windows_cost, pools_by_windows
 from sparsejit.x86.assembler import Assembler
 
 _TAPS_A_CHAIN = 6
-_LEAST_POSITIONS = 4  # in a row: of fewer, chains keep more lanes busy
 
 
 @lowers(Pooling)
@@ -53,7 +52,7 @@ def _lower_windows(low: Lowering, node: Node) -> bool:
     sizes = value.shape[2:], y.shape[2:], op.kernel, op.stride, before, op.dilation
     rows, columns = axes(*sizes)
     counts_all = op.kind is PoolingKind.MAX or op.counts_padding or not any(map(any, op.padding))
-    if not counts_all or not can_run(rows, columns) or columns.positions < _LEAST_POSITIONS:
+    if not counts_all or not can_run(rows, columns) or not pools_by_windows(columns.positions):
         return False
     x = low.view(value)
     if not has_whole_rows(x):

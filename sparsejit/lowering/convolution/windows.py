@@ -19,7 +19,7 @@ from sparsejit.asm_templates.convolution.sparse_windows import (
     emit_sparse_windows,
     lower_sparse_windows,
 )
-from sparsejit.asm_templates.convolution.window_panels import AddedOperand, window_panels
+from sparsejit.asm_templates.convolution.window_panels import AddedOperand
 from sparsejit.asm_templates.convolution.winograd import (
     U_A_WEIGHT,
     emit_winograd,
@@ -44,13 +44,13 @@ from sparsejit.planner.convolution_plan import (
     WINOGRAD,
     WindowPlan,
     columns_are_cheaper,
+    fills_windows,
     padding_cost,
     plan_windows,
 )
 from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
 
-_LEAST_FILLED = 0.4  # of the lanes
 _ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
 _Emit = Callable[[Assembler, Locations], None]
 # What lowers a kernel's windows, and what appends its code.
@@ -164,8 +164,7 @@ def window_image(low: Lowering, node: Node) -> PaddedImage | None:
     if not can_pad(rows, columns):
         return None
     image = PaddedImage(x.shape[0], x.shape[1], rows, columns, (0, 0, 0))
-    lanes = window_panels(image, low.target).count * low.target.lanes
-    return image if rows.positions * columns.positions >= _LEAST_FILLED * lanes else None
+    return image if fills_windows(image, low.target) else None
 
 
 def _products(

@@ -1,6 +1,5 @@
 """Attention: a loop over the stack around tiles of queries, or two products around a softmax."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -25,12 +24,16 @@ from sparsejit.lowering.products.stacked_products import lower_bmm
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.attention_plan import attention_cost, several_steps_ns
+from sparsejit.planner.attention_plan import (
+    ONE_KERNEL,
+    SEVERAL_STEPS,
+    attention_cost,
+    plan_attention,
+)
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 
 BoolArray = npt.NDArray[np.bool_]
-_Way = Callable[[Lowering, Node], None]
 
 _FLOAT = 4
 # Values that are read so often are worth a copy in which rows lie side by side.
@@ -68,15 +71,11 @@ class _Operands(NamedTuple):
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
     _write_permuted(low, node)
-    trials: dict[_Way, Lowering] = {way: low.trial(node.inputs[:3]) for way in WAYS}
-    for way, trial in trials.items():
-        way(trial, node)
-
-    def predicted_ns(way: _Way) -> float:
-        ns = sum(step.ns for step in trials[way].steps)
-        return several_steps_ns(ns, low.target) if way is lower_apart else ns
-
-    low.adopt(trials[min(trials, key=predicted_ns)])
+    trials = {form: low.trial(node.inputs[:3]) for form in _WAYS}
+    for form, trial in trials.items():
+        _WAYS[form](trial, node)
+    ns = {form: sum(step.ns for step in trial.steps) for form, trial in trials.items()}
+    low.adopt(trials[plan_attention(ns, low.target)])
 
 
 def _write_permuted(low: Lowering, node: Node) -> None:
@@ -89,7 +88,7 @@ def _write_permuted(low: Lowering, node: Node) -> None:
     low.wanted[node.output] = low.temporary(readers[0].output.type).permuted(back)
 
 
-def lower_together(low: Lowering, node: Node) -> None:
+def _lower_together(low: Lowering, node: Node) -> None:
     """By the kernel; operands are copied only where rows are not contiguous."""
     assert isinstance(node.op, Attention)
     masks = _StackMasks.of(low, node)
@@ -148,7 +147,7 @@ def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
     return len(masks.arrays) > 1 and part.axis == len(part.whole) - 2 + masks.axis
 
 
-def lower_apart(low: Lowering, node: Node) -> None:
+def _lower_apart(low: Lowering, node: Node) -> None:
     """Scores, their softmax, and values by these, one after another."""
     assert isinstance(node.op, Attention)
     query, key, value, *masks = node.inputs
@@ -168,7 +167,7 @@ def lower_apart(low: Lowering, node: Node) -> None:
     lower_bmm(low, Node(Bmm(), (weights, value), (node.output,)))
 
 
-WAYS = (lower_together, lower_apart)
+_WAYS = {ONE_KERNEL: _lower_together, SEVERAL_STEPS: _lower_apart}
 
 
 def _constant(values: npt.ArrayLike) -> View:
