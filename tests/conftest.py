@@ -12,7 +12,7 @@ import pytest
 from fake_clock import FakeClock, ticking
 from hypothesis import settings
 
-from sparsejit.machine.core import SharingPrices
+from sparsejit.machine.prices import SharingPrices
 from sparsejit.planner import sharing
 from sparsejit.runtime import native_timing
 

@@ -23,7 +23,7 @@ _BLOCK_BYTES = 192
 
 @dataclass(frozen=True)
 class ForestCounts:
-    """What a kernel does with all rows: see `machine.core.ForestPrices`.
+    """What a kernel does with all rows: see `machine.prices.ForestPrices`.
 
     `data_bytes` are those of all trees, `near_bytes` what is read again before anything else is.
     """

@@ -19,7 +19,8 @@ from typing import Any
 
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.files import check_writable
-from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.core import Core
+from sparsejit.machine.prices import StepPrice
 from sparsejit.machine.rates import Rates
 from sparsejit.machine.target import Target
 from sparsejit.measuring import core_loops, thread_loops

@@ -14,7 +14,8 @@ from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
-from sparsejit.machine.core import Core, StepPrice
+from sparsejit.machine.core import Core
+from sparsejit.machine.prices import StepPrice
 from sparsejit.machine.target import Target
 
 

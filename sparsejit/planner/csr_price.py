@@ -4,7 +4,7 @@
              + inputs * vectors * into the panel + outputs * vectors * to y
 
 Weights from beyond L2 are prefetched and arrive beside this, but for a share. Prices are data of
-the processor (`machine.core.CsrPrices`).
+the processor (`machine.prices.CsrPrices`).
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from dataclasses import replace
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
 from sparsejit.asm_templates.batch.csr_stream import QUAD
 from sparsejit.ir.spec import Layout
-from sparsejit.machine.core import CsrPrices
+from sparsejit.machine.prices import CsrPrices
 from sparsejit.planner.cost import Cost, cache_level
 
 

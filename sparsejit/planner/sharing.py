@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from sparsejit.machine.core import SharingPrices
+from sparsejit.machine.prices import SharingPrices
 from sparsejit.machine.target import Target
 
 

@@ -25,7 +25,7 @@ from sparsejit.lowering.model import LoweredModel, lower_model
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import schedule
-from sparsejit.machine.core import SharingPrices
+from sparsejit.machine.prices import SharingPrices
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.perf.zoo import models_named, pruned

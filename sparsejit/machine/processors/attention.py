@@ -7,7 +7,7 @@ of 4 to 256 tokens: the way that is chosen takes 1.01 of the least in the geomet
 most.
 """
 
-from sparsejit.machine.core import AttentionPrices
+from sparsejit.machine.prices import AttentionPrices
 
 ATTENTION = {
     "avx512": AttentionPrices(

@@ -4,7 +4,7 @@ From 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: of those in L2 
 their time to a third more, beyond it two thirds to one.
 """
 
-from sparsejit.machine.core import ForestPrices
+from sparsejit.machine.prices import ForestPrices
 
 FOREST = ForestPrices(
     gather={"avx512": 9.0, "avx2": 6.2},

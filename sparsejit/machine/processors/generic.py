@@ -6,7 +6,8 @@ are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_l
 `unhidden` Golden Cove's.
 """
 
-from sparsejit.machine.core import Core, SharingPrices, StepPrice, caches
+from sparsejit.machine.core import Core, caches
+from sparsejit.machine.prices import SharingPrices, StepPrice
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE

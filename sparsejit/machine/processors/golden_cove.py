@@ -6,15 +6,8 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 
 from dataclasses import replace
 
-from sparsejit.machine.core import (
-    Core,
-    CsrPrices,
-    FoldingRule,
-    SharingPrices,
-    StepPrice,
-    caches,
-    models,
-)
+from sparsejit.machine.core import Core, FoldingRule, caches, models
+from sparsejit.machine.prices import CsrPrices, SharingPrices, StepPrice
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5

@@ -4,7 +4,7 @@ Throughputs of tiles are those of Intel's Optimization Reference Manual, chapter
 around them was timed on an Emerald Rapids core at 3.0 GHz, with the instructions of AMX left out.
 """
 
-from sparsejit.machine.core import StepPrice
+from sparsejit.machine.prices import StepPrice
 
 _PAPER = "on paper, from Intel's Optimization Reference Manual"
 _ENDS = "256x256 with 64 columns in 4.0 to 4.6 us without its tiles, Emerald Rapids"

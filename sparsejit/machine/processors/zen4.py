@@ -8,7 +8,8 @@ cycle.
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, CsrPrices, SharingPrices, StepPrice, caches, models
+from sparsejit.machine.core import Core, caches, models
+from sparsejit.machine.prices import CsrPrices, SharingPrices, StepPrice
 from sparsejit.machine.processors.attention import ATTENTION_BY_HALVES
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5

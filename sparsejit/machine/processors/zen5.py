@@ -4,16 +4,8 @@ Figures are of one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the laye
 on are those of `sparsejit bench kernels`.
 """
 
-from sparsejit.machine.core import (
-    BatchPrices,
-    Core,
-    CsrPrices,
-    FoldingRule,
-    SharingPrices,
-    StepPrice,
-    caches,
-    models,
-)
+from sparsejit.machine.core import Core, FoldingRule, caches, models
+from sparsejit.machine.prices import BatchPrices, CsrPrices, SharingPrices, StepPrice
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.tiles import TILE_STEPS

@@ -1,0 +1,178 @@
+"""What work costs on a design of core, as records: their values are data of `processors`.
+
+By level is by that of instructions: "avx512" or "avx2".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class StepPrice(NamedTuple):
+    """Cycles that one step of a kernel takes in L1, and where the figure comes from."""
+
+    cycles: float
+    source: str
+
+
+@dataclass(frozen=True)
+class BatchPrices:
+    """What the parts of a batch cost.
+
+    loads, products: how many start in a cycle.
+    store_cycles: cycles to store a vector of outputs.
+    l2_code, l3_code: times the rate that `Rates` has for code from L2 and L3, at which the long
+        instructions of batches come.
+    far_code: bytes a cycle at which code comes that takes more than `near_l3` of L3.
+    near_l3: a share of L3.
+    square: by level, (cycles, cycles a column) to transpose lanes of features by n columns.
+    feature_major_square: the same where x and y are feature-major.
+    repeated: times its price that a kernel takes for each column, run on column after column.
+    copy: by level, cycles to bring a vector of x into line.
+    into_integers: times `CsrPrices.into_panel` that a panel's x takes to become integers.
+    dense_fetch: the share of fetching weights from beyond L2 that dense code does not hide.
+    spreading: by level, products whose place a weight takes that comes by a shared load.
+    late_inputs, late_stores: how many times as long as L2's rate says what is read, and what is
+        written, takes beside the products, where x and y exceed L1.
+    from_memory: cycles a byte of code and weights of panels that come from memory takes beside the
+        products: it drives x from L2 on its way.
+    windows: how many times as long as those of panels products of windows over a padded image
+        take, whose vectors lie across lines.
+    """
+
+    loads: float
+    products: float
+    store_cycles: float
+    l2_code: float
+    far_code: float
+    near_l3: float
+    square: Mapping[str, tuple[float, float]]
+    feature_major_square: Mapping[str, tuple[float, float]]
+    repeated: float
+    copy: Mapping[str, float]
+    into_integers: float
+    dense_fetch: float
+    spreading: Mapping[str, float]
+    l3_code: float = 1.0
+    late_inputs: float = 0.0
+    late_stores: float = 0.0
+    from_memory: float = 0.3
+    windows: float = 1.4
+
+
+class CsrPrices(NamedTuple):
+    """Cycles of a batch by a loop over compressed rows; with bytes, a weight means four.
+
+    weight: to load one and its offset.
+    product: to multiply one by a vector of x in L1.
+    far_product: what more that takes where the vector comes from L2.
+    sums: to load and store a vector of sums.
+    group: to change over to rows with another number of weights.
+    into_panel: to bring a vector of x into the panel, as integers where the arithmetic is theirs;
+        feature-major, batch-major.
+    to_y: to write a vector of y; feature-major, batch-major.
+    fetch: the share of fetching weights from beyond L2 that is not hidden.
+    """
+
+    weight: float
+    product: float
+    far_product: float
+    sums: float
+    group: float
+    into_panel: tuple[float, float]
+    to_y: tuple[float, float]
+    fetch: float
+
+
+class ForestPrices(NamedTuple):
+    """Cycles of decision trees; `rank` to `group` are of the kernel of blocks alone.
+
+    gather: by level, to gather a vector of 32-bit numbers in L1.
+    rank: a step of the search for one x.
+    first_pair: to compare with two trees, whose blocks come one after another.
+    pair: the same, whose blocks are anywhere in L1.
+    group: to lead 32 trees on to their next blocks.
+    leaf: to add a vector of outputs.
+    row: what else a row takes.
+    farther: by cache, times as long that gathers and pairs take.
+    """
+
+    gather: Mapping[str, float]
+    rank: float
+    first_pair: float
+    pair: float
+    group: float
+    leaf: float
+    row: float
+    farther: Mapping[str, float]
+
+
+class AttentionPrices(NamedTuple):
+    """Cycles of attention by its own kernel, in L1 and L2.
+
+    score: a vector multiplied and added, where a tile has one vector of queries.
+    wide_score: the same, where it has two.
+    value: the same for values.
+    power: a vector of scores raised.
+    square: as many elements of a tile's queries as there are lanes, transposed.
+    result: a vector of results written.
+    copy: a vector of values brought to where others are.
+    apart: times as long as priced by themselves that two products around a softmax take.
+    """
+
+    score: float
+    wide_score: float
+    value: float
+    power: float
+    square: float
+    result: float
+    copy: float
+    apart: float
+
+
+class SharingPrices(NamedTuple):
+    """What it costs to share work with another core.
+
+    barrier_ns: nanoseconds to hand it a part and to hear of its end.
+    crossing_bytes: bytes a nanosecond at which it gets what another core wrote last.
+    torn_line_bytes: as long as so many bytes take, a cache line passes back and forth of which two
+        cores write a part each.
+    least_gain: times faster than on one thread that work must be predicted to be.
+    """
+
+    barrier_ns: float
+    crossing_bytes: float
+    torn_line_bytes: float = 512.0
+    least_gain: float = 1.25
+
+
+class LoopPrices(NamedTuple):
+    """What plain loops over vectors take: on every core alike, as far as was measured.
+
+    instructions: of vectors, in a cycle.
+    transposed: instructions to transpose a vector: a load, four exchanges of lanes, a store.
+    across_lines: by level, the loads that one counts for where all but one in `lanes` touch two
+        cache lines.
+    gathered: cycles of an element of gathered columns, whose rows are short: of windows one apart,
+        and farther.
+    tile: cycles to begin and end a tile of a dense product, beside starting and storing its sums.
+    far_load: cycles more for a vector of its second matrix, which mostly comes from L2.
+    csr_call: cycles of a loop over compressed rows to save registers and make room.
+    csr_near: the share of L1 up to which its panel of x comes from there.
+    winograd: cycles to bring a vector of tiles of an image into Winograd's form, a channel, and
+        a vector of products out of it.
+    panels_from: times the next family's price from which panels are taken for a layer that changes
+        layouts: it has nothing else to fall back to.
+    """
+
+    instructions: float = 2.0
+    transposed: float = 6.0
+    across_lines: Mapping[str, float] = MappingProxyType({"avx512": 1.7, "avx2": 1.35})
+    gathered: tuple[float, float] = (0.75, 1.5)
+    tile: float = 12.0
+    far_load: float = 0.05
+    csr_call: float = 300.0
+    csr_near: float = 0.85
+    winograd: tuple[float, float] = (45.0, 45.0)
+    panels_from: float = 0.85
