@@ -89,7 +89,6 @@ _GIVEN = (rcx, rdx, r8, r9, r10)
 _KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
 _SLOT_BYTES = 128
 _PAGE = 4096
-_FAR_SHARE_OF_L2 = 0.5  # beyond it weights are prefetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +167,8 @@ class _CsrCode:
         self.is_int8 = self.spec.dtype is DType.INT8
         self.staged = min(STAGED, self.shape.block_inputs)
         self.cores = {width: asm.label(f"{width} vectors") for width in self.shape.widths}
-        self.is_far = lowered.stream.quads.nbytes > _FAR_SHARE_OF_L2 * asm.target.l2_bytes
+        far_bytes = asm.target.core.layouts.csr_far * asm.target.l2_bytes
+        self.is_far = lowered.stream.quads.nbytes > far_bytes
 
     @property
     def key(self) -> Hashable:

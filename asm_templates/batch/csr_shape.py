@@ -46,7 +46,6 @@ _CHAINS = {
     Arithmetic.BYTES: (4, 4, 4, 2),
 }
 _OTHER_REGISTERS = 2  # a weight and inputs
-_SHARE_OF_L1 = 2 / 3  # that the inputs of a block may take
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
 _MOST_PANEL_BYTES = 1 << 17  # where that takes more inputs than L1 holds
 STAGED = 64  # inputs that become integers at once
@@ -167,7 +166,7 @@ def csr_counts(
 
 def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:
     """As many columns as fit a share of L1, or more where few of them have a weight in a row."""
-    fitting = int(_SHARE_OF_L1 * target.l1d_bytes) // pitch
+    fitting = int(target.core.layouts.csr_block * target.l1d_bytes) // pitch
     density = max(matrix.nnz, 1) / (matrix.in_features * matrix.out_features)
     used = 1 - (1 - density) ** arithmetic.together
     wanted = min(int(_LEAST_WEIGHTS / used), _MOST_PANEL_BYTES // pitch)

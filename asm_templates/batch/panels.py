@@ -66,9 +66,6 @@ _AHEAD_OF_CODE, _AHEAD_OF_WEIGHTS = r14, rbx
 
 RESERVED = 3  # x, a weight, four weights
 
-# Share of the weights of shared inputs that come by fours in the first tiles of one panel, where
-# they stay decoded: loads bind there, code elsewhere.
-_SHARED_WHERE_DECODED = 0.4
 # Where the code of one panel lies, up to so many weights: beyond, gaps cost more than they save.
 _PLACEMENT = Placement(32 << 10, 1024)
 _PLACED_WEIGHTS = 30_000
@@ -116,7 +113,7 @@ def emit_panels(
             for tile in tiles:
                 decoded = stays and asm.position < 0.9 * _PLACEMENT.whole
                 share = shared_loads(asm.target, panels.count)
-                share = _SHARED_WHERE_DECODED if decoded else share
+                share = asm.target.core.layouts.decoded_loads if decoded else share
                 _tile(asm, spec, tile, sums, panels, tile_weights(asm, tile, share))
         asm.emit("ret")
 

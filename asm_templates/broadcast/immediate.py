@@ -43,8 +43,6 @@ from sparsejit.x86.operands import (
 )
 
 PUSHES_AHEAD = 512
-# Below this share of weights in what is pushed, one at a time is quicker.
-WORTH_PUSHING = 0.5
 _EVEN_LANES = np.arange(0, 32, 2, dtype=np.int32)
 
 
@@ -71,7 +69,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Immediate:
 
 
 def _is_pushed(matrix: SparseMatrix, target: Target) -> bool:
-    return matrix.block_fill(target.lanes // 2) >= WORTH_PUSHING
+    return matrix.block_fill(target.lanes // 2) >= target.core.layouts.pushed
 
 
 def emit(asm: Assembler, lowered: Immediate) -> None:

@@ -56,9 +56,6 @@ UPPER_LANES = k(1)
 SLOTS = 8
 COLUMNS_AT_ONCE = 4
 LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a line of bfloat16 unused
-LOOP_ENDS = 20  # steps that starting and leaving a loop cost, the misprediction included
-# What two block rows in a register cost over one.
-PRICE_OF_HALVES = 1.5
 
 
 @dataclass(frozen=True)
@@ -128,11 +125,11 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 
     A vector reads two bytes of column for each block row in it. Outputs before `first_row` do not
     count.
     """
-    height = block_row_height(matrix, target.lanes)
-    shapes = planned_loops(matrix, target.lanes, first_row)
+    height, prices = block_row_height(matrix, target), target.core.layouts
+    shapes = planned_loops(matrix, target, first_row)
     vectors = sum(shape.vectors for shape in shapes)
-    price = 1.0 if height == target.lanes else PRICE_OF_HALVES
-    steps = int(vectors * price) + LOOP_ENDS * len(shapes)
+    price = 1.0 if height == target.lanes else prices.halves
+    steps = int(vectors * price) + prices.loop_ends * len(shapes)
     vector_bytes = target.lanes * WEIGHT_BYTES[spec.dtype] + 2 * (target.lanes // height)
     work = Work("broadcast-loop", steps)
     return Counts.of(matrix, target, spec.dtype, work, vectors * vector_bytes)
@@ -141,9 +138,9 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Looped:
     """All outputs, or those from `first_row` on, which begins a vector."""
     storage = Storage(target, spec.dtype)
-    height = block_row_height(matrix, target.lanes)
+    height = block_row_height(matrix, target)
     parts = target.lanes // height
-    loops = list(_loops(_block_rows(matrix, height, parts), parts, first_row // height))
+    loops = list(_loops(_block_rows(matrix, height, parts), parts, first_row // height, target))
     columns = np.uint16 if matrix.in_features <= 1 << 16 else np.uint32
     return Looped(
         spec,
@@ -172,20 +169,21 @@ def emit(asm: Assembler, lowered: Looped) -> None:
         _finish(asm, lowered.spec, loop, lowered.height)
 
 
-def block_row_height(matrix: SparseMatrix, lanes: int) -> int:
+def block_row_height(matrix: SparseMatrix, target: Target) -> int:
     """Rows of the block rows that a matrix is cut into: those of a vector, or half as many."""
+    lanes = target.lanes
     whole = matrix.block_count(lanes)
     halves = matrix.block_count(HALF) * HALF / lanes
-    return lanes if lanes == HALF or whole <= PRICE_OF_HALVES * halves else HALF
+    return lanes if lanes == HALF or whole <= target.core.layouts.halves * halves else HALF
 
 
-def planned_loops(matrix: SparseMatrix, lanes: int, first_row: int = 0) -> list[LoopShape]:
+def planned_loops(matrix: SparseMatrix, target: Target, first_row: int = 0) -> list[LoopShape]:
     """The loops that a matrix takes, for the planner."""
-    rows = block_row_height(matrix, lanes)
+    rows = block_row_height(matrix, target)
     block_row, _ = matrix.blocks(rows)
     counts = np.bincount(block_row, minlength=-(-matrix.out_features // rows))
     longest_first = np.sort(counts[first_row // rows :])[::-1]
-    return loop_shapes(longest_first[:: lanes // rows])
+    return loop_shapes(longest_first[:: target.lanes // rows], target.core.layouts.loop_ends)
 
 
 def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
@@ -200,27 +198,32 @@ def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
     return _BlockRows(rows, np.searchsorted(block_row, np.arange(count + 1)), columns, weights)
 
 
-def _loops(block_rows: _BlockRows, parts: int, begin: int) -> Iterator[_Loop]:
+def _loops(
+    block_rows: _BlockRows, parts: int, begin: int, target: Target
+) -> Iterator[_Loop]:
     """The loops over the block rows from number `begin` on."""
     counts = np.diff(block_rows.starts)
     longest_first = begin + np.argsort(-counts[begin:], kind="stable")
     accumulators = longest_first.reshape(-1, parts)
     first = 0
-    for shape in loop_shapes(counts[accumulators[:, 0]]):
+    for shape in loop_shapes(counts[accumulators[:, 0]], target.core.layouts.loop_ends):
         own = accumulators[first : first + shape.accumulators]
         yield _loop(block_rows, own, shape.chains, shape.trips)
         first += shape.accumulators
 
 
-def loop_shapes(blocks: IntArray) -> list[LoopShape]:
-    """Cut accumulators of so many blocks each, the longest first, into loops that cost least."""
+def loop_shapes(blocks: IntArray, ends: int) -> list[LoopShape]:
+    """Cut accumulators of so many blocks each, the longest first, into loops that cost least.
+
+    ends: steps to start and to leave a loop.
+    """
     cheapest: list[tuple[int, LoopShape | None]] = [(0, None)]
     for end in range(1, len(blocks) + 1):
         choices = []
         for size in (size for size in LOOP_SIZES if size <= end):
             chains = SLOTS // size
             shape = LoopShape(size, chains, -(-int(blocks[end - size]) // chains))
-            choices.append((cheapest[end - size][0] + shape.vectors + LOOP_ENDS, shape))
+            choices.append((cheapest[end - size][0] + shape.vectors + ends, shape))
         cheapest.append(min(choices, key=lambda choice: choice[0]))
     shapes: list[LoopShape] = []
     end = len(blocks)

@@ -83,7 +83,7 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     starts = np.searchsorted(block_row, np.arange(-(-matrix.out_features // target.lanes) + 1))
     groups = len(starts) - 1
     capacity = tile_capacity(target, UNPACKING_REGISTERS[dtype])
-    looped_bytes = _BLOCK_ROW_BYTES * target.lanes // loop.block_row_height(matrix, target.lanes)
+    looped_bytes = _BLOCK_ROW_BYTES * target.lanes // loop.block_row_height(matrix, target)
     room = CODE_SHARES[dtype] * target.l1i_bytes - looped_bytes * groups
     step_bytes = _STEP_BYTES[dtype]
     if dtype is DType.FLOAT32 and straight.halves_share_loads(matrix, target):

@@ -60,8 +60,6 @@ _SAVED = rbx, r12, r13, r14
 # Weights are asked for a page ahead, where no prefetcher looks.
 _AHEAD_BYTES, _WEIGHTS_A_LINE = 4096, CACHE_LINE_BYTES // 4
 MOST_TAPS = 128  # a tile's code has all taps of a channel
-# Loads cost half a cycle, more where they touch two lines; to begin and end a tile costs some.
-_LOAD, _TILE_CYCLES = 0.8, 12
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def lower_dense_windows(
 
 def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
     """That which should take the fewest cycles."""
-    most = target.vector_registers
+    most, core = target.vector_registers, target.core
     shapes = []
     for vectors in range(1, min(len(_POINTERS), panels.count) + 1):
         height = min(most - SCRATCH_PER_VECTOR, most - 1 - vectors) // vectors
@@ -121,8 +119,9 @@ def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
         cycles = 0.0
         for rows, count in ((height + 1, taller), (height, tiles - taller)):
             for width, times in ((vectors, groups), (rest, min(rest, 1))):
-                step = max(rows * width / 2, _LOAD * (rows + width), 4.0)
-                tile = each.in_features * step + 3 * rows * width + _TILE_CYCLES
+                loads = core.layouts.window_load * (rows + width)
+                step = max(rows * width / core.layouts.products, loads, 4.0)
+                tile = each.in_features * step + 3 * rows * width + core.loops.tile
                 cycles += count * times * tile
         shapes.append(TileShape((height + 1, taller), (height, tiles - taller), vectors, cycles))
     return min(shapes, key=lambda shape: shape.cycles)

@@ -59,11 +59,7 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.stack import pop, push
 
 _X, _Y, _ENTRY, _SAMPLES_LEFT, _WAITING = rdx, r9, r11, r8, rbx
-
-
-# Of L1, for the code and for the inputs of a part; and bytes of code a weight, its input included.
-_SHARE_OF_L1 = 0.6
-_CODE_A_WEIGHT = 11
+_CODE_A_WEIGHT = 11  # bytes, its input included
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +127,9 @@ def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]
     """A tile cut between channels; where they are fewer than the parts, between taps."""
     taps = image.rows.kernel * image.columns.kernel
     lines = image.rows.kernel * len(image.column_phases) * 2
-    most_channels = max(1, int(_SHARE_OF_L1 * target.l1d_bytes) // (lines * 64))
-    most_weights = int(_SHARE_OF_L1 * target.l1i_bytes) // _CODE_A_WEIGHT
+    near = target.core.layouts.windows_near
+    most_channels = max(1, int(near * target.l1d_bytes) // (lines * 64))
+    most_weights = int(near * target.l1i_bytes) // _CODE_A_WEIGHT
     channels = tile.column // taps
     used = len(np.unique(channels))
     pieces = max(-(-len(tile) // most_weights), -(-used // most_channels))

@@ -31,7 +31,6 @@ from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi
 
 _AVX2_MASK = 4
-_ROWS_AN_END = 4  # that take as long as what ends any group
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     vectors = -(-matrix.in_features // target.lanes)
     products = matrix.out_features * vectors
     groups = -(-matrix.out_features // target.lanes)
-    ends = matrix.out_features + _ROWS_AN_END * groups
+    ends = matrix.out_features + target.core.layouts.dot_end * groups
     work = Work("dot", products + groups * vectors), Work("dot-end", ends)
     pool_bytes = products * target.lanes * WEIGHT_BYTES[spec.dtype]
     return Counts.of(matrix, target, spec.dtype, work, pool_bytes)

@@ -45,17 +45,15 @@ _A, _B, _TURNS_LEFT = rax, rcx, r8  # along the depth
 _ROW_A, _ROW_C, _ROWS_LEFT = r9, r10, rbx
 _STRIP_B, _STRIPS_LEFT = r11, rbp
 _MASK, _ROW_OF_B = 1, 2  # registers: AVX2's mask of the last of the depth, and what it loads
-# Cycles to transpose a square of lanes by lanes, and to add the lanes of as many sums.
-_SQUARE_CYCLES = {"avx512": 57, "avx2": 27}
-_END_CYCLES = {"avx512": 32, "avx2": 12}
 
 
 def has_few_rows(spec: DenseProduct, target: Target) -> bool:
     """Whether to transpose B costs more than inner products do, or more room than there is."""
     if not spec.transposed:
         return False
-    transposing = -(-spec.depth // target.lanes) * _SQUARE_CYCLES[target.isa]
-    is_dearer = transposing > spec.rows * _END_CYCLES[target.isa]
+    prices = target.core.layouts
+    transposing = -(-spec.depth // target.lanes) * prices.square[target.isa]
+    is_dearer = transposing > spec.rows * prices.lane_sums[target.isa]
     return is_dearer or widest_strip(spec, target) == 0
 
 

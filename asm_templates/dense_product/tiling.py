@@ -3,7 +3,7 @@
     strips   `vectors` vectors of C's columns each, the last with what is left
     tiles    rows of A whose sums are in registers at once, of two heights at most
 
-Of all that fit the registers the one that should take the fewest cycles is chosen: two FMA and two
+Of all that fit the registers the one that should take the fewest cycles is chosen: so many FMA and
 loads start in a cycle, and an FMA waits for the one before it in the same sum.
 """
 
@@ -14,7 +14,6 @@ from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import Target
 
 UNROLL = 4  # steps of the depth in a turn of the loop
-FMA_A_CYCLE, LOADS_A_CYCLE = 2, 2
 _SUMS_UNDER_WAY = 8  # that keep both multipliers busy: an FMA takes four cycles
 # Rows so many bytes apart lie in the same set of L1: no more of them than it has ways.
 _SET_BYTES, _WAYS = 4096, 8
@@ -87,7 +86,7 @@ def _with_height(spec: DenseProduct, target: Target, vectors: int, most_rows: in
 
 
 def _tile_cycles(height: int, vectors: int, depth: int, target: Target) -> float:
-    sums, loops = height * vectors, target.core.loops
+    sums, loops, prices = height * vectors, target.core.loops, target.core.layouts
     waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
-    step = max(sums / FMA_A_CYCLE, (height + vectors) / LOADS_A_CYCLE, waiting)
+    step = max(sums / prices.products, (height + vectors) / prices.loads, waiting)
     return depth * (step + loops.far_load * vectors) + 2 * sums + loops.tile

@@ -13,11 +13,6 @@ from sparsejit.ir.ops.forest import Trees
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-# A level, for a vector of trees or rows. A gather of doubles takes 0.6 of one of floats for half
-# as many; two of each for thresholds and x.
-_GATHERS = {4: 3.0, 8: 1 + 4 * 0.6}
-# What a search of sixteen thresholds takes: nine instructions for doubles, seven for floats.
-_RANK_STEPS = {4: 1.0, 8: 9 / 7}
 _BLOCK_BYTES = 192
 
 
@@ -70,7 +65,7 @@ def _lower_blocks(trees: Trees, rows: int, target: Target) -> LoweredForest:
         rows,
         data,
         data,
-        ranks=rows * searches * _RANK_STEPS[trees.x_bytes],
+        ranks=rows * searches * target.core.forest.search[trees.x_bytes],
         first_pairs=rows * len(walk.layout.order) // 2,
         pairs=rows * (groups - walk.groups) * GROUP // 2,
         groups=rows * groups,
@@ -97,7 +92,8 @@ def _lower_trees(trees: Trees, rows: int, target: Target) -> LoweredForest:
     layout, block = walk_layout(trees), GROUPS * target.lanes
     highest = [int(layout.heights[i : i + block].max()) for i in range(0, len(layout.order), block)]
     slots = layout.slots.pitch(target.lanes) // target.lanes
-    gathers = slots + GROUPS * sum(_GATHERS[trees.x_bytes] * levels + 1 for levels in highest)
+    each = target.core.forest.level_gathers[trees.x_bytes]
+    gathers = slots + GROUPS * sum(each * levels + 1 for levels in highest)
     data = layout.data_bytes
     leaves = rows * _leaf_vectors(trees, target)
     counts = ForestCounts(rows, data, data, gathers=rows * gathers, leaves=leaves)
@@ -111,7 +107,8 @@ def _lower_rows(trees: Trees, rows: int, target: Target) -> LoweredForest:
     layout: WalkLayout = walk_layout(trees)
     walk = RowWalk(layout, rows)
     vectors, found = walk.vectors(target.lanes), 1 if trees.width == 1 else 1 + trees.outputs
-    levels = _GATHERS[trees.x_bytes] * int(layout.heights.sum()) + found * len(layout.order)
+    each = target.core.forest.level_gathers[trees.x_bytes]
+    levels = each * int(layout.heights.sum()) + found * len(layout.order)
     slots = rows * layout.slots.pitch(target.lanes) // target.lanes
     data = layout.data_bytes
     near = data // max(len(layout.order), 1) + walk.slot_bytes(target.lanes)

@@ -62,12 +62,9 @@ def fold_of(matrix: SparseMatrix, target: Target) -> int:
 
 
 def exchange_steps(matrix: SparseMatrix, target: Target) -> float:
-    """What an exchange costs, in steps: 1.5 cycles within L1, beyond it a third of the bytes.
-
-    There larger blocks save more than the bound of the steps can tell, about so much more.
-    """
+    """What an exchange costs, in steps; nothing beyond L1, where larger blocks save as much."""
     near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
-    return 1.5 if near else 0.0
+    return target.core.layouts.int8_exchange if near else 0.0
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:

@@ -63,9 +63,7 @@ from sparsejit.x86.operands import (
 
 KIND = "int8-staged"
 MOST_INPUTS = 1 << 15  # if all are used they take half a megabyte of stack
-# Steps that bringing a trip's inputs together costs, and the vectors of indices that it reads.
-_TRIP_STEPS, _TRIP_VECTORS = 6, 1.6
-_GROUP_STEPS = 40  # that starting, leaving and finishing a group cost
+_TRIP_VECTORS = 1.6  # of indices that a trip reads
 
 _PICKED, _INDEX, _DOUBLED = zmm(0), zmm(1), zmm(2)
 _RECIPROCAL, _SCALE, _FIRST_SUM = zmm(14), zmm(15), 16
@@ -87,10 +85,11 @@ class Staged:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Of the groups, whose trips follow from how many blocks their block rows have."""
-    sizes = group_sizes(matrix)
+    sizes, prices = group_sizes(matrix), target.core.layouts
     trips = sum(number for _, _, number in sizes)
     steps = sum(len(own) * chains * number for own, chains, number in sizes)
-    rest = 20 + matrix.in_features // LANES + _GROUP_STEPS * len(sizes) + _TRIP_STEPS * trips
+    rest = 20 + matrix.in_features // LANES
+    rest += prices.staged_group * len(sizes) + prices.staged_trip * trips
     vectors = steps + _TRIP_VECTORS * trips
     pool_bytes = vectors * CACHE_LINE_BYTES + 12 * matrix.out_features
     return Counts.of(matrix, target, DType.INT8, Work(KIND, steps + rest), int(pool_bytes))

@@ -38,4 +38,4 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
     """float32 or bfloat16; `permute.emit` emits it."""
-    return lower_for("lane16", LANE16.folding_on(target), spec, matrix, target)
+    return lower_for("lane16", LANE16.priced_on(target), spec, matrix, target)

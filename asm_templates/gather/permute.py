@@ -25,7 +25,7 @@ from sparsejit.asm_templates.gather.float_elements import FloatElements
 from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, layout_of
 from sparsejit.asm_templates.gather.permute_machine import Machine
 from sparsejit.asm_templates.gather.pieces import LoweredGather
-from sparsejit.asm_templates.gather.row_plan import EXCHANGE_STEPS, RowPlan
+from sparsejit.asm_templates.gather.row_plan import RowPlan
 from sparsejit.asm_templates.gather.window_gather import GatherKernel
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -59,7 +59,7 @@ def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
     else:
         near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
         machine = AVX512 if near else AVX512.storing(spec.dtype)
-    return machine.folding_on(target)
+    return machine.priced_on(target)
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
@@ -89,7 +89,7 @@ def lower_for(
 ) -> LoweredPermute:
     """For a machine; `kind` is the family whose prices hold."""
     layout = layout_of(spec, matrix, machine)
-    steps = layout.steps + int(EXCHANGE_STEPS * layout.order.exchanges)
+    steps = layout.steps + int(machine.exchange_steps * layout.order.exchanges)
     work = Work(kind, steps, layout.runs_of_code)
     counts = Counts.of(matrix, target, machine.dtype, work, layout.streamed_bytes, padded=True)
     return LoweredGather(spec, layout, counts)

@@ -45,7 +45,6 @@ _SUMS, _WEIGHTS, _PICKED, _LAST_INPUTS = 13, ymm(13), ymm(14), ymm(15)
 _AT_ONCE = 8  # sums that an activation takes; the other registers are its own
 _POOL, _INPUTS = rdx, r8
 _REACH = 4  # vectors to either side that a one-byte displacement reaches
-_MOVE_STEPS = 5  # what it costs to move the outputs of a vector
 
 _Numbers = npt.NDArray[np.integer]
 
@@ -109,7 +108,7 @@ def _windows(in_features: int) -> Windows:
 
 
 def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
-    moves = _MOVE_STEPS * -(-matrix.out_features // _LANES)
+    moves = target.core.layouts.move * -(-matrix.out_features // _LANES)
     work = Work(KIND, steps + moves)
     return Counts.of(matrix, target, DType.FLOAT32, work, steps * _VECTOR_BYTES)
 

@@ -24,9 +24,9 @@ INLINE = replace(AVX512, index_in_weight=True)
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """As `permute.expect`, without indices."""
-    return expect_for(KIND, INLINE.folding_on(target), matrix, target)
+    return expect_for(KIND, INLINE.priced_on(target), matrix, target)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
     """Of any dtype."""
-    return lower_for(KIND, INLINE.folding_on(target), spec, matrix, target)
+    return lower_for(KIND, INLINE.priced_on(target), spec, matrix, target)

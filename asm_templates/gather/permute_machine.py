@@ -17,6 +17,7 @@ from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.core import FoldingRule
+from sparsejit.machine.prices import LayoutPrices
 from sparsejit.machine.target import Target
 
 
@@ -30,6 +31,7 @@ class Machine:
     vectors to either side. The last of the `folding` rules that a matrix meets says how often its
     code runs. Weights are stored as `dtype`; short ones are unpacked into registers
     that x then lacks. With `index_in_weight` each is a float32 whose lowest bits are its index.
+    An exchange of rows takes as long as `exchange_steps`.
     """
 
     lanes: int
@@ -42,6 +44,7 @@ class Machine:
     dtype: DType = DType.FLOAT32
     index_in_weight: bool = False
     folding: tuple[FoldingRule, ...] = ()
+    exchange_steps: float = LayoutPrices().exchange
 
     def storing(self, dtype: DType) -> "Machine":
         """The same machine with weights of another dtype."""
@@ -50,10 +53,10 @@ class Machine:
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
         return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
 
-    def folding_on(self, target: Target) -> "Machine":
-        """The same machine with the rules of the target's core."""
+    def priced_on(self, target: Target) -> "Machine":
+        """The same machine with the rules and prices of the target's core."""
         rules = target.core.folding[target.isa, self.steps_a_vector > 1]
-        return replace(self, folding=rules)
+        return replace(self, folding=rules, exchange_steps=target.core.layouts.exchange)
 
     def accumulators_beside(self, windows: Windows) -> int:
         """Registers for sums: those that windows leave over are some, too."""

@@ -15,8 +15,6 @@ from sparsejit.asm_templates.scheduling.row_order import (
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 
-# In steps of 0.85 cycles an exchange takes 1.55.
-EXCHANGE_STEPS = 1.8
 # How many steps there will be, where the bound before any swap is one: 0.93 to 1.0.
 _SWAPPED = 0.96
 
@@ -59,4 +57,5 @@ class RowPlan:
 
     @property
     def _prices(self) -> Prices:
-        return Prices(self.machine.least_steps, EXCHANGE_STEPS, StepShape(self.machine.sources))
+        machine = self.machine
+        return Prices(machine.least_steps, machine.exchange_steps, StepShape(machine.sources))

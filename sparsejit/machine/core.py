@@ -13,6 +13,7 @@ from sparsejit.machine.prices import (
     BatchPrices,
     CsrPrices,
     ForestPrices,
+    LayoutPrices,
     LoopPrices,
     SharingPrices,
     StepPrice,
@@ -80,6 +81,7 @@ class Core:
     forest: decision trees.
     attention: by level.
     sharing: what it costs to share work with another core.
+    layouts: what templates weigh when they lay a layer out.
     loops: all else.
     """
 
@@ -111,6 +113,7 @@ class Core:
     ask_ahead: int
     l3_share: float
     sharing: SharingPrices = field(repr=False)
+    layouts: LayoutPrices = field(default=LayoutPrices(), repr=False)
     loops: LoopPrices = field(default=LoopPrices(), repr=False)
     vendor: str = ""
     family: int = 0

@@ -88,6 +88,8 @@ class CsrPrices(NamedTuple):
 class ForestPrices(NamedTuple):
     """Cycles of decision trees; `rank` to `group` are of the kernel of blocks alone.
 
+    By bytes is by those of a number of x: 4 or 8.
+
     gather: by level, to gather a vector of 32-bit numbers in L1.
     rank: a step of the search for one x.
     first_pair: to compare with two trees, whose blocks come one after another.
@@ -96,6 +98,10 @@ class ForestPrices(NamedTuple):
     leaf: to add a vector of outputs.
     row: what else a row takes.
     farther: by cache, times as long that gathers and pairs take.
+    level_gathers: by bytes, gathers for a level of a vector of trees or rows: thresholds, x and
+        the next nodes. One of doubles takes 0.6 of one of floats for half as many.
+    search: by bytes, ranks that a search of sixteen thresholds takes: nine instructions for
+        doubles, seven for floats.
     """
 
     gather: Mapping[str, float]
@@ -106,6 +112,8 @@ class ForestPrices(NamedTuple):
     leaf: float
     row: float
     farther: Mapping[str, float]
+    level_gathers: Mapping[int, float] = MappingProxyType({4: 3.0, 8: 1 + 4 * 0.6})
+    search: Mapping[int, float] = MappingProxyType({4: 1.0, 8: 9 / 7})
 
 
 class AttentionPrices(NamedTuple):
@@ -176,3 +184,49 @@ class LoopPrices(NamedTuple):
     csr_near: float = 0.85
     winograd: tuple[float, float] = (45.0, 45.0)
     panels_from: float = 0.85
+
+
+class LayoutPrices(NamedTuple):
+    """What templates weigh when they lay a layer out: on every core alike, as far as was measured.
+
+    Steps are those of the kernel.
+
+    square: by level, cycles to transpose a square of lanes by lanes of a dense product.
+    lane_sums: by level, cycles to add the lanes of as many sums.
+    products, loads: of a dense product, how many start in a cycle.
+    window_load: cycles of a load of dense windows: half of one, more where it touches two lines.
+    exchange: steps that an exchange of rows takes, 1.55 cycles where a step takes 0.85.
+    int8_exchange: the same of int8, within L1; beyond it larger blocks save more than the bound of
+        the steps can tell, about so much more.
+    staged_trip: steps to bring the inputs of a trip together.
+    staged_group: steps to start, to leave and to finish a group.
+    move: steps to move the outputs of a vector.
+    loop_ends: steps to start and to leave a loop, the misprediction included.
+    halves: times as long as one that two block rows in a register take.
+    dot_end: rows that take as long as what ends any group of inner products.
+    pushed: the share of weights in what is pushed from which pushing several at a time is quicker.
+    decoded_loads: the share of weights of shared inputs that come by fours where code of a single
+        panel stays decoded: loads bind there, code elsewhere.
+    csr_far: the share of L2 beyond which a loop over compressed rows asks for weights ahead.
+    csr_block: the share of L1 that the inputs of its block may take.
+    windows_near: the share of L1 that code takes, and inputs, of a part of sparse windows.
+    """
+
+    square: Mapping[str, float] = MappingProxyType({"avx512": 57.0, "avx2": 27.0})
+    lane_sums: Mapping[str, float] = MappingProxyType({"avx512": 32.0, "avx2": 12.0})
+    products: float = 2.0
+    loads: float = 2.0
+    window_load: float = 0.8
+    exchange: float = 1.8
+    int8_exchange: float = 1.5
+    staged_trip: int = 6
+    staged_group: int = 40
+    move: int = 5
+    loop_ends: int = 20
+    halves: float = 1.5
+    dot_end: int = 4
+    pushed: float = 0.5
+    decoded_loads: float = 0.4
+    csr_far: float = 0.5
+    csr_block: float = 2 / 3
+    windows_near: float = 0.6

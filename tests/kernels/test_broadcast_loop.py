@@ -27,7 +27,7 @@ def test_strips_as_different_as_can_be(row):
 
 def test_loops_are_cut_where_that_wastes_least():
     """Ten long block rows and six short ones: no loop mixes them."""
-    shapes = loop_shapes(np.array([100] * 10 + [4] * 6))
+    shapes = loop_shapes(np.array([100] * 10 + [4] * 6), ends=20)
     assert sorted(shape.accumulators for shape in shapes) == [2, 6, 8]
     assert sum(shape.vectors for shape in shapes) == 10 * 100 + 6 * 4
 

@@ -148,7 +148,7 @@ def test_grouping_saves_half_where_rows_are_uneven():
 
 def test_folded_runs_keep_their_rows():
     weights = scattered((512, 256), 0.5)
-    machine = AVX512.folding_on(Target.named("avx512"))
+    machine = AVX512.priced_on(Target.named("avx512"))
     layout = layout_of(MatVec(512, 256), SparseMatrix(weights), machine)
     assert {piece.panel.fold for piece in layout.pieces} == {4} and layout.order.stages
 

@@ -121,7 +121,7 @@ def test_sharing_out_full_rows_saves_steps():
 def test_folding_saves_code_for_few_more_steps(machine):
     weights = SparseMatrix(scattered((1024, 512), 0.2))
     isa = "avx512" if machine.lanes == 16 else "avx2"
-    machine = machine.folding_on(Target.named(isa))
+    machine = machine.priced_on(Target.named(isa))
     folded = layout_of(MatVec(1024, 512), weights, machine)
     once = layout_of(MatVec(1024, 512), weights, unfolded(machine))
     times = machine.fold_for(weights)
