@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from sparsejit.api.shown import Shown
+from sparsejit.api.shown import Shown, table_of
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
@@ -63,8 +63,9 @@ class TradeOff(Shown):
             figure.savefig(temporary, format="png", dpi=110)
 
     def __rich__(self) -> Table:
-        table = Table("weight", title=f"{self.measured_us:.3g} of {self.budget_us:g} us")
-        table.add_column("amount", justify="right")
+        title = f"{self.measured_us:.3g} of {self.budget_us:g} us"
+        table = table_of(title, ["weight"], ["amount"])
+        table.title_justify = "center"
         for name, amount in self.amounts.items():
             table.add_row(name, f"{amount:.2%}")
         return table

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE
 from rich.console import Group
 from rich.table import Table
 from torch import nn
 
-from sparsejit.api.shown import Shown
+from sparsejit.api.shown import Shown, table_of
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.prune import in_model
@@ -81,12 +80,10 @@ class LatencyTable(Shown):
 
     def _of(self, pattern: str) -> Table:
         title = f"{pattern}, {self.dtype}: ns a layer within the model, on {self.machine}"
-        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         rows = [row for row in self.rows if row.pattern == pattern]
         amounts = sorted({row.amount for row in rows})
-        table.add_column("weight")
-        for amount in amounts:
-            table.add_column(f"{100 * amount:.3g}%", justify="right", no_wrap=True)
+        figures = (f"{100 * amount:.3g}%" for amount in amounts)
+        table = table_of(title, ["weight"], figures, frame="rule")
         cells = {(row.name, row.amount): f"{1e3 * row.us:.0f}" for row in rows}
         for name in dict.fromkeys(row.name for row in rows):
             table.add_row(name, *(cells.get((name, amount), "") for amount in amounts))

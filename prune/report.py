@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
-from sparsejit.api.shown import Shown
+from sparsejit.api.shown import Shown, table_of
 from sparsejit.prune.patterns import Pattern
 
 
@@ -144,13 +144,11 @@ class SparsityReport(Shown):
         sparsity = self._table("Sparsity", _SPARSITY)
         if self.in_turn_us is None:
             return sparsity
-        cost = self._table("Time of one product or image, one core", _COST)
-        cost.caption = f"all in turn {self.in_turn_us:.3g} us"
-        return Group(sparsity, cost)
+        notes = [f"all in turn {self.in_turn_us:.3g} us"]
+        return Group(sparsity, self._table("Time of one product or image, one core", _COST, notes))
 
-    def _table(self, title: str, columns: _Columns) -> Table:
-        table = Table(title=title, show_footer=True)
-        table.title_justify = table.caption_justify = "left"
+    def _table(self, title: str, columns: _Columns, notes: Sequence[str] = ()) -> Table:
+        table = table_of(title, notes=notes, footer=True)
         table.add_column("weight", "all", overflow="fold")
         total = self.total()
         for key, (header, text) in columns.items():

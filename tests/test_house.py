@@ -375,6 +375,11 @@ def test_only_the_machine_room_and_measurements_name_processors() -> None:
     assert not found, "\n".join(found)
 
 
+def test_tables_are_made_in_one_place() -> None:
+    found = lines_with(re.compile(r"\bTable\("), SOURCES)
+    assert {line.split(":")[0] for line in found} == {"sparsejit/api/shown.py"}, "\n".join(found)
+
+
 def test_a_class_name_is_used_once() -> None:
     """Or a reader must ask which is meant."""
     places: dict[str, list[str]] = {}

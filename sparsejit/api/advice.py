@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparsejit.api.shown import table_of
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -54,12 +56,9 @@ class Advice:
         return "\n".join(lines)
 
     def __rich__(self) -> Table:
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(self._heading()), title_justify="left", show_lines=True)
-        table.add_column("saves", justify="right")
-        table.add_column("ns", justify="right")
+        table = table_of(Text(self._heading()), (), ("saves", "ns"), lines=True)
         for heading in ("change", "layers", "how", "risk"):
             table.add_column(heading)
         for each in self.suggestions:

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparsejit.api.shown import table_of
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -79,13 +81,12 @@ def as_tables(report: Report) -> RenderableType:
 def as_brief(report: Report) -> RenderableType:
     """Layer, kernel, time and share, measured where that is known, within 80 columns."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     times = [layer.measured_ns or layer.predicted_ns or 0.0 for layer in report.layers]
     is_measured = any(layer.measured_ns is not None for layer in report.layers)
     total = sum(times) or 1.0
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = table_of("", frame="none")
     table.add_column("layer", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
     for heading in ("us" if is_measured else "us, predicted", "share"):
@@ -115,10 +116,9 @@ def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:
 
 
 def _rich_table(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = table_of("", frame="none")
     for column in columns:
         table.add_column(column.heading, justify="left" if column.is_text else "right")
     for row in rows:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import TextType
+
+Frame = Literal["box", "rule", "none"]
 
 # Wide enough that no column of our tables is folded.
 _COLUMNS = 2000
@@ -38,15 +41,37 @@ def _recorded(shown: Shown) -> Console:
 
 
 def table_of(
-    title: str, words: Iterable[str], figures: Iterable[str], notes: Iterable[str] = ()
+    title: TextType,
+    words: Iterable[str] = (),
+    figures: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    *,
+    frame: Frame = "box",
+    lines: bool = False,
+    footer: bool = False,
 ) -> Table:
-    """A table without rows yet: columns of words, then of figures, and notes below."""
-    from rich.table import Table
+    """A table without rows yet: columns of words, then of figures, and notes below.
 
-    table = Table(title=title or None, title_justify="left", caption_justify="left")
+    Its caller may add others. frame: around all cells, a rule below the headings, or none. lines:
+    whether rows are ruled off. footer: whether those of columns are shown.
+    """
+    table = _framed(frame)
+    table.title, table.title_justify, table.caption_justify = title or None, "left", "left"
+    table.show_lines, table.show_footer = lines, footer
     for name in words:
         table.add_column(name)
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     table.caption = "\n".join(notes) or None
     return table
+
+
+def _framed(frame: Frame) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    if frame == "box":
+        return Table()
+    if frame == "rule":
+        return Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -94,7 +94,7 @@ def peers(
     ]
     if hand_over(rows, as_json, out):
         return
-    table = Table("peer", "what", "pip installs", "Python", "installed")
+    table = table_of("", ("peer", "what", "pip installs", "Python", "installed"))
     for peer in chosen:
         needs = ", ".join(peer.requirements) or "nothing"
         state = "yes" if peer.is_installed else "no"

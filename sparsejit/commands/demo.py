@@ -202,10 +202,7 @@ def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
 def _layer_table(layers: "list[Comparison]") -> Table:
     from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
 
-    table = Table(
-        title="layers of the voice, one core, times against peers in this run",
-        title_justify="left",
-    )
+    table = table_of("layers of the voice, one core, times against peers in this run")
     for heading, _ in LAYER_COLUMNS:
         justify: JustifyMethod = "left" if heading == "layer" else "right"
         table.add_column(heading, justify=justify, no_wrap=" " not in heading)

@@ -1,8 +1,8 @@
 """`sparsejit doctor`: print what `sparsejit.commands.machine_report` finds."""
 
 import typer
-from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -32,7 +32,7 @@ def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    table = Table("", "needed by")
+    table = table_of("", ("", "needed by"))
     table.add_column("found", overflow="fold")
     for purpose, extras in PURPOSES.items():
         table.add_section()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -131,7 +132,7 @@ def progress_line(state: "RunProgress") -> str:
 
 
 def _figures(result: "PruningResult") -> Table:
-    table = Table("", "before", "after")
+    table = table_of("", ("", "before", "after"))
     for name, value in result.after.items():
         before = result.before.get(name)
         table.add_row(name, "" if before is None else f"{before:.4g}", f"{value:.4g}")
