@@ -6,7 +6,7 @@
 import gc
 import itertools
 import statistics
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Generic, TypeVar
@@ -55,6 +55,10 @@ class RoundsInTurn(Generic[Name]):
         for number in range(rounds):
             progress(f"round {number + 1} of {rounds}")
             self.round(number)
+
+    def keep(self, names: Container[Name]) -> None:
+        """These alone take part in further rounds; the others' times stay."""
+        self._contestants = {n: one for n, one in self._contestants.items() if n in names}
 
     def forget(self) -> None:
         """The rounds so far, which warmed up."""

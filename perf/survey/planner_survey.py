@@ -4,7 +4,6 @@ Every kernel that exists for a layer is made, held to float64 and timed, all in 
 Those that come near the fastest are timed at more places in memory than the others.
 """
 
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.perf.kernels import checked_error, exact_output
 from sparsejit.perf.problems import FloatArray
 from sparsejit.perf.survey.survey_layers import SurveyLayer
+from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.planner.batch_plan import plan_batch, price_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.cost import price
@@ -167,32 +167,27 @@ def _floor_ns(candidate: Candidate, job: Job) -> float:
 
 
 class _Contender:
-    """One kernel at several places in memory, and its times."""
+    """One kernel at several places in memory; `ns` is what a call takes there."""
 
     def __init__(self, candidate: Candidate, code: bytes, x: FloatArray, y: FloatArray) -> None:
         self.candidate, self._code, self._x, self._y = candidate, code, x, y
-        self.first_ns = 0.0
+        self.ns = 0.0
         self._places: list[tuple[ExecutableMemory, FloatArray, FloatArray]] = []
-        self._ns: list[float] = []
 
     def check(self, exact: reference.Float64) -> None:
-        """Hold its output to `exact`, and note how long a second call takes."""
+        """Hold its output to `exact`; `ns` is what the second or third call takes."""
         memory, x, y = self._at(0)
         loop = native_loop([(memory.address, (x.ctypes.data, y.ctypes.data))])
         loop(1)
         checked_error(self.candidate.template.name, y, exact)
-        self.first_ns = float(min(_duration(loop) for _ in range(2)))
+        self.ns = float(min(_duration(loop) for _ in range(2)))
 
-    def time(self, place: int) -> None:
+    def time(self, place: int) -> float:
+        """Of a call there, the least in ns."""
         memory, x, y = self._at(place)
         arguments = (x.ctypes.data, y.ctypes.data)
         timing = time_native(memory.address, arguments, samples=_SAMPLES, budget_ns=_BUDGET_NS)
-        self._ns.append(timing.min_ns)
-
-    @property
-    def ns(self) -> float:
-        """The median over places of the least at each, or what the first calls took."""
-        return statistics.median(self._ns) if self._ns else self.first_ns
+        return timing.min_ns
 
     def result(self) -> ContenderTime:
         cost = self.candidate.cost
@@ -222,17 +217,18 @@ def _made(templates: list[Template], job: Job, choice: Plan, x: FloatArray) -> l
 
 def _time_in_turn(runs: list[_Contender]) -> None:
     """Time the first run and all that may be fastest; those that nearly are at more places."""
-    told = max(_TOLD_BY_ONE_CALL_NS, _FAR_BEHIND * min(run.first_ns for run in runs))
+    told = max(_TOLD_BY_ONE_CALL_NS, _FAR_BEHIND * min(run.ns for run in runs))
     chosen = runs[0]
-    near = [run for run in runs if run is chosen or run.first_ns <= told]
+    rounds = RoundsInTurn({run: run.time for run in runs if run is chosen or run.ns <= told})
     for place in range(_PLACES):
-        for run in near:
-            run.time(place)
-    least = min(run.ns for run in near)
-    finalists = [run for run in near if run is chosen or run.ns <= _NEAR * least]
+        rounds.round(place)
+    medians = rounds.medians()
+    least = min(medians.values())
+    rounds.keep({run for run, ns in medians.items() if run is chosen or ns <= _NEAR * least})
     for place in range(_PLACES, _PLACES + _MORE_PLACES):
-        for run in finalists:
-            run.time(place)
+        rounds.round(place)
+    for run, ns in rounds.medians().items():
+        run.ns = ns
 
 
 def _duration(loop: Callable[[int], None]) -> int:

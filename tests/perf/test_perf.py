@@ -286,6 +286,14 @@ def test_contestants_are_measured_in_turn_round_after_round() -> None:
     assert turns.least() == {"a": 3, "b": 7}
 
 
+def test_whoever_is_not_kept_takes_part_no_more_but_keeps_its_times() -> None:
+    turns = RoundsInTurn({"a": lambda number: 1.0, "b": lambda number: 2.0})
+    turns.round()
+    turns.keep({"b"})
+    assert turns.round() == {"b": 2.0}
+    assert turns.times == {"a": [1.0], "b": [2.0, 2.0]}
+
+
 def test_whoever_fails_takes_part_no_more() -> None:
     def fails(number: int) -> float:
         if number:
