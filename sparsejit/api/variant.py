@@ -40,8 +40,9 @@ from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
 
 Dtypes = str | Mapping[str, str]
-# What lowering may raise for a graph that no frontend and no passes ever made.
-GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
+# What lowering may raise for a graph that no frontend and no passes ever made. An AssertionError is
+# a fault of ours, and to be seen as one.
+GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class Planned(NamedTuple):

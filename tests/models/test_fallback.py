@@ -271,6 +271,15 @@ def test_a_refusal_that_comes_late_leaves_the_node_at_fault(
     check(model, fast, X)
 
 
+def test_a_fault_of_ours_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: Any, **more: Any) -> Any:
+        raise AssertionError("our own")
+
+    monkeypatch.setattr(compile_parts, "make_variant", failing)
+    with pytest.raises(AssertionError, match="our own"):
+        compiled(net("a = MatMul x W", "y = Erf a"))
+
+
 def test_options_at_fault_are_refused_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net("a = MatMul x W", "y = Erf a")
     real = compile_parts.make_variant
