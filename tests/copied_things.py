@@ -105,9 +105,9 @@ KINDS = {
     "bound model": Kind(
         lambda: model().bind([X[:1]], [np.zeros((1, 20), np.float32)]), lambda made: made()
     ),
-    "variant": Kind(lambda: model()._first, lambda made: made.call.run(X)[0]),
-    "native call": Kind(lambda: model()._first.call.run, lambda made: made(X)[0]),
-    "code": Kind(lambda: kernel()._program.memory, lambda made: made.size),
+    "variant": Kind(lambda: model().parts.variants[0], lambda made: made.call.run(X)[0]),
+    "native call": Kind(lambda: model().parts.variants[0].call.run, lambda made: made(X)[0]),
+    "code": Kind(lambda: kernel().program.memory, lambda made: made.size),
     "sample loop": Kind(lambda: voice().loop, lambda made: made.workspace_bytes),
     "sampler": Kind(lambda: Sampler(voice().loop, 0), lambda made: None),
     "stream": Kind(lambda: voice().stream([MEL]), lambda made: None),

@@ -52,7 +52,7 @@ class Compiled(Explained):
 
     @property
     @abstractmethod
-    def _program(self) -> Program:
+    def program(self) -> Program:
         """The native function that `pointer` is the address of."""
 
     @abstractmethod
@@ -66,12 +66,12 @@ class Compiled(Explained):
     @property
     def pointer(self) -> int:
         """The address of the native function, valid while this object lives."""
-        return self._program.pointer
+        return self.program.pointer
 
     @property
     def image(self) -> Image:
         """The code and its literals, position-independent, starting with the function."""
-        return self._program.image
+        return self.program.image
 
     def disassemble(self) -> str:
         """The instructions as emitted, with the literals they read."""

@@ -139,7 +139,7 @@ class CompiledEstimator(Compiled):
             raise CompileError(f"{name} cannot be compiled: {error!r}; report it") from error
 
     @property
-    def _program(self) -> Program:
+    def program(self) -> Program:
         return self.variant(self.methods[0]).program
 
     def _exported(self, name: str) -> ExportedFunction:

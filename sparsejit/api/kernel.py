@@ -79,7 +79,7 @@ class Kernel(Compiled):
         )
 
     @property
-    def _program(self) -> Program:
+    def program(self) -> Program:
         return self._code
 
     @property

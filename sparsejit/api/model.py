@@ -79,7 +79,7 @@ class CompiledModel(CalledModel, Compiled):
         return ModelParts(variants, self._input_nest, self._output_nest, self._settings)
 
     @property
-    def _program(self) -> Program:
+    def program(self) -> Program:
         return self._first.program
 
     def disassemble(self) -> str:

@@ -46,6 +46,8 @@ class NativeCall:
     wrong number, dtype or shape, and where the function returns the number of a kernel that was
     given an index out of range, not 0.
 
+    `checked` takes the calls that the stub does not take as they are.
+
     With a `tile` at least one input and every output has a free first length, without one none has.
     Where `workspace_bytes` is None, the function is a kernel of one input and one output:
     `run(x) -> y`, or `run(x, y) -> y`, which raises InvalidInput as well for a y that is read-only
@@ -62,13 +64,13 @@ class NativeCall:
     ) -> None:
         kind = _CheckedKernel if workspace_bytes is None else _CheckedCall
         types = tuple(input_types), tuple(output_types)
-        self._checked = kind(memory, *types, workspace_bytes or 0, tile)
+        self.checked = kind(memory, *types, workspace_bytes or 0, tile)
 
     @cached_property
     def run(self) -> Callable[..., Any]:
         """Made at the first call."""
-        stub = self._checked.new_stub()
-        self._checked.stub = weakref.ref(stub)
+        stub = self.checked.new_stub()
+        self.checked.stub = weakref.ref(stub)
         return stub
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
@@ -83,7 +85,7 @@ class NativeCall:
         status. The batch must be a multiple of the tile. Raises InvalidInput as a call does, for
         arrays that would have to be copied, and for outputs that are read-only or share memory.
         """
-        checked = self._checked
+        checked = self.checked
         arguments, held = checked.bound(inputs, outputs, checked.check_bound(inputs, outputs))
         numbers = zip((rdi, rsi, rdx, rcx), arguments, strict=False)
         return bind_arguments(checked.memory, tuple(numbers), (held, *inputs, *outputs))

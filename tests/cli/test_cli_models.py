@@ -145,11 +145,11 @@ def test_options_reach_the_compiler(tmp_path: Path, net: str) -> None:
     assert isinstance(model, sparsejit.CompiledModel)
     stored = [node.op.dtype.value for node in model.graph.nodes if hasattr(node.op, "dtype")]
     assert stored == ["bfloat16", "int8"]
-    settings = model._settings
+    settings = model.parts.settings
     assert (settings.target, settings.exact, settings.tune) == ("avx2", True, False)
     compile_quickly(net, tmp_path / "m.sjit", "--dtype", "float16", "--threads", "2")
     model = sparsejit.load(tmp_path / "m.sjit")
-    assert isinstance(model, sparsejit.CompiledModel) and model._settings.threads == 2
+    assert isinstance(model, sparsejit.CompiledModel) and model.parts.settings.threads == 2
 
 
 def test_the_report_as_json_and_as_a_page(tmp_path: Path, net: str) -> None:

@@ -115,7 +115,7 @@ def check_guarded(model: CompiledModel, random: Random) -> None:
         return
     bits = set()
     for edge in EDGES:
-        ran = run_lowered(model._first.lowered_again(), inputs, edge)
+        ran = run_lowered(model.parts.variants[0].lowered_again(), inputs, edge)
         bits.add((ran.status, b"" if ran.status else b"".join(a.tobytes() for a in ran.outputs)))
         if not ran.status:
             check_values(model.graph, inputs, ran.outputs)

@@ -98,7 +98,7 @@ def test_disassembly_shows_code_and_literals() -> None:
 
 def test_a_dropped_kernel_releases_its_memory() -> None:
     kernel = sparsejit.compile_matrix(sparse_weights())
-    memory = weakref.ref(kernel._program.memory)
+    memory = weakref.ref(kernel.program.memory)
     del kernel
     gc.collect()
     assert memory() is None

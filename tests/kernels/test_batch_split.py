@@ -220,7 +220,7 @@ def test_parts_of_a_batch_stay_inside_the_arrays(
     kernel, x, expected = make_batch(layout, by_columns)
     source = GuardedArray(x.ravel(), edge)
     destination = GuardedArray(np.zeros_like(expected).ravel(), edge)
-    native = kernel._program.memory.function(2)
+    native = kernel.program.memory.function(2)
 
     def check() -> None:
         native(source.address, destination.address)

@@ -45,7 +45,7 @@ def spy() -> Spy:
 
 @pytest.fixture
 def spied(kernel: sparsejit.Kernel, spy: Spy) -> Callable[..., object]:
-    return stub_of(kernel._program.memory, SIZE, spy)
+    return stub_of(kernel.program.memory, SIZE, spy)
 
 
 def stub_of(memory: ExecutableMemory, size: int, spy: Spy) -> Callable[..., object]:
@@ -139,7 +139,7 @@ def test_a_bound_function_outlives_its_kernel_and_then_lets_go() -> None:
     kernel(X)
     y = np.zeros(SIZE, np.float32)
     run = kernel.bind(X, y)
-    memory = weakref.ref(kernel._program.memory)
+    memory = weakref.ref(kernel.program.memory)
     del kernel
     run()
     np.testing.assert_allclose(y, EXPECTED, atol=1e-5)
@@ -151,7 +151,7 @@ def test_a_bound_function_outlives_its_kernel_and_then_lets_go() -> None:
 def test_a_kernel_is_freed_without_the_cycle_collector() -> None:
     kernel = sparsejit.compile_matrix(WEIGHTS)
     kernel(X)
-    memory = weakref.ref(kernel._program.memory)
+    memory = weakref.ref(kernel.program.memory)
     gc.disable()
     try:
         del kernel

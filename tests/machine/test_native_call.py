@@ -171,7 +171,7 @@ def test_without_a_free_workspace_the_fallback_makes_one() -> None:
     call = copying(FIXED)
     call([X])
     call([X])
-    assert len(call._checked.workspaces) == 1
+    assert len(call.checked.workspaces) == 1
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_status_is_an_error_that_loses_nothing() -> None:
             call([X])
 
     assert bytes_kept(refused, 1000) < 50_000
-    assert len(call._checked.workspaces) == 1 and sys.getrefcount(X) == before
+    assert len(call.checked.workspaces) == 1 and sys.getrefcount(X) == before
 
 
 def test_outputs_that_cannot_be_made_are_an_error_that_loses_nothing() -> None:
@@ -266,7 +266,7 @@ def test_outputs_that_cannot_be_made_are_an_error_that_loses_nothing() -> None:
 def test_counts_and_memory_stay_level() -> None:
     call, x = copying(FREE, tile=TILE), of_type("float32", (2 * TILE, WIDTH))
     run = call.bind([x], [np.empty_like(x)])
-    counted = (x, x.dtype, np.dtype(np.int64), call.run, call._checked)
+    counted = (x, x.dtype, np.dtype(np.int64), call.run, call.checked)
     call([x])
     before = [sys.getrefcount(thing) for thing in counted]
     assert bytes_kept(lambda: (call([x]), run()), 10_000) < 10_000
@@ -291,7 +291,7 @@ def test_threads_never_share_a_workspace() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert 1 <= len(call._checked.workspaces) <= 4
+    assert 1 <= len(call.checked.workspaces) <= 4
 
 
 def test_the_interpreter_lock_is_released() -> None:
@@ -322,7 +322,7 @@ def test_the_interpreter_lock_is_released() -> None:
 def test_all_is_released_with_the_model_without_the_cycle_collector() -> None:
     call = copying(FIXED)
     call([X])
-    parts = [weakref.ref(call._checked.memory), weakref.ref(call._checked.workspaces[0].base)]
+    parts = [weakref.ref(call.checked.memory), weakref.ref(call.checked.workspaces[0].base)]
     run = call.run
     gc.disable()
     try:

@@ -76,7 +76,7 @@ def test_parts_stay_inside_the_arrays(edge: Edge) -> None:
     kernel, x, expected = make((77, 50))
     source = GuardedArray(x, edge)
     destination = GuardedArray(np.zeros_like(expected), edge)
-    native = kernel._program.memory.function(2)
+    native = kernel.program.memory.function(2)
 
     def check() -> None:
         native(source.address, destination.address)
@@ -223,7 +223,7 @@ def test_idle_workers_sleep_in_the_kernel(eventually: Eventually) -> None:
 def test_a_dropped_kernel_is_freed_and_the_workers_stay() -> None:
     kernel, _, _ = make()
     other, x, expected = make(seed=1)
-    memory = weakref.ref(kernel._program.memory)
+    memory = weakref.ref(kernel.program.memory)
     there = pool().workers
     gc.disable()
     try:

@@ -106,7 +106,7 @@ def inputs_of(model: CompiledModel, tiles: int = 1) -> list[Array]:
     random = np.random.default_rng(1)
     repeat = 1 if model.tile is None else tiles
     arrays = []
-    for value in model._first.graph.inputs:
+    for value in model.parts.variants[0].graph.inputs:
         shape = (repeat * value.shape[0], *value.shape[1:])
         if value.type.element is Element.INT64:
             arrays.append(random.integers(0, WORDS, shape))

@@ -33,7 +33,7 @@ def test_an_index_out_of_range_is_the_positive_number_of_its_kernel(tmp_path: Pa
     inputs[0][1, 1] = 9
     (tmp_path / "x").write_bytes(b"".join(array.tobytes() for array in inputs))
     command = [built(model, tmp_path, 1, "o"), tmp_path / "x", tmp_path / "y"]
-    kernels = [step.kernel for step in model._first.steps]
+    kernels = [step.kernel for step in model.parts.variants[0].steps]
     assert subprocess.run(command, check=False).returncode == 1 + kernels.index("embedding")
     assert "result is positive, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
 

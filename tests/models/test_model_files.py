@@ -41,9 +41,9 @@ def test_a_loaded_model_gives_the_same_bits(tmp_path: Path, name: str) -> None:
     model = CASES[name].compiled()
     model.save(tmp_path / "m.sjit")
     again = loaded(tmp_path / "m.sjit")
-    assert again._first.program.image.data == model._first.program.image.data
+    assert again.parts.variants[0].program.image.data == model.parts.variants[0].program.image.data
     assert again.pointer != model.pointer and repr(again) == repr(model)
-    assert again._settings == model._settings and again.tile == model.tile
+    assert again.parts.settings == model.parts.settings and again.tile == model.tile
     assert_same_bits(again, model)
     assert_same_bits(again, model, tiles=3)
     again.save(tmp_path / "again.sjit")
@@ -61,8 +61,8 @@ def test_settings_are_kept_as_they_were_given(tmp_path: Path) -> None:
     for target in ("native", "avx2", Target.named("avx2")):
         model = compiled(perceptron(1), 1, target=target, threads="auto", exact=True)
         model.save(tmp_path / "m.sjit")
-        kept = loaded(tmp_path / "m.sjit")._settings
-        assert kept == model._settings and type(kept.target) is type(target)
+        kept = loaded(tmp_path / "m.sjit").parts.settings
+        assert kept == model.parts.settings and type(kept.target) is type(target)
 
 
 def test_a_target_that_cannot_run_here_is_said_to_be_so(

@@ -143,7 +143,7 @@ def test_the_rounding_of_x_costs_nothing_in_int8(monkeypatch: pytest.MonkeyPatch
     weights = sparse_bytes((64, 64, 1, 1), 0.1)
     model = convolution_model(weights, np.uint8(0), 64, 28)
     compiled = sparsejit.compile(model)
-    kernels = [step.kernel for step in compiled._first.steps]
+    kernels = [step.kernel for step in compiled.parts.variants[0].steps]
     assert len(kernels) == 2 and kernels[0].startswith("int8-") and kernels[1] == "quantised"
     assert compiled.stats["nnz"] == np.count_nonzero(weights)
 
