@@ -20,21 +20,28 @@ from sparsejit.api.compiled_estimator import (
 )
 from sparsejit.api.known_files import OpenFile, compiled_once
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.named_sizes import (
+    DynamicShapes,
+    NamedSizes,
+    arguments_by_name,
+    named_sizes,
+    sizes_of_exported,
+)
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, final_graph, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
-from sparsejit.frontends.torch_export import Exported, export
+from sparsejit.frontends.torch_export import Exported, export, exported_examples, is_program
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
 _ONE_X = (
-    "an estimator takes one X of any length; leave out example_kwargs, free_shapes, constants, "
-    "fallback and free_batch"
+    "an estimator takes one X of any length; leave out example_kwargs, dynamic_shapes, "
+    "free_shapes, constants, fallback and free_batch"
 )
 
 
@@ -58,6 +65,7 @@ def compile_model(
     example_inputs: Sequence[Any] | None = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
@@ -77,6 +85,7 @@ def compile_model(
     example_inputs: Sequence[Any] | None = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
@@ -95,6 +104,7 @@ def compile_model(
     example_inputs: Any = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
@@ -116,6 +126,11 @@ def compile_model(
         X.
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
         shapes are those it is compiled for, their batch the one that it is made fastest for.
+    dynamic_shapes: which sizes may change, by argument and axis, as torch.export spells it:
+        {"x": {0: "batch", 1: torch.export.Dim("time", max=512)}}. One name is one size. A name on
+        axis 0 of all inputs is the batch; other sizes compile the model once more, at their first
+        use or by `prepare(time=128)`. All that has no name is fixed. It takes the place of the
+        next two.
     free_batch: whether axis 0 of all inputs is a batch of any length, where the model computes
         each sample apart from the others. Where it does not, the batch is that of the example.
     free_shapes: whether inputs of other shapes compile the model once more, at their first use:
@@ -134,19 +149,27 @@ def compile_model(
     """
     settings = ModelSettings(target, threads, tune, exact)
     if is_estimator(model):
-        if example_kwargs or free_shapes or constants or fallback or not free_batch:
+        if any((example_kwargs, dynamic_shapes, free_shapes, constants, fallback, not free_batch)):
             raise InvalidInput(_ONE_X)
         return compile_estimator(model, example_inputs, settings, dtype, told(progress))
-    args, kwargs = _arguments(example_inputs, example_kwargs, may_lack=is_onnx(model))
-    shapes = free_batch, free_shapes, constants or {}
+    args, kwargs = _arguments(model, example_inputs, example_kwargs)
+    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
+    if sizes is not None:
+        free_batch, free_shapes = free_batch and sizes.has_batch, sizes.has_others
+    shapes = free_batch, free_shapes, sizes, constants or {}
     return _Compiler(model, *shapes, fallback, dtype, settings).once(args, kwargs, told(progress))
 
 
 def _arguments(
-    inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, may_lack: bool
+    model: Any, inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model is called with. Raises InvalidInput for what is no tuple, and no mapping."""
-    if inputs is None and not kwargs and not may_lack:
+    """What the model is called with; an exported program has its own examples.
+
+    Raises InvalidInput for what is no tuple, and no mapping.
+    """
+    if inputs is None and not kwargs and (own := exported_examples(model)) is not None:
+        return own
+    if inputs is None and not kwargs and not is_onnx(model):
         raise InvalidInput("example_inputs is missing; give a tuple of the model's arguments")
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InvalidInput(
@@ -163,6 +186,22 @@ def _arguments(
     return tuple(inputs or ()), dict(kwargs or {})
 
 
+def _sizes(
+    model: Any,
+    given: DynamicShapes | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    constants: Mapping[str, Any],
+) -> NamedSizes | None:
+    """Those that were named, or that an exported program leaves open beside the batch."""
+    if given is not None:
+        return named_sizes(given, arguments_by_name(model, args, kwargs, constants))
+    if not is_program(model) or kwargs:
+        return None
+    sizes = sizes_of_exported(model, args)
+    return sizes if sizes is not None and sizes.has_others else None
+
+
 @dataclass
 class _Compiler:
     """A model and how to compile it, for inputs of any shapes."""
@@ -170,6 +209,7 @@ class _Compiler:
     model: Any
     free_batch: bool
     free_shapes: bool
+    sizes: NamedSizes | None
     constants: Mapping[str, Any]
     fallback: str | None
     dtype: Dtypes
@@ -185,7 +225,7 @@ class _Compiler:
         check_fallback(self.fallback, self.model)
         make = partial(self.compiled, args, kwargs, tell)
         is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
-        if not is_file or self.free_shapes or kwargs:
+        if not is_file or self.free_shapes or self.sizes or kwargs:
             return make()
         asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
         return compiled_once(self.model, asked, make, graphs)
@@ -202,7 +242,8 @@ class _Compiler:
             given = self.model, args, self.constants, self.dtype, self.settings
             return compile_in_parts(*given, tell, self.free_shapes)
         again = self.for_leaves(inputs) if self.free_shapes else None
-        return CompiledModel((variant,), inputs, outputs, self.settings, again)
+        sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
+        return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes)
 
     def make(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
@@ -14,6 +16,7 @@ from sparsejit.api.compiled import Compiled
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data
+from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.narrow_numbers import NarrowNumbers
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
@@ -53,12 +56,14 @@ class CompiledModel(CalledModel, Compiled):
         output_nest: Nest,
         settings: ModelSettings,
         compile_for: Callable[[Sequence[Any]], Variant] | None = None,
+        sizes: NamedSizes | None = None,
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
         self._variants = {_shapes(variant): variant for variant in variants}
         self._settings = settings
         self._compile_for = compile_for
+        self._sizes = sizes
         self._compiling = threading.Lock()
         self._narrow = NarrowNumbers(self._first.inputs, input_nest, output_nest)
 
@@ -118,6 +123,22 @@ class CompiledModel(CalledModel, Compiled):
         results = self._variant_for(arrays).call.run(*arrays)
         return narrow.narrowed(results) if narrow.outputs else results
 
+    def prepare(self, **sizes: int) -> None:
+        """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
+
+        Those left out are as in the example. A batch needs nothing: code is the same for any. May
+        be called from several threads, also while others run the model.
+
+        Raises InvalidInput for names that the model does not have and sizes that it does not take.
+        """
+        if self._sizes is None:
+            raise InvalidInput(
+                "prepare: no size of this model has a name; compile it with dynamic_shapes, such "
+                "as {'x': {0: 'batch', 1: 'time'}}"
+            )
+        shapes = zip(self._sizes.shapes_for(sizes), self._first.inputs, strict=True)
+        self._variant_for([np.zeros(shape, value.type.element.value) for shape, value in shapes])
+
     def explain(self, *, measure: bool = False) -> Report:
         """What every layer costs and why; `measure` runs the model for about a second.
 
@@ -157,6 +178,8 @@ class CompiledModel(CalledModel, Compiled):
         return ModelSource(name, self._settings, self._input_nest, self._output_nest, graphs)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
+        if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
+            self._sizes.check([array.shape for array in arrays])
         if len(self._variants) == 1 and self._compile_for is None:
             return self._first
         shapes = tuple(array.shape for array in arrays)

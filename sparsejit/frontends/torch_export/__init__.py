@@ -4,7 +4,25 @@ torch is imported when a model is given, never before.
 """
 
 from sparsejit.frontends.torch_export.exporting import Exported, export
+from sparsejit.frontends.torch_export.given_sizes import (
+    ProgramSize,
+    exported_examples,
+    is_program,
+    names_of_places,
+    sizes_of_program,
+)
 from sparsejit.frontends.torch_export.interpreting import graph_of, missing_in
 from sparsejit.frontends.torch_export.program_files import read_program
 
-__all__ = ["Exported", "export", "graph_of", "missing_in", "read_program"]
+__all__ = [
+    "Exported",
+    "ProgramSize",
+    "export",
+    "exported_examples",
+    "graph_of",
+    "is_program",
+    "missing_in",
+    "names_of_places",
+    "read_program",
+    "sizes_of_program",
+]

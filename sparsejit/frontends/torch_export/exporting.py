@@ -11,6 +11,7 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed, why_not_alike
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
+from sparsejit.frontends.torch_export.given_sizes import symbols_of_examples
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
 from sparsejit.frontends.torch_export.tracing import (
@@ -52,7 +53,8 @@ def export(
     args, kwargs = as_tensors(tuple(example_inputs), dict(example_kwargs or {}))
     with ONE_AT_A_TIME:
         program, why_not = traced(model, args, kwargs, free_batch)
-        exported = Exported(program, why_not, common_batch(args, kwargs))
+        sizes = symbols_of_examples(program, args, kwargs) if program is model else {}
+        exported = Exported(program, why_not, common_batch(args, kwargs), sizes=sizes)
         if exported.changed_inputs:
             warn_caller(
                 f"the model changes its input {exported.changed_inputs[0]!r} in place; compiled, "
@@ -73,7 +75,8 @@ class Exported:
     """An exported model. `graph(batch)` is its graph for a batch of that size.
 
     `input_tree` is the form of (args, kwargs), `output_tree` that of what the model returns;
-    graphs have the tensors of both, in order. `copies` has those that another program of the same
+    graphs have the tensors of both, in order. `sizes` are the numbers of symbols beside the batch,
+    the example's where they are left out. `copies` has those that another program of the same
     model has made of its tensors.
     """
 
@@ -83,7 +86,9 @@ class Exported:
         why_fixed: str = "",
         example_batch: int | None = None,
         copies: Copies | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
+        self._sizes = dict(sizes or {})
         self._program = functionalised(program)
         self.copies: Copies = {} if copies is None else copies
         self._constants = _constants(self._program, self.copies)
@@ -134,7 +139,8 @@ class Exported:
         return self._graphs.get(size, self._made_for)
 
     def _made_for(self, size: int | None) -> Graph:
-        sizes = {} if self._symbol is None or size is None else {self._symbol: size}
+        batch = {} if self._symbol is None or size is None else {self._symbol: size}
+        sizes = self._sizes | batch
         module = self._program.graph_module
         with ONE_AT_A_TIME:
             known = self._constants, sizes, self._arrays, self._names

@@ -1,0 +1,226 @@
+"""Which axes of a model's inputs may have other lengths than the example's, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.onnx import declared_inputs, is_onnx
+from sparsejit.frontends.torch_export import names_of_places, sizes_of_program
+
+Shape = tuple[int, ...]
+# By argument, or in their order: sizes by axis, each a name or a torch.export.Dim.
+DynamicShapes = Mapping[str, Any] | Sequence[Any]
+_UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True)
+class NamedSize:
+    """A size that may change: `least` and `most` bound it."""
+
+    name: str
+    least: int = 0
+    most: int = _UNBOUNDED
+
+    @property
+    def bounds(self) -> str:
+        """In words."""
+        if self.most == _UNBOUNDED:
+            return f"at least {self.least}"
+        return f"{self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class NamedInput:
+    """An input by its name, its shape in the example, and which of its axes are named."""
+
+    name: str
+    shape: Shape
+    axes: Mapping[int, NamedSize]
+
+
+class NamedSizes:
+    """The sizes that `dynamic_shapes` names, for the flat list of a model's inputs.
+
+    One name is one size, wherever it stands.
+    """
+
+    def __init__(self, inputs: Sequence[NamedInput]) -> None:
+        """Raises InvalidInput where the example does not fit what is declared of it."""
+        self.inputs = tuple(inputs)
+        self.check([each.shape for each in self.inputs])
+
+    def in_order(self, names: Sequence[str]) -> NamedSizes:
+        """With the inputs of these names last, in this order."""
+        last = {each.name: each for each in self.inputs if each.name in names}
+        first = [each for each in self.inputs if each.name not in names]
+        return NamedSizes([*first, *(last[name] for name in names)])
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether axis 0 of all inputs is one size that may change."""
+        sizes = {each.axes.get(0) for each in self.inputs}
+        return len(sizes) == 1 and None not in sizes
+
+    @property
+    def has_others(self) -> bool:
+        """Whether any other size may change."""
+        first = int(self.has_batch)
+        return any(axis >= first for each in self.inputs for axis in each.axes)
+
+    def check(self, shapes: Sequence[Shape]) -> None:
+        """Raise InvalidInput, which names input, axis, size and bounds, for shapes that differ."""
+        found: dict[str, tuple[int, str]] = {}
+        for each, shape in zip(self.inputs, shapes, strict=True):
+            if len(shape) != len(each.shape):
+                raise InvalidInput(
+                    f"input {each.name} has shape {tuple(shape)}; give {len(each.shape)} axes"
+                )
+            for axis, length in enumerate(shape):
+                self._check_axis(each, axis, length, found)
+
+    def _check_axis(
+        self, each: NamedInput, axis: int, length: int, found: dict[str, tuple[int, str]]
+    ) -> None:
+        where, size = f"axis {axis} of input {each.name}", each.axes.get(axis)
+        if size is None:
+            if length != each.shape[axis]:
+                raise InvalidInput(
+                    f"{where} has {length} elements and is fixed at {each.shape[axis]}; name it "
+                    "in dynamic_shapes where it may change"
+                )
+            return
+        if not size.least <= length <= size.most:
+            raise InvalidInput(
+                f"{where}, {size.name!r}, has {length} elements; it takes {size.bounds}"
+            )
+        known, elsewhere = found.setdefault(size.name, (length, where))
+        if known != length:
+            raise InvalidInput(
+                f"{where}, {size.name!r}, has {length} elements, and {elsewhere} has {known}; "
+                "one name is one size"
+            )
+
+    def shapes_for(self, sizes: Mapping[str, int]) -> list[Shape]:
+        """Those of all inputs where these sizes are so, and all others as in the example.
+
+        Raises InvalidInput for names that are not declared, and sizes out of bounds.
+        """
+        known = {size.name for each in self.inputs for size in each.axes.values()}
+        for name, length in sizes.items():
+            if name not in known:
+                raise InvalidInput(
+                    f"prepare({name}=...): the model's sizes are {', '.join(sorted(known))}"
+                )
+            if isinstance(length, bool) or not isinstance(length, int):
+                raise InvalidInput(f"{name}={length!r}; give a number of elements")
+        shapes = [_resized(each, sizes) for each in self.inputs]
+        self.check(shapes)
+        return shapes
+
+
+def _resized(each: NamedInput, sizes: Mapping[str, int]) -> Shape:
+    return tuple(
+        sizes.get(each.axes[axis].name, length) if axis in each.axes else length
+        for axis, length in enumerate(each.shape)
+    )
+
+
+def arguments_by_name(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Container[str]
+) -> dict[str, Any]:
+    """What a model is called with, by the names that it has for them, in the order of a call.
+
+    Raises InvalidInput for a model whose arguments have none, and without examples. Those of an
+    ONNX model that are `known` are not given.
+    """
+    if is_onnx(model):
+        names = [each.name for each in declared_inputs(model) if each.name not in known]
+    elif hasattr(model, "forward"):
+        names = names_of_places(model, args)
+    else:
+        raise InvalidInput(
+            f"dynamic_shapes with a {type(model).__name__}, which says itself what its sizes are; "
+            "leave it out"
+        )
+    if len(args) > len(names) or not (args or kwargs):
+        raise InvalidInput(
+            "dynamic_shapes needs an example of each argument; give as many example_inputs as the "
+            f"model has: {', '.join(names)}"
+        )
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def named_sizes(given: DynamicShapes, examples: Mapping[str, Any]) -> NamedSizes:
+    """What `dynamic_shapes` says of the arguments of a model, as torch.export spells it.
+
+    given: by argument, or in their order, a dict from axes to sizes, or a list with one for each
+        axis; None where nothing changes. A size is a name, or a torch.export.Dim.
+    examples: the arguments by name, all tensors or arrays.
+
+    Raises InvalidInput for what is neither, and arguments and axes that there are not.
+    """
+    if not isinstance(given, Mapping):
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise InvalidInput(
+                f"dynamic_shapes is a {type(given).__name__}; give a dict by argument, such as "
+                "{'x': {0: 'batch', 1: 'time'}}"
+            )
+        given = dict(zip(examples, given, strict=False))
+    for name in given:
+        if name not in examples:
+            raise InvalidInput(
+                f"dynamic_shapes names {name!r}; the model's arguments are {', '.join(examples)}"
+            )
+    inputs = []
+    for name, example in examples.items():
+        if not hasattr(example, "shape"):
+            raise InvalidInput(
+                f"argument {name} is a {type(example).__name__}; dynamic_shapes is for models "
+                "whose arguments are tensors: free_shapes=True takes others"
+            )
+        shape = tuple(map(int, example.shape))
+        inputs.append(NamedInput(name, shape, dict(_axes_of(name, given.get(name), len(shape)))))
+    return NamedSizes(inputs)
+
+
+def sizes_of_exported(program: Any, args: Sequence[Any]) -> NamedSizes | None:
+    """The sizes that an exported program leaves open, by their symbols; None where others are.
+
+    Only of programs whose arguments are tensors given by position.
+    """
+    names = list(program.graph_signature.user_inputs)
+    if len(names) != len(args) or not all(hasattr(each, "shape") for each in args):
+        return None
+    axes: dict[str, dict[int, NamedSize]] = {name: {} for name in names}
+    for each in sizes_of_program(program):
+        most = _UNBOUNDED if each.most is None else each.most
+        axes[each.input_name][each.axis] = NamedSize(each.symbol, each.least, most)
+    shapes = [tuple(map(int, each.shape)) for each in args]
+    return NamedSizes([NamedInput(n, s, axes[n]) for n, s in zip(names, shapes, strict=True)])
+
+
+def _axes_of(name: str, given: Any, rank: int) -> Iterator[tuple[int, NamedSize]]:
+    if given is None:
+        return
+    is_sequence = isinstance(given, Sequence) and not isinstance(given, str)
+    if not isinstance(given, Mapping) and not is_sequence:
+        raise InvalidInput(
+            f"dynamic_shapes[{name!r}] is a {type(given).__name__}; give a dict from axes to names"
+        )
+    for axis, size in given.items() if isinstance(given, Mapping) else enumerate(given):
+        if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+            raise InvalidInput(f"dynamic_shapes[{name!r}] has axis {axis!r}; it has {rank} axes")
+        if size is not None:
+            yield axis % rank, _size_of(f"dynamic_shapes[{name!r}][{axis}]", size)
+
+
+def _size_of(where: str, given: Any) -> NamedSize:
+    if isinstance(given, str):
+        return NamedSize(given)
+    name, least, most = (getattr(given, part, None) for part in ("__name__", "min", "max"))
+    if not isinstance(name, str) or not isinstance(least, int | None):
+        raise InvalidInput(f"{where} is {given!r}; give a name, or a torch.export.Dim with one")
+    return NamedSize(name, least or 0, most if isinstance(most, int) else _UNBOUNDED)
