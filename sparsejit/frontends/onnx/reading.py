@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ SUFFIX = ".onnx"
 OLDEST_OPSET, _OLDEST_MAPPED, _CONVERTED_TO = 7, 11, 13
 _RESIZED = ("Resize", "Upsample")
 _MODES_BEFORE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "outwards"}
-_STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def is_onnx(model: Any) -> bool:
@@ -54,7 +54,7 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
     name = str(source) if isinstance(source, str | Path) else "the model"
     try:
         model = onnx.load(str(source)) if isinstance(source, str | Path) else source
-        onnx.checker.check_model(model)
+        check(model, opset_of(model))
         _read_text(model)
         model = _converted(model, name)
         return inline_local_functions(model) if len(model.functions) else model
@@ -86,7 +86,7 @@ def _read_text(message: Any) -> None:
 
 def opset_of(model: ModelProto) -> int:
     """The version of ONNX's own operators."""
-    versions = [each.version for each in model.opset_import if each.domain in _STANDARD_DOMAINS]
+    versions = [each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS]
     return max(versions, default=0)
 
 

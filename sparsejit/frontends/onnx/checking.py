@@ -1,0 +1,58 @@
+"""The onnx package's check of a file, without what it asks for and ONNX Runtime does not.
+
+ONNX Runtime's optimiser writes operators of its own among ONNX's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+# ONNX Runtime's own in ONNX's domain: the opset from which on ONNX has an operator of that name.
+_OF_ONNX_RUNTIME = {"LayerNormalization": 17}
+_UNCHECKED_DOMAIN = "com.microsoft"
+
+
+def check(model: ModelProto, opset: int) -> None:
+    """Raises the package's ValidationError. The model is afterwards as it was before."""
+    import onnx
+
+    with ExitStack() as undo:
+        _set_apart(model, opset, undo.callback)
+        onnx.checker.check_model(model)
+
+
+def _set_apart(model: ModelProto, opset: int, undo: Callable[..., Any]) -> None:
+    """Move operators that the package does not know to a domain of which it knows none."""
+    apart = [node for node in _all_nodes(model.graph) if _is_of_onnx_runtime(node, opset)]
+    for node in apart:
+        undo(node.CopyFrom, _copy(node))
+        node.domain = _UNCHECKED_DOMAIN
+    if apart and all(each.domain != _UNCHECKED_DOMAIN for each in model.opset_import):
+        model.opset_import.add(domain=_UNCHECKED_DOMAIN, version=1)
+        undo(model.opset_import.pop)
+
+
+def _copy(message: Any) -> Any:
+    made = type(message)()
+    made.CopyFrom(message)
+    return made
+
+
+def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph, and of the graphs within them."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for region in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(region)
+
+
+def _is_of_onnx_runtime(node: NodeProto, opset: int) -> bool:
+    since = _OF_ONNX_RUNTIME.get(node.op_type)
+    return since is not None and opset < since and node.domain in STANDARD_DOMAINS

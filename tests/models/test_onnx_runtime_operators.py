@@ -1,0 +1,99 @@
+"""Operators of ONNX Runtime's own, and files that it has optimised, against ONNX Runtime."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import onnx
+import onnxruntime
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import sparsejit
+
+RANDOM = np.random.default_rng(5)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def model_of(
+    operator: str, operands: Sequence[np.ndarray | None], given: int, opset: int, **attributes: Any
+) -> Any:
+    """One node, of which the first `given` operands come with the call."""
+    domain, _, name = operator.rpartition(".")
+    names = [f"x{n}" if x is not None else "" for n, x in enumerate(operands)]
+    node = helper.make_node(name, names, ["y"], domain=domain, **attributes)
+    pairs = [(name, x) for name, x in zip(names, operands, strict=True) if x is not None]
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+            for name, x in pairs[:given]
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(x, name) for name, x in pairs[given:]],
+    )
+    graph.output[0].type.tensor_type.shape.SetInParent()
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(domain or "com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports[: 2 if domain else 1], ir_version=8)
+
+
+def by_onnx_runtime(model: Any, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [each.name for each in session.get_inputs()]
+    return list(session.run(None, dict(zip(names, given, strict=True))))
+
+
+def compare(model: Any, given: Sequence[np.ndarray], tolerance: float = 1e-5) -> None:
+    """Within a tolerance of the largest value."""
+    (wanted,) = by_onnx_runtime(model, given)
+    found = sparsejit.compile(model, tuple(given), free_batch=False)(*given)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= tolerance * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("opset", [7, 11, 16, 17])
+def test_a_layer_normalization_of_any_opset(opset: int) -> None:
+    operands = floats(2, 5, 8), floats(8), floats(8)
+    model = model_of("LayerNormalization", operands, 1, opset, axis=-1, epsilon=1e-3)
+    before = model.SerializeToString()
+    compare(model, operands[:1])
+    assert model.SerializeToString() == before
+
+
+class Block(torch.nn.Module):
+    """As of a transformer: a normalisation, a layer, gelu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.gelu(self.inner(self.norm(x)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_file_that_onnx_runtime_has_optimised(tmp_path: Path) -> None:
+    x = torch.from_numpy(floats(1, 5, 16))
+    plain, optimised = (str(tmp_path / f"{name}.onnx") for name in ("plain", "optimised"))
+    torch.onnx.export(Block().eval(), (x,), plain, dynamo=False, opset_version=14)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = optimised
+    onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
+    model = onnx.load(optimised)
+    assert "LayerNormalization" in {node.op_type for node in model.graph.node}
+    compare(model, [x.numpy()])
