@@ -39,6 +39,8 @@ _APPROXIMATED = ("Erf", "Gelu", "GRU", "LSTM", "RNN", "Sigmoid", "Tanh", "FastGe
 _REQUANTISING = ("QLinear", "QGemm")
 _FLOATS = (*["float32"] * 8, "float16", "float64")
 _WHOLE = (*["int64"] * 3, *["int32"] * 2, "uint8", "int8", "int16", "uint16", "uint32")
+# In ONNX's domain, at any opset.
+OF_ONNX_RUNTIME = ("LayerNormalization", "SimplifiedLayerNormalization")
 _SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 1e-40)
 
 
@@ -186,9 +188,9 @@ class OnnxGrowing:
     # Nodes
 
     def has(self, operator: str, since: int = 0) -> bool:
-        """Whether the opset has that operator, of at least that version."""
+        """Whether the opset has that operator, of at least that version, or ONNX Runtime has."""
         domain, _, name = operator.rpartition(".")
-        if domain:
+        if domain or name in OF_ONNX_RUNTIME:
             return onnxruntime is not None
         return _since(name, self.opset) >= max(since, 1)
 

@@ -303,24 +303,31 @@ def _group_norm(grow: OnnxGrowing) -> None:
     grow.add("GroupNormalization", [x, *_scales(grow, x, count)], num_groups=groups, **given)
 
 
-def _layer_norm(grow: OnnxGrowing) -> None:
-    x = grow.tensor("f", ranks=(1, 4))
-    array = grow.values[x]
-    axis = grow.axis(array.ndim)
-    shape = array.shape[axis % array.ndim :]
-    operands = [grow.either(grow.array(shape, array.dtype, 0.2, 2)) for _ in range(1 + grow.flag())]
-    given = {"axis": axis, **grow.some(epsilon=0.1)}
-    grow.add("LayerNormalization", [x, *operands], **given)
+def _layer_norm(name: str) -> Maker:
+    def make(grow: OnnxGrowing) -> None:
+        x = grow.tensor("f", ranks=(1, 4))
+        array = grow.values[x]
+        axis = grow.axis(array.ndim)
+        shape = array.shape[axis % array.ndim :]
+        count = 1 + grow.flag() if name == "LayerNormalization" else 1
+        operands = [grow.either(grow.array(shape, array.dtype, 0.2, 2)) for _ in range(count)]
+        grow.add(name, [x, *operands], **{"axis": axis, **grow.some(epsilon=0.1)})
+
+    return make
 
 
-def _skip_norm(grow: OnnxGrowing) -> None:
-    x = grow.tensor("f", ranks=(3, 3))
-    shape = grow.values[x].shape
-    skip = grow.input(grow.array(shape, grow.values[x].dtype))
-    operands = [x, skip, *_scales(grow, x, shape[-1], 1 + grow.flag())]
-    if grow.flag():
-        operands += ["", *_scales(grow, x, shape[-1], 1)][len(operands) - 3 :]
-    grow.add(f"{MICROSOFT}.SkipLayerNormalization", operands, **grow.some(epsilon=1e-3))
+def _skip_norm(name: str) -> Maker:
+    def make(grow: OnnxGrowing) -> None:
+        x = grow.tensor("f", ranks=(3, 3))
+        shape = grow.values[x].shape
+        skip = grow.input(grow.array(shape, grow.values[x].dtype))
+        scales = 1 if "Simplified" in name else 2
+        operands = [x, skip, *_scales(grow, x, shape[-1], grow.draw.randint(1, scales))]
+        if grow.flag():
+            operands += ["", *_scales(grow, x, shape[-1], 1)][len(operands) - 1 - scales :]
+        grow.add(f"{MICROSOFT}.{name}", operands, **grow.some(epsilon=1e-3))
+
+    return make
 
 
 def _with_bias(name: str) -> Maker:
@@ -333,6 +340,8 @@ def _with_bias(name: str) -> Maker:
 
 _OF_WHOLE_NUMBERS = ("ReduceProd", "ReduceSum", "ReduceSumSquare")
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_LAYER_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+_SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 ROWS: dict[str, Maker] = {
     **{name: _unary(name) for name in _UNARY},
     **{name: _binary(name) for name in _BINARY},
@@ -340,6 +349,8 @@ ROWS: dict[str, Maker] = {
     **{f"Reduce{name}": _reduction(f"Reduce{name}") for name in _REDUCTIONS},
     **{name: _place(name) for name in ("ArgMax", "ArgMin")},
     **{name: _softmax(name) for name in ("LogSoftmax", "Softmax")},
+    **{name: _layer_norm(name) for name in _LAYER_NORMS},
+    **{f"{MICROSOFT}.{name}": _skip_norm(name) for name in _SKIP_NORMS},
     **{f"{MICROSOFT}.{name}": _with_bias(name) for name in ("BiasGelu", "FastGelu")},
     "BatchNormalization": _batch_norm,
     "BitShift": _shift,
@@ -350,10 +361,8 @@ ROWS: dict[str, Maker] = {
     "Dropout": _dropout,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _instance_norm,
-    "LayerNormalization": _layer_norm,
     "Mod": _mod,
     "Pow": _pow,
-    f"{MICROSOFT}.SkipLayerNormalization": _skip_norm,
     "TopK": _top_k,
     "Where": _where,
 }

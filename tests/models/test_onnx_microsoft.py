@@ -96,6 +96,12 @@ def skipped(x: Any, skip: Any, g: Any, b: Any, bias: Any) -> Any:
     return normal(total, g, b), None, None, total
 
 
+def simplified(x: Any, skip: Any, g: Any, bias: Any) -> Any:
+    total = np.float64(x) + skip + bias
+    root = np.sqrt((total**2).mean(-1, keepdims=True) + 1e-12)
+    return total / root * g, None, None, total
+
+
 def dynamic(a: Any, b: Any, b_scale: Any, b_zero: Any, bias: Any) -> np.ndarray:
     low, high = min(0.0, a.min()), max(0.0, a.max())
     step = np.float32((np.float32(high) - np.float32(low)) / np.float32(255))
@@ -135,6 +141,8 @@ CASES = [
          lambda a, b, c: np.maximum(a @ b.T + c, 0), {"transB": 1, "activation": "Relu"}),
     Case("SkipLayerNormalization",
          (floats(2, 5, 8), floats(2, 5, 8), floats(8), floats(8), floats(8)), 2, skipped),
+    Case("SkipSimplifiedLayerNormalization",
+         (floats(2, 5, 8), floats(2, 5, 8), floats(8), floats(8)), 2, simplified),
     Case("EmbedLayerNormalization",
          (RANDOM.integers(0, 9, (2, 5)), RANDOM.integers(0, 2, (2, 5)), floats(9, 8), floats(12, 8),
           floats(2, 8), floats(8), floats(8), MASK), 2, embedded),

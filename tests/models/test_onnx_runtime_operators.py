@@ -74,6 +74,21 @@ def test_a_layer_normalization_of_any_opset(opset: int) -> None:
     assert model.SerializeToString() == before
 
 
+@pytest.mark.parametrize("opset", [11, 17, 24])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_simplified_layer_normalization(opset: int, axis: int) -> None:
+    operands = floats(2, 5, 8), floats(*(2, 5, 8)[axis:])
+    name = "SimplifiedLayerNormalization"
+    compare(model_of(name, operands, 1, opset, axis=axis, epsilon=1e-3), operands[:1])
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8), (1, 5, 8), (5, 8)])
+def test_a_simplified_layer_normalization_of_a_sum(shape: tuple[int, ...]) -> None:
+    operands = floats(2, 5, 8), floats(*shape), floats(8), floats(8)
+    name = "com.microsoft.SkipSimplifiedLayerNormalization"
+    compare(model_of(name, operands, 2, 17, epsilon=1e-3), operands[:2])
+
+
 class Block(torch.nn.Module):
     """As of a transformer: a normalisation, a layer, gelu."""
 

@@ -5,6 +5,7 @@ ONNX Runtime's optimiser writes operators of its own among ONNX's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 # ONNX Runtime's own in ONNX's domain: the opset from which on ONNX has an operator of that name.
-_OF_ONNX_RUNTIME = {"LayerNormalization": 17}
+_OF_ONNX_RUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
 _UNCHECKED_DOMAIN = "com.microsoft"
 
 

@@ -15,6 +15,9 @@ from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.types import axis_of
 
+# rms_norm's default: torch.finfo(torch.float32).eps.
+_FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
+
 
 def batch_norm(
     write: Writer,
@@ -74,6 +77,25 @@ def layer_norm(
     affine = [reshaped(write, part, (-1,)) for part in (weight, bias) if part is not None]
     chain = row_chains.layer_norm(rows.shape, weight is not None, bias is not None)
     normal = write.one(chain, rows, 1.0 / rows.shape[-1], float(eps), *affine)
+    return reshaped(write, normal, value.shape)
+
+
+def rms_norm(
+    write: Writer,
+    x: Operand,
+    normalized_shape: Sequence[int],
+    weight: Operand = None,
+    eps: float | None = None,
+) -> Value:
+    """x / sqrt(mean(x^2) + eps) weight over the last axes together."""
+    value = write.floats(x)
+    if not value.type.size:
+        return value
+    rows = rows_of(write, value, len(normalized_shape))
+    affine = [] if weight is None else [reshaped(write, weight, (-1,))]
+    chain = row_chains.rms_norm(rows.shape, weight is not None)
+    least = _FLOAT32_EPSILON if eps is None else float(eps)
+    normal = write.one(chain, rows, 1.0 / rows.shape[-1], least, *affine)
     return reshaped(write, normal, value.shape)
 
 

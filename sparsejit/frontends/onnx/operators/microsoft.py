@@ -101,6 +101,14 @@ def skip_layer_normalization(write: Writer, call: Call) -> Any:
     return (normal, None, None, total)[: call.outputs] if call.outputs > 1 else normal
 
 
+def skip_simplified_layer_normalization(write: Writer, call: Call) -> Any:
+    """Of input + skip + bias, which is its fourth result, by the root of its mean square."""
+    total = _sum(write, [call.optional(write, place) for place in (0, 1, 3)])
+    epsilon = call.attribute("epsilon", _EPSILON)
+    normal = normalisation.rms_norm(write, total, total.shape[-1:], call.value(write, 2), epsilon)
+    return (normal, None, None, total)[: call.outputs] if call.outputs > 1 else normal
+
+
 def embed_layer_normalization(write: Writer, call: Call) -> Any:
     """Of the sum of rows for words, positions and segments, which is its third result.
 
@@ -257,5 +265,6 @@ _ROWS: dict[str, Callable[[Writer, Call], Any]] = {
     "QAttention": quantised_attention,
     "QuickGelu": quick_gelu,
     "SkipLayerNormalization": skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": skip_simplified_layer_normalization,
 }
 OPERATORS = {f"{DOMAIN}.{name}": mapping for name, mapping in _ROWS.items()}

@@ -61,6 +61,15 @@ def layer_normalization(write: Writer, call: Call) -> Any:
     return (result, None, None)[: call.outputs] if call.outputs > 1 else result
 
 
+def rms_normalization(write: Writer, call: Call) -> Any:
+    """Over the axes from `axis` on; the deviation is not kept."""
+    x, scale = call.value(write, 0), call.value(write, 1)
+    axis = axis_of(call.attribute("axis", -1), len(x.shape))
+    epsilon = call.attribute("epsilon", _EPSILON)
+    result = normalisation.rms_norm(write, x, x.shape[axis:], scale, epsilon)
+    return (result, None)[: call.outputs] if call.outputs > 1 else result
+
+
 def softmax(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
     """Over an axis; before opset 13 over all axes from it on together."""
 
@@ -83,5 +92,7 @@ OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "InstanceNormalization": instance_normalization,
     "LayerNormalization": layer_normalization,
     "LogSoftmax": softmax(normalisation.log_softmax),
+    "RMSNormalization": rms_normalization,
+    "SimplifiedLayerNormalization": rms_normalization,
     "Softmax": softmax(normalisation.softmax),
 }

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.frontends.writing.normalisation import (
     batch_norm,
     group_norm,
     layer_norm,
     log_softmax,
-    rows_of,
+    rms_norm,
     softmax,
 )
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Value
-from sparsejit.ir.ops import row_chains
-
-# rms_norm's default: torch.finfo(torch.float32).eps.
-_FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 
 
 def legitimate_batch_norm(
@@ -42,23 +35,6 @@ def legitimate_batch_norm(
 def native_layer_norm(write: Writer, *operands: Any) -> tuple[Any, ...]:
     """As `layer_norm`, as decompositions write it; mean and deviation are not kept."""
     return layer_norm(write, *operands), None, None
-
-
-def rms_norm(
-    write: Writer,
-    x: Operand,
-    normalized_shape: Sequence[int],
-    weight: Operand = None,
-    eps: float | None = None,
-) -> Value:
-    """Over the last axes together."""
-    value = write.floats(x)
-    rows = rows_of(write, value, len(normalized_shape))
-    affine = [] if weight is None else [reshaped(write, weight, (-1,))]
-    chain = row_chains.rms_norm(rows.shape, weight is not None)
-    least = _FLOAT32_EPSILON if eps is None else float(eps)
-    normal = write.one(chain, rows, 1.0 / rows.shape[-1], least, *affine)
-    return reshaped(write, normal, value.shape)
 
 
 def native_group_norm(
