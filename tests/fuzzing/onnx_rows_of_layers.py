@@ -223,6 +223,26 @@ def _attention(grow: OnnxGrowing) -> None:
     grow.add(f"{MICROSOFT}.Attention", operands, num_heads=heads, **given)
 
 
+def _attention_apart(grow: OnnxGrowing) -> None:
+    heads, length, keys = (grow.draw.choice((1, 2)), *(grow.draw.choice((1, 3)) for _ in range(2)))
+    widths = [heads * grow.draw.choice((2, 4)) for _ in range(2)]
+    q, k, v = (
+        grow.input(grow.array((2, count, width), np.float32))
+        for count, width in ((length, widths[0]), (keys, widths[0]), (keys, widths[1]))
+    )
+    bias, mask, added = (
+        grow.either(array) if grow.flag() else ""
+        for array in (
+            grow.array((2 * widths[0] + widths[1],), np.float32),
+            grow.draw.choice([np.ones((2, keys), np.int32), np.full(2, keys, np.int32)]),
+            grow.array((1, heads, length, keys), np.float32),
+        )
+    )
+    given = grow.some(scale=0.3, unidirectional=grow.flag() if length == keys else None)
+    operands = [q, k, v, bias, mask, added]
+    grow.add(f"{MICROSOFT}.MultiHeadAttention", operands, num_heads=heads, **given)
+
+
 def _embedding(grow: OnnxGrowing) -> None:
     words, length, width = 7, grow.draw.choice((1, 4)), 6
     ids = [
@@ -251,4 +271,5 @@ ROWS: dict[str, Maker] = {
     f"{MICROSOFT}.FusedConv": _conv(f"{MICROSOFT}.FusedConv"),
     f"{MICROSOFT}.FusedGemm": _gemm_of(f"{MICROSOFT}.FusedGemm"),
     f"{MICROSOFT}.FusedMatMul": _fused_matmul,
+    f"{MICROSOFT}.MultiHeadAttention": _attention_apart,
 }

@@ -153,6 +153,9 @@ CASES = [
     Case("Attention", QKV, 1,
          lambda x, w, b: attended(x @ np.float64(w) + b, 4, causal=True),
          {"num_heads": 4, "unidirectional": 1}),
+    Case("MultiHeadAttention", (*(floats(2, 5, 8) for _ in range(3)), floats(24), MASK), 3,
+         lambda q, k, v, b, m: attended(
+             np.concatenate([np.float64(q), k, v], 2) + b, 2, mask_added(m)), {"num_heads": 2}),
     Case("QAttention",
          (steps(2, 5, 8), steps(8, 24, dtype="int8"), floats(24), scale(0.02), scale(0.01), MASK,
           zero(110), zero(3, "int8")), 1,
@@ -286,3 +289,12 @@ def test_what_they_do_not_do_is_named() -> None:
     past = Case("Attention", kept, 1, lambda *x: x[0], {"num_heads": 2})
     with pytest.raises(UnsupportedOperator, match=r"com\.microsoft\.Attention \(keeps a past\)"):
         sparsejit.compile(model_of(past))
+    q, state = floats(2, 5, 8), floats(2, 2, 3, 4)
+    for operands, said in (
+        ((q, q, q, None, None, None, state, state), "keeps a past"),
+        ((floats(2, 5, 2, 3, 4),), r"shapes \[\[2, 5, 2, 3, 4\], None, None\], not three axes"),
+        ((q, state, state), "not three axes each"),
+    ):
+        case = Case("MultiHeadAttention", operands, 1, lambda x, *_: x, {"num_heads": 2})
+        with pytest.raises(UnsupportedOperator, match=said):
+            sparsejit.compile(model_of(case))

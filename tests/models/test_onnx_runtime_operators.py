@@ -89,6 +89,32 @@ def test_a_simplified_layer_normalization_of_a_sum(shape: tuple[int, ...]) -> No
     compare(model_of(name, operands, 2, 17, epsilon=1e-3), operands[:2])
 
 
+KEY_MASKS = {
+    "none": None,
+    "of keys": np.array([[1, 1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1, 1]], np.int32),
+    "of lengths": np.array([4, 7], np.int32),
+}
+
+
+@pytest.mark.parametrize("mask", KEY_MASKS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_attention_of_separate_operands(mask: str, has_bias: bool) -> None:
+    """Queries and values of other lengths and widths than keys."""
+    parts = floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 12)
+    bias, added = floats(28) if has_bias else None, floats(2, 2, 5, 7)
+    model = model_of(
+        "com.microsoft.MultiHeadAttention",
+        (*parts, bias, KEY_MASKS[mask], added), 3, 17, num_heads=2, scale=0.4,
+    )  # fmt: skip
+    compare(model, parts)
+
+
+def test_attention_of_separate_operands_that_looks_back() -> None:
+    parts = floats(2, 5, 8), floats(2, 5, 8), floats(2, 5, 8)
+    name = "com.microsoft.MultiHeadAttention"
+    compare(model_of(name, parts, 3, 17, num_heads=2, unidirectional=1), parts)
+
+
 class Block(torch.nn.Module):
     """As of a transformer: a normalisation, a layer, gelu."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import expanded
@@ -45,6 +45,14 @@ def add(write: Writer, x: Operand, other: Operand, alpha: float = 1) -> Value:
     if _all_bool(write, x, other):
         return write.pointwise("logical_or", x, other)
     return write.pointwise("add", x, other if alpha == 1 else multiply(write, other, alpha))
+
+
+def total(write: Writer, parts: Sequence[Value | None]) -> Value:
+    """The sum of those that are given, at least one."""
+    first, *others = (part for part in parts if part is not None)
+    for other in others:
+        first = write.pointwise("add", first, other)
+    return first
 
 
 def multiply(write: Writer, x: Operand, other: Operand) -> Value:

@@ -6,21 +6,25 @@ nodes, `expansions.py` has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import sqrt
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.onnx.operators import convolution, products, quantisation, recurrent
-from sparsejit.frontends.writing import activations, arranging, normalisation, selection
+from sparsejit.frontends.onnx.operators import (
+    attention,
+    convolution,
+    products,
+    quantisation,
+    recurrent,
+)
+from sparsejit.frontends.writing import activations, arranging, normalisation, pointwise, selection
 from sparsejit.frontends.writing import products as writing_products
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
 _EPSILON = 1e-12  # of its normalisations
-_FORBIDDEN = -10000.0  # what is added to a score that a mask forbids
 
 
 def fused_matmul(write: Writer, call: Call) -> Value:
@@ -94,7 +98,7 @@ def fused_gemm(write: Writer, call: Call) -> Value:
 def skip_layer_normalization(write: Writer, call: Call) -> Any:
     """Of input + skip + bias, which is its fourth result."""
     parts = [call.optional(write, place) for place in (0, 1, 4)]
-    total = _sum(write, parts)
+    total = pointwise.total(write, parts)
     scale, shift = call.value(write, 2), call.optional(write, 3)
     epsilon = call.attribute("epsilon", _EPSILON)
     normal = normalisation.layer_norm(write, total, total.shape[-1:], scale, shift, epsilon)
@@ -103,7 +107,7 @@ def skip_layer_normalization(write: Writer, call: Call) -> Any:
 
 def skip_simplified_layer_normalization(write: Writer, call: Call) -> Any:
     """Of input + skip + bias, which is its fourth result, by the root of its mean square."""
-    total = _sum(write, [call.optional(write, place) for place in (0, 1, 3)])
+    total = pointwise.total(write, [call.optional(write, place) for place in (0, 1, 3)])
     epsilon = call.attribute("epsilon", _EPSILON)
     normal = normalisation.rms_norm(write, total, total.shape[-1:], call.value(write, 2), epsilon)
     return (normal, None, None, total)[: call.outputs] if call.outputs > 1 else normal
@@ -123,7 +127,7 @@ def embed_layer_normalization(write: Writer, call: Call) -> Any:
         rows.append(arranging.sliced(write, positions, 0, 0, words.shape[1]))
     if call.has(1) and call.has(4):
         rows.append(selection.looked_up(write, call.value(write, 4), 0, call.value(write, 1)))
-    total, epsilon = _sum(write, rows), call.attribute("epsilon", _EPSILON)
+    total, epsilon = pointwise.total(write, rows), call.attribute("epsilon", _EPSILON)
     scale, shift = call.value(write, 5), call.value(write, 6)
     normal = normalisation.layer_norm(write, total, total.shape[-1:], scale, shift, epsilon)
     if call.outputs < 2:
@@ -136,86 +140,6 @@ def embed_layer_normalization(write: Writer, call: Call) -> Any:
     return (normal, kept, total)[: call.outputs]
 
 
-def _sum(write: Writer, parts: Sequence[Value | None]) -> Value:
-    first, *others = (part for part in parts if part is not None)
-    for other in others:
-        first = write.pointwise("add", first, other)
-    return first
-
-
-def attention(write: Writer, call: Call) -> Any:
-    """softmax(q k^T / sqrt(depth) + mask) v of heads, q, k and v by one product."""
-    x, weights, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
-    if call.has(4) or call.has(6):
-        raise Unmapped("keeps a past")
-    if call.attribute("qkv_hidden_sizes") or call.flag("do_rotary"):
-        raise Unmapped("of other sizes, or rotated")
-    mask = None if not call.has(3) else _mask(write, call, x)
-    if call.has(5):
-        mask = _sum(write, [mask, call.value(write, 5)])
-    result = _attended(write, call, _with_bias(write, x, weights, bias), mask)
-    return (result, None)[: call.outputs] if call.outputs > 1 else result
-
-
-def quantised_attention(write: Writer, call: Call) -> Any:
-    """`attention` of bytes."""
-    if call.has(8):
-        raise Unmapped("keeps a past")
-    x = quantisation.centred(write, call, 0, 6, -1, 3)
-    weights = quantisation.centred(write, call, 1, 7, -1, 2)
-    product = writing_products.matmul(write, x, weights)
-    scale = write.pointwise("mul", call.value(write, 3), call.value(write, 4))
-    scaled = write.pointwise("mul", product, scale)
-    whole = _sum(write, [scaled, call.optional(write, 2)])
-    mask = None if not call.has(5) else _mask(write, call, x, 5)
-    result = _attended(write, call, whole, mask)
-    return (result, None)[: call.outputs] if call.outputs > 1 else result
-
-
-def _with_bias(write: Writer, x: Value, weights: Value, bias: Value | None) -> Value:
-    return _sum(write, [writing_products.matmul(write, x, weights), bias])
-
-
-def _mask(write: Writer, call: Call, x: Value, place: int = 3) -> Value:
-    """What is added to scores (batch, heads, queries, keys), of 1 for keys that are seen.
-
-    Or of how many keys are seen, from the first on.
-    """
-    given = write.floats(call.value(write, place))
-    batch, length = x.shape[:2]
-    if given.shape == (batch,):
-        f, ends = write.formula("keys"), arranging.reshaped(write, given, (batch, 1))
-        places = np.arange(length, dtype=np.float32)
-        given = f.finish(f("where", f("less", places, ends), 1.0, 0.0))
-    if given.shape not in ((batch, length), (batch, length, length)):
-        raise Unmapped(f"its mask has shape {list(given.shape)}, not one number for each key")
-    shape = (batch, 1, -1, length)
-    f, number = write.formula("mask"), float(call.attribute("mask_filter_value", _FORBIDDEN))
-    return f.finish(f("mul", f("sub", 1.0, arranging.reshaped(write, given, shape)), number))
-
-
-def _attended(write: Writer, call: Call, whole: Value, mask: Value | None) -> Value:
-    """Of q, k and v side by side (batch, length, 3 heads depth)."""
-    batch, length, width = whole.shape
-    heads = call.attribute("num_heads")
-    depth = width // (3 * heads)
-    split = arranging.reshaped(write, whole, (batch, length, 3, heads, depth))
-    q, k, v = (
-        arranging.swapped(write, arranging.at(write, split, 2, number), 1, 2) for number in range(3)
-    )
-    scale = call.attribute("scale") or 1 / sqrt(depth)
-    scores = writing_products.matmul(write, q, arranging.swapped(write, k, -2, -1))
-    scores = write.pointwise("mul", scores, float(scale))
-    if call.flag("unidirectional"):
-        later = np.triu(np.full((length, length), -np.inf, np.float32), 1)
-        scores = write.pointwise("add", scores, later)
-    if mask is not None:
-        scores = write.pointwise("add", scores, mask)
-    seen = writing_products.matmul(write, normalisation.softmax(write, scores, -1), v)
-    turned = arranging.swapped(write, seen, 1, 2)
-    return arranging.reshaped(write, turned, (batch, length, heads * depth))
-
-
 def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
     """A in steps of its own range, by B of bytes, plus a bias."""
     steps, scale, zero = quantisation.dynamic_steps(write, call.value(write, 0))
@@ -223,7 +147,8 @@ def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
     b = quantisation.centred(write, call, 1, 3, -1, len(call.value(write, 1).shape))
     product = writing_products.matmul(write, a, b)
     factor = write.pointwise("mul", scale, call.value(write, 2))
-    return _sum(write, [write.pointwise("mul", product, factor), call.optional(write, 4)])
+    scaled = write.pointwise("mul", product, factor)
+    return pointwise.total(write, [scaled, call.optional(write, 4)])
 
 
 def matmul_integer_to_float(write: Writer, call: Call) -> Value:
@@ -233,7 +158,7 @@ def matmul_integer_to_float(write: Writer, call: Call) -> Value:
     b = quantisation.centred(write, call, 1, 5, -1, rank[1])
     factor = write.pointwise("mul", call.value(write, 2), call.value(write, 3))
     product = write.pointwise("mul", writing_products.matmul(write, a, b), factor)
-    return _sum(write, [product, call.optional(write, 6)])
+    return pointwise.total(write, [product, call.optional(write, 6)])
 
 
 def dynamic_lstm(write: Writer, call: Call) -> Any:
@@ -251,7 +176,7 @@ def dynamic_lstm(write: Writer, call: Call) -> Any:
 
 DOMAIN = "com.microsoft"
 _ROWS: dict[str, Callable[[Writer, Call], Any]] = {
-    "Attention": attention,
+    "Attention": attention.attention,
     "BiasGelu": gelu("none"),
     "DynamicQuantizeLSTM": dynamic_lstm,
     "DynamicQuantizeMatMul": dynamic_quantize_matmul,
@@ -262,7 +187,8 @@ _ROWS: dict[str, Callable[[Writer, Call], Any]] = {
     "FusedMatMul": fused_matmul,
     "Gelu": gelu("none"),
     "MatMulIntegerToFloat": matmul_integer_to_float,
-    "QAttention": quantised_attention,
+    "MultiHeadAttention": attention.multi_head_attention,
+    "QAttention": attention.quantised_attention,
     "QuickGelu": quick_gelu,
     "SkipLayerNormalization": skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_normalization,
