@@ -63,6 +63,27 @@ def _fused_matmul(grow: OnnxGrowing) -> None:
     )
 
 
+def _einsum(grow: OnnxGrowing) -> None:
+    """Labels that one operand has, both, or the result: each as it comes."""
+    draw, sizes = grow.draw, {}
+    for label in "abcdef"[: draw.randint(1, 6)]:
+        sizes[label] = draw.choice((1, 2, 3, 5))
+    count = draw.choice((1, 2, 2, 2, 3))
+    terms = [draw.sample(sorted(sizes), draw.randint(0, min(4, len(sizes)))) for _ in range(count)]
+    used = sorted({label for term in terms for label in term})
+    result = draw.sample(used, draw.randint(0, min(5, len(used))))
+    dots = [] if draw.random() < 0.7 else [draw.choice((2, 3))]
+    lead = "..." if dots else ""
+    operands = [
+        grow.either(grow.array((*dots, *(sizes[label] for label in term)), np.float32))
+        for term in terms
+    ]
+    equation = ",".join(lead + "".join(term) for term in terms)
+    if draw.random() < 0.8:
+        equation += f"->{lead}{''.join(result)}"
+    grow.add("Einsum", operands, equation=equation)
+
+
 def windows(grow: OnnxGrowing, spatial: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
     """strides, dilations and padding of any kind."""
     rank, draw = len(kernel), grow.draw
@@ -258,6 +279,7 @@ ROWS: dict[str, Maker] = {
     "AveragePool": _pool("AveragePool"),
     "Conv": _conv("Conv"),
     "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
     "GRU": _recurrent("GRU"),
     "Gemm": _gemm_of("Gemm"),
     "GlobalAveragePool": _global_pool("GlobalAveragePool"),

@@ -22,6 +22,7 @@ REFUSED = {
     ("ConvTranspose", "3 spatial axes"),
     ("DequantizeLinear", "of blocks"),
     ("Dropout", "at random"),
+    ("Einsum", "repeats a label"),
     ("LSTM", "peepholes"),
     ("Pow", "the exponent is not one known number"),
     ("QuantizeLinear", "of blocks"),

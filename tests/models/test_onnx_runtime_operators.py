@@ -16,6 +16,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import sparsejit
+from sparsejit.errors import UnsupportedOperator
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.views import Reshape
 
 RANDOM = np.random.default_rng(5)
 
@@ -113,6 +117,59 @@ def test_attention_of_separate_operands_that_looks_back() -> None:
     parts = floats(2, 5, 8), floats(2, 5, 8), floats(2, 5, 8)
     name = "com.microsoft.MultiHeadAttention"
     compare(model_of(name, parts, 3, 17, num_heads=2, unidirectional=1), parts)
+
+
+EQUATIONS: dict[str, list[tuple[int, ...]]] = {
+    "bqhd,bkhd->bhqk": [(2, 3, 4, 5), (2, 7, 4, 5)],
+    "bhqk,bkhd->bqhd": [(2, 4, 3, 7), (2, 7, 4, 5)],
+    "btd,dhe->bthe": [(2, 3, 6), (6, 2, 4)],
+    "dhe,btd->bthe": [(6, 2, 4), (2, 3, 6)],
+    "...ij,...jk->...ik": [(2, 3, 4, 5), (2, 1, 5, 6)],
+    "ij...,jk...": [(4, 5, 2, 1), (5, 6, 1, 3)],
+    "bi,bj->bij": [(2, 3), (2, 4)],
+    "i,j": [(3,), (4,)],
+    "ba,cb": [(3, 2), (5, 3)],
+    "bij,bij->b": [(2, 3, 4), (2, 3, 4)],
+    "bij,kl->kb": [(2, 3, 4), (5, 6)],
+    "ij->ji": [(3, 4)],
+    " i j k -> i k": [(3, 4, 5)],
+    "ij->": [(3, 4)],
+    "...i->i...": [(2, 3, 4)],
+    "ab,bc,cd->ad": [(2, 3), (3, 4), (4, 5)],
+    "ab,ac,ad->abcd": [(2, 3), (2, 4), (2, 5)],
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("given", [1, 3])
+def test_an_einsum(equation: str, given: int) -> None:
+    operands = [floats(*shape) for shape in EQUATIONS[equation]]
+    compare(model_of("Einsum", operands, given, 17, equation=equation), operands[:given])
+
+
+def test_an_einsum_with_a_known_operand_is_a_layer() -> None:
+    for equation in ("btd,dhe->bthe", "dhe,btd->bthe"):
+        shapes = EQUATIONS[equation]
+        known = shapes.index((6, 2, 4))
+        operands = [floats(*shape) for shape in shapes]
+        model = model_of("Einsum", operands, 2, 17, equation=equation)
+        model.graph.initializer.append(numpy_helper.from_array(operands[known], f"x{known}"))
+        del model.graph.input[known]
+        nodes = import_onnx(model, free_batch=False).graph().nodes
+        assert [type(node.op) for node in nodes if not isinstance(node.op, Reshape)] == [Linear]
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "said"),
+    [
+        ("bii->bi", [(2, 3, 3)], "repeats a label"),
+        ("ij,jk->ik", [(2, 3), (4, 5)], "have 3 and 4 elements"),
+    ],
+)
+def test_an_einsum_that_is_not_read(equation: str, shapes: Any, said: str) -> None:
+    operands = [floats(*shape) for shape in shapes]
+    with pytest.raises(UnsupportedOperator, match=said):
+        sparsejit.compile(model_of("Einsum", operands, 2, 17, equation=equation))
 
 
 class Block(torch.nn.Module):

@@ -5,6 +5,7 @@ from typing import Any
 
 from sparsejit.frontends.onnx.operators import (
     convolution,
+    einsum,
     elementwise,
     microsoft,
     normalisation,
@@ -18,8 +19,8 @@ from sparsejit.frontends.onnx.operators import (
 )
 
 GROUPS = (
-    *(products, convolution, recurrent, elementwise, reductions, normalisation, views, selection),
-    *(places, quantisation, microsoft),
+    *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
+    *(selection, places, quantisation, microsoft),
 )
 # Each is called with the writer and the node's `Call`.
 OPERATORS: Mapping[str, Callable[..., Any]] = {
