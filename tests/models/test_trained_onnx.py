@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from test_onnx import graph_model
 
 import sparsejit
-from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "onnx"
@@ -145,6 +145,25 @@ def test_a_result_that_a_node_does_not_give_is_named() -> None:
     model = graph_model([split], {"x": ("batch", 3)}, {}, 18)
     with pytest.raises(UnsupportedOperator, match=r"y \(is not computed\)"):
         import_onnx(model, [np.ones((2, 3), np.float32)])
+
+
+@pytest.mark.parametrize("opset", [10, 18])
+def test_an_output_without_a_shape_or_a_type(opset: int) -> None:
+    x = np.float32([[-1.5, 0, 2.5]])
+    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT32)
+    model = graph_model([cast], {"x": (1, 3)}, {}, opset)
+    kind = model.graph.output[0].type
+    kind.tensor_type.elem_type = TensorProto.INT32
+    for holder, name in ((kind.tensor_type, "shape"), (kind, "tensor_type")):
+        holder.ClearField(name)
+        before = model.SerializeToString()
+        found = sparsejit.compile(model)(x)
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, [[-1, 0, 2]])
+        assert model.SerializeToString() == before
+    kind.tensor_type.shape.dim.add()  # a tensor of no elements: nobody takes it
+    with pytest.raises(DamagedFile, match="elem_type"):
+        sparsejit.compile(model)
 
 
 def test_an_output_that_is_listed_twice_comes_twice() -> None:

@@ -1,21 +1,22 @@
 """The onnx package's check of a file, without what it asks for and ONNX Runtime does not.
 
-ONNX Runtime's optimiser writes operators of its own among ONNX's.
+ONNX Runtime's optimiser writes operators of its own among ONNX's, and outputs may lack types.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 # ONNX Runtime's own in ONNX's domain: the opset from which on ONNX has an operator of that name.
 _OF_ONNX_RUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
+_ANY_ELEMENT = 1
 _UNCHECKED_DOMAIN = "com.microsoft"
 
 
@@ -25,6 +26,7 @@ def check(model: ModelProto, opset: int) -> None:
 
     with ExitStack() as undo:
         _set_apart(model, opset, undo.callback)
+        _complete(model.graph.output, undo.callback)
         onnx.checker.check_model(model)
 
 
@@ -32,17 +34,39 @@ def _set_apart(model: ModelProto, opset: int, undo: Callable[..., Any]) -> None:
     """Move operators that the package does not know to a domain of which it knows none."""
     apart = [node for node in _all_nodes(model.graph) if _is_of_onnx_runtime(node, opset)]
     for node in apart:
-        undo(node.CopyFrom, _copy(node))
+        if node.HasField("domain"):
+            undo(setattr, node, "domain", node.domain)
+        else:
+            undo(node.ClearField, "domain")
         node.domain = _UNCHECKED_DOMAIN
     if apart and all(each.domain != _UNCHECKED_DOMAIN for each in model.opset_import):
         model.opset_import.add(domain=_UNCHECKED_DOMAIN, version=1)
         undo(model.opset_import.pop)
 
 
-def _copy(message: Any) -> Any:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made
+def _complete(outputs: Iterable[ValueInfoProto], undo: Callable[..., Any]) -> None:
+    """Give outputs a type that is compared with nothing, where they have none."""
+    for each in outputs:
+        value, kind = each.type, each.type.tensor_type
+        if not each.HasField("type"):
+            undo(each.ClearField, "type")
+        elif value.WhichOneof("value") is None:
+            undo(value.ClearField, "tensor_type")
+        elif value.HasField("tensor_type") and not kind.HasField("shape"):
+            undo(kind.ClearField, "shape")
+        else:
+            continue
+        if not value.HasField("tensor_type"):
+            kind.elem_type = _ANY_ELEMENT
+        kind.shape.SetInParent()
+
+
+def with_types(model: ModelProto) -> ModelProto:
+    """The model, its outputs of the types that the package infers where the file says none."""
+    from onnx.shape_inference import infer_shapes
+
+    is_said = all(each.type.WhichOneof("value") for each in model.graph.output)
+    return model if is_said else infer_shapes(model)
 
 
 def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
