@@ -32,9 +32,10 @@ def report_of(variant: Variant, title: str, facts: dict[str, Any], measure: bool
     layers = layers_of(variant.steps, target, times)
     if times is not None and times.call is not None:
         layers.append(_call(times.call, sum(times.steps) + times.call))
-    facts = {**facts, "rates": target.core.origin, "processor": target.model}
+    notes = list(variant.graph.notes)
+    facts = {**facts, "rates": target.core.origin, "processor": target.model, "notes": notes}
     whole, samples = None if times is None else times.whole, variant.tile or 1
-    lines = [*_lines(facts), *_measured_lines(whole, samples, layers)]
+    lines = [*_lines(facts), *notes, *_measured_lines(whole, samples, layers)]
     schedule = tuple(schedule_lines(variant))
     return Report(title, tuple(lines), tuple(layers), facts, whole, samples, schedule)
 

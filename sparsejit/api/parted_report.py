@@ -45,11 +45,13 @@ def parted_report(chain: PartChain, title: str, measure: bool) -> Report:
     values = chain.values(_example_inputs(chain.inputs)) if measure else []
     layers: list[LayerReport] = []
     parts: list[dict[str, Any]] = []
+    notes: list[str] = []
     for number, part in enumerate(chain.parts):
         name = f"part {number + 1}"
         if isinstance(part, OwnPart):
             report = part.model.explain(measure=measure)
             found, ns = list(report.layers), report.whole_ns
+            notes += report.facts["notes"]
         else:
             operands = chain.operands(values, number) if measure else []
             ns = _ns_of(partial(part.run, operands)) if measure else None
@@ -60,8 +62,9 @@ def parted_report(chain: PartChain, title: str, measure: bool) -> Report:
     if total:
         layers = [replace(x, share=(x.measured_ns or 0.0) / total) for x in layers]
     whole = _ns_of(partial(chain.run, values[: len(chain.inputs)])) if measure else None
-    facts = {**parted_statistics(chain), "in_order": parts}
-    return Report(title, tuple(_lines(chain, parts, whole, total)), tuple(layers), facts, whole)
+    facts = {**parted_statistics(chain), "in_order": parts, "notes": notes}
+    lines = [*_lines(chain, parts, whole, total), *notes]
+    return Report(title, tuple(lines), tuple(layers), facts, whole)
 
 
 def _described(part: OwnPart | LeftPart, layers: list[LayerReport], ns: float | None) -> Any:

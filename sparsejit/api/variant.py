@@ -141,7 +141,8 @@ def final_graph(
 ) -> Graph:
     """The graph that is lowered. Raises as `make_variant` does."""
     passed = run_passes(with_cheapest_convolutions(quantised_layers(graph), options))
-    return with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
+    final = with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
+    return replace(final, notes=graph.notes)
 
 
 def lowered_variant(

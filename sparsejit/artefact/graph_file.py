@@ -5,10 +5,10 @@ number. Its outputs have the next numbers, so every value has one producer, whic
 
     {"inputs": [value, ...], "constants": [{"origin": ..., "array": ...}, ...],
      "nodes": [{"op": record, "inputs": [number, ...], "outputs": [value, ...]}, ...],
-     "outputs": [number, ...]}
+     "outputs": [number, ...], "notes": [text, ...]}
 
 with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}; `arrays` says
-what describes an array.
+what describes an array. Notes are left out where there are none.
 """
 
 from dataclasses import astuple
@@ -52,6 +52,7 @@ def graph_to_data(graph: Graph, writer: DescribesArrays) -> Data:
         "constants": constants,
         "nodes": nodes,
         "outputs": [numbers[value] for value in graph.outputs],
+        **({"notes": list(graph.notes)} if graph.notes else {}),
     }
 
 
@@ -61,14 +62,17 @@ def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
     Checks all of it: that each operator takes its operands and makes what the file says. Raises
     DamagedFile, without the file's name, for anything else than a graph.
     """
-    inputs, constants, nodes, outputs = fields_of(
-        header, inputs=list, constants=list, nodes=list, outputs=list
+    whole = {"notes": [], **header} if isinstance(header, dict) else header
+    inputs, constants, nodes, outputs, notes = fields_of(
+        whole, inputs=list, constants=list, nodes=list, outputs=list, notes=list
     )
+    if not all(isinstance(note, str) for note in notes):
+        raise DamagedFile(f"has the notes {notes}")
     given = tuple(map(value_from_data, inputs))
     arrays = dict(_constant_from_data(data, reader) for data in constants)
     known = [*given, *arrays]
     made = tuple(_node_from_data(data, known) for data in nodes)
-    return Graph(given, _at(outputs, known), made, arrays)
+    return Graph(given, _at(outputs, known), made, arrays, tuple(notes))
 
 
 def value_to_data(value: Value) -> Data:

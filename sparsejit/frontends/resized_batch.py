@@ -50,7 +50,7 @@ class _Resized:
         inputs = tuple(map(self._placed, self._old.inputs))
         nodes = tuple(map(self._node, self._old.nodes))
         outputs = tuple(self._value(value) for value in self._old.outputs)
-        return Graph(inputs, outputs, nodes, self._constants)
+        return Graph(inputs, outputs, nodes, self._constants, self._old.notes)
 
     def _node(self, node: Node) -> Node:
         if not any(value in self._found.places for value in node.inputs):

@@ -119,12 +119,16 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A model. `constants` holds the arrays of those values that are known at compile time."""
+    """A model. `constants` holds the arrays of those values that are known at compile time.
+
+    `notes` say what a model's user should know of how it was read.
+    """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[Value, Array]
+    notes: tuple[str, ...] = ()
 
     def producers(self) -> dict[Value, Node]:
         """The node that makes a value, for all that nodes make."""

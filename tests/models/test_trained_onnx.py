@@ -140,6 +140,23 @@ def test_a_branch_that_values_decide_is_chosen_at_the_end() -> None:
         sparsejit.compile(either("Transpose", "Abs"))
 
 
+def test_that_both_branches_are_computed_is_said(tmp_path: Path) -> None:
+    """Also of a file, where the choice is one step of a chain; not where the branch is known."""
+    said = "both branches of If y are computed, and one is chosen at the end: a call decides by yes"
+    model = either("Neg", "Abs")
+    model.graph.node.append(helper.make_node("Sigmoid", ["y"], ["z"]))
+    model.graph.output[0].name = "z"
+    fast = sparsejit.compile(model)
+    fast.save(tmp_path / "either.sjit")
+    for each in (fast, sparsejit.load(tmp_path / "either.sjit")):
+        report = each.explain()
+        assert report.lines.count(said) == 1 and report.as_dict()["facts"]["notes"] == [said]
+    known = either("Neg", "Abs")
+    known.graph.initializer.append(helper.make_tensor("always", TensorProto.BOOL, [], [True]))
+    known.graph.node[2].input[0] = "always"
+    assert sparsejit.compile(known).explain().facts["notes"] == []
+
+
 def test_a_result_that_a_node_does_not_give_is_named() -> None:
     split = helper.make_node("Split", ["x"], ["a", "b", "y"], axis=0, num_outputs=3)
     model = graph_model([split], {"x": ("batch", 3)}, {}, 18)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,8 +60,8 @@ def graph_of(
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
-    write = interpreter.write
-    return write.finish(*(_plain(known[name]) for name in names))
+    graph = interpreter.write.finish(*(_plain(known[name]) for name in names))
+    return replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
 
 
 # Their whole numbers are floats until they are cast or scaled.
@@ -75,11 +76,15 @@ _OF_OPEN_SIZE = dict.fromkeys(
 
 
 class NodeInterpreter:
-    """Runs nodes in order; what has no mapping is collected in `missing`."""
+    """Runs nodes in order; what has no mapping is collected in `missing`.
+
+    `notes` say what costs more than the file lets expect.
+    """
 
     def __init__(self, opset: int) -> None:
         self.write = Writer()
         self.missing: list[Missing] = []
+        self.notes: list[str] = []
         self.inference = Inference(opset)
         self._opset = opset
         self._turns = self._known_bytes = 0
@@ -206,6 +211,10 @@ class NodeInterpreter:
         if len(ways) == 1:
             return results[0]
         assert isinstance(condition, Value)
+        self.notes.append(
+            f"both branches of If {node.name or node.output[0]} are computed, and one is chosen at "
+            f"the end: a call decides by {node.input[0]}"
+        )
         truth = arranging.reshaped(self.write, condition, ())
         return [self._either(truth, *pair) for pair in zip(*results, strict=True)]
 
