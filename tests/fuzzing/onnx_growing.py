@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, defs, helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, defs, helper
 from onnx.numpy_helper import from_array
 
 from sparsejit.ir.graph import Array
@@ -26,7 +26,7 @@ except ImportError:
     onnxruntime = None
 
 MICROSOFT = "com.microsoft"
-OLDEST, NEWEST = 7, 26  # opsets; ONNX Runtime 1.30 knows none that is newer
+OLDEST = 7  # opset
 MOST_ELEMENTS, LARGEST = 1 << 12, 1e4
 FLOAT = np.dtype(np.float32)
 LONG = np.dtype(np.int64)
@@ -34,7 +34,10 @@ LONG = np.dtype(np.int64)
 NOISE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-6}
 # What docs/models.md says of these is absolute.
 _ABSOLUTE = 5e-7
-_APPROXIMATED = ("Erf", "Gelu", "GRU", "LSTM", "RNN", "Sigmoid", "Tanh", "FastGelu", "BiasGelu")
+_APPROXIMATED = (
+    *("Erf", "Gelu", "GRU", "LSTM", "RNN", "Sigmoid", "Tanh", "FastGelu", "BiasGelu"),
+    "DynamicQuantizeLSTM",
+)
 # Whose bytes may be a step apart: another order of factors rounds ties another way.
 _REQUANTISING = ("QLinear", "QGemm")
 _FLOATS = (*["float32"] * 8, "float16", "float64")
@@ -285,19 +288,11 @@ def _runner(
     inputs = [_declared(name, values[name], None) for name in given]
     outputs = [helper.make_value_info(name, TypeProto()) for name in node.output if name]
     model = _model([node], inputs, outputs, known, opset)
+    if node.op_type == "DynamicQuantizeLSTM":
+        return _runner(*_as_lstm(node, opset, values, known))
     if node.op_type == "GroupNormalization":
         return lambda values: [_group_normalized(node, opset, {**known, **values})]
-    if onnxruntime is None:
-        from onnx.reference import ReferenceEvaluator
-
-        evaluator: Any = ReferenceEvaluator(model)
-    else:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads, options.log_severity_level = 1, 4
-        evaluator = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+    evaluator = _session(model)
 
     def run(values: dict[str, Array]) -> list[Array]:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -306,6 +301,24 @@ def _runner(
         return [np.asarray(each) for each in made]
 
     return run
+
+
+def _as_lstm(
+    node: NodeProto, opset: int, values: dict[str, Array], known: dict[str, Array]
+) -> tuple[NodeProto, int, dict[str, Array], dict[str, Array]]:
+    """An LSTM of what the bytes stand for: ONNX Runtime rounds x as well, which we do not."""
+    names, (w, r, *steps) = list(node.input)[:8], [*node.input[1:3], *node.input[8:12]]
+    held = {}
+    for place, name, scale, zero in ((1, w, *steps[:2]), (2, r, *steps[2:])):
+        factor, middle = (known[each].reshape(len(known[each]), 1, -1) for each in (scale, zero))
+        wide = (known[name].astype(np.float32) - middle.astype(np.float32)) * factor
+        names[place] = f"{name} as floats"
+        held[names[place]] = np.ascontiguousarray(wide.swapaxes(1, 2))
+    while not names[-1]:
+        names.pop()
+    made = helper.make_node("LSTM", names, list(node.output))
+    made.attribute.extend(node.attribute)
+    return made, opset, values, {**known, **held}
 
 
 def _group_normalized(node: NodeProto, opset: int, values: dict[str, Array]) -> Array:
@@ -332,6 +345,39 @@ def _broadcasts(array: Array, like: Array, low: float, high: float) -> bool:
         return False
     within = not array.size or array.dtype.kind == "b" or low <= array.min() <= array.max() <= high
     return array.dtype == like.dtype and within and np.prod(shape) <= MOST_ELEMENTS
+
+
+def _newest_opset() -> int:
+    """The newest that the onnx package knows, and ONNX Runtime where it is installed."""
+    newest = defs.onnx_opset_version()
+    return next(opset for opset in range(newest, OLDEST, -1) if is_taken(opset))
+
+
+def is_taken(opset: int) -> bool:
+    """Whether ONNX Runtime reads models of that opset; where there is none, it is taken."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    try:
+        _session(_model([helper.make_node("Relu", ["x"], ["y"])], [x], [y], {}, opset))
+    except Exception:  # of whatever type it raises
+        return False
+    return True
+
+
+def _session(model: ModelProto) -> Any:
+    """Of ONNX Runtime, without its optimisations; of the package's reference where it is not."""
+    if onnxruntime is None:
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(model)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+NEWEST = _newest_opset()
 
 
 @cache

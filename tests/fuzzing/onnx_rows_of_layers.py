@@ -226,6 +226,30 @@ def _recurrent(name: str) -> Maker:
     return make
 
 
+def _recurrent_of_bytes(grow: OnnxGrowing) -> None:
+    """Weights (directions, in, 4 hidden), a scale and a zero point for each direction or gate."""
+    draw, name = grow.draw, grow.draw.choice(("int8", "uint8"))
+    x = grow.tensor("f", ranks=(3, 3), fits=lambda a: a.size > 0 and a.dtype == np.float32)
+    width, hidden = grow.values[x].shape[-1], draw.choice((1, 3, 8))
+    ways = draw.choice((1, 2))
+    bias = grow.fixed(grow.array((ways, 8 * hidden), np.float32)) if grow.flag() else ""
+    operands, steps = [x], list[str]()
+    each = draw.choice([(ways,), (ways, 4 * hidden)])
+    for depth in (width, hidden):
+        operands.append(grow.fixed(_whole(grow, (ways, depth, 4 * hidden), name)))
+        steps.append(grow.fixed(grow.array(each, np.float32, 0.001, 0.02)))
+        steps.append(grow.fixed(_whole(grow, each, name) if grow.flag() else np.zeros(each), name))
+    direction = "bidirectional" if ways == 2 else draw.choice(("forward", "reverse"))
+    operands += [bias, "", "", "", "", *steps]
+    given = {"hidden_size": hidden, "direction": direction}
+    grow.add(f"{MICROSOFT}.DynamicQuantizeLSTM", operands, 3, **given)
+
+
+def _whole(grow: OnnxGrowing, shape: Sequence[int], name: str) -> Any:
+    limits = np.iinfo(name)
+    return grow.numbers.integers(limits.min, limits.max + 1, shape).astype(name)
+
+
 def _attention(grow: OnnxGrowing) -> None:
     heads, depth, length = (
         grow.draw.choice((1, 2)),
@@ -289,6 +313,7 @@ ROWS: dict[str, Maker] = {
     "MaxPool": _pool("MaxPool"),
     "RNN": _recurrent("RNN"),
     f"{MICROSOFT}.Attention": _attention,
+    f"{MICROSOFT}.DynamicQuantizeLSTM": _recurrent_of_bytes,
     f"{MICROSOFT}.EmbedLayerNormalization": _embedding,
     f"{MICROSOFT}.FusedConv": _conv(f"{MICROSOFT}.FusedConv"),
     f"{MICROSOFT}.FusedGemm": _gemm_of(f"{MICROSOFT}.FusedGemm"),
