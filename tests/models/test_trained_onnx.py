@@ -33,6 +33,12 @@ FILES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 # These it does not: they are compared with their own graphs, in float64.
 BY_THEMSELVES = ("gtcrn_simple", "magika_v3_3", "ultraface_RFB320", "yolox_nano")
+# Neither soon: they are compared with ONNX Runtime alone.
+LARGE = {"basic_pitch": {}, "dnsmos_sig_bak_ovr": {"input_1": (1, 144160)}}
+# Of each output's largest value, from what ONNX Runtime computes; else no further from float64 than
+# it is, but for this factor. YOLOX and the wake word, which is a sigmoid far below 0, are 5e-5 to
+# 8e-5 apart; of both we are nearer to float64.
+MOST_APART, MOST_TIMES = 1e-5, 1.5
 RATE = {"sr": 16000}
 
 
@@ -53,28 +59,61 @@ def inputs_of(model: Any, sizes: dict[str, tuple[int, ...]]) -> dict[str, np.nda
     return found
 
 
+class Trained:
+    """A file compiled, and called once."""
+
+    def __init__(self, name: str) -> None:
+        """Skips the test where the file is not here."""
+        self.path = FOLDER / f"{name}.onnx"
+        if not self.path.exists():
+            pytest.skip(f"{self.path} is not here")
+        self.model = onnx.load(self.path)
+        self.given = inputs_of(self.model, {**FILES, **LARGE}.get(name, {}))
+        constants = {each: RATE[each] for each in self.given if each in RATE}
+        self._rest = tuple(x for each, x in self.given.items() if each not in constants)
+        self._fast = sparsejit.compile(self.path, self._rest, constants=constants)
+        found = self._fast(*self._rest)
+        self.results = found if isinstance(found, tuple) else (found,)
+
+    def in_float64(self) -> list[np.ndarray]:
+        wide = [x.astype(np.float64 if x.dtype.kind == "f" else np.int64) for x in self._rest]
+        return self._fast.graph.evaluate(wide)
+
+
+def apart(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference, of the largest value."""
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("name", [*FILES, *BY_THEMSELVES])
 def test_a_trained_file_computes_what_onnx_says(name: str) -> None:
-    path = FOLDER / f"{name}.onnx"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    model = onnx.load(path)
-    given = inputs_of(model, FILES.get(name, {}))
-    constants = {each: RATE[each] for each in given if each in RATE}
-    rest = tuple(array for each, array in given.items() if each not in constants)
-    fast = sparsejit.compile(path, rest, constants=constants)
-    found = fast(*rest)
+    trained = Trained(name)
     if name in FILES:
+        model = trained.model
         if model.opset_import[0].version < 13:
             model = onnx.version_converter.convert_version(model, 13)
-        wanted = ReferenceEvaluator(model).run(None, given)
+        wanted = ReferenceEvaluator(model).run(None, trained.given)
     else:
-        wide = [x.astype(np.float64 if x.dtype.kind == "f" else np.int64) for x in rest]
-        wanted = fast.graph.evaluate(wide)
-    results = found if isinstance(found, tuple) else (found,)
-    for result, exact in zip(results, wanted, strict=True):
-        largest = np.abs(exact).max()
-        assert np.abs(result - exact).max() < (5e-4 if name == "yolox_nano" else 2e-5) * largest
+        wanted = trained.in_float64()
+    for result, exact in zip(trained.results, wanted, strict=True):
+        assert apart(result, exact) < (5e-4 if name == "yolox_nano" else 2e-5)
+
+
+@pytest.mark.parametrize("name", [*FILES, *BY_THEMSELVES, *LARGE])
+def test_a_trained_file_is_as_right_as_in_onnx_runtime(name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    trained = Trained(name)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(
+        str(trained.path), options, providers=["CPUExecutionProvider"]
+    )
+    theirs = session.run(None, trained.given)
+    pairs = list(zip(trained.results, theirs, strict=True))
+    if all(apart(*pair) <= MOST_APART for pair in pairs):
+        return
+    for (ours, other), exact in zip(pairs, trained.in_float64(), strict=True):
+        assert apart(ours, exact) <= max(MOST_TIMES * apart(other, exact), MOST_APART)
 
 
 def sum_of_two() -> Any:
