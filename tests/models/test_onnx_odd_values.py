@@ -83,6 +83,12 @@ NODES = {
     "the parts of a reduction that work on elements stay": _reduced("ReduceL1", np.abs(FLOATS)),
     "the parts of a sum of squares, too": _reduced("ReduceSumSquare", FLOATS**2),
     "the maximum over no axes": _reduced("ReduceMax", FLOATS),
+    "infinite of neither sign": OddNode(
+        "IsInf",
+        [np.array([np.inf, -np.inf, np.nan, 1], np.float32)],
+        np.zeros(4, bool),
+        {"detect_negative": 0, "detect_positive": 0},
+    ),
     "backwards from before the first": OddNode(
         "Slice", [FLOATS, [-2], [-9], [0], [-1]], FLOATS[:1]
     ),

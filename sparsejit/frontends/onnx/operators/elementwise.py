@@ -163,11 +163,13 @@ def shrink(write: Writer, x: Value, bias: float, lambd: float) -> Value:
 
 
 def is_infinite(write: Writer, call: Call) -> Value:
-    """Whether x is infinite; with one sign alone where the other is switched off."""
+    """Whether x is infinite, of a sign that is not switched off."""
     x = call.value(write, 0)
     down, up = call.flag("detect_negative", True), call.flag("detect_positive", True)
     if down and up:
         return pointwise.is_infinite(write, x)
+    if not down and not up:
+        return write.pointwise("less", x, float("-inf"))  # never
     return write.pointwise("equal", x, float("inf") if up else float("-inf"))
 
 
