@@ -203,6 +203,23 @@ def test_a_result_that_a_node_does_not_give_is_named() -> None:
         import_onnx(model, [np.ones((2, 3), np.float32)])
 
 
+def test_an_output_of_another_domain_without_a_type() -> None:
+    """The onnx package infers none."""
+    steps = np.zeros((2, 3), np.int8), np.float32(0.5), np.int8(0)
+    constants = dict(zip(("w", "s", "z"), steps, strict=True))
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("QLinearAdd", ["q", "s", "z", "w", "s", "z", "s", "z"], ["y"],
+                         domain="com.microsoft"),
+    ]  # fmt: skip
+    model = graph_model(nodes, {"x": (2, 3)}, constants)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.graph.output[0].ClearField("type")
+    found = sparsejit.compile(model)(np.full((2, 3), 1.5, np.float32))
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, np.full((2, 3), 3))
+
+
 @pytest.mark.parametrize("opset", [10, 18])
 def test_an_output_without_a_shape_or_a_type(opset: int) -> None:
     x = np.float32([[-1.5, 0, 2.5]])

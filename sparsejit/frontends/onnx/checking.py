@@ -61,14 +61,6 @@ def _complete(outputs: Iterable[ValueInfoProto], undo: Callable[..., Any]) -> No
         kind.shape.SetInParent()
 
 
-def with_types(model: ModelProto) -> ModelProto:
-    """The model, its outputs of the types that the package infers where the file says none."""
-    from onnx.shape_inference import infer_shapes
-
-    is_said = all(each.type.WhichOneof("value") for each in model.graph.output)
-    return model if is_said else infer_shapes(model)
-
-
 def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """The nodes of a graph, and of the graphs within them."""
     for node in graph.node:

@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
-from sparsejit.frontends.onnx.interpreting import graph_of
+from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
 from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
 from sparsejit.frontends.resized_batch import SizedBatch
 from sparsejit.ir.batch import SamplesMixed
@@ -90,8 +90,13 @@ class GivenModel:
         self.shapes = _sizes(self.declared, examples)
         arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, self.inputs)))
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
-        outputs = tuple(map(_tensor, self.model.graph.output))
-        self.output_tree = outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
+        self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
+
+    def outputs_of(self, dtypes: Sequence[np.dtype[Any] | None]) -> Nest:
+        """What a call gives, where the file does not say of these dtypes."""
+        values = zip(self.model.graph.output, dtypes, strict=True)
+        outputs = tuple(_tensor(*pair) for pair in values)
+        return outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
 
 
 def _without_tensors(model: ModelProto) -> ModelProto:
@@ -109,10 +114,12 @@ class ImportedModel:
 
     def __init__(self, given: GivenModel, free_batch: bool) -> None:
         self._given = given
-        self.input_tree, self.output_tree = given.input_tree, given.output_tree
+        self.input_tree = given.input_tree
         self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
         self._graphs = GraphsBySize()
-        self._graph(None)  # what is missing is said now
+        first = self._read(None)  # what is missing is said now
+        self._graphs.get(None, lambda _: first.graph)
+        self.output_tree = given.outputs_of(first.dtypes)
         self._sized: SizedBatch | None = None
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
 
@@ -128,14 +135,14 @@ class ImportedModel:
         return self._graph(batch) if self._sized is None else self._sized.graph(batch)
 
     def _graph(self, batch: int | None) -> Graph:
-        return self._graphs.get(batch, self._made_for)
+        return self._graphs.get(batch, lambda size: self._read(size).graph)
 
-    def _made_for(self, batch: int | None) -> Graph:
+    def _read(self, batch: int | None) -> ReadGraph:
         shapes = {
             name: shape if batch is None else (batch, *shape[1:])
             for name, shape in self._given.shapes.items()
         }
-        return graph_of(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
+        return read_graph(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
 
     def _mixing(self) -> str:
         """Why the batch is not free, from the graphs of two batches."""
@@ -178,7 +185,10 @@ def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Arr
     return found
 
 
-def _tensor(value: Any) -> Nest:
+def _tensor(value: Any, made: np.dtype[Any] | None = None) -> Nest:
+    """Of the dtype that the file says, or that it is made of where it says none."""
+    if made is not None and not value.type.WhichOneof("value"):
+        return tensor_of(made.name)
     try:
         return tensor_of(dtype_of(value.type.tensor_type.elem_type, value.name).name)
     except InvalidInput:  # reading the graph refuses it where it matters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +36,19 @@ MOST_KNOWN_BYTES = 1 << 31
 _REMEDY = 'write them with others, or leave them to ONNX Runtime with fallback="onnxruntime"'
 
 
-def graph_of(
+class ReadGraph(NamedTuple):
+    """A graph, and the dtypes that ONNX has of its outputs, None where that is not known."""
+
+    graph: Graph
+    dtypes: tuple[np.dtype[Any] | None, ...]
+
+
+def read_graph(
     model: GraphProto,
     opset: int,
     shapes: Mapping[str, tuple[int, ...]],
     arrays: Mapping[str, Array],
-) -> Graph:
+) -> ReadGraph:
     """The graph for inputs of these shapes; `arrays` are the initialisers by name.
 
     Raises UnsupportedOperator, which lists every node that has no mapping, and InvalidInput for
@@ -61,7 +68,8 @@ def graph_of(
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
     graph = interpreter.write.finish(*(_plain(known[name]) for name in names))
-    return replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
+    noted = replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
+    return ReadGraph(noted, tuple(map(interpreter.inference.dtype, names)))
 
 
 # Their whole numbers are floats until they are cast or scaled.

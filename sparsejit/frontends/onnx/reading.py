@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
-from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check, with_types
+from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
         model = onnx.load(str(source)) if isinstance(source, str | Path) else source
         check(model, opset_of(model))
         _read_text(model)
-        model = with_types(_converted(model, name))
+        model = _converted(model, name)
         return inline_local_functions(model) if len(model.functions) else model
     except FileNotFoundError as error:
         raise InvalidInput(f"{error.filename or name} is missing; check the path") from error
