@@ -36,7 +36,7 @@ NOISE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-6}
 _ABSOLUTE = 5e-7
 _APPROXIMATED = (
     *("Erf", "Gelu", "GRU", "LSTM", "RNN", "Sigmoid", "Tanh", "FastGelu", "BiasGelu"),
-    "DynamicQuantizeLSTM",
+    *("DynamicQuantizeLSTM", "Resize", "Upsample"),
 )
 # Whose bytes may be a step apart: another order of factors rounds ties another way.
 _REQUANTISING = ("QLinear", "QGemm")

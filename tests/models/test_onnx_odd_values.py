@@ -14,7 +14,7 @@ from onnx.numpy_helper import from_array
 
 import sparsejit
 from sparsejit.errors import UnsupportedOperator
-from sparsejit.frontends.onnx import import_onnx
+from sparsejit.frontends.onnx import import_onnx, reading
 
 FLOATS = np.array([[-2.0, 0.5, 3.0]], np.float32)
 RAMP = np.arange(1.0, 5.0, dtype=np.float32).reshape(1, 1, 4)
@@ -271,3 +271,12 @@ def test_floats_of_whole_numbers_are_refused(operator: str) -> None:
     node = OddNode(operator, [np.arange(3)], np.arange(3))
     with pytest.raises(UnsupportedOperator, match="of whole numbers"):
         import_onnx(node.model())
+
+
+def test_a_known_softmax_of_a_file_that_is_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all axes from the first one on; the onnx package computes that of one axis alone."""
+    known = np.zeros((1, 2, 3), np.float32)
+    node = OddNode("Softmax", [known], known + np.float32(1 / 6), {"axis": 1}, opset=12, called=0)
+    monkeypatch.setattr(reading, "_CONVERTED_TO", 12)
+    (found,) = import_onnx(node.model(), free_batch=False).graph().evaluate([])
+    np.testing.assert_allclose(found, node.wanted, rtol=1e-6)

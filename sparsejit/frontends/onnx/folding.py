@@ -29,6 +29,8 @@ _WRONG = (
     *("AveragePool", "ConvTranspose", "GlobalMaxPool", "LogSoftmax", "MaxPool", "Resize"),
     "Softplus",
 )
+# It knows no other than that of this opset.
+_SOFTMAX_SINCE = 13
 # Which it computes wrongly or refuses, and which say shapes.
 _OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements}
 
@@ -39,7 +41,7 @@ def computed(
     """The node's results. Raises Unmapped where there are none."""
     from onnx.reference import ReferenceEvaluator
 
-    if node.op_type in _WRONG:
+    if node.op_type in _WRONG or (node.op_type == "Softmax" and opset < _SOFTMAX_SINCE):
         raise Unmapped("is not folded")
     own = _OWN.get(operator_of(node))
     given = {name: x for name, x in zip(node.input, operands, strict=True) if name}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
-from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check
+from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check, converted
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def newest_opset() -> int:
 def _converted(model: ModelProto, name: str) -> ModelProto:
     """The model in an opset that is mapped. Raises InvalidInput where there is none of it."""
     import onnx
-    from onnx.version_converter import ConvertError, convert_version
+    from onnx.version_converter import ConvertError
 
     opset, newest = opset_of(model), newest_opset()
     if not OLDEST_OPSET <= opset <= newest:
@@ -113,7 +113,7 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
         return model
     resized = [n.output[0] for n in model.graph.node if n.op_type in _RESIZED and n.output]
     try:
-        return _as_resized_before(convert_version(model, _CONVERTED_TO), resized, opset)
+        return _as_resized_before(converted(model, opset, _CONVERTED_TO), resized, opset)
     except (ConvertError, RuntimeError) as error:
         if opset >= _OLDEST_MAPPED:
             return model
