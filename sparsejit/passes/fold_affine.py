@@ -70,8 +70,10 @@ def _fold_before(site: Site) -> Sequence[Value] | None:
     found = _affine(site, node.op, node.inputs) if node is not None else None
     if node is None or found is None or parts is None or not site.is_used_once(node.output):
         return None
+    if found.source.shape != node.output.shape:
+        return None
     vectors = found.by_channel(_channel_axis(op, found.source))
-    if vectors is None or found.source.shape != node.output.shape:
+    if vectors is None:
         return None
     (scale, shift), (weights, bias) = vectors, parts
     if isinstance(op, Convolution) and (op.transposed or (any(op.padding) and shift.any())):

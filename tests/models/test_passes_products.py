@@ -201,3 +201,9 @@ def test_a_constant_that_repeats_the_features_is_added_afterwards() -> None:
     y = s(Linear(), s.input(1, 2, 2), s.weight(1, 2), s.weight(1))
     graph = s.finish(s("add", s.weight(1, 2), y))
     assert fold_affine(graph) is graph
+
+
+def test_a_number_that_constants_spread_over_features_is_added_before() -> None:
+    s = Sketch()
+    graph = s.finish(s(Linear(), s("add", s.input(), s.weight(3, 8)), s.weight(5, 8)))
+    assert fold_affine(graph) is graph
