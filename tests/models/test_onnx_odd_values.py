@@ -277,6 +277,6 @@ def test_a_known_softmax_of_a_file_that_is_not_converted(monkeypatch: pytest.Mon
     """Over all axes from the first one on; the onnx package computes that of one axis alone."""
     known = np.zeros((1, 2, 3), np.float32)
     node = OddNode("Softmax", [known], known + np.float32(1 / 6), {"axis": 1}, opset=12, called=0)
-    monkeypatch.setattr(reading, "_CONVERTED_TO", 12)
+    monkeypatch.setattr(reading, "CONVERTED_TO", 12)
     (found,) = import_onnx(node.model(), free_batch=False).graph().evaluate([])
     np.testing.assert_allclose(found, node.wanted, rtol=1e-6)

@@ -19,7 +19,7 @@ SUFFIX = ".onnx"
 # Older ones than the last are converted to it where the onnx package can: its evaluator computes
 # constants of older ones wrongly (Unsqueeze with axes as an attribute). From the second on they
 # are mapped as they are, from the first on they can be converted.
-OLDEST_OPSET, _OLDEST_MAPPED, _CONVERTED_TO = 7, 11, 13
+OLDEST_OPSET, _OLDEST_MAPPED, CONVERTED_TO = 7, 11, 13
 _RESIZED = ("Resize", "Upsample")
 _MODES_BEFORE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "outwards"}
 
@@ -109,17 +109,17 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
             f"{name} has opset {opset}; sparsejit reads {OLDEST_OPSET} to {newest} with onnx "
             f"{onnx.__version__}: {remedy}"
         )
-    if opset >= _CONVERTED_TO:
+    if opset >= CONVERTED_TO:
         return model
     resized = [n.output[0] for n in model.graph.node if n.op_type in _RESIZED and n.output]
     try:
-        return _as_resized_before(converted(model, opset, _CONVERTED_TO), resized, opset)
+        return _as_resized_before(converted(model, opset, CONVERTED_TO), resized, opset)
     except (ConvertError, RuntimeError) as error:
         if opset >= _OLDEST_MAPPED:
             return model
         raise InvalidInput(
-            f"{name} has opset {opset}, which onnx cannot convert to {_CONVERTED_TO} "
-            f"({str(error).strip().splitlines()[-1]}); export it again with {_CONVERTED_TO}"
+            f"{name} has opset {opset}, which onnx cannot convert to {CONVERTED_TO} "
+            f"({str(error).strip().splitlines()[-1]}); export it again with {CONVERTED_TO}"
         ) from error
 
 
