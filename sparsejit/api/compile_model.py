@@ -119,22 +119,15 @@ def compile_model(
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
     model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx file
-        or a ModelProto), or a fitted estimator of scikit-learn: a linear or logistic model, a
-        perceptron or a forest, alone or behind scalers in a Pipeline, or a forest of XGBoost or
-        LightGBM. An ONNX model needs examples only for sizes that it leaves open beside the batch.
-        Of an estimator a CompiledEstimator is made; example_inputs may then be left out, or be an
-        X.
+        or a ModelProto), or a fitted estimator of scikit-learn, XGBoost or LightGBM. ONNX needs
+        examples only for sizes that are open beside the batch, programs and estimators need none.
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
         shapes are those it is compiled for, their batch the one that it is made fastest for.
-    dynamic_shapes: which sizes may change, by argument and axis, as torch.export spells it:
-        {"x": {0: "batch", 1: torch.export.Dim("time", max=512)}}. One name is one size. A name on
-        axis 0 of all inputs is the batch; other sizes compile the model once more, at their first
-        use or by `prepare(time=128)`. All that has no name is fixed. It takes the place of the
-        next two.
-    free_batch: whether axis 0 of all inputs is a batch of any length, where the model computes
-        each sample apart from the others. Where it does not, the batch is that of the example.
-    free_shapes: whether inputs of other shapes compile the model once more, at their first use:
-        sequences of other lengths, say. Otherwise they are refused.
+    dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1: "time"}},
+        or a torch.export.Dim, which has bounds, for a name. A name on axis 0 of all inputs is the
+        batch; another size compiles the model once more, at its first use or by `prepare(time=9)`.
+    free_batch, free_shapes: without names, whether axis 0 of all inputs is a batch of any length,
+        where samples are computed apart; and whether any other shapes compile the model once more.
     constants: numbers or arrays for inputs of an ONNX model by their names, such as {"sr": 16000}:
         these inputs are gone, and what depends on them alone is computed now.
     fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX Runtime.
@@ -154,10 +147,8 @@ def compile_model(
         return compile_estimator(model, example_inputs, settings, dtype, told(progress))
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
     sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
-    if sizes is not None:
-        free_batch, free_shapes = free_batch and sizes.has_batch, sizes.has_others
-    shapes = free_batch, free_shapes, sizes, constants or {}
-    return _Compiler(model, *shapes, fallback, dtype, settings).once(args, kwargs, told(progress))
+    free = free_batch, free_shapes, sizes, constants or {}
+    return _Compiler(model, *free, fallback, dtype, settings).once(args, kwargs, told(progress))
 
 
 def _arguments(
@@ -217,6 +208,9 @@ class _Compiler:
 
     def __post_init__(self) -> None:
         self.options = self.settings.resolved()
+        if self.sizes is not None:
+            self.free_batch = self.free_batch and self.sizes.has_batch
+            self.free_shapes = self.sizes.has_others
 
     def once(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
