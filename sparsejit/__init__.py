@@ -4,17 +4,9 @@
 >>> y = fast(x)
 """
 
-from types import ModuleType
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from sparsejit.api import (
-    CompiledEstimator,
-    CompiledModel,
-    Kernel,
-    PartedModel,
-    compile_matrix,
-    load,
-)
-from sparsejit.api import compile_model as compile  # noqa: A004, the verb users know
 from sparsejit.errors import (
     CompileError,
     DamagedFile,
@@ -25,8 +17,17 @@ from sparsejit.errors import (
     UnsupportedOperator,
     UnsupportedTarget,
 )
-from sparsejit.machine.target import Target
-from sparsejit.voice.speak.wavernn import WaveRNN
+
+if TYPE_CHECKING:
+    from sparsejit.api.compile_layer import compile_matrix
+    from sparsejit.api.compile_model import compile_model as compile  # noqa: A004, users' verb
+    from sparsejit.api.compiled_estimator import CompiledEstimator
+    from sparsejit.api.kernel import Kernel
+    from sparsejit.api.load import load
+    from sparsejit.api.model import CompiledModel
+    from sparsejit.api.parted_model import PartedModel
+    from sparsejit.machine.target import Target
+    from sparsejit.voice.speak.wavernn import WaveRNN
 
 __all__ = [
     "CompileError",
@@ -49,11 +50,33 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+# Where names come from when they are first asked for: whoever wants one need not wait for all.
+_MODULES = {
+    "CompiledEstimator": "api.compiled_estimator",
+    "CompiledModel": "api.model",
+    "Kernel": "api.kernel",
+    "PartedModel": "api.parted_model",
+    "Target": "machine.target",
+    "WaveRNN": "voice.speak.wavernn",
+    "compile": "api.compile_model",
+    "compile_matrix": "api.compile_layer",
+    "load": "api.load",
+}
+_OWN_NAMES = {"compile": "compile_model"}
+# What `import sparsejit` brings as attributes.
+_PACKAGES = ("attention_masks", "prune", "voice")
 
-def __getattr__(name: str) -> ModuleType:
-    """`sparsejit.prune`, which needs torch, where it is first asked for."""
-    if name == "prune":
-        import sparsejit.prune
 
-        return sparsejit.prune
-    raise AttributeError(f"module 'sparsejit' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    """A public name, or a package of them."""
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sparsejit' has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), _OWN_NAMES.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

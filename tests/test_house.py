@@ -269,15 +269,6 @@ def test_only_the_machine_room_asks_about_the_processor() -> None:
     assert not found, "\n".join(found)
 
 
-def test_prune_is_there_when_it_is_asked_for() -> None:
-    script = (
-        "import sys, sparsejit; assert 'torch' not in sys.modules; "
-        "assert sparsejit.prune.Pruner and 'torch' in sys.modules; "
-        "assert not hasattr(sparsejit, 'prunes')"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_the_core_imports_without_the_extras() -> None:
     rooms = set(ROOMS) - NEEDS_EXTRAS
     modules = [name for path in SOURCES if room_of(name := module_name(path)) in rooms]

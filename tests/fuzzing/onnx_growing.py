@@ -231,21 +231,32 @@ class OnnxGrowing:
         values = {**self.known, **inputs}
         for node in self.nodes:
             for name, array in zip(node.proto.output, node.run(values), strict=True):
-                values[name] = self._noisy(node.proto.op_type, array, signs) if signs else array
+                values[name] = self._noisy(node.proto, array, signs) if signs else array
         return values
 
-    def _noisy(self, operator: str, array: Array, signs: tuple[int, ...]) -> Array:
+    def _noisy(self, node: NodeProto, array: Array, signs: tuple[int, ...]) -> Array:
+        operator, rounds = node.op_type, array.ndim > 0 and self._rounds_computed(node)
         sides = self.numbers.choice(signs, array.shape)
         if array.dtype.kind == "f":
             noisy = array * (1 + NOISE[array.dtype.name] * sides)
             noisy = noisy + _ABSOLUTE * sides if operator in _APPROXIMATED else noisy
             return np.asarray(noisy, array.dtype)
-        if operator.startswith(_REQUANTISING) and array.dtype.kind in "iu":
+        if (operator.startswith(_REQUANTISING) or rounds) and array.dtype.kind in "iu":
             limits, wide = np.iinfo(array.dtype), array.astype(np.int64)
             moved = wide + sides
             is_held = (limits.min <= moved) & (moved <= limits.max)
             return np.asarray(np.where(is_held, moved, 2 * wide - moved), array.dtype)
         return array
+
+    def _rounds_computed(self, node: NodeProto) -> bool:
+        """Whether it rounds what others have computed, which may lie on a tie's other side."""
+        is_computed = not {*node.input} <= {*self.inputs, *self.known}
+        return node.op_type == "DynamicQuantizeLinear" and is_computed
+
+    def steps_apart(self, name: str) -> int:
+        """By how many steps a value may differ that is rounded to whole ones."""
+        made_by = [node.proto for node in self.nodes if name in node.proto.output]
+        return int(any(map(self._rounds_computed, made_by)))
 
     def model(self, outputs: Sequence[str], free: bool) -> ModelProto:
         """The graph with these outputs; `free` leaves axis 0 of all inputs open."""

@@ -145,7 +145,9 @@ def _compare(case: OnnxRowsCase, inputs: dict[str, Array], found: Any) -> None:
         like = wanted[name]
         assert got.shape == like.shape, f"{name} has shape {got.shape}, not {like.shape}"
         assert got.dtype.kind == like.dtype.kind, f"{name} is {got.dtype}, not {like.dtype}"
-        _assert_near(name, got, like, [each[name] for each in noisy], rounding * case.grown.largest)
+        is_float = like.dtype.kind == "f"
+        error = rounding * case.grown.largest if is_float else case.grown.steps_apart(name)
+        _assert_near(name, got, like, [each[name] for each in noisy], error)
 
 
 def _assert_near(
@@ -159,7 +161,7 @@ def _assert_near(
             usual = np.median(spread[np.isfinite(spread)]) if np.isfinite(spread).any() else 0.0
             bound = rounding + _MARGIN * (spread + usual)
         else:
-            bound = 2 * spread
+            bound = 2 * spread + rounding
         same = (one == other) | (np.isnan(one) & np.isnan(other))
         wrong = ~(same | (np.abs(one - other) <= bound))
     text = f"{got[wrong][:4]} instead of {like[wrong][:4]}, bound {np.max(bound, initial=0):.3g}"
