@@ -56,6 +56,7 @@ def try_as_a_user(archive: Path, folder: Path) -> Path:
     binaries = bare_environment(folder)
     python = binaries / "python"
     run(python, "-m", "pip", "install", "--quiet", archive)
+    print(archive.name, "without PeachPy:", run(python, "-c", USE, cwd=folder).strip())
     missing = run(binaries / "sparsejit", "doctor", status=1, cwd=folder)
     assert f"{python} -m sparsejit.install_peachpy" in missing, missing
     run(python, "-m", "sparsejit.install_peachpy", cwd=folder)
