@@ -29,6 +29,7 @@ from sparsejit.x86.form_table import KeptForm
 _KERNELS = 1500
 _DENSITY = 0.1
 _DTYPES = ("float32", "bfloat16", "int8")
+_SHAPES = ((16, 16), (64, 100), (300, 257), (1000, 500))
 
 
 def compile_many() -> None:
@@ -43,7 +44,27 @@ def compile_many() -> None:
             sparsejit.compile(pruned(model, _DENSITY), inputs, target=level, dtype=dtype)
     for name, level in product(ZOO, levels()):
         sparsejit.compile(ZOO[name].build(), ZOO[name].inputs(1), target=level)
-    sparsejit.WaveRNN.from_pretrained()
+    for level, dtype in product(levels(), ("float32", "bfloat16", "float16", "int8")):
+        sparsejit.WaveRNN.from_pretrained(target=level, dtype=dtype)
+        compile_grid(level, dtype)
+
+
+def compile_grid(level: str, dtype: str) -> None:
+    """Matrices of a few shapes and densities, by whatever kernel is chosen for them."""
+    numbers = np.random.default_rng(0)
+    grid = product(_SHAPES, (0.02, 0.1, 0.5, 1.0), (1, 5, 16, 64), (None, "tanh", "relu"))
+    for shape, density, batch, activation in grid:
+        weights = numbers.standard_normal(shape).astype(np.float32)
+        weights *= numbers.random(shape) < density
+        for layout in ("batch-major", "feature-major")[: 1 + (batch > 1)]:
+            sparsejit.compile_matrix(
+                weights,
+                activation=activation,
+                batch=batch,
+                dtype=dtype,
+                target=level,
+                layout=layout,
+            )
 
 
 def run_some() -> None:
