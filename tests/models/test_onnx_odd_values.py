@@ -138,6 +138,12 @@ NODES = {
         {"kernel_shape": [2], "strides": [2], "auto_pad": "SAME_LOWER"},
         called=0,
     ),
+    "an average of padding alone": OddNode(
+        "AveragePool",
+        [np.ones((1, 1, 1, 2), np.float32)],
+        np.zeros((1, 1, 1, 2)),
+        {"kernel_shape": [2, 1], "dilations": [2, 1], "pads": [1, 0, 1, 0], "strides": [3, 1]},
+    ),
     "the largest of all known positions": OddNode(
         "GlobalMaxPool", [FLOATS.reshape(1, 3, 1)], FLOATS.reshape(1, 3, 1), called=0
     ),

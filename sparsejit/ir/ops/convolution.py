@@ -159,7 +159,8 @@ class Pooling(Operator):
     """The largest or the mean of every window of x (batch, channels, *spatial).
 
     `padding` = (before, after) of each spatial axis. An average divides by the window's elements,
-    those of the padding as well where `counts_padding`; windows may end in padding only.
+    those of the padding as well where `counts_padding`; windows may end in padding only. That of
+    no elements is 0.
     """
 
     kind: PoolingKind
@@ -199,4 +200,4 @@ class Pooling(Operator):
         if self.counts_padding:
             return (total / prod(self.kernel),)
         counted = windows(np.pad(np.ones_like(x), around), *geometry).sum(axis=axes)
-        return (total / counted,)
+        return (total / np.maximum(counted, 1),)

@@ -135,4 +135,4 @@ def _shares(op: Pooling, size: tuple[int, ...], positions: tuple[int, ...]) -> A
         first = np.arange(count)[:, None] * op.stride[axis] - op.padding[axis][0]
         place = first + np.arange(op.kernel[axis]) * op.dilation[axis]
         total = total[..., None] * ((place >= 0) & (place < size[axis])).sum(axis=1)
-    return (1.0 / total).astype(np.float32)
+    return (1.0 / np.maximum(total, 1)).astype(np.float32)
