@@ -133,8 +133,8 @@ def arguments_by_name(
 ) -> dict[str, Any]:
     """What a model is called with, by the names that it has for them, in the order of a call.
 
-    Raises InvalidInput for a model whose arguments have none, and without examples. Those of an
-    ONNX model that are `known` are not given.
+    Raises InvalidInput for a model whose arguments have none, and without examples. A call
+    does not give the inputs of an ONNX model that are `known`.
     """
     if is_onnx(model):
         names = [each.name for each in declared_inputs(model) if each.name not in known]

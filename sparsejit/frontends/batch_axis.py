@@ -23,7 +23,7 @@ _VIEWS = (Reshape, Permute, Expand, Slice)
 class GraphsBySize:
     """The graphs of a model by the length of axis 0, each made once; None is the example's length.
 
-    Those of PROBES are made to be compared alone, and are not kept.
+    Graphs of the sizes PROBES are made to be compared alone, and are not kept.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def _other_sizes(value: Value, place: BatchPlace) -> list[int]:
 class _SameNumbers:
     """Whether constants of two graphs are equal: each pair is compared once.
 
-    Those of a batch are equal if they would be with as many rows.
+    Constants as long as the batch are equal if they would be with as many rows.
     """
 
     def __init__(self, few: Graph, many: Graph) -> None:

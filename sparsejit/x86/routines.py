@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from sparsejit.x86.assembler import Assembler
-
-_CACHE_LINE = 64
+from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler
 
 
 def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler], None]) -> None:
@@ -26,7 +24,7 @@ def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler],
     asm.routines[key] = body
     asm.jump("call", body)
     asm.jump("jmp", behind)
-    asm.align(_CACHE_LINE)
+    asm.align(POOL_ALIGNMENT)
     asm.bind(body)
     emit_body(asm)
     asm.emit("ret")

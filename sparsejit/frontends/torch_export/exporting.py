@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import nesting
-from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed, why_not_alike
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
-from sparsejit.frontends.torch_export.given_sizes import symbols_of_examples
+from sparsejit.frontends.torch_export.given_sizes import symbols_of_examples, user_inputs
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
 from sparsejit.frontends.torch_export.tracing import (
@@ -216,13 +215,10 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
 def _batch_of(program: ExportedProgram) -> tuple[str | None, int | None, str]:
     """The symbol on axis 0 of all inputs, its number in the example, and why there is none."""
     sizes = []
-    user = set(program.graph_signature.user_inputs)
-    for node in program.graph.nodes:
-        example = node.meta.get("val")
-        if node.op == "placeholder" and node.name in user and is_tensor(example):
-            if not len(example.shape):
-                return None, None, f"input {node.name} has no axes"
-            sizes.append((node.name, example.shape[0]))
+    for name, example in user_inputs(program):
+        if not len(example.shape):
+            return None, None, f"input {name} has no axes"
+        sizes.append((name, example.shape[0]))
     if not sizes:
         return None, None, "the model has no tensor inputs"
     (first, size), *others = sizes

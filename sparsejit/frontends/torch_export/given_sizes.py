@@ -53,7 +53,7 @@ def names_of_places(model: Any, args: Sequence[Any]) -> list[str]:
 
 def sizes_of_program(program: ExportedProgram) -> Iterator[ProgramSize]:
     """The axes of its inputs that have a symbol."""
-    for name, example in _user_inputs(program):
+    for name, example in user_inputs(program):
         for axis, size in enumerate(example.shape):
             expression = getattr(getattr(size, "node", None), "expr", None)
             if expression is not None and expression.is_Symbol:
@@ -74,7 +74,7 @@ def symbols_of_examples(
     from torch.utils._pytree import tree_leaves
 
     shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
-    names = [name for name, _ in _user_inputs(program)]
+    names = [name for name, _ in user_inputs(program)]
     by_name = dict(zip(names, shapes, strict=False))
     return {
         each.symbol: by_name[each.input_name][each.axis]
@@ -83,7 +83,7 @@ def symbols_of_examples(
     }
 
 
-def _user_inputs(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
+def user_inputs(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
     """The tensors that a call gives, as the program has them."""
     wanted = set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:

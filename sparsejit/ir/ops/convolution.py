@@ -159,8 +159,8 @@ class Pooling(Operator):
     """The largest or the mean of every window of x (batch, channels, *spatial).
 
     `padding` = (before, after) of each spatial axis. An average divides by the window's elements,
-    those of the padding as well where `counts_padding`; windows may end in padding only. That of
-    no elements is 0.
+    those of the padding as well where `counts_padding`; windows may end in padding only. An
+    average of no elements is 0.
     """
 
     kind: PoolingKind
