@@ -1,6 +1,10 @@
 """Models with attention."""
 
-from torch import nn
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, softmax
 
 LAYERS, WIDTH, HEADS, TOKENS = 4, 256, 4, 32
 
@@ -11,3 +15,44 @@ def transformer_encoder() -> nn.Module:
         WIDTH, HEADS, dim_feedforward=4 * WIDTH, activation="gelu", batch_first=True
     )
     return nn.TransformerEncoder(layer, LAYERS)
+
+
+class BertLayer(nn.Module):
+    """Attention and two linear layers, each with a residual that is normalised after it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.linear1, self.linear2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            one.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+            for one in (self.query(x), self.key(x), self.value(x))
+        )
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        mixed = (softmax(scores, -1) @ value).transpose(1, 2).reshape(x.shape)
+        x = self.norm1(x + self.output(mixed))
+        return self.norm2(x + self.linear2(gelu(self.linear1(x))))
+
+
+class Bert(nn.Module):
+    """Ids of words (batch, tokens) -> (batch, tokens, width): BERT without segments.
+
+    Attention is written out, as the library transformers traces it: engines recognise that.
+    """
+
+    WORDS, POSITIONS = 30522, 512
+
+    def __init__(self, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(self.WORDS, width)
+        self.positions = nn.Embedding(self.POSITIONS, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(*(BertLayer(width, heads) for _ in range(layers)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        return self.layers(self.norm(self.words(ids) + self.positions(places)))

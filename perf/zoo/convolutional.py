@@ -147,13 +147,136 @@ def resnet_18() -> nn.Module:
     return _with_statistics(net)
 
 
-def _with_statistics(net: nn.Module) -> nn.Module:
-    """The net with batch-norms as after training: statistics and scales that differ by channel."""
+class Bottleneck(nn.Module):
+    """Convolutions of 1 x 1, 3 x 3 and 1 x 1 and a residual: (batch, channels, height, width)."""
+
+    WIDER = 4  # times as many channels leave it as its 3 x 3 convolution has
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        out_channels = self.WIDER * channels
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = relu(self.bn2(self.conv2(relu(self.bn1(self.conv1(x))))))
+        return relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+def resnet_50() -> nn.Module:
+    """(batch, 3, 224, 224) -> (batch, 1000)."""
+    blocks, in_channels = [], 64
+    for channels, count, first in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            blocks.append(Bottleneck(in_channels, channels, 1 if number else first))
+            in_channels = Bottleneck.WIDER * channels
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(in_channels, 1000),
+    )
+    return _with_statistics(net)
+
+
+class InvertedResidual(nn.Module):
+    """Wider by a 1 x 1 convolution, a convolution a channel, and narrow again, not clamped."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, wider: int) -> None:
+        super().__init__()
+        channels = wider * in_channels
+        self.expand: nn.Module = nn.Identity()
+        if wider > 1:
+            self.expand = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, bias=False),
+                nn.BatchNorm2d(channels),
+                nn.ReLU6(),
+            )
+        self.depthwise = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, stride, padding=1, groups=channels, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU6(),
+        )
+        self.project = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn = nn.BatchNorm2d(out_channels)
+        self.is_residual = stride == 1 and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn(self.project(self.depthwise(self.expand(x))))
+        return x + y if self.is_residual else y
+
+
+def mobilenet_v2() -> nn.Module:
+    """(batch, 3, 224, 224) -> (batch, 1000)."""
+    blocks, in_channels = [], 32
+    for wider, channels, count, first in (
+        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+    ):
+        for number in range(count):
+            blocks.append(InvertedResidual(in_channels, channels, 1 if number else first, wider))
+            in_channels = channels
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU6(),
+        *blocks,
+        nn.Conv2d(in_channels, 1280, 1, bias=False),
+        nn.BatchNorm2d(1280),
+        nn.ReLU6(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(1280, 1000),
+    )
+    return _with_statistics(net, 0.5, 1.5)
+
+
+def small_1d() -> nn.Module:
+    """(batch, 40, 64) -> (batch, 40, 32): features of 64 frames."""
+    return nn.Sequential(
+        nn.Conv1d(40, 128, 5, padding=2),
+        nn.ReLU(),
+        nn.Conv1d(128, 128, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv1d(128, 256, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv1d(256, 40, 1),
+    )
+
+
+def small_2d() -> nn.Module:
+    """(batch, 3, 32, 32) -> (batch, 10)."""
+    channels = ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 128, 1))
+    layers: list[nn.Module] = []
+    for in_channels, out_channels, stride in channels:
+        layers += [nn.Conv2d(in_channels, out_channels, 3, stride, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+def _with_statistics(net: nn.Module, least: float = 0.2, most: float = 0.6) -> nn.Module:
+    """The net with batch-norms as after training: statistics and scales that differ by channel.
+
+    Variances lie between `least` and `most`: under them signals of the pruned net keep their size.
+    """
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None and module.running_var is not None
             nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, 0.2, 0.6)
+            nn.init.uniform_(module.running_var, least, most)
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.1)
     return net

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.perf.zoo.attention import TOKENS, WIDTH, transformer_encoder
+from sparsejit.perf.zoo.attention import TOKENS, WIDTH, Bert, transformer_encoder
 from sparsejit.perf.zoo.convolutional import (
     depthwise,
     mobilenet_like,
     mobilenet_v1,
+    mobilenet_v2,
     resnet_18,
+    resnet_50,
     resnet_like,
+    small_1d,
+    small_2d,
     temporal_convolutions,
 )
 from sparsejit.perf.zoo.perceptrons import (
@@ -111,12 +115,18 @@ def _recommendation_inputs(batch: int) -> tuple[Tensor, ...]:
     return torch.randn(batch, 13), torch.randint(Recommendation.ROWS, shape)
 
 
+def _words(tokens: int) -> Callable[[int], tuple[Tensor, ...]]:
+    """One input (batch, tokens): ids of words."""
+    return lambda batch: (torch.randint(Bert.WORDS, (batch, tokens)),)
+
+
 def _lpcnet_inputs(batch: int, steps: int = 40) -> tuple[Tensor, ...]:
     levels = torch.randint(256, (batch, steps, 3))
     states = torch.zeros(1, batch, 384), torch.zeros(1, batch, 16)
     return levels, torch.randn(batch, steps, 128), *states
 
 
+_ENCODER = tuple(f"*.{one}.weight" for one in ("query", "key", "value", "output", "linear?"))
 _RECURRENT = ("rnn.weight*", "out.weight")
 _SEQUENCE = _normal(100, 64)
 _IMAGE = _normal(3, 64, 64)
@@ -198,11 +208,59 @@ _MODELS = (
         is_benchmark=True,
     ),
     ZooModel(
+        "resnet-50",
+        resnet_50,
+        _PHOTOGRAPH,
+        ("*.conv?.weight", "*.shortcut.0.weight"),
+        "He et al. 2015, arXiv:1512.03385, table 1; the first and last layer stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "mobilenet-v2",
+        mobilenet_v2,
+        _PHOTOGRAPH,
+        ("*.expand.0.weight", "*.project.weight", "20.weight"),
+        "Sandler et al. 2018, arXiv:1801.04381; depthwise layers, first and last stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "small-1d",
+        small_1d,
+        _normal(40, 64),
+        ("*.weight",),
+        "a net of features of sound, as recognisers of words begin",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "small-2d",
+        small_2d,
+        _normal(3, 32, 32),
+        ("2.weight", "4.weight", "6.weight"),
+        "a net for images of CIFAR-10's size; the first and last layer stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
         "transformer-encoder",
         transformer_encoder,
         _normal(TOKENS, WIDTH),
         ("*in_proj_weight", "*out_proj.weight", "*linear?.weight"),
         "Vaswani et al. 2017, arXiv:1706.03762, with GELU",
+    ),
+    ZooModel(
+        "bert-base",
+        partial(Bert, 12, 768, 12),
+        _words(128),
+        _ENCODER,
+        "Devlin et al. 2018, arXiv:1810.04805, without segments; the tables stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "bert-mini",
+        partial(Bert, 4, 256, 4),
+        _words(128),
+        _ENCODER,
+        "Turc et al. 2019, arXiv:1908.08962, without segments; the tables stay dense",
+        is_benchmark=True,
     ),
     ZooModel(
         "autoencoder",
