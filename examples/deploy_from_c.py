@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10), nn.Softmax(-1))
     prune_by_magnitude(model, 0.9)
     x = np.arange(512, dtype=np.float32)[None] / np.float32(512)
-    # Without a free batch, run takes no number of tiles. target="avx2" would make an object file
+    # Without a free batch, run takes no number of samples. target="avx2" would make an object file
     # for older processors too.
     fast = sparsejit.compile(model, (x,), free_batch=False)
     fast.export(folder / "digits.o", header=folder / "digits.h")

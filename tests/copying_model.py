@@ -27,18 +27,21 @@ def copy_words(asm: Assembler, name: str, source: Register, to: Register, count:
     asm.jump("jl", again)
 
 
-def copier(tile_bytes: Sequence[int], status: int = 0) -> ExecutableMemory:
-    """Copies input i to output i, tile after tile, by way of the workspace."""
+def copier(sample_bytes: Sequence[int], status: int = 0) -> ExecutableMemory:
+    """Copies input i to output i, sample after sample, by way of the workspace."""
     asm = Assembler(Target.detect())
     end = asm.label("end")
     asm.emit("mov", rax, MISALIGNED)
     asm.emit("test", dword(rdx), 63)
     asm.jump("jnz", end)
-    for number, size in enumerate(tile_bytes):
+    asm.emit("mov", rax, status)
+    asm.emit("test", rcx, rcx)
+    asm.jump("jz", end)
+    for number, size in enumerate(sample_bytes):
         asm.emit("push", rcx)
         asm.emit("mov", r8, Memory(rdi, 8 * number))
         asm.emit("mov", r9, Memory(rsi, 8 * number))
-        again = asm.label(f"tile of {number}")
+        again = asm.label(f"sample of {number}")
         asm.bind(again)
         copy_words(asm, f"in {number}", r8, rdx, size // 4)
         copy_words(asm, f"out {number}", rdx, r9, size // 4)
@@ -53,13 +56,13 @@ def copier(tile_bytes: Sequence[int], status: int = 0) -> ExecutableMemory:
     return ExecutableMemory(asm.finish().data)
 
 
-def copying(*types: ArrayType, tile: int | None = None, status: int = 0) -> NativeCall:
+def copying(*types: ArrayType, status: int = 0) -> NativeCall:
     """A model whose outputs are its inputs."""
     sizes = [
-        np.dtype(kind.dtype).itemsize * int(np.prod([n or tile for n in kind.shape]))
+        np.dtype(kind.dtype).itemsize * int(np.prod([n or 1 for n in kind.shape]))
         for kind in types
     ]
-    return NativeCall(copier(sizes, status), types, types, max(sizes), tile)
+    return NativeCall(copier(sizes, status), types, types, max(sizes))
 
 
 def of_type(dtype: str, shape: tuple[int, ...]) -> np.ndarray:

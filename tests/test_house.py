@@ -36,7 +36,7 @@ LOWERING_ROOMS = (
     "memory_plan",
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "model", "loop"),
-    *("shared_tiles", "lowering"),
+    *("batch_rest", "batch_forms", "shared_tiles", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),

@@ -185,7 +185,7 @@ class _Advisor:
 
     def _batch(self) -> Iterator[_Idea]:
         """Where calls come in batches, but samples run one by one."""
-        if self.variant.tile != 1:
+        if self.variant.tiles != (1,):
             return
         gains = []
         for timed in self.layers:
@@ -211,7 +211,7 @@ class _Advisor:
     def _far_chains(self) -> _Idea:
         """Elementwise kernels that wait for a far cache; fewer samples would fit a near one."""
         rates = self.variant.options.target.core.rates.data
-        tile, gains = self.variant.tile or 1, []
+        tile, gains = (self.variant.tile or 1) if len(self.variant.tiles) == 1 else 1, []
         for step, ns in self.steps:
             level = step.facts.bound.removeprefix("data from ")
             if tile > 1 and step.facts.moved_bytes and level in rates and level != "L1":

@@ -69,12 +69,15 @@ def digest_of(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def key_of(graph: Graph, options: ModelOptions, tile: int | None, name: str) -> str | None:
-    """By what the code of a graph is found; None where it cannot be kept."""
+def key_of(
+    graphs: Sequence[tuple[Graph, int | None]], options: ModelOptions, name: str
+) -> str | None:
+    """By what the code of graphs, each of its tile, is found; None where it cannot be kept."""
     if not is_kept(options):
         return None
     try:
-        return digest_of(graph_to_data(graph, _Digests()), options, tile, name)
+        written = [(graph_to_data(graph, _Digests()), tile) for graph, tile in graphs]
+        return digest_of(written, options, name)
     except (InvalidInput, TypeError):  # of operators that no file holds
         return None
 

@@ -29,12 +29,18 @@ from sparsejit.api.named_sizes import (
 )
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
-from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, final_graph, make_variant
+from sparsejit.api.variant import (
+    GRAPH_REFUSALS,
+    Dtypes,
+    TiledGraph,
+    Variant,
+    final_graph,
+    make_variant,
+)
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export, exported_examples, is_program
-from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
@@ -122,7 +128,7 @@ def compile_model(
         or a ModelProto), or a fitted estimator of scikit-learn, XGBoost or LightGBM. ONNX needs
         examples only for sizes that are open beside the batch, programs and estimators need none.
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
-        shapes are those it is compiled for, their batch the one that it is made fastest for.
+        shapes are those it is compiled for, their batch the one that reports are about.
     dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1: "time"}},
         or a torch.export.Dim, which has bounds, for a name. A name on axis 0 of all inputs is the
         batch; another size compiles the model once more, at its first use or by `prepare(time=9)`.
@@ -247,9 +253,11 @@ class _Compiler:
         What was read is let go first: it may hold the weights once more.
         """
         progress("exporting the model", 0.0)
-        trees, graph, options, tile = self._read(args, kwargs)
+        trees, graphs, options = self._read(args, kwargs)
         name = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
-        return trees, make_variant(graph, options, self.dtype, tile, name, progress)
+        first, *others = graphs
+        given = options, self.dtype, first.tile, name, progress
+        return trees, make_variant(first.graph, *given, others=others)
 
     def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """All that the code of an ONNX file depends on but the file, as data of which digests are.
@@ -262,24 +270,26 @@ class _Compiler:
         given = rules, numbers, shapes, self.fallback
         return version("onnx"), self.settings, self.free_batch, *given
 
-    def graphs_of(self, args: tuple[Any, ...], file: OpenFile) -> list[Graph]:
+    def graphs_of(self, args: tuple[Any, ...], file: OpenFile) -> list[list[TiledGraph]]:
         """What `make` lowers of an ONNX file, which may have another name by now."""
         from onnx import load
 
-        _, graph, options, _ = replace(self, model=load(str(file.path)))._read(args, {})
-        return [final_graph(graph, options, self.dtype)]
+        _, graphs, options = replace(self, model=load(str(file.path)))._read(args, {})
+        return [[TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]]
 
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Nest, Nest], Graph, ModelOptions, int | None]:
-        """The model's nests, its graph for a tile of samples, and the options for that."""
+    ) -> tuple[tuple[Nest, Nest], list[TiledGraph], ModelOptions]:
+        """The model's nests, its graphs for tiles of samples, the main one first, and options."""
         exported = self._graphs(args, kwargs)
         trees = exported.input_tree, exported.output_tree
         if not exported.batch_is_free:
-            return trees, exported.graph(None), self.options, None
+            return trees, [TiledGraph(exported.graph(None), None)], self.options
         batch = exported.example_batch or 1
-        tile, shared = batch_tiles(exported.graph(1), batch, self.options.threads)
-        return trees, exported.graph(tile), replace(self.options, shares_tiles=shared), tile
+        own = self.options
+        tiles = batch_tiles(exported.graph(1), batch, own.threads, one_tile=own.exact)
+        options = replace(own, shares_tiles=tiles.shared)
+        return trees, [TiledGraph(exported.graph(each), each) for each in tiles.samples], options
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         if not is_onnx(self.model):

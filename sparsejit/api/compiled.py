@@ -101,7 +101,7 @@ class Compiled(Explained):
 
         A kernel's is `NAME_run(const float *x, float *y)`. A model's is `NAME_run(inputs, outputs,
         workspace)` for the shapes of the example inputs, with a workspace for each thread; where
-        the batch is free, a last parameter `long tiles` counts tiles of `tile` samples.
+        the batch is free, a last parameter `long samples` says how many there are.
 
         Raises InvalidInput for other names, files that cannot be written, and code on several
         threads, whose workers are this process's; MissingDependency where no linker is there.

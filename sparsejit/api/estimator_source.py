@@ -73,7 +73,7 @@ def source_of(
     labels, flags = labels_of(held(estimator))
     batch = 1 if example is None else len(given.read(example))
     single = next(iter(read.graphs(1, Element.FLOAT32).values()))
-    tile, shared = batch_tiles(single, batch, settings.resolved().threads)
+    (tile,), shared = batch_tiles(single, batch, settings.resolved().threads, one_tile=True)
     elements = read.writes if in_full else [Element.FLOAT32]
     return EstimatorSource(
         given,

@@ -20,9 +20,8 @@ from sparsejit.api.model_file import (
     settings_from_data,
     settings_to_data,
 )
-from sparsejit.api.variant import kept_variant
+from sparsejit.api.variant import TiledGraph, kept_variant
 from sparsejit.errors import DamagedFile, InvalidInput, SparseJitError
-from sparsejit.ir.graph import Graph
 
 # How the format of ONNX begins an entry that names a file with tensors beside its own.
 _BESIDE = b"\n\x08location\x12"
@@ -32,7 +31,7 @@ _PIECE_BYTES = 4 << 20
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, ImportError)
 _MISREAD = (KeyError, TypeError, ValueError, AttributeError, DamagedFile)
 Made = TypeVar("Made")
-Graphs = Callable[["OpenFile"], Sequence[Graph]]
+Graphs = Callable[["OpenFile"], Sequence[Sequence[TiledGraph]]]
 
 
 class OpenFile:
@@ -89,7 +88,7 @@ def compiled_once(
     """What a file becomes: a model from the cache of code, or compiled and then kept there.
 
     asked: says all else that it depends on, as `code_cache.digest_of` takes it.
-    graphs: reads the graphs of its variants again.
+    graphs: reads the graphs of its variants again, each for its tiles.
     Raises what `make` raises.
     """
     source = key = digest = None
@@ -145,7 +144,7 @@ def _recalled(
         variants = []
         for number, code_key in enumerate(about["keys"]):
             again = _Again(source, digest, graphs, number)
-            variant = kept_variant(code_key, options, about["name"], again.graph)
+            variant = kept_variant(code_key, options, about["name"], again.graphs)
             if variant is None:
                 return None
             variants.append(variant)
@@ -156,18 +155,18 @@ def _recalled(
 
 
 class _Again:
-    """Reads a variant's graph from the file."""
+    """Reads a variant's graphs from the file."""
 
     def __init__(self, source: OpenFile, digest: str | None, graphs: Graphs, number: int) -> None:
         self._source, self._digest = source, digest
-        self._graphs, self._number = graphs, number
+        self._read, self._number = graphs, number
 
-    def graph(self) -> Graph:
+    def graphs(self) -> Sequence[TiledGraph]:
         """Raises InvalidInput where the file is not what was compiled."""
         remedy = f"{self._source.name} was changed after it was compiled; compile it again"
         if self._source.digest() != self._digest:
             raise InvalidInput(remedy)
         try:
-            return self._graphs(self._source)[self._number]
+            return self._read(self._source)[self._number]
         except SparseJitError as error:
             raise InvalidInput(f"{remedy} ({error})") from error

@@ -176,7 +176,8 @@ def measured_times(variant: Variant) -> StepTimes:
     The time of a wave that threads share is divided among its steps as predicted.
     """
     arrays = example_arrays(variant.graph)
-    timer = ModelTimer(variant.program.memory, variant.workspace_bytes, arrays)
+    samples = variant.tile or 1
+    timer = ModelTimer(variant.program.memory, variant.workspace_bytes, arrays, samples)
     lowered = variant.lowered_again()
     prefixes = wants_prefixes(timer.whole_ns(), len(lowered.waves))
     probe = (PrefixProbe if prefixes else StampProbe)(lowered.probe_offset)

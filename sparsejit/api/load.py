@@ -6,7 +6,7 @@ Nothing is compiled of a model whose code was kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from sparsejit.api.kernel import Kernel
 from sparsejit.api.known_files import OpenFile, compiled_once
 from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.api.parted_model import PartedModel, load_parted
+from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact import sealed
-from sparsejit.ir.graph import Graph
 
 
 class Loader(NamedTuple):
@@ -64,7 +64,8 @@ def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | PartedModel |
     return compiled_once(path, lambda: "load", compiled, _saved_graphs)
 
 
-def _saved_graphs(source: OpenFile) -> list[Graph]:
-    """The graphs of a model's file."""
+def _saved_graphs(source: OpenFile) -> list[Sequence[TiledGraph]]:
+    """The graphs of a model's file, by variant."""
     file = sealed.read(source.path, (model_file.KIND,))
-    return [saved.graph for saved in model_file.read_model(file.header, file.tensors).graphs]
+    saved = model_file.read_model(file.header, file.tensors)
+    return [graphs for graphs, _ in saved.variants]

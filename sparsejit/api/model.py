@@ -15,7 +15,7 @@ from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
 from sparsejit.api.compiled import Compiled
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
-from sparsejit.api.model_file import KIND, ModelSource, SavedGraph, model_to_data
+from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data
 from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.narrow_numbers import NarrowNumbers
 from sparsejit.api.options import ModelSettings
@@ -107,7 +107,7 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def tile(self) -> int | None:
-        """How many samples run at a time where the batch is free."""
+        """How many samples run at a time where the batch is free and like the example's."""
         return self._first.tile
 
     @property
@@ -172,10 +172,10 @@ class CompiledModel(CalledModel, Compiled):
 
     def source(self) -> ModelSource:
         """What it is made from."""
-        variants = tuple(self._variants.values())
-        graphs = [SavedGraph(v.graph, v.tile, v.options.shares_tiles) for v in variants]
+        made = self._variants.values()
+        variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
         name = self._first.program.name
-        return ModelSource(name, self._settings, self._input_nest, self._output_nest, graphs)
+        return ModelSource(name, self._settings, self._input_nest, self._output_nest, variants)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
@@ -201,8 +201,8 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     options = source.settings.resolved()
     try:
         variants = [
-            lowered_variant(graph, replace(options, shares_tiles=shared), tile, source.name)
-            for graph, tile, shared in source.graphs
+            lowered_variant(graphs, replace(options, shares_tiles=shared), source.name)
+            for graphs, shared in source.variants
         ]
     except (CompileError, InvalidInput) as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error

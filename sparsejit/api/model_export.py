@@ -12,7 +12,7 @@ from sparsejit.x86.operands import rcx
 
 
 def exported_model(name: str, variant: Variant) -> ExportedFunction:
-    """`int NAME_run(inputs, outputs, workspace)`, with `long tiles` behind where the batch is free.
+    """`int NAME_run(inputs, outputs, workspace)`, and `long samples` where the batch is free.
 
     Raises InvalidInput for a model on several threads.
     """
@@ -26,7 +26,7 @@ def exported_model(name: str, variant: Variant) -> ExportedFunction:
         name,
         variant.program.image,
         variant.options.target,
-        ", ".join(parameters if is_fixed else [*parameters, "long tiles"]),
+        ", ".join(parameters if is_fixed else [*parameters, "long samples"]),
         returns_status=True,
         fixed=((rcx, 1),) if is_fixed else (),
         macros=_macros(variant),
@@ -48,8 +48,8 @@ def _arrays(variant: Variant) -> list[tuple[str, int, Value]]:
 
 
 def _macros(variant: Variant) -> list[Macro]:
-    graph, tile = variant.graph, variant.tile
-    each = "" if tile is None else " for each tile"
+    graph, tile = variant.graph, variant.tile or 1
+    each = "" if variant.tile is None else " for each sample"
     macros = [
         Macro("INPUTS", len(graph.inputs), "pointers in inputs"),
         Macro("OUTPUTS", len(graph.outputs), "pointers in outputs"),
@@ -57,29 +57,26 @@ def _macros(variant: Variant) -> list[Macro]:
     for side, place, value in _arrays(variant):
         name, array = f"{side.upper()}_{place}", f"{side}s[{place}]"
         macros += [
-            Macro(f"{name}_SIZE", value.type.size, f"elements of {array}{each}"),
-            Macro(f"{name}_BYTES", value.type.bytes, f"bytes of {array}{each}"),
+            Macro(f"{name}_SIZE", value.type.size // tile, f"elements of {array}{each}"),
+            Macro(f"{name}_BYTES", value.type.bytes // tile, f"bytes of {array}{each}"),
         ]
-    macros += [
+    return [
+        *macros,
         Macro("WORKSPACE_BYTES", variant.workspace_bytes, "bytes of workspace"),
         Macro("WORKSPACE_ALIGNMENT", WORKSPACE_ALIGNMENT, "its address is a multiple of this"),
     ]
-    return macros if tile is None else [*macros, Macro("TILE", tile, "samples in a tile")]
 
 
 def _about(variant: Variant, prefix: str) -> list[str]:
     tile = variant.tile
     lines = [f"The model {_plain(variant.program.name)}. Its arrays are row-major:"]
     for side, place, value in _arrays(variant):
-        shape = value.shape if tile is None else (f"{tile} * tiles", *value.shape[1:])
+        shape = value.shape if tile is None else ("samples", *value.shape[1:])
         sizes = "".join(f"[{size}]" for size in shape)
         element = value.type.element.value
         lines.append(f"  {side}s[{place}]: {element} {_plain(value.origin.name)}{sizes}")
     if tile is not None:
-        lines += [
-            f"tiles, at least 1, is how often it runs {prefix}_TILE samples. Fill up the last tile",
-            "with any samples.",
-        ]
+        lines.append("samples is how many of them there are, any number.")
     lines += [
         "No output may overlap another array. The workspace may hold anything before; calls at",
         "one time need one each.",

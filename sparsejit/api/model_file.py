@@ -1,9 +1,10 @@
 """A model as a file: its graphs as they are lowered; its code is made anew where it is loaded.
 
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
-     "variants": [{"tile": ..., "shared": bool, "graph": ...}, ...]}
+     "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...]}
 
-A variant is the model for inputs of certain shapes; tile 0 says that its batch is fixed.
+A variant is the model for inputs of certain shapes, where the batch is free for one or more tiles,
+the main one first; tile 0 says that its batch is fixed.
 """
 
 import json
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, from_json, to_json
-from sparsejit.ir.graph import Array, Graph, TensorType
+from sparsejit.ir.graph import Array, TensorType
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
 
@@ -27,11 +29,10 @@ _RECORDS = RecordCodec((ModelSettings,))
 _NAMES = ("native", *ISA_LEVELS)
 
 
-class SavedGraph(NamedTuple):
-    """A graph after all passes, its tile or None, and whether threads take turns with tiles."""
+class SavedVariant(NamedTuple):
+    """Graphs after all passes, each of its tile or None; whether threads take turns with tiles."""
 
-    graph: Graph
-    tile: int | None
+    graphs: Sequence[TiledGraph]
     shares_tiles: bool
 
 
@@ -43,15 +44,20 @@ class ModelSource:
     settings: ModelSettings
     input_nest: Nest
     output_nest: Nest
-    graphs: Sequence[SavedGraph]
+    variants: Sequence[SavedVariant]
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     """Header and tensors. Raises InvalidInput for nests and graphs that cannot be saved."""
     writer = ArrayWriter()
     variants = [
-        {"tile": tile or 0, "shared": shared, "graph": graph_to_data(graph, writer)}
-        for graph, tile, shared in source.graphs
+        {
+            "shared": shared,
+            "graphs": [
+                {"tile": tile or 0, "graph": graph_to_data(graph, writer)} for graph, tile in graphs
+            ],
+        }
+        for graphs, shared in source.variants
     ]
     header = {
         "name": source.name,
@@ -72,36 +78,48 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
         header, name=str, settings=dict, inputs=dict, outputs=dict, variants=list
     )
     reader = ArrayReader(tensors)
-    graphs = [_variant_from_data(data, reader) for data in variants]
+    read = [_variant_from_data(data, reader) for data in variants]
     reader.finish()
     given, results = nest_from_data(inputs, "inputs"), nest_from_data(outputs, "outputs")
     arguments = [item.kind for item in given.items]
     if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
         raise DamagedFile("has inputs that are no arguments of a call")
-    _check_interfaces(graphs, given, results)
-    return ModelSource(name, settings_from_data(settings), given, results, graphs)
+    _check_interfaces(read, given, results)
+    return ModelSource(name, settings_from_data(settings), given, results, read)
 
 
-def _variant_from_data(data: Any, reader: ArrayReader) -> SavedGraph:
-    tile, shared, described = fields_of(data, tile=int, shared=bool, graph=dict)
-    if tile < shared:
+def _variant_from_data(data: Any, reader: ArrayReader) -> SavedVariant:
+    shared, described = fields_of(data, shared=bool, graphs=list)
+    graphs = [_graph_from_data(one, reader) for one in described]
+    tiles = [graph.tile for graph in graphs]
+    if not tiles or (len(tiles) > 1 and (None in tiles or shared or len({*tiles}) < len(tiles))):
+        raise DamagedFile(f"has graphs of tiles {tiles}")
+    if shared and tiles == [None]:
+        raise DamagedFile("has a graph of a fixed batch whose tiles threads share")
+    return SavedVariant(graphs, shared)
+
+
+def _graph_from_data(data: Any, reader: ArrayReader) -> TiledGraph:
+    tile, described = fields_of(data, tile=int, graph=dict)
+    if tile < 0:
         raise DamagedFile(f"has a graph of tile {tile}")
-    return SavedGraph(graph_from_data(described, reader), tile or None, shared)
+    return TiledGraph(graph_from_data(described, reader), tile or None)
 
 
-def _check_interfaces(graphs: Sequence[SavedGraph], given: Nest, made: Nest) -> None:
+def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest) -> None:
     """Raises DamagedFile unless all graphs take and make what the nests hold, a tile at a time."""
     shapes = set()
     kinds = set()
-    for graph, tile, _ in graphs:
+    for place, (graph, tile) in ((n, one) for n, each in enumerate(variants) for one in each[0]):
         if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), tensors_in(made)):
             raise DamagedFile("has a graph of other inputs or outputs than the model's")
         types = [value.type for value in (*graph.inputs, *graph.outputs)]
         if tile is not None and not (graph.inputs and all(k.shape[:1] == (tile,) for k in types)):
             raise DamagedFile(f"has a graph that does not run {tile} samples at a time")
         kinds.add((tile is None, tuple(kind.element for kind in types)))
-        shapes.add(tuple(_free(value.type, tile) for value in graph.inputs))
-    if len(kinds) != 1 or len(shapes) != len(graphs):
+        shapes.add((place, *(_free(value.type, tile) for value in graph.inputs)))
+    different = {shape[1:] for shape in shapes}
+    if len(kinds) != 1 or not len(different) == len(shapes) == len(variants):
         raise DamagedFile("has graphs that are not one model for inputs of several shapes")
 
 

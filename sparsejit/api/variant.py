@@ -14,6 +14,7 @@ from sparsejit.artefact.graph_file import value_from_data, value_to_data
 from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.packed_graph import PackedGraph
+from sparsejit.lowering.batch_forms import build_forms, forms_workspace_bytes, paying
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.convolution.int8_convolutions import (
     with_cheapest_convolutions,
@@ -23,13 +24,12 @@ from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.memory_plan import MemoryPlan
 from sparsejit.lowering.model import (
     LoweredModel,
-    build_model,
     lower_model,
     unread_bytes,
     waves_without_code,
     without_code,
 )
-from sparsejit.lowering.shared_tiles import build_shared_tiles
+from sparsejit.lowering.shared_tiles import build_shared_tiles, shared_workspace_bytes
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.native.copying import SharedCode
@@ -43,6 +43,13 @@ Dtypes = str | Mapping[str, str]
 # What lowering may raise for a graph that no frontend and no passes ever made. An AssertionError is
 # a fault of ours, and to be seen as one.
 GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError)
+
+
+class TiledGraph(NamedTuple):
+    """A graph of `tile` samples, or of inputs whose batch is fixed where that is None."""
+
+    graph: Graph
+    tile: int | None
 
 
 class Planned(NamedTuple):
@@ -63,15 +70,18 @@ class Planned(NamedTuple):
 class Variant(SharedCode):
     """One native function of a model.
 
-    `inputs` and `outputs` are its graph's, `tile` the samples of a run where the batch is free;
-    `call` calls it with numpy arrays. `sizes` are those of `statistics.sizes_of`. `key` is by what
-    the cache of code has it, if it does: then its graph is made, and planned, when it is asked for.
+    Where the batch is free it has one or more tiles: `tile` is the one that it was compiled for
+    above all, which reports are about, and `tiles` are all. `inputs` and `outputs` are those of
+    that tile's graph; `call` calls the function with numpy arrays. `sizes` are those of
+    `statistics.sizes_of`. `key` is by what the cache of code has it, if it does: then its graphs
+    are made, and planned, when they are asked for.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     options: ModelOptions
     tile: int | None
+    tiles: tuple[int | None, ...]
     workspace_bytes: int
     buffer_bytes: int
     program: Program
@@ -79,13 +89,19 @@ class Variant(SharedCode):
     sizes: Mapping[str, int]
     compile_ms: float
     key: str | None
-    make_graph: Callable[[], Graph]
+    make_graphs: Callable[[], Sequence[TiledGraph]]
     known_plan: Planned | None = None
 
     @cached_property
+    def graphs(self) -> list[TiledGraph]:
+        """What was lowered, after all passes, for each of `tiles`."""
+        made = self.make_graphs()
+        return [each for each in made if each.tile in self.tiles]
+
+    @cached_property
     def graph(self) -> Graph:
-        """What was lowered, after all passes; where the batch is free, of `tile` samples."""
-        return self.make_graph()
+        """That of `tile`."""
+        return next(graph for graph, tile in self.graphs if tile == self.tile)
 
     @cached_property
     def planned(self) -> Planned:
@@ -109,11 +125,12 @@ class Variant(SharedCode):
 
     def listing(self) -> Iterator[str]:
         """The lines of `Image.listing`, from code written anew."""
-        return _built(self.lowered_again(), self.program.name, listed=True).image.listing()
+        forms = [lower_model(graph, self.options, tile=tile) for graph, tile in self.graphs]
+        return _built(paying(forms), self.program.name, listed=True).image.listing()
 
     def lowered_again(self) -> LoweredModel:
-        """The model with its code's inputs, which a variant does not keep."""
-        return lower_model(self.graph, self.options)
+        """What it has for `tile` with its code's inputs, which a variant does not keep."""
+        return lower_model(self.graph, self.options, tile=self.tile)
 
 
 def make_variant(
@@ -124,15 +141,20 @@ def make_variant(
     name: str = "model",
     progress: Progress = lambda stage, share: None,
     is_part: bool = False,
+    others: Sequence[TiledGraph] = (),
 ) -> Variant:
     """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do.
 
-    Where the graph `is_part` of a model, `dtypes` may name layers that it does not have.
+    Where the graph `is_part` of a model, `dtypes` may name layers that it does not have. `others`
+    are graphs of the model for other tiles, which stay where they serve some batch better.
     """
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
-    final = final_graph(graph, options, dtypes, is_part)
-    variant = lowered_variant(final, options, tile, name, progress)
+    finals = [
+        TiledGraph(final_graph(each, options, dtypes, is_part), samples)
+        for each, samples in (TiledGraph(graph, tile), *others)
+    ]
+    variant = lowered_variant(finals, options, name, progress)
     return replace(variant, compile_ms=_since(started))
 
 
@@ -146,53 +168,83 @@ def final_graph(
 
 
 def lowered_variant(
-    final: Graph,
+    finals: Sequence[TiledGraph],
     options: ModelOptions,
-    tile: int | None,
     name: str,
     progress: Progress = lambda stage, share: None,
 ) -> Variant:
-    """Compile a graph that has been through all passes. Raises as `make_variant` does."""
+    """Compile a model that has been through all passes, the graph of its main tile first.
+
+    Raises as `make_variant` does.
+    """
     started = time.perf_counter()
-    key = code_cache.key_of(final, options, tile, name)
-    if key is not None and (kept := kept_variant(key, options, name, lambda: final)) is not None:
+    key = code_cache.key_of(finals, options, name)
+    if key is not None and (kept := kept_variant(key, options, name, lambda: finals)) is not None:
         progress("done", 1.0)
-        return replace(kept, make_graph=_put_away(final))
-    lowered, program = _written(final, options, name, progress)
-    target, size = options.target, program.image.size - unread_bytes(final)
-    if lowered.options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
+        return replace(kept, make_graphs=_put_away(finals))
+    forms, program = _written(finals, options, name, progress)
+    target, unread = options.target, unread_bytes(finals[0].graph)
+    size = _bytes_of_one(program, forms) - unread
+    if forms[0].options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
         # What was priced as if it came from L3 does not fit there.
-        lowered, program = _written(final, replace(options, weight_bytes=size), name, progress)
-    made = Variant(
-        final.inputs,
-        final.outputs,
-        lowered.options,
-        tile,
-        lowered.call_bytes,
-        lowered.memory.sum_bytes,
-        program,
-        _call(program, final.inputs, final.outputs, lowered.call_bytes, tile),
-        sizes_of(lowered.steps),
-        _since(started),
-        key,
-        lambda: final,
-        Planned.of(lowered),
-    )
-    del lowered  # its weights and code, before the graph is written once more
+        forms, program = _written(finals, replace(options, weight_bytes=size), name, progress)
+    made = _of_forms(forms, finals[0].tile, program, key, started)
+    del forms  # their weights and code, before the graphs are written once more
     if key is not None:
         code_cache.remember(key, _to_data(made), program.image)
     progress("done", 1.0)
-    return replace(made, make_graph=_put_away(final))
+    return replace(made, make_graphs=_put_away(finals))
 
 
-def _put_away(graph: Graph) -> Callable[[], Graph]:
-    """What gives the graph when it is asked for; it does not hold the user's weights."""
-    packed = PackedGraph(graph)
-    return lambda: packed.graph
+def _bytes_of_one(program: Program, forms: Sequence[LoweredModel]) -> int:
+    """About the code and literals that a run of one form reads."""
+    return program.image.size // len(forms)
+
+
+def _of_forms(
+    forms: Sequence[LoweredModel],
+    tile: int | None,
+    program: Program,
+    key: str | None,
+    started: float,
+) -> Variant:
+    by_tile = {form.tile: form for form in forms}
+    main = by_tile.get(tile or 1) or forms[0]
+    tile = None if tile is None else main.tile
+    graph, room = main.graph, _workspace_bytes(forms)
+    return Variant(
+        graph.inputs,
+        graph.outputs,
+        main.options,
+        tile,
+        (None,) if tile is None else tuple(by_tile),
+        room,
+        main.memory.sum_bytes,
+        program,
+        _call(program, graph.inputs, graph.outputs, room, tile),
+        sizes_of(main.steps),
+        _since(started),
+        key,
+        lambda: (),
+        Planned.of(main),
+    )
+
+
+def _workspace_bytes(forms: Sequence[LoweredModel]) -> int:
+    first = forms[0]
+    return shared_workspace_bytes(first) if first.options.shares_tiles else (
+        forms_workspace_bytes(forms)
+    )
+
+
+def _put_away(finals: Sequence[TiledGraph]) -> Callable[[], Sequence[TiledGraph]]:
+    """What gives the graphs when they are asked for; it does not hold the user's weights."""
+    packed = [(PackedGraph(graph), tile) for graph, tile in finals]
+    return lambda: [TiledGraph(one.graph, tile) for one, tile in packed]
 
 
 def kept_variant(
-    key: str, options: ModelOptions, name: str, make_graph: Callable[[], Graph]
+    key: str, options: ModelOptions, name: str, make_graphs: Callable[[], Sequence[TiledGraph]]
 ) -> Variant | None:
     """What the cache of code has by that key; None where it has nothing."""
     started = time.perf_counter()
@@ -200,7 +252,7 @@ def kept_variant(
     if entry is None:
         return None
     try:
-        return _from_data(entry, key, options, make_graph, started)
+        return _from_data(entry, key, options, make_graphs, started)
     except (KeyError, TypeError, ValueError, DamagedFile):
         return None
 
@@ -211,6 +263,7 @@ def _to_data(variant: Variant) -> dict[str, Any]:
         "outputs": list(map(value_to_data, variant.outputs)),
         "weight_bytes": int(variant.options.weight_bytes),
         "tile": variant.tile,
+        "tiles": list(variant.tiles),
         "workspace_bytes": int(variant.workspace_bytes),
         "buffer_bytes": int(variant.buffer_bytes),
         "sizes": dict(variant.sizes),
@@ -221,7 +274,7 @@ def _from_data(
     entry: code_cache.KeptCode,
     key: str,
     options: ModelOptions,
-    make_graph: Callable[[], Graph],
+    make_graphs: Callable[[], Sequence[TiledGraph]],
     started: float,
 ) -> Variant:
     about, program = entry
@@ -232,6 +285,7 @@ def _from_data(
         outputs,
         replace(options, weight_bytes=about["weight_bytes"]),
         tile,
+        tuple(about["tiles"]),
         workspace,
         about["buffer_bytes"],
         program,
@@ -239,7 +293,7 @@ def _from_data(
         about["sizes"],
         _since(started),
         key,
-        make_graph,
+        make_graphs,
     )
 
 
@@ -252,7 +306,7 @@ def _call(
 ) -> NativeCall:
     taken = [_array_type(value, tile) for value in inputs]
     made = [_array_type(value, tile) for value in outputs]
-    return NativeCall(program.memory, taken, made, workspace_bytes, tile)
+    return NativeCall(program.memory, taken, made, workspace_bytes)
 
 
 def _since(started: float) -> float:
@@ -261,16 +315,25 @@ def _since(started: float) -> float:
 
 
 def _written(
-    final: Graph, options: ModelOptions, name: str, progress: Progress
-) -> tuple[LoweredModel, Program]:
-    lowered = lower_model(final, options, lambda stage, share: progress(stage, 0.1 + 0.6 * share))
+    finals: Sequence[TiledGraph], options: ModelOptions, name: str, progress: Progress
+) -> tuple[list[LoweredModel], Program]:
+    forms = []
+    for number, (graph, tile) in enumerate(finals):
+        first, each = 0.1 + 0.6 * number / len(finals), 0.6 / len(finals)
+
+        def tell(stage: str, share: float, first: float = first, each: float = each) -> None:
+            progress(stage, first + each * share)
+
+        forms.append(lower_model(graph, options, tell, tile))
+    forms = paying(forms)
     progress("writing the code", 0.7)
-    return lowered, _built(lowered, name)
+    return forms, _built(forms, name)
 
 
-def _built(lowered: LoweredModel, name: str, listed: bool = False) -> Program:
-    build = build_shared_tiles if lowered.options.shares_tiles else build_model
-    return build(lowered, name, listed=listed)
+def _built(forms: Sequence[LoweredModel], name: str, listed: bool = False) -> Program:
+    if forms[0].options.shares_tiles:
+        return build_shared_tiles(forms[0], name, listed=listed)
+    return build_forms(forms, name, listed=listed)
 
 
 def _array_type(value: Value, tile: int | None) -> ArrayType:

@@ -30,7 +30,7 @@ _BYTES = "bytes"  # the only tensor of `write_bytes`
 _PIECE_BYTES = 4 << 20
 
 # Written into every file; a change that older readers would misread makes it one more.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FORMAT = "sparsejit"
 REMEDY = "copy it again, or save the kernel or model again"
 

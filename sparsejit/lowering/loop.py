@@ -102,7 +102,7 @@ class _LoopCode(ModelCode):
         super().__init__(lowered, probe)
         self.loop = loop
         slots = range(lowered.loop_offset, lowered.probe_offset, POINTER)
-        self.inputs, self.outputs, self.next, self.left, self.mxcsr = (
+        self.inputs, self.outputs, self.next, self.turns, self.mxcsr = (
             Memory(WORKSPACE, slot) for slot in slots
         )
         self.flushing = Memory(WORKSPACE, slots[-1] + POINTER // 2)
@@ -112,12 +112,12 @@ class _LoopCode(ModelCode):
         push(asm, SAVED)
         asm.emit("mov", _FIRST, rdi)
         asm.emit("mov", WORKSPACE, _FIRST)
-        asm.emit("mov", self.tiles, rsi)
+        asm.emit("mov", self.left, rsi)
         self._flush_denormals(asm)
         self._begin_frame(asm)
         self._for_streams(asm, lambda: self._take_operands(asm))
         again, end, done = (asm.label(name) for name in ("next sample", "end of turn", "done"))
-        asm.emit("mov", rax, self.tiles)
+        asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, 0)
         asm.jump("jle", done)
         asm.bind(again)
@@ -193,7 +193,7 @@ class _LoopCode(ModelCode):
         """Bring a stream's pointers to where kernels look for them."""
         asm.emit("mov", rdi, self.inputs)
         asm.emit("mov", rsi, self.outputs)
-        self._copy_pointers(asm)
+        self.copy_pointers(asm)
         asm.emit("xor", dword(rax), dword(rax))
         asm.emit("mov", self.status, rax)
 
@@ -209,9 +209,9 @@ class _LoopCode(ModelCode):
 
     def _count_frames(self, asm: Assembler) -> None:
         same_frame = asm.label("same frame")
-        asm.emit("mov", rax, self.left)
+        asm.emit("mov", rax, self.turns)
         asm.emit("sub", rax, 1)
-        asm.emit("mov", self.left, rax)
+        asm.emit("mov", self.turns, rax)
         asm.jump("jnz", same_frame)
         self._begin_frame(asm)
         self._for_streams(asm, lambda: self._move_all(asm, Role.FRAME))
@@ -219,12 +219,12 @@ class _LoopCode(ModelCode):
 
     def _begin_frame(self, asm: Assembler) -> None:
         asm.emit("mov", dword(rax), self.loop.hop)
-        asm.emit("mov", self.left, rax)
+        asm.emit("mov", self.turns, rax)
 
     def _move_all(self, asm: Assembler, role: Role) -> None:
         for number, each in enumerate((*self.loop.inputs, *self.loop.outputs)):
             if each is role:
-                self._move_on(asm, number)
+                self.move_on(asm, number)
 
     def _leave_states(self, asm: Assembler) -> None:
         """A stream's states to its tables; rcx = its status, where that is not 0."""

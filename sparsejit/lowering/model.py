@@ -1,11 +1,11 @@
 """A graph lowered: kernels in order, one workspace; and all of it as one native function.
 
-    int run(const void *const *inputs, void *const *outputs, void *workspace, int64 tiles)
+    int run(const void *const *inputs, void *const *outputs, void *workspace, int64 samples)
 
-The workspace begins with the pointers of inputs and outputs, then the number of tiles left; where
+The workspace begins with the pointers of inputs and outputs, then the number of samples left; where
 the batch is free, each tile moves the pointers on. rbp holds the workspace throughout.
 
-The result, which the workspace holds behind the tiles too, is 0, or 1 + the number of a step that
+The result, which the workspace holds behind the samples too, is 0, or 1 + the number of a step that
 found an index out of range; what outputs hold then means nothing.
 """
 
@@ -69,17 +69,33 @@ LOOP_SLOTS = 5
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """What is left to emit."""
+    """What is left to emit. A run of it takes `tile` samples, 1 where the batch is fixed."""
 
     graph: Graph
     options: ModelOptions
     steps: tuple[Step, ...]
     waves: tuple[Wave, ...]
     memory: MemoryPlan
+    tile: int
+
+    @property
+    def ns(self) -> float:
+        """What a tile should take."""
+        return sum(wave.ns for wave in self.waves)
+
+    @property
+    def input_bytes(self) -> list[int]:
+        """What a sample takes in each input."""
+        return [value.type.bytes // self.tile for value in self.graph.inputs]
+
+    @property
+    def output_bytes(self) -> list[int]:
+        """What a sample takes in each output."""
+        return [value.type.bytes // self.tile for value in self.graph.outputs]
 
     @property
     def header_bytes(self) -> int:
-        """Before the first buffer: pointers, tiles, the status, what loops and probes keep."""
+        """Before the first buffer: pointers, samples, status, what loops and probes keep."""
         slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + LOOP_SLOTS + self.probe_slots
         return -(-slots * POINTER // 64) * 64
 
@@ -89,19 +105,19 @@ class LoweredModel:
         return self.header_bytes + self.memory.bytes
 
     @property
-    def call_bytes(self) -> int:
-        """What a call needs: the workspaces of all threads that run tiles."""
-        return self.workspace_bytes * (self.options.threads if self.options.shares_tiles else 1)
-
-    @property
     def ask_ahead(self) -> int:
         """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
         return self.options.planner.ask_ahead
 
     @property
+    def left_offset(self) -> int:
+        """Where the number of samples left is kept, as int64."""
+        return POINTER * (len(self.graph.inputs) + len(self.graph.outputs))
+
+    @property
     def status_offset(self) -> int:
         """Where the function leaves its result as int64."""
-        return POINTER * (len(self.graph.inputs) + len(self.graph.outputs) + 1)
+        return self.left_offset + POINTER
 
     @property
     def loop_offset(self) -> int:
@@ -120,11 +136,15 @@ class LoweredModel:
 
 
 def lower_model(
-    graph: Graph, options: ModelOptions, progress: Progress = lambda stage, share: None
+    graph: Graph,
+    options: ModelOptions,
+    progress: Progress = lambda stage, share: None,
+    tile: int | None = None,
 ) -> LoweredModel:
     """Choose a kernel for every node and a place for every buffer.
 
-    Raises InvalidInput or CompileError for what no kernel can do.
+    The graph is of `tile` samples where the batch is free. Raises InvalidInput or CompileError for
+    what no kernel can do.
     """
     if not options.weight_bytes:
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
@@ -144,7 +164,7 @@ def lower_model(
             low.copy(view, wanted, value.origin)
     waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
     memory = plan_memory([[[t.step for t in each] for each in wave.threads] for wave in waves])
-    return LoweredModel(graph, options, tuple(low.steps), waves, memory)
+    return LoweredModel(graph, options, tuple(low.steps), waves, memory, tile or 1)
 
 
 def unread_bytes(graph: Graph) -> int:
@@ -176,13 +196,16 @@ def _is_there(view: View, number: int) -> bool:
 def build_model(
     lowered: LoweredModel, name: str, probe: Probe | None = None, listed: bool = False
 ) -> Program:
-    """The native function; with a probe, one for timing its steps. `listed` is as in `build`."""
+    """The native function for whole tiles; with a probe, one for timing its steps.
+
+    `listed` is as in `build`.
+    """
     code = ModelCode(lowered, probe)
     return build(name, lowered.options.target, code.emit, lowered.ask_ahead, listed)
 
 
 class ModelCode:
-    """Appends the function's code, which `loop` and `shared_tiles` have otherwise."""
+    """Appends the function's code, which `loop` has otherwise."""
 
     tile_step = 1  # from a tile to the next that the same code runs
 
@@ -192,7 +215,7 @@ class ModelCode:
         steps = [each.step for wave in lowered.waves for each in wave.steps]
         self.bodies = SharedBodies(steps)
         self.scratch = dict(zip(steps, lowered.memory.scratch, strict=True))
-        self.tiles = Memory(WORKSPACE, POINTER * self._pointers)
+        self.left = Memory(WORKSPACE, lowered.left_offset)
         self.status = Memory(WORKSPACE, lowered.status_offset)
 
     @property
@@ -201,17 +224,21 @@ class ModelCode:
 
     def emit(self, asm: Assembler) -> None:
         """The whole function but for its `vzeroupper` and return."""
-        self._enter(asm)
-        self._run_tiles(asm)
+        self.enter(asm)
+        self.run_tiles(asm, asm.label("tiles"))
+        self.leave(asm)
+
+    def leave(self, asm: Assembler) -> None:
+        """Restore registers; rax = the status."""
         asm.emit("mov", rax, self.status)
         pop(asm, SAVED)
 
-    def _run_tiles(self, asm: Assembler) -> None:
-        """Every tile that the workspace says there are."""
-        again, end, done = (asm.label(name) for name in ("next tile", "end of tile", "done"))
-        asm.emit("mov", rax, self.tiles)
-        asm.emit("cmp", rax, 0)
-        asm.jump("jle", done)
+    def run_tiles(self, asm: Assembler, start: Label) -> None:
+        """Every whole tile of the samples left; who jumps to `start` knows that there is one."""
+        again, end, done = start, asm.label("end of tile"), asm.label("done")
+        asm.emit("mov", rax, self.left)
+        asm.emit("cmp", rax, self.lowered.tile)
+        asm.jump("jl", done)
         asm.bind(again)
         self._probe(asm, 0, end)
         for number, wave in enumerate(self.lowered.waves):
@@ -225,16 +252,16 @@ class ModelCode:
         self._repeat(asm, again)
         asm.bind(done)
 
-    def _enter(self, asm: Assembler) -> None:
+    def enter(self, asm: Assembler) -> None:
         """Save registers, and bring the pointers to where kernels look for them."""
         push(asm, SAVED)
         asm.emit("mov", WORKSPACE, rdx)
-        self._copy_pointers(asm)
-        asm.emit("mov", self.tiles, rcx)
+        self.copy_pointers(asm)
+        asm.emit("mov", self.left, rcx)
         asm.emit("xor", dword(rax), dword(rax))
         asm.emit("mov", self.status, rax)
 
-    def _copy_pointers(self, asm: Assembler) -> None:
+    def copy_pointers(self, asm: Assembler) -> None:
         """Those in the tables at rdi and rsi into the workspace. Clobbers rax."""
         for number in range(self._pointers):
             inputs = len(self.graph.inputs)
@@ -243,26 +270,25 @@ class ModelCode:
             asm.emit("mov", Memory(WORKSPACE, POINTER * number), rax)
 
     def _repeat(self, asm: Assembler, again: Label) -> None:
-        """Count a turn; begin the next where one is left. Clobbers rax."""
-        asm.emit("mov", rax, self.tiles)
-        asm.emit("sub", rax, self.tile_step)
-        asm.emit("mov", self.tiles, rax)
-        asm.jump("jg", again)
+        """Count a tile; begin the next where one is left. Clobbers rax."""
+        tile = self.lowered.tile
+        asm.emit("mov", rax, self.left)
+        asm.emit("sub", rax, self.tile_step * tile)
+        asm.emit("mov", self.left, rax)
+        asm.emit("cmp", rax, tile)
+        asm.jump("jge", again)
 
     def _advance(self, asm: Assembler) -> None:
         """Move inputs and outputs on to the next tile."""
         for number in range(self._pointers):
-            self._move_on(asm, number)
+            self.move_on(asm, number, self.tile_step)
 
-    def _move_on(self, asm: Assembler, number: int) -> None:
-        """The pointer of an operand, inputs first, to what lies behind it. Clobbers rax."""
+    def move_on(self, asm: Assembler, number: int, tiles: int = 1) -> None:
+        """The pointer of an operand, inputs first, by so many tiles. Clobbers rax."""
+        operands = *self.lowered.input_bytes, *self.lowered.output_bytes
         asm.emit("mov", rax, self._slot(number))
-        asm.emit("add", rax, self.tile_step * self._tile_bytes(number))
+        asm.emit("add", rax, tiles * self.lowered.tile * operands[number])
         asm.emit("mov", self._slot(number), rax)
-
-    def _tile_bytes(self, number: int) -> int:
-        """Of an operand, inputs first."""
-        return (*self.graph.inputs, *self.graph.outputs)[number].type.bytes
 
     def _slot(self, number: int) -> Memory:
         return Memory(WORKSPACE, POINTER * number)

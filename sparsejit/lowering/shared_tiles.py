@@ -4,28 +4,44 @@
     thread 1   tile 1, tile 3, tile 5 ...        workspace of thread 1
 
 No thread reads what another writes, and all run the same code: a tile has the bits that it has on
-one thread. The workspace that a caller gives has those of the threads one behind another.
+one thread. The workspace that a caller gives has those of the threads one behind another. What
+fills no tile is left to thread 0.
 """
 
-from functools import partial
-
 from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.lowering.batch_rest import BatchRest
 from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode
 from sparsejit.lowering.threads.wave_code import emit_thread
 from sparsejit.runtime.program import Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
-from sparsejit.x86.operands import Memory, dword, rax, rbx, rcx, rdi, rdx
+from sparsejit.x86.operands import Memory, dword, r12, r13, r14, rax, rbx, rcx, rdi, rdx, rsi
 from sparsejit.x86.stack import pop, push
+
+# The caller's tables, and how many samples the batch has, while threads run tiles.
+_INPUTS, _OUTPUTS, _SAMPLES = r12, r13, r14
 
 
 def build_shared_tiles(lowered: LoweredModel, name: str, listed: bool = False) -> Program:
-    """`int run(inputs, outputs, workspace, tiles)` with the workspaces of all threads.
+    """`int run(inputs, outputs, workspace, samples)` with the workspaces of all threads.
 
     `listed` is as in `build`.
     """
     emit = _SharedTiles(lowered).emit
     return build(name, lowered.options.target, emit, lowered.ask_ahead, listed)
+
+
+def shared_workspace_bytes(lowered: LoweredModel) -> int:
+    """What a call needs."""
+    return _threads_bytes(lowered) + _rest_of(lowered).room_bytes
+
+
+def _threads_bytes(lowered: LoweredModel) -> int:
+    return lowered.workspace_bytes * lowered.options.threads
+
+
+def _rest_of(lowered: LoweredModel) -> BatchRest:
+    return BatchRest.of(lowered, 1, _threads_bytes(lowered))
 
 
 class _SharedTiles(ModelCode):
@@ -43,36 +59,61 @@ class _SharedTiles(ModelCode):
             asm.label, ("dispatch", "thread", "alone", "done", "end of model")
         )
         push(asm, SAVED)
+        for kept, given in ((rbx, rdx), (_INPUTS, rdi), (_OUTPUTS, rsi), (_SAMPLES, rcx)):
+            asm.emit("mov", kept, given)
         self._fill_workspaces(asm)
         asm.emit("mov", rdi, rbx)
-        asm.emit("cmp", rcx, 1)
-        asm.jump("jle", alone)
+        asm.emit("cmp", _SAMPLES, 2 * self.lowered.tile)
+        asm.jump("jl", alone)
         asm.jump("call", dispatch)
         asm.jump("jmp", done)
         asm.bind(alone)
         asm.jump("call", thread)
         asm.bind(done)
+        self._run_rest(asm, thread)
         self._gather_status(asm)
         pop(asm, SAVED)
         asm.jump("jmp", end)
         self._emit_dispatcher(asm, dispatch, thread)
-        emit_thread(asm, thread, partial(self._run_tiles, asm))
+        emit_thread(asm, thread, lambda: self.run_tiles(asm, asm.label("tiles")))
         asm.bind(end)
 
     def _fill_workspaces(self, asm: Assembler) -> None:
-        """Tables rdi and rsi, rcx tiles: operands and tiles of each thread. rbx = the first."""
-        asm.emit("mov", rbx, rdx)
+        """Operands of each thread, and the samples from its first tile on."""
         for number, offset in enumerate(self.workspaces):
             asm.emit("lea", WORKSPACE, Memory(rbx, offset))
-            self._copy_pointers(asm)
+            self.copy_pointers(asm)
             for operand in range(self._pointers):
-                asm.emit("mov", rax, self._slot(operand))
-                asm.emit("add", rax, number * self._tile_bytes(operand))
-                asm.emit("mov", self._slot(operand), rax)
-            asm.emit("lea", rax, Memory(rcx, -number))
-            asm.emit("mov", self.tiles, rax)
+                self.move_on(asm, operand, number)
+            asm.emit("lea", rax, Memory(_SAMPLES, -number * self.lowered.tile))
+            asm.emit("mov", self.left, rax)
             asm.emit("xor", dword(rax), dword(rax))
             asm.emit("mov", self.status, rax)
+
+    def _run_rest(self, asm: Assembler, thread: Label) -> None:
+        """What fills no tile, in the first workspace."""
+        run, done, rest = asm.label("run rest"), asm.label("no rest"), _rest_of(self.lowered)
+        asm.emit("mov", WORKSPACE, rbx)
+        asm.emit("mov", rdi, _INPUTS)
+        asm.emit("mov", rsi, _OUTPUTS)
+        self.copy_pointers(asm)
+        asm.emit("mov", rcx, _SAMPLES)
+        rest.begin(asm)
+        asm.emit("mov", rax, rcx)
+        asm.emit("xor", dword(rdx), dword(rdx))
+        asm.emit("mov", dword(rcx), self.lowered.tile)
+        asm.emit("div", rcx)
+        asm.emit("mov", self.left, rdx)
+        asm.emit("mov", rax, _SAMPLES)
+        asm.emit("sub", rax, rdx)
+        rest.move_on(asm)
+        rest.prepare(asm, run)
+        asm.jump("jmp", done)
+        asm.bind(run)
+        asm.emit("mov", rdi, rbx)
+        asm.jump("call", thread)
+        rest.finish(asm)
+        asm.bind(done)
 
     def _gather_status(self, asm: Assembler) -> None:
         """rax = that of the first thread that found an index out of range, or 0."""
@@ -88,8 +129,7 @@ class _SharedTiles(ModelCode):
     def _emit_dispatcher(self, asm: Assembler, dispatch: Label, thread: Label) -> None:
         workers = pool()
         workers.require(self.tile_step - 1)
-        tile_ns = sum(step.ns for step in self.lowered.steps)
         asm.align(64)
         asm.bind(dispatch)
         parts = [NativePart(thread, 0, offset) for offset in self.workspaces]
-        workers.emit_dispatcher(asm, parts, max(tile_ns, CALLING_NS))
+        workers.emit_dispatcher(asm, parts, max(self.lowered.ns, CALLING_NS))

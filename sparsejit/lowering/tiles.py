@@ -11,27 +11,38 @@ from sparsejit.ir.ops.recurrent import Recurrence
 MOST_SAMPLES = 64
 # Rows of x from which a product gains nothing by more of them: a vector's lanes.
 ENOUGH_ROWS = 16
+# What a model of narrow layers may have, of which those stay that pay (`batch_forms`).
+_TILES = (1, ENOUGH_ROWS, MOST_SAMPLES)
+# Code for every tile is made of models of so many weights; larger ones have two tiles.
+_MOST_WEIGHTS = 4_000_000
 
 
 class BatchTiles(NamedTuple):
     """How many samples run at a time, and whether threads take turns with tiles.
 
-    Otherwise they share each tile's kernels.
+    `samples` are the tiles that there may be, the one for the example's batch first. Where threads
+    do not take turns they share each tile's kernels.
     """
 
-    samples: int
+    samples: tuple[int, ...]
     shared: bool
 
 
-def batch_tiles(single: Graph, batch: int, threads: int) -> BatchTiles:
-    """For a model, given as it is for one sample, and the batch it should be fastest at.
+def batch_tiles(single: Graph, batch: int, threads: int, one_tile: bool) -> BatchTiles:
+    """For a model, given as it is for one sample, and the batch of its example.
 
-    Threads take turns with tiles where each has enough of a tile's work for itself.
+    Threads take turns with tiles where each has enough of a tile's work for itself. On several
+    threads, or if there must be `one_tile`, a sample has the same bits in any batch.
     """
     each = samples_a_tile(single, ceil(batch / threads))
     if threads > 1 and batch >= threads and (each >= ENOUGH_ROWS or _is_wide(single)):
-        return BatchTiles(each, shared=True)
-    return BatchTiles(samples_a_tile(single, batch), shared=False)
+        return BatchTiles((each,), shared=True)
+    if one_tile or threads > 1 or _is_wide(single):
+        return BatchTiles((samples_a_tile(single, batch),), shared=False)
+    main = max(tile for tile in _TILES if tile <= batch)
+    weights = sum(array.size for array in single.constants.values())
+    tiles = _TILES if weights <= _MOST_WEIGHTS else (1, max(main, ENOUGH_ROWS))
+    return BatchTiles((main, *(tile for tile in tiles if tile != main)), shared=False)
 
 
 def samples_a_tile(single: Graph, batch: int) -> int:

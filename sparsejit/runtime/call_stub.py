@@ -64,20 +64,19 @@ def call_stub(
     memory: ExecutableMemory,
     input_types: Sequence[ArrayType],
     output_types: Sequence[ArrayType],
-    tile: int | None,
     workspaces: list[Any] | None,
     fallback: Callable[..., Any],
 ) -> Callable[..., Any]:
     """A built-in `run(*inputs) -> outputs` of plain numpy arrays; the rest goes to `fallback`.
 
-    `workspaces` are those not in use, as arrays of the bytes that the function needs. Where a type
-    has a free length, `tile` rows are a pass of the function. Without workspaces the function is a
-    kernel, and the result `run(x) -> y`, or `run(x, y) -> y` where y shares no memory with x.
+    `workspaces` are those not in use, as arrays of the bytes that the function needs. Without them
+    the function is a kernel, and the result `run(x) -> y`, or `run(x, y) -> y` where y shares no
+    memory with x.
     """
     if not layout_is_known():
         return fallback
     kind = _CallStub if workspaces is not None else _KernelStub
-    code = kind(memory, tuple(input_types), tuple(output_types), tile).emit(workspaces, fallback)
+    code = kind(memory, tuple(input_types), tuple(output_types)).emit(workspaces, fallback)
     return builtin("run", code.address, METH_FASTCALL, (code, memory, workspaces, fallback))
 
 
@@ -85,7 +84,7 @@ class _CallStub:
     """Emits the stub. rbx, rbp: the arguments and their number; r12: rows of the free batch.
 
     Then r13: the list of outputs; r14: the thread's state; r15: the workspace; r12: the status. On
-    the stack lie the tables of addresses, the shape of an array to be made, and the tiles.
+    the stack lie the tables of addresses, the shape of an array to be made, and the samples.
     """
 
     def __init__(
@@ -93,19 +92,18 @@ class _CallStub:
         memory: ExecutableMemory,
         input_types: tuple[ArrayType, ...],
         output_types: tuple[ArrayType, ...],
-        tile: int | None,
     ) -> None:
         self._function = memory.address
-        self._inputs, self._outputs, self._tile = input_types, output_types, tile
+        self._inputs, self._outputs = input_types, output_types
         self._asm = asm = Assembler(Target.detect())
         self._unusual, self._discard = asm.label("unusual"), asm.label("discard")
         self._failed, self._done = asm.label("failed"), asm.label("done")
         longest = max((len(kind.shape) for kind in output_types), default=0)
         self._output_table = 8 * len(input_types)
         self._shape = self._output_table + 8 * len(output_types)
-        self._tiles = self._shape + 8 * longest
+        self._samples = self._shape + 8 * longest
         # With the return address, six pushes leave the stack 8 bytes beside a multiple of 16.
-        self._frame = (self._tiles + 8) // 16 * 16 + 8
+        self._frame = (self._samples + 8) // 16 * 16 + 8
 
     def emit(self, workspaces: Any, fallback: Callable[..., Any]) -> ExecutableMemory:
         asm = self._asm
@@ -127,7 +125,7 @@ class _CallStub:
         asm.emit("cmp", rbp, len(self._inputs))
         asm.jump("jne", self._unusual)
         self._check_inputs()
-        self._count_tiles()
+        self._count_samples()
         self._make_outputs()
         self._take_workspace(workspaces)
         self._run_unlocked()
@@ -150,20 +148,13 @@ class _CallStub:
             asm.emit("mov", rcx, Memory(rax, ARRAY_DATA))
             asm.emit("mov", Memory(rsp, 8 * number), rcx)
 
-    def _count_tiles(self) -> None:
-        """Rows that fill no tile are for the fallback, and so is an empty batch."""
+    def _count_samples(self) -> None:
         asm = self._asm
-        if self._tile is None:
-            asm.emit("mov", rax, 1)
-        else:
+        if any(None in kind.shape for kind in self._inputs):
             asm.emit("mov", rax, r12)
-            asm.emit("xor", dword(rdx), dword(rdx))
-            asm.emit("mov", rcx, self._tile)
-            asm.emit("div", rcx)
-            for register, jump in ((rdx, "jnz"), (rax, "jz")):
-                asm.emit("test", register, register)
-                asm.jump(jump, self._unusual)
-        asm.emit("mov", Memory(rsp, self._tiles), rax)
+        else:
+            asm.emit("mov", rax, 1)
+        asm.emit("mov", Memory(rsp, self._samples), rax)
 
     def _make_outputs(self) -> None:
         asm = self._asm
@@ -223,7 +214,7 @@ class _CallStub:
         asm.emit("mov", rdi, rsp)
         asm.emit("lea", rsi, Memory(rsp, self._output_table))
         asm.emit("mov", rdx, Memory(r15, ARRAY_DATA))
-        asm.emit("mov", rcx, Memory(rsp, self._tiles))
+        asm.emit("mov", rcx, Memory(rsp, self._samples))
 
     def _return_workspace(self, workspaces: list[Any]) -> None:
         asm = self._asm

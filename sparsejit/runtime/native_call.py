@@ -1,14 +1,13 @@
 """Calls of native functions from Python: a kernel's and a model's.
 
     void kernel(const float *x, float *y)
-    int run(inputs, outputs, workspace, tiles)
+    int run(inputs, outputs, workspace, samples)
 
-`inputs` and `outputs` are tables of pointers to row-major arrays. Where the batch is free, it is
-`tiles` times as many rows as the function takes in one pass, its tile; else `tiles` is 1.
+`inputs` and `outputs` are tables of pointers to row-major arrays. Where the batch is free, these
+have so many `samples`; else that is 1.
 """
 
 import ctypes
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -38,7 +37,7 @@ class NativeCall:
     """A native function as `call(inputs) -> outputs`, both lists of numpy arrays.
 
     An input that is not contiguous, aligned and in the machine's byte order is copied. The batch,
-    where it is free, may be any, 0 too: rows that fill no tile are padded with copies of the last.
+    where it is free, may be any, 0 too.
     Any number of threads may call at once; the interpreter lock is released meanwhile. Workspaces
     are kept for as long as the model lives, as many as there were calls at once.
 
@@ -48,7 +47,7 @@ class NativeCall:
 
     `checked` takes the calls that the stub does not take as they are.
 
-    With a `tile` at least one input and every output has a free first length, without one none has.
+    Where an input has a free first length, every output has it too.
     Where `workspace_bytes` is None, the function is a kernel of one input and one output:
     `run(x) -> y`, or `run(x, y) -> y`, which raises InvalidInput as well for a y that is read-only
     or shares memory with x.
@@ -60,18 +59,14 @@ class NativeCall:
         input_types: Sequence[ArrayType],
         output_types: Sequence[ArrayType],
         workspace_bytes: int | None,
-        tile: int | None = None,
     ) -> None:
         kind = _CheckedKernel if workspace_bytes is None else _CheckedCall
-        types = tuple(input_types), tuple(output_types)
-        self.checked = kind(memory, *types, workspace_bytes or 0, tile)
+        self.checked = kind(memory, tuple(input_types), tuple(output_types), workspace_bytes or 0)
 
     @cached_property
     def run(self) -> Callable[..., Any]:
         """Made at the first call."""
-        stub = self.checked.new_stub()
-        self.checked.stub = weakref.ref(stub)
-        return stub
+        return self.checked.new_stub()
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
         results: list[Array] = self.run(*inputs)
@@ -82,8 +77,8 @@ class NativeCall:
 
         A model's has a workspace of its own, so that it must not be called by two threads at once;
         it keeps the interpreter lock, which a thread would need to try. It does not look at the
-        status. The batch must be a multiple of the tile. Raises InvalidInput as a call does, for
-        arrays that would have to be copied, and for outputs that are read-only or share memory.
+        status. Raises InvalidInput as a call does, for arrays that would have to be copied, and for
+        outputs that are read-only or share memory.
         """
         checked = self.checked
         arguments, held = checked.bound(inputs, outputs, checked.check_bound(inputs, outputs))
@@ -94,71 +89,47 @@ class NativeCall:
 class _CheckedCall:
     """`call(*inputs)` in Python: for what the stub does not take as it is."""
 
-    stub: Callable[[], Callable[..., list[Array]] | None]  # weak: the stub holds this
-
     def __init__(
         self,
         memory: ExecutableMemory,
         input_types: tuple[ArrayType, ...],
         output_types: tuple[ArrayType, ...],
         workspace_bytes: int,
-        tile: int | None,
     ) -> None:
-        has_tile = tile is not None
-        assert any(map(is_free, input_types)) == has_tile, "a tile goes with a free batch"
-        assert all(is_free(kind) == has_tile for kind in output_types)
+        self.is_free = any(map(is_free, input_types))
+        assert all(is_free(kind) == self.is_free for kind in output_types)
         self.memory, self.workspace_bytes = memory, workspace_bytes
-        self.taken, self.made, self.tile = input_types, output_types, tile
+        self.taken, self.made = input_types, output_types
         self.workspaces: list[Array] = []  # not in use; append and pop are atomic
         self._native = memory.function(4, with_status=True)
 
     def __call__(self, *inputs: Array) -> Any:
         arrays, rows = self._checked(inputs)
-        tile = self.tile
-        if tile is not None and 0 < rows < tile:
-            return self._run_padded(arrays, 0, rows)
-        outputs = [
-            np.empty(with_rows(kind.shape, rows), kind.dtype) for kind in self.made
-        ]
-        if tile is None:
-            self._run(arrays, outputs, 1)
-            return outputs
-        tiles, rest = divmod(rows, tile)
-        if tiles:
-            self._run(arrays, outputs, tiles)
-        if rest:
-            last = self._run_padded(arrays, rows - rest, rows)
-            for output, computed in zip(outputs, last, strict=True):
-                output[rows - rest :] = computed
+        outputs = [np.empty(with_rows(kind.shape, rows), kind.dtype) for kind in self.made]
+        self._run(arrays, outputs, rows if self.is_free else 1)
         return outputs
 
     def new_stub(self) -> Callable[..., Any]:
         """What takes plain arrays in its stead."""
         kinds = self.taken, self.made
-        return call_stub(self.memory, *kinds, self.tile, self.workspaces, self)
+        return call_stub(self.memory, *kinds, self.workspaces, self)
 
     def bound(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int
+        self, inputs: Sequence[Array], outputs: Sequence[Array], samples: int
     ) -> tuple[Sequence[int], object]:
         """What to pass the function for these arrays, and what to hold meanwhile beside them."""
         sources, destinations = address_table(inputs), address_table(outputs)
         workspace = new_workspace(self.workspace_bytes)
         tables = ctypes.addressof(sources), ctypes.addressof(destinations)
-        return (*tables, workspace.ctypes.data, tiles), (sources, destinations, workspace)
+        return (*tables, workspace.ctypes.data, samples), (sources, destinations, workspace)
 
     def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
-        """How many tiles there are; raises InvalidInput where arrays cannot be used in place."""
+        """How many samples there are; raises InvalidInput for arrays not to be used in place."""
         _, rows = self._checked(inputs)
         require_number("outputs", len(outputs), self.made)
         check_in_place(inputs, self.taken)
         check_outputs(outputs, self.made, inputs, rows)
-        if self.tile is None:
-            return 1
-        if rows % self.tile or not rows:
-            raise InvalidInput(
-                f"a batch of {rows} cannot be bound; use a multiple of {self.tile}, or call"
-            )
-        return rows // self.tile
+        return rows if self.is_free else 1
 
     def _checked(self, inputs: Sequence[Array]) -> tuple[list[Array], int]:
         """The inputs as the function can read them, and the rows of the free batch."""
@@ -172,14 +143,14 @@ class _CheckedCall:
         kinds = zip(inputs, self.taken, strict=True)
         return [checked_array(array, kind, rows) for array, kind in kinds], rows
 
-    def _run(self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int) -> None:
+    def _run(self, inputs: Sequence[Array], outputs: Sequence[Array], samples: int) -> None:
         try:
             workspace = self.workspaces.pop()
         except IndexError:
             workspace = new_workspace(self.workspace_bytes)
         try:
             tables = address_table(inputs), address_table(outputs)
-            status = self._native(*tables, workspace.ctypes.data, tiles)
+            status = self._native(*tables, workspace.ctypes.data, samples)
         finally:
             self.workspaces.append(workspace)
         if status:
@@ -188,17 +159,6 @@ class _CheckedCall:
                 "offsets of bags that do not ascend from 0, or whole numbers divided by 0; give "
                 "indices from 0 to below the rows, and other divisors"
             )
-
-    def _run_padded(self, inputs: Sequence[Array], first: int, end: int) -> list[Array]:
-        """The outputs of the rows from `first` to `end`, fewer than a tile."""
-        assert self.tile is not None
-        padded = [
-            _padded(array[first:end], self.tile) if is_free(kind) else array
-            for array, kind in zip(inputs, self.taken, strict=True)
-        ]
-        run = self.stub()
-        assert run is not None, "the stub calls this, or the model that holds it"
-        return [output[: end - first] for output in run(*padded)]
 
 
 class _CheckedKernel(_CheckedCall):
@@ -218,16 +178,9 @@ class _CheckedKernel(_CheckedCall):
         return results[0]
 
     def new_stub(self) -> Callable[..., Any]:
-        return call_stub(self.memory, self.taken, self.made, None, None, self)
+        return call_stub(self.memory, self.taken, self.made, None, self)
 
     def bound(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], tiles: int
+        self, inputs: Sequence[Array], outputs: Sequence[Array], samples: int
     ) -> tuple[Sequence[int], object]:
         return [array.ctypes.data for array in (*inputs, *outputs)], None
-
-
-def _padded(rows: Array, tile: int) -> Array:
-    whole = np.empty((tile, *rows.shape[1:]), rows.dtype)
-    whole[: len(rows)] = rows
-    whole[len(rows) :] = rows[-1]
-    return whole

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ProbedFunction:
-    """`int run(inputs, outputs, workspace, tiles)` with int64 slots for probes in its workspace.
+    """`int run(inputs, outputs, workspace, samples)` with int64 slots for probes in its workspace.
 
     Stamped: slot 0 is the last stamp, slot 1 sums the ticks of nothing, slot 2 + n those of step n.
     Cut short: slot 0 says how many steps it runs.
@@ -63,9 +63,13 @@ class ModelTimer:
     """Runs a model's function, and others made from it, on the same arrays."""
 
     def __init__(
-        self, memory: ExecutableMemory, workspace_bytes: int, arrays: tuple[list[Array], ...]
+        self,
+        memory: ExecutableMemory,
+        workspace_bytes: int,
+        arrays: tuple[list[Array], ...],
+        samples: int,
     ) -> None:
-        self._arrays = arrays
+        self._arrays, self._samples = arrays, samples
         self._tables = [address_table(each) for each in arrays]
         self._loop = self._looped(memory, new_workspace(workspace_bytes))
 
@@ -118,7 +122,8 @@ class ModelTimer:
 
     def _looped(self, memory: ExecutableMemory, workspace: Array) -> Callable[[int], None]:
         inputs, outputs = map(ctypes.addressof, self._tables)
-        loop = native_loop([(memory.address, (inputs, outputs, workspace.ctypes.data, 1))])
+        arguments = inputs, outputs, workspace.ctypes.data, self._samples
+        loop = native_loop([(memory.address, arguments)])
 
         def run(count: int, keep: tuple[object, ...] = (memory, workspace)) -> None:
             loop(count)

@@ -25,8 +25,9 @@ from guard import EDGES
 from native import run_lowered
 
 from sparsejit.api.model import CompiledModel, compile_saved
-from sparsejit.api.model_file import ModelSource, SavedGraph, model_to_data, read_model
+from sparsejit.api.model_file import ModelSource, SavedVariant, model_to_data, read_model
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact.graph_file import OPERATOR_RECORDS
 from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile
@@ -67,7 +68,8 @@ def sources() -> list[tuple[dict[str, Any], dict[str, Array]]]:
         settings = ModelSettings("native", 1, False, False)
         inputs = saved_models.call_of(len(graph.inputs))
         outputs = Nest(NestKind.LIST, (TENSOR,) * len(graph.outputs))
-        source = ModelSource("forged", settings, inputs, outputs, [SavedGraph(graph, None, False)])
+        saved = SavedVariant([TiledGraph(graph, None)], shares_tiles=False)
+        source = ModelSource("forged", settings, inputs, outputs, [saved])
         header, tensors = model_to_data(source)
         found.append((json.loads(json.dumps(header)), tensors))
     return found
@@ -149,7 +151,7 @@ def array_of(random: Random, kind: TensorType) -> Array:
 
 
 def graph_in(header: dict[str, Any]) -> Any:
-    return header["variants"][0]["graph"]
+    return header["variants"][0]["graphs"][0]["graph"]
 
 
 def other_value(random: Random, header: Any, tensors: Any, known: Any) -> None:
@@ -198,7 +200,7 @@ def other_operand(random: Random, header: Any, tensors: Any, known: Any) -> None
 
 def other_array(random: Random, header: Any, tensors: Any, known: Any) -> None:
     """A constant of other values, another element or another shape."""
-    described = pick(random, header["variants"][0]["graph"]["constants"])["array"]
+    described = pick(random, header["variants"][0]["graphs"][0]["graph"]["constants"])["array"]
     kind = TensorType(tuple(described["shape"]), Element(described["element"]))
     if random.random() < 0.5:
         kind = TensorType(kind.shape, pick(random, list(Element)))

@@ -50,7 +50,7 @@ def spied(kernel: sparsejit.Kernel, spy: Spy) -> Callable[..., object]:
 
 def stub_of(memory: ExecutableMemory, size: int, spy: Spy) -> Callable[..., object]:
     kind = ArrayType("float32", (size,), "x")
-    return call_stub.call_stub(memory, [kind], [kind], None, None, spy)
+    return call_stub.call_stub(memory, [kind], [kind], None, spy)
 
 
 def test_plain_arrays_never_reach_the_fallback(spied: Callable[..., object], spy: Spy) -> None:

@@ -18,12 +18,7 @@ static __typeof__(model_run) *run;
 #define run model_run
 #endif
 
-#define TILES %(tiles)d
-#ifdef MODEL_TILE
-#define ARGUMENTS , TILES
-#else
-#define ARGUMENTS
-#endif
+#define SAMPLES %(samples)d
 #ifndef MODEL_WORKSPACE_BYTES
 #define MODEL_WORKSPACE_BYTES 1
 #define MODEL_WORKSPACE_ALIGNMENT 1
@@ -84,7 +79,7 @@ int main(int count, char **names)
 """
 
 
-def program(compiled: sparsejit.Kernel | sparsejit.CompiledModel, tiles: int) -> str:
+def program(compiled: sparsejit.Kernel | sparsejit.CompiledModel, samples: int) -> str:
     """C that runs it on the arrays in one file, and writes its outputs to another."""
     if isinstance(compiled, sparsejit.Kernel):
         elements, is_free = [["float32"], ["float32"]], False
@@ -95,13 +90,14 @@ def program(compiled: sparsejit.Kernel | sparsejit.CompiledModel, tiles: int) ->
         sides = (("INPUT", graph.inputs), ("OUTPUT", graph.outputs))
         elements = [[value.type.element.value for value in values] for _, values in sides]
         lengths = [
-            [f"TILES * MODEL_{side}_{n}_BYTES" for n in range(len(values))]
+            [f"SAMPLES * MODEL_{side}_{n}_BYTES" for n in range(len(values))]
             for side, values in sides
         ]
-        arguments = "(const %s *const *)given, made, call->workspace ARGUMENTS"
+        arguments = "(const %s *const *)given, made, call->workspace"
+        arguments += ", SAMPLES" if is_free else ""
     taken, made = ("float" if {*each} == {"float32"} else "void" for each in elements)
     return PROGRAM % {
-        "tiles": tiles if is_free else 1,
+        "samples": samples if is_free else 1,
         "arrays": "\n".join(f"static char x{n}[{s}];" for n, s in enumerate(lengths[0])),
         "inputs": ", ".join(f"x{n}" for n in range(len(lengths[0]))),
         "input_bytes": ", ".join(lengths[0]),
@@ -114,12 +110,12 @@ def program(compiled: sparsejit.Kernel | sparsejit.CompiledModel, tiles: int) ->
 
 
 def built(
-    compiled: sparsejit.Kernel | sparsejit.CompiledModel, folder: Path, tiles: int, kind: str
+    compiled: sparsejit.Kernel | sparsejit.CompiledModel, folder: Path, samples: int, kind: str
 ) -> Path:
     """The program linked with model.o or model.so, or one that opens the latter."""
     library = folder / f"model.{'o' if kind == 'o' else 'so'}"
     compiled.export(library, header=folder / "model.h")
-    (folder / "main.c").write_text(program(compiled, tiles))
+    (folder / "main.c").write_text(program(compiled, samples))
     how: dict[str, list[str | Path]] = {
         "o": [library],
         "so": [library, f"-Wl,-rpath,{folder}"],

@@ -101,13 +101,12 @@ def call_of(tensors: int) -> Nest:
     return Nest(NestKind.TUPLE, (Nest(NestKind.TUPLE, (TENSOR,) * tensors), Nest(NestKind.DICT)))
 
 
-def inputs_of(model: CompiledModel, tiles: int = 1) -> list[Array]:
-    """Random inputs, of so many tiles where the batch is free."""
+def inputs_of(model: CompiledModel, samples: int = 1) -> list[Array]:
+    """Random inputs, of so many samples where the batch is free."""
     random = np.random.default_rng(1)
-    repeat = 1 if model.tile is None else tiles
     arrays = []
     for value in model.parts.variants[0].graph.inputs:
-        shape = (repeat * value.shape[0], *value.shape[1:])
+        shape = value.shape if model.tile is None else (samples, *value.shape[1:])
         if value.type.element is Element.INT64:
             arrays.append(random.integers(0, WORDS, shape))
         else:

@@ -243,10 +243,10 @@ def test_relu_costs_nothing() -> None:
 
 def test_elementwise_work_that_waits_for_far_caches() -> None:
     graph = layers_graph(sparse(16, 4096), rows=64)
-    _, variant = compiled(graph)
+    _, variant = compiled(graph, tile=64)
     facts = replace(variant.steps[0].facts, bound="data from L3", moved_bytes=1 << 23, layer=None)
     step = replace(variant.steps[0], kernel="add", facts=facts)
-    far = replace(with_steps(variant, (step,)), tile=64)
+    far = with_steps(variant, (step,))
     suggestion = found(advice_for(far, StepTimes(10.0, [10.0])), "stays in L1")
     assert suggestion.how == "example_inputs with a batch of 16"
 

@@ -31,9 +31,9 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     seen: list[object] = []
     real: Callable[..., Any] = variant.lower_model
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **given: Any) -> Any:
         seen.append(args[0])
-        return real(*args)
+        return real(*args, **given)
 
     monkeypatch.setattr(variant, "lower_model", counted)
     return seen

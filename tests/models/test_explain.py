@@ -160,7 +160,7 @@ def test_steps_that_stamps_do_not_see_take_some_time() -> None:
     """Else they would have no share of it."""
     nothing = build("stamps nothing", Target.detect(), lambda asm: asm.emit("xor", rax, rax))
     memory = nothing.memory
-    timer = ModelTimer(memory, 64, ([], []))
+    timer = ModelTimer(memory, 64, ([], []), 1)
     times = timer.by_stamps(ProbedFunction(memory, 64, first_slot=0, steps=3))
     assert len(times.steps) == 3
     assert all(ns > 0 for ns in times.steps)

@@ -31,7 +31,7 @@ def forged(graph: Graph, folder: Path, change: Callable[[Any, Any], object]) -> 
     """The file of a graph after `change(graph's header, tensors)`, under a digest of its own."""
     header, tensors = model_to_data(compiled(graph, None).source())
     header = json.loads(json.dumps(header))
-    change(header["variants"][0]["graph"], tensors)
+    change(header["variants"][0]["graphs"][0]["graph"], tensors)
     sealed.write(folder / "m.sjit", KIND, header, tensors)
     return folder / "m.sjit"
 

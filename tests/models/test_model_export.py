@@ -18,10 +18,10 @@ from sparsejit.ir.graph import Origin
 @pytest.mark.parametrize("name", CASES)
 def test_c_gets_the_bits_of_python_from_two_threads(tmp_path: Path, name: str) -> None:
     model = CASES[name].compiled()
-    inputs = inputs_of(model, tiles=3)
+    inputs = inputs_of(model, samples=7)
     (tmp_path / "x").write_bytes(b"".join(array.tobytes() for array in inputs))
     for kind in ("o", "so"):
-        run_tool(built(model, tmp_path, 3, kind), tmp_path / "x", tmp_path / "y")
+        run_tool(built(model, tmp_path, 7, kind), tmp_path / "x", tmp_path / "y")
         wanted = b"".join(array.tobytes() for array in model.run(inputs))
         assert (tmp_path / "y").read_bytes() == wanted
 
@@ -29,10 +29,10 @@ def test_c_gets_the_bits_of_python_from_two_threads(tmp_path: Path, name: str) -
 @needs_gcc
 def test_an_index_out_of_range_is_the_positive_number_of_its_kernel(tmp_path: Path) -> None:
     model = CASES["words"].compiled()
-    inputs = inputs_of(model)
+    inputs = inputs_of(model, samples=2)
     inputs[0][1, 1] = 9
     (tmp_path / "x").write_bytes(b"".join(array.tobytes() for array in inputs))
-    command = [built(model, tmp_path, 1, "o"), tmp_path / "x", tmp_path / "y"]
+    command = [built(model, tmp_path, 2, "o"), tmp_path / "x", tmp_path / "y"]
     kernels = [step.kernel for step in model.parts.variants[0].steps]
     assert subprocess.run(command, check=False).returncode == 1 + kernels.index("embedding")
     assert "result is positive, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
@@ -58,34 +58,33 @@ def test_the_header_says_shapes_sizes_and_types(tmp_path: Path) -> None:
         "UNSUPPORTED_CPU": "(-1)",
         "INPUTS": "2",
         "OUTPUTS": "3",
-        "TILE": "2",
-        "INPUT_0_SIZE": "6",
-        "INPUT_0_BYTES": "48",
-        "INPUT_1_SIZE": "2",
-        "INPUT_1_BYTES": "2",
-        "OUTPUT_0_SIZE": "12",
-        "OUTPUT_0_BYTES": "48",
-        "OUTPUT_1_SIZE": "6",
-        "OUTPUT_1_BYTES": "48",
-        "OUTPUT_2_SIZE": "2",
-        "OUTPUT_2_BYTES": "2",
+        "INPUT_0_SIZE": "3",
+        "INPUT_0_BYTES": "24",
+        "INPUT_1_SIZE": "1",
+        "INPUT_1_BYTES": "1",
+        "OUTPUT_0_SIZE": "6",
+        "OUTPUT_0_BYTES": "24",
+        "OUTPUT_1_SIZE": "3",
+        "OUTPUT_1_BYTES": "24",
+        "OUTPUT_2_SIZE": "1",
+        "OUTPUT_2_BYTES": "1",
         "WORKSPACE_ALIGNMENT": "64",
     }
-    assert "   inputs[0]: int64 x[2 * tiles][3]\n" in text
-    assert "   outputs[2]: bool logical_not[2 * tiles]\n" in text
+    assert "   inputs[0]: int64 x[samples][3]\n" in text
+    assert "   outputs[2]: bool logical_not[samples]\n" in text
     assert (
         "int model_run(const void *const *inputs, void *const *outputs, void *workspace, "
-        "long tiles);" in text
+        "long samples);" in text
     )
 
 
-def test_a_fixed_batch_needs_no_tiles(tmp_path: Path) -> None:
+def test_a_fixed_batch_needs_no_samples(tmp_path: Path) -> None:
     text = exported(CASES["recurrent"], tmp_path)
     assert (
         "int model_run(const float *const *inputs, float *const *outputs, void *workspace);" in text
     )
     assert "   outputs[0]: float32 Recurrence[7][2][10]\n" in text
-    assert "TILE" not in text and "tiles" not in text and "positive" not in text
+    assert "samples" not in text and "positive" not in text
 
 
 def test_no_name_ends_the_comment(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""A model for several tiles as one function, which serves any batch with the tiles that fit it.
+
+    int run(const void *const *inputs, void *const *outputs, void *workspace, int64 samples)
+
+    while 16 samples are left: run a tile of 16
+    if 6 or more are left: run a tile of 16 once more (`batch_rest`)
+    while a sample is left: run a tile of 1
+
+A sample's sums have another order in another tile. Where that must not be, there is one tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsejit.lowering.batch_rest import BatchRest
+from sparsejit.lowering.model import LoweredModel, ModelCode
+from sparsejit.runtime.program import Program, build
+from sparsejit.x86.assembler import Assembler
+
+# A larger tile stays if a sample takes at most so much of what it takes in smaller ones.
+_MOST_OF_SMALLER = 0.9
+
+
+def paying(forms: Sequence[LoweredModel]) -> list[LoweredModel]:
+    """The forms that are worth their code, the largest tile first."""
+    kept: list[LoweredModel] = []
+    for form in sorted(forms, key=lambda each: each.tile):
+        if not kept or form.ns < _MOST_OF_SMALLER * _least_ns(form.tile, kept):
+            kept.append(form)
+    return kept[::-1]
+
+
+def _least_ns(samples: int, forms: Sequence[LoweredModel]) -> float:
+    """What so many samples take in some forms, the smallest tile first, one more tile included."""
+    whole, rest = divmod(samples, forms[-1].tile)
+    if not rest:
+        return whole * forms[-1].ns
+    fewer = _least_ns(rest, forms[:-1]) if len(forms) > 1 else forms[-1].ns
+    return whole * forms[-1].ns + min(fewer, forms[-1].ns)
+
+
+def fewest_samples(form: LoweredModel, smaller: Sequence[LoweredModel]) -> int:
+    """From how many samples on a whole tile takes less than smaller ones, the largest first."""
+    if not smaller:
+        return 1
+    others = smaller[::-1]
+    slower = (rest for rest in range(1, form.tile) if _least_ns(rest, others) <= form.ns)
+    return max(slower, default=0) + 1
+
+
+def build_forms(forms: Sequence[LoweredModel], name: str, listed: bool = False) -> Program:
+    """The native function of a model's forms, the largest tile first. `listed`: as in `build`."""
+    first = forms[0]
+    return build(name, first.options.target, _FormsCode(forms).emit, first.ask_ahead, listed)
+
+
+def forms_workspace_bytes(forms: Sequence[LoweredModel]) -> int:
+    """What a call needs."""
+    return _room(forms) + max(rest.room_bytes for rest in _rests(forms))
+
+
+def _room(forms: Sequence[LoweredModel]) -> int:
+    return max(form.workspace_bytes for form in forms)
+
+
+def _rests(forms: Sequence[LoweredModel]) -> list[BatchRest]:
+    return [
+        BatchRest.of(form, fewest_samples(form, forms[number + 1 :]), _room(forms))
+        for number, form in enumerate(forms)
+    ]
+
+
+class _FormsCode:
+    """Appends the function's code."""
+
+    def __init__(self, forms: Sequence[LoweredModel]) -> None:
+        self._codes = [ModelCode(form, None) for form in forms]
+        self._rests = _rests(forms)
+
+    def emit(self, asm: Assembler) -> None:
+        """The whole function but for its `vzeroupper` and return."""
+        first = self._codes[0]
+        first.enter(asm)
+        self._rests[0].begin(asm)
+        for code, rest in zip(self._codes, self._rests, strict=True):
+            start = asm.label(f"tiles of {rest.tile}")
+            code.run_tiles(asm, start)
+            if rest.tile > 1:
+                rest.finish(asm)
+                rest.prepare(asm, start)
+        first.leave(asm)

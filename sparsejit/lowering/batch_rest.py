@@ -1,0 +1,203 @@
+"""Samples of a batch that fill no tile: one tile more, which has the bits of any other.
+
+    the batch has a tile or more    the tile that ends where the batch ends; some samples run again
+    it has less                     a tile of copies, the last sample as often as samples lack
+
+Copies lie in a room behind the workspace, and with them what the tile computes:
+
+    the caller's addresses of outputs | inputs | outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.lowering.model import POINTER, LoweredModel
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdi, rdx, rsi, xmm, ymm
+
+_ALIGNMENT = 64
+_BLOCK = 32  # bytes of a vector that moves copies
+
+
+@dataclass(frozen=True)
+class BatchRest:
+    """Code around that of a tile, for the samples that are left behind the last whole tile.
+
+    inputs, outputs: bytes a sample takes in each operand; 0 where all samples have it in common.
+    tile: samples of a run.
+    fewest: how many of them must be left for a run to pay; fewer are for a smaller tile.
+    left: the word of the workspace that counts the samples left.
+    whole, copied: words that keep how many samples the batch has, and how many of a tile are real.
+    room: where the copies begin, in bytes from the workspace.
+    """
+
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    tile: int
+    fewest: int
+    left: Memory
+    whole: Memory
+    copied: Memory
+    room: int
+
+    @classmethod
+    def of(cls, lowered: LoweredModel, fewest: int, room: int) -> BatchRest:
+        """That of a model which is run a tile at a time."""
+        left, whole, copied = (
+            Memory(WORKSPACE, place)
+            for place in (lowered.left_offset, lowered.loop_offset, lowered.loop_offset + POINTER)
+        )
+        operands = lowered.input_bytes, lowered.output_bytes
+        return cls(*operands, lowered.tile, fewest, left, whole, copied, room)
+
+    @property
+    def room_bytes(self) -> int:
+        """What copies take behind the workspace."""
+        return self._places[-1] - self.room
+
+    @property
+    def _places(self) -> list[int]:
+        """Where copies of operands begin, inputs first, and where the last ends."""
+        place = _aligned(self.room + POINTER * len(self.outputs))
+        places = [place]
+        for each in (*self.inputs, *self.outputs):
+            place = _aligned(place + self.tile * each)
+            places.append(place)
+        return places
+
+    def begin(self, asm: Assembler) -> None:
+        """Zero what says that nothing is copied. rcx: the samples of the batch. Clobbers rax."""
+        asm.emit("mov", self.whole, rcx)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", self.copied, rax)
+
+    def prepare(self, asm: Assembler, run: Label) -> None:
+        """Where enough samples are left, have a tile of them ready and jump to `run`.
+
+        Clobbers rax, rcx, rdx, rsi, rdi, vector 0.
+        """
+        few, copies, ready = map(asm.label, ("few are left", "copies", "tile of the rest"))
+        asm.emit("mov", rax, self.left)
+        asm.emit("cmp", rax, self.fewest)
+        asm.jump("jl", few)
+        asm.emit("mov", rcx, self.whole)
+        asm.emit("cmp", rcx, self.tile)
+        asm.jump("jl", copies)
+        asm.emit("sub", rax, self.tile)
+        self.move_on(asm)
+        asm.jump("jmp", ready)
+        asm.bind(copies)
+        self._copy(asm)
+        asm.bind(ready)
+        asm.emit("mov", dword(rax), self.tile)
+        asm.emit("mov", self.left, rax)
+        asm.jump("jmp", run)
+        asm.bind(few)
+
+    def finish(self, asm: Assembler) -> None:
+        """Behind the last tile: bring what was computed of copies to where the caller wants it.
+
+        Clobbers what `prepare` does.
+        """
+        in_place = asm.label("in place")
+        asm.emit("mov", rdx, self.copied)
+        asm.emit("test", rdx, rdx)
+        asm.jump("jz", in_place)
+        for number, size in enumerate(self.outputs):
+            asm.emit("mov", rdi, Memory(WORKSPACE, self.room + POINTER * number))
+            asm.emit("lea", rsi, Memory(WORKSPACE, self._places[len(self.inputs) + number]))
+            asm.emit("mov", rdx, self.copied)
+            _copy_samples(asm, size)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", self.copied, rax)
+        asm.emit("mov", self.left, rax)
+        asm.bind(in_place)
+
+    def move_on(self, asm: Assembler) -> None:
+        """All operands' pointers by rax samples. Clobbers rcx."""
+        for number, size in enumerate((*self.inputs, *self.outputs)):
+            slot = Memory(WORKSPACE, POINTER * number)
+            asm.emit("mov", dword(rcx), size)
+            asm.emit("imul", rcx, rax)
+            asm.emit("add", rcx, slot)
+            asm.emit("mov", slot, rcx)
+
+    def _copy(self, asm: Assembler) -> None:
+        """rax samples of every input, and as many copies of the last as a tile lacks."""
+        asm.emit("mov", self.copied, rax)
+        for number, size in enumerate(self.inputs):
+            slot = Memory(WORKSPACE, POINTER * number)
+            if not size:
+                continue
+            asm.emit("mov", rsi, slot)
+            asm.emit("lea", rdi, Memory(WORKSPACE, self._places[number]))
+            asm.emit("mov", slot, rdi)
+            asm.emit("mov", rdx, self.copied)
+            _copy_samples(asm, size)
+            asm.emit("mov", dword(rdx), self.tile)
+            asm.emit("sub", rdx, self.copied)
+            asm.emit("lea", rsi, Memory(rdi, -size))
+            _copy_samples(asm, size)
+        for number in range(len(self.outputs)):
+            slot = Memory(WORKSPACE, POINTER * (len(self.inputs) + number))
+            asm.emit("mov", rax, slot)
+            asm.emit("mov", Memory(WORKSPACE, self.room + POINTER * number), rax)
+            asm.emit("lea", rax, Memory(WORKSPACE, self._places[len(self.inputs) + number]))
+            asm.emit("mov", slot, rax)
+
+
+def _copy_samples(asm: Assembler, size: int) -> None:
+    """rdx > 0 samples of `size` bytes from rsi to rdi, both of which move on.
+
+    A sample may be read that was written just before. Clobbers rax, rcx, rdx, vector 0.
+    """
+    again = asm.label("next sample")
+    asm.bind(again)
+    _copy_sample(asm, size)
+    asm.emit("sub", rdx, 1)
+    asm.jump("jnz", again)
+
+
+def _copy_sample(asm: Assembler, size: int) -> None:
+    blocks, rest = divmod(size, _BLOCK)
+    if blocks:
+        again = asm.label("next block")
+        asm.emit("mov", dword(rcx), blocks)
+        asm.bind(again)
+        _copy_part(asm, "vmovups", ymm(0))
+        _move_on(asm, _BLOCK)
+        asm.emit("sub", rcx, 1)
+        asm.jump("jnz", again)
+    for part, mnemonic, register in _PARTS:
+        while rest >= part:
+            _copy_part(asm, mnemonic, register)
+            _move_on(asm, part)
+            rest -= part
+    for _ in range(rest):
+        asm.emit("vpinsrb", xmm(0), xmm(0), Memory(rsi), 0)
+        asm.emit("vpextrb", Memory(rdi), xmm(0), 0)
+        _move_on(asm, 1)
+
+
+_PARTS: tuple[tuple[int, str, Register], ...] = (
+    (16, "vmovups", xmm(0)),
+    (8, "mov", rax),
+    (4, "mov", dword(rax)),
+)
+
+
+def _copy_part(asm: Assembler, mnemonic: str, register: Register) -> None:
+    asm.emit(mnemonic, register, Memory(rsi))
+    asm.emit(mnemonic, Memory(rdi), register)
+
+
+def _move_on(asm: Assembler, size: int) -> None:
+    for register in (rsi, rdi):
+        asm.emit("add", register, size)
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNMENT) * _ALIGNMENT
