@@ -35,8 +35,8 @@ LOWERING_ROOMS = (
     *("memory", "step", "shared_bodies", "chain_facts", "dtypes", "tiles", "probes", "threads"),
     "memory_plan",
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
-    *("chains", "columns", "empty", "forest", "selection", "views", "model", "loop"),
-    *("batch_rest", "batch_forms", "shared_tiles", "lowering"),
+    *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),
+    *("model", "loop", "turns_code", "batch_rest", "batch_forms", "shared_tiles", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),

@@ -16,10 +16,10 @@ _BAR, _LABEL = 24, 90  # characters
 
 
 def schedule_lines(variant: Variant) -> list[str]:
-    """What `explain` says of threads; nothing for one thread."""
+    """What `explain` says of threads, and of samples that take turns."""
     threads = variant.options.threads
     if threads == 1:
-        return []
+        return _turn_lines(variant)
     if variant.options.shares_tiles:
         samples = "1 sample" if variant.tile == 1 else f"{variant.tile} samples"
         return [f"{threads} threads take turns with tiles of {samples}; none waits for another"]
@@ -36,6 +36,17 @@ def schedule_lines(variant: Variant) -> list[str]:
             for number, wave in enumerate(variant.waves, 1)
             for line in _wave_lines(number, wave)
         ),
+    ]
+
+
+def _turn_lines(variant: Variant) -> list[str]:
+    turns = variant.planned.turns
+    if turns is None or turns.samples == 1:
+        return []
+    first = variant.steps[turns.first].origin.name
+    return [
+        f"from {first} on {turns.samples} samples of a batch take turns with each layer, whose "
+        "code then comes from memory once for all"
     ]
 
 

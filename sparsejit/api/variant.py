@@ -29,6 +29,7 @@ from sparsejit.lowering.model import (
     waves_without_code,
     without_code,
 )
+from sparsejit.lowering.sample_turns import SampleTurns
 from sparsejit.lowering.shared_tiles import build_shared_tiles, shared_workspace_bytes
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
@@ -53,17 +54,21 @@ class TiledGraph(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The record of a variant's kernels in order, which thread runs them when, and its memory."""
+    """The record of a variant's kernels in order, which thread runs them when, and its memory.
+
+    `turns` says which of them samples take turns with, if they do.
+    """
 
     steps: tuple[Step, ...]
     waves: tuple[Wave, ...]
     memory: MemoryPlan
+    turns: SampleTurns | None
 
     @classmethod
     def of(cls, lowered: LoweredModel) -> Planned:
         """Without weights and code."""
         waves = waves_without_code(lowered.waves)
-        return cls(without_code(lowered.steps), waves, lowered.memory)
+        return cls(without_code(lowered.steps), waves, lowered.memory, lowered.turns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +188,8 @@ def lowered_variant(
         progress("done", 1.0)
         return replace(kept, make_graphs=_put_away(finals))
     forms, program = _written(finals, options, name, progress)
-    target, unread = options.target, unread_bytes(finals[0].graph)
-    size = _bytes_of_one(program, forms) - unread
-    if forms[0].options.weight_bytes <= target.core.l3_share * target.l3_bytes < size:
+    size = _bytes_of_one(program, forms) - unread_bytes(finals[0].graph)
+    if forms[0].options.weight_bytes <= options.planner.l3_bytes < size:
         # What was priced as if it came from L3 does not fit there.
         forms, program = _written(finals, replace(options, weight_bytes=size), name, progress)
     made = _of_forms(forms, finals[0].tile, program, key, started)

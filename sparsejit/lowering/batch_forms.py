@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from sparsejit.lowering.batch_rest import BatchRest
 from sparsejit.lowering.model import LoweredModel, ModelCode
+from sparsejit.lowering.turns_code import TurnsCode
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 
@@ -75,7 +76,7 @@ class _FormsCode:
     """Appends the function's code."""
 
     def __init__(self, forms: Sequence[LoweredModel]) -> None:
-        self._codes = [ModelCode(form, None) for form in forms]
+        self._codes = [TurnsCode(form) if form.turns else ModelCode(form, None) for form in forms]
         self._rests = _rests(forms)
 
     def emit(self, asm: Assembler) -> None:

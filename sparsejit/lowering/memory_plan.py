@@ -6,6 +6,9 @@ order of Pisarchyk and Lee, "Efficient memory management for deep neural net inf
 What one thread alone touches lies in an arena of that thread, where it lives by the thread's own
 steps; what several touch lies in another, where it lives by waves. So memory that one core alone
 writes stays in that core's caches.
+
+Where samples take turns with the last steps (`sample_groups`), each has a region for what these
+touch, and behind the regions of all lies what the others touch, the same for every sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +31,18 @@ class MemoryPlan:
     scratch: Sequence[int]
     bytes: int
     sum_bytes: int
+
+
+@dataclass(frozen=True)
+class SampleRegions:
+    """Places where `samples` take turns, each `stride` bytes behind the one before.
+
+    `plan.bytes` is what all of them need.
+    """
+
+    plan: MemoryPlan
+    samples: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,46 @@ def plan_memory(waves: Sequence[Sequence[Sequence[Step]]]) -> MemoryPlan:
         end += size
         total += arena.sum_bytes
     return MemoryPlan(offsets, [offsets.get(run.scratch, 0) for run in runs], end, total)
+
+
+def plan_regions(
+    waves: Sequence[Sequence[Sequence[Step]]],
+    first: int,
+    header_bytes: int,
+    most_bytes: int,
+    most_samples: int,
+) -> SampleRegions:
+    """Places where samples take turns from step `first` on, on one thread.
+
+    A region has a header, and what these steps touch but their scratch memory. There are as many as
+    `most_bytes` hold, and at most `most_samples`.
+    """
+    runs = _runs(waves)
+    kept = {buffer for run in runs[first:] for buffer in run.buffers}
+    owners: dict[Buffer, int | None] = {b: None if b in kept else 0 for b in _owners(runs)}
+    own, passing = _Arena(runs, owners, None), _Arena(runs, owners, 0)
+    offsets, own_bytes = own.placed()
+    others, size = passing.placed()
+    stride = _aligned(header_bytes + own_bytes)
+    samples = max(1, min(most_samples, most_bytes // stride))
+    behind = samples * stride - header_bytes
+    places = {**offsets, **{buffer: behind + offset for buffer, offset in others.items()}}
+    scratch = [places.get(run.scratch, 0) for run in runs]
+    end = behind + size + (samples - 1) * stride
+    return SampleRegions(
+        MemoryPlan(places, scratch, end, own.sum_bytes + passing.sum_bytes), samples, stride
+    )
+
+
+def live_bytes(steps: Sequence[Step]) -> list[int]:
+    """What buffers that hold something take while each of some steps runs, one after another."""
+    runs = _runs([[steps]])
+    arena = _Arena(runs, dict.fromkeys(_owners(runs), 0), 0)
+    live = [0] * len(steps)
+    for life in arena.lives.values():
+        for time in range(life.first, life.last + 1):
+            live[time] += _aligned(life.buffer.bytes)
+    return live
 
 
 def _runs(waves: Sequence[Sequence[Sequence[Step]]]) -> list[_TimedStep]:

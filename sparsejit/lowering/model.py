@@ -33,9 +33,15 @@ from sparsejit.lowering.memory.storage import (
     OutputBuffer,
     View,
 )
-from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory
+from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory, plan_regions
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.registry import LOWERINGS
+from sparsejit.lowering.sample_turns import (
+    MOST_IN_TURN,
+    SampleTurns,
+    bytes_of_turns,
+    first_of_turns,
+)
 from sparsejit.lowering.shared_bodies import SharedBodies
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
@@ -69,7 +75,10 @@ LOOP_SLOTS = 5
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """What is left to emit. A run of it takes `tile` samples, 1 where the batch is fixed."""
+    """What is left to emit. A run of it takes `tile` samples, 1 where the batch is fixed.
+
+    Where there is a `turns`, that many samples take turns with the last steps (`sample_turns`).
+    """
 
     graph: Graph
     options: ModelOptions
@@ -77,6 +86,7 @@ class LoweredModel:
     waves: tuple[Wave, ...]
     memory: MemoryPlan
     tile: int
+    turns: SampleTurns | None = None
 
     @property
     def ns(self) -> float:
@@ -96,8 +106,7 @@ class LoweredModel:
     @property
     def header_bytes(self) -> int:
         """Before the first buffer: pointers, samples, status, what loops and probes keep."""
-        slots = len(self.graph.inputs) + len(self.graph.outputs) + 2 + LOOP_SLOTS + self.probe_slots
-        return -(-slots * POINTER // 64) * 64
+        return _header_bytes(self.graph, self.waves)
 
     @property
     def workspace_bytes(self) -> int:
@@ -123,11 +132,6 @@ class LoweredModel:
     def loop_offset(self) -> int:
         """Where `LOOP_SLOTS` int64 slots begin, for `loop`."""
         return self.status_offset + POINTER
-
-    @property
-    def probe_slots(self) -> int:
-        """How many int64 slots a probe of all waves may use."""
-        return len(self.waves) + 2
 
     @property
     def probe_offset(self) -> int:
@@ -163,8 +167,20 @@ def lower_model(
             wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
             low.copy(view, wanted, value.origin)
     waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
-    memory = plan_memory([[[t.step for t in each] for each in wave.threads] for wave in waves])
-    return LoweredModel(graph, options, tuple(low.steps), waves, memory, tile or 1)
+    steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
+    first = first_of_turns(steps, options) if tile == 1 else None
+    if first is None:
+        return LoweredModel(graph, options, steps, waves, plan_memory(run), tile or 1)
+    header, most_bytes = _header_bytes(graph, waves), bytes_of_turns(options)
+    regions = plan_regions(run, first, header, most_bytes, MOST_IN_TURN)
+    turns = SampleTurns(first, regions.samples, regions.stride)
+    return LoweredModel(graph, options, steps, waves, regions.plan, 1, turns)
+
+
+def _header_bytes(graph: Graph, waves: Sequence[Wave]) -> int:
+    probe_slots = len(waves) + 2
+    slots = len(graph.inputs) + len(graph.outputs) + 2 + LOOP_SLOTS + probe_slots
+    return -(-slots * POINTER // 64) * 64
 
 
 def unread_bytes(graph: Graph) -> int:

@@ -68,8 +68,8 @@ class Facts:
     `effective_flops` count every weight of the layer, `flops` those that are not zero. `plan` is
     the record of the planner's choice, where it made one, for `layer`; `zeros` has a bit for every
     weight of it that is zero, rows one after the other, as numpy.packbits has them; `parameter` is
-    what the user's model calls the weights. `moved_bytes` are those that an elementwise kernel
-    reads and writes.
+    what the user's model calls the weights. `code_bytes` are those of code in which weights are
+    literals. `moved_bytes` are those that an elementwise kernel reads and writes.
     """
 
     reason: str
@@ -77,6 +77,7 @@ class Facts:
     nnz: int = 0
     weights: int = 0
     weight_bytes: int = 0
+    code_bytes: int = 0
     effective_flops: int = 0
     flops: int = 0
     bound: str = ""

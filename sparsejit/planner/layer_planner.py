@@ -51,6 +51,11 @@ class LayerPlanner:
         return replace(self, model_bytes=0)
 
     @property
+    def l3_bytes(self) -> int:
+        """What a process can count on in L3."""
+        return int(self.target.core.l3_share * self.target.l3_bytes)
+
+    @property
     def ask_ahead(self) -> int:
         """Bytes ahead of which the model's code asks for more: 0 where it stays in L2."""
         return self.target.core.ask_ahead if self.model_bytes > self.target.l2_bytes else 0

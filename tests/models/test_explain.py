@@ -74,7 +74,7 @@ class Probed:
         self.inputs, self.outputs = example_arrays(variant.graph)
         room = np.zeros(lowered.workspace_bytes + 64, np.uint8)
         self.workspace = room[-room.ctypes.data % 64 :]
-        slots = self.workspace[lowered.probe_offset :][: 8 * lowered.probe_slots]
+        slots = self.workspace[lowered.probe_offset :][: 8 * (len(lowered.waves) + 2)]
         self.slots = slots.view(np.int64)
 
     def run(self) -> list[np.ndarray]:

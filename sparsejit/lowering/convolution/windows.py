@@ -208,6 +208,7 @@ def _facts(
         nnz=matrix.nnz,
         weights=weights,
         weight_bytes=round(4 * held),
+        code_bytes=choice.cost.code_bytes,
         effective_flops=2 * weights * positions,
         flops=2 * matrix.nnz * positions,
         bound=choice.cost.bound,

@@ -189,6 +189,7 @@ def planned_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
         nnz=matrix.nnz,
         weights=weights,
         weight_bytes=matrix.nnz * WEIGHT_BYTES[layer.dtype],
+        code_bytes=chosen.cost.code_bytes,
         effective_flops=2 * weights * columns,
         flops=2 * matrix.nnz * columns,
         bound=chosen.cost.bound,

@@ -1,0 +1,54 @@
+"""Which steps of a model several samples go through one after another, so that weights come once.
+
+A model whose code and weights L3 does not hold reads them from memory for every sample. Its last
+layers often have most of them and small activations: there samples take turns with each step.
+Layers whose weights are data gain nothing: they are asked for ahead, in order.
+
+    sample 0: step 0, step 1, step 2      sample 1: step 0, step 1, step 2
+    step 3: sample 0, sample 1            step 4: sample 0, sample 1 ...
+
+A sample runs the same code whoever takes turns with it, so its bits do not depend on that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.memory_plan import live_bytes
+from sparsejit.lowering.step import Step
+
+MOST_IN_TURN = 8
+_FEWEST_IN_TURN = 4
+# The share that activations may take of what L3 holds for a process: weights pass through it too.
+_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class SampleTurns:
+    """From step `first` on `samples` take turns; regions of the workspace are `stride` bytes apart.
+
+    samples: at most; a batch may end with fewer.
+    """
+
+    first: int
+    samples: int
+    stride: int
+
+
+def bytes_of_turns(options: ModelOptions) -> int:
+    """What the regions of all samples that take turns may take."""
+    return int(_SHARE * options.planner.l3_bytes)
+
+
+def first_of_turns(steps: Sequence[Step], options: ModelOptions) -> int | None:
+    """The step from which on samples take turns; None where they do not.
+
+    All that is alive from there on must be small, and its code more than L2 holds.
+    """
+    if options.threads > 1 or options.weight_bytes <= options.planner.l3_bytes:
+        return None
+    most = bytes_of_turns(options) // _FEWEST_IN_TURN
+    live = live_bytes(steps)
+    first = next((n + 1 for n in reversed(range(len(live))) if live[n] > most), 0)
+    code = sum(step.facts.code_bytes for step in steps[first:])
+    return first if code > options.target.l2_bytes else None

@@ -1,0 +1,119 @@
+"""The code of a model whose samples take turns with its last steps (`sample_turns`).
+
+    rbp = the region of a sample, r12 of the first, r13 behind that of the last
+"""
+
+from itertools import groupby
+
+from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.lowering.model import POINTER, LoweredModel, ModelCode, SampleTurns
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rcx
+
+_FIRST, _END = r12, r13
+
+
+class TurnsCode(ModelCode):
+    """Appends the function's code; a tile is a sample."""
+
+    def __init__(self, lowered: LoweredModel) -> None:
+        super().__init__(lowered, None)
+        assert lowered.turns is not None and lowered.tile == 1
+        self.turns: SampleTurns = lowered.turns
+
+    def run_tiles(self, asm: Assembler, start: Label) -> None:
+        """Every sample that is left, as many at a time as may take turns."""
+        done = asm.label("done")
+        asm.emit("mov", _FIRST, WORKSPACE)
+        asm.emit("mov", rax, self.left)
+        asm.emit("cmp", rax, 1)
+        asm.jump("jl", done)
+        asm.bind(start)
+        self._begin(asm)
+        self._run_apart(asm)
+        self._run_in_turn(asm)
+        self._gather_status(asm)
+        self._end(asm)
+        asm.jump("jg", start)
+        asm.bind(done)
+
+    def _begin(self, asm: Assembler) -> None:
+        """_END, from the samples left."""
+        self._count(asm)
+        asm.emit("mov", dword(rcx), self.turns.stride)
+        asm.emit("imul", rcx, rax)
+        asm.emit("lea", _END, Memory(_FIRST, 0, rcx, 1))
+
+    def _count(self, asm: Assembler) -> None:
+        """rax = how many samples take turns, of those left."""
+        fewer = asm.label("fewer samples")
+        asm.emit("mov", rax, self.left)
+        asm.emit("cmp", rax, self.turns.samples)
+        asm.jump("jle", fewer)
+        asm.emit("mov", dword(rax), self.turns.samples)
+        asm.bind(fewer)
+
+    def _run_apart(self, asm: Assembler) -> None:
+        """The first steps, sample by sample; each hands the next its pointers, a sample on."""
+        again, behind = asm.label("next sample"), asm.label("samples are through")
+        operands = [*self.lowered.input_bytes, *self.lowered.output_bytes]
+        asm.bind(again)
+        for wave in self.lowered.waves[: self.turns.first]:
+            self._run(asm, wave.steps)
+        self._next(asm)
+        asm.jump("jae", behind)
+        for number, size in enumerate(operands):
+            place = POINTER * number
+            asm.emit("mov", rax, Memory(WORKSPACE, place - self.turns.stride))
+            asm.emit("add", rax, size)
+            asm.emit("mov", Memory(WORKSPACE, place), rax)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", self.status, rax)
+        asm.jump("jmp", again)
+        asm.bind(behind)
+        asm.emit("mov", WORKSPACE, _FIRST)
+
+    def _run_in_turn(self, asm: Assembler) -> None:
+        """Each of the last steps with weights, and what stands between them, for all samples."""
+        steps = [step for wave in self.lowered.waves[self.turns.first :] for step in wave.steps]
+        turns = groupby(enumerate(steps), lambda each: each[1].step.facts.weights and 1 + each[0])
+        for _, group in turns:
+            again = asm.label("next in turn")
+            asm.bind(again)
+            self._run(asm, [step for _, step in group])
+            self._next(asm)
+            asm.jump("jb", again)
+            asm.emit("mov", WORKSPACE, _FIRST)
+
+    def _next(self, asm: Assembler) -> None:
+        """The next sample's region, and flags: below _END, or not."""
+        asm.emit("add", WORKSPACE, self.turns.stride)
+        asm.emit("cmp", WORKSPACE, _END)
+
+    def _gather_status(self, asm: Assembler) -> None:
+        """Into the first region, that of a sample that found an index out of range."""
+        again, fine = asm.label("next status"), asm.label("indices in range")
+        asm.bind(again)
+        asm.emit("mov", rax, self.status)
+        asm.emit("test", rax, rax)
+        asm.jump("jz", fine)
+        asm.emit("mov", Memory(_FIRST, self.lowered.status_offset), rax)
+        asm.bind(fine)
+        self._next(asm)
+        asm.jump("jb", again)
+        asm.emit("mov", WORKSPACE, _FIRST)
+
+    def _end(self, asm: Assembler) -> None:
+        """Pointers and samples left, behind the samples of this turn; flags say if any are left."""
+        self._count(asm)
+        asm.emit("mov", rcx, self.left)
+        asm.emit("sub", rcx, rax)
+        asm.emit("mov", self.left, rcx)
+        for number, size in enumerate([*self.lowered.input_bytes, *self.lowered.output_bytes]):
+            slot = Memory(WORKSPACE, POINTER * number)
+            asm.emit("mov", dword(rcx), size)
+            asm.emit("imul", rcx, rax)
+            asm.emit("add", rcx, slot)
+            asm.emit("mov", slot, rcx)
+        asm.emit("mov", rax, self.left)
+        asm.emit("cmp", rax, 0)
