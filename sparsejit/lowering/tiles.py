@@ -57,11 +57,12 @@ def samples_a_tile(single: Graph, batch: int) -> int:
 
 
 def _is_wide(single: Graph) -> bool:
-    """Whether one sample has rows enough for every product, or is an image."""
+    """Whether one sample has rows enough for every product, or is an image of many positions."""
     ops = [node.op for node in single.nodes]
-    if any(isinstance(op, Convolution | Pooling) for op in ops):
+    windows = [node for node in single.nodes if isinstance(node.op, Convolution | Pooling)]
+    if any(prod(node.output.shape[2:]) >= ENOUGH_ROWS for node in windows):
         return True
-    if any(isinstance(op, Recurrence) for op in ops):
+    if windows or any(isinstance(op, Recurrence) for op in ops):
         return False
     rows = [prod(n.output.shape[:-1]) for n in single.nodes if isinstance(n.op, Linear)]
     return bool(rows) and min(rows) >= ENOUGH_ROWS

@@ -32,6 +32,7 @@ from sparsejit.lowering.convolution.images import (
     is_pointwise,
     padded_pitch,
 )
+from sparsejit.lowering.convolution.joined_columns import lower_joined, taps
 from sparsejit.lowering.convolution.windows import lower_windows
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.products.linear import steps_of_product
@@ -40,7 +41,7 @@ from sparsejit.lowering.registry import lowers
 
 @lowers(Convolution)
 def lower_convolution(low: Lowering, node: Node) -> None:
-    """By channel where each has a kernel of its own, else one product a sample."""
+    """By channel where each has a kernel of its own, else over windows or as products."""
     op = node.op
     assert isinstance(op, Convolution)
     if node in low.lowered or lower_bands(low, node):
@@ -58,11 +59,13 @@ def lower_convolution(low: Lowering, node: Node) -> None:
 
 
 def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
-    """A product of columns for each sample, by the same code."""
+    """A product of columns for all samples, or for each by the same code."""
     pitch = _common_pitch(low, node)
+    layer = _layer(each, prod(node.output.shape[2:]), pitch)
+    if lower_joined(low, node, matrix, each, layer):
+        return
     destination = image_result(low, node) if pitch else low.dense_result(node.output)
     x = low.view(node.inputs[0])
-    layer = _layer(each, prod(node.output.shape[2:]), pitch)
     product = steps_of_product(node, layer, matrix, low.options)
     for sample in range(x.shape[0]):
         image, place = (view.sliced(0, sample, sample + 1) for view in (x, destination))
@@ -100,23 +103,18 @@ def _layer(each: MatVec, positions: int, pitch: int | None) -> MatVec | MatMul:
     return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR, pitch)
 
 
-def _without_batch(view: View) -> View:
-    shape = view.shape[1:]
-    return replace(view, type=replace(view.type, shape=shape), strides=view.strides[1:])
-
-
 def _columns(low: Lowering, node: Node, sample: View, result: View) -> View:
     """(channels * taps, positions), row-major: the image itself where that is what it is."""
-    op, origin, image = node.op, node.output.origin, _without_batch(sample)
+    op, origin, image = node.op, node.output.origin, sample
     assert isinstance(op, Convolution)
     kernel, positions = node.inputs[1].shape[2:], result.shape[2:]
     stride = (1,) * len(kernel) if op.transposed else op.stride
     if op.transposed:
         image = _spread(low, node, image, kernel, positions)
     else:
-        around = ((0, 0), *((p, p) for p in op.padding))
+        around = ((0, 0), (0, 0), *((p, p) for p in op.padding))
         image = low.padded(image, around, 0.0, origin) if any(op.padding) else image
-    view = _taps(image, kernel, positions, stride, op.dilation)
+    view = taps(image, kernel, positions, stride, op.dilation)
     shape = (prod(view.shape[: 1 + len(kernel)]), prod(positions))
     if not view.is_contiguous:
         gathered = low.temporary(view.type)
@@ -127,21 +125,6 @@ def _columns(low: Lowering, node: Node, sample: View, result: View) -> View:
     return matrix
 
 
-def _taps(
-    image: View,
-    kernel: tuple[int, ...],
-    positions: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> View:
-    """What every tap meets, as strides: (channels, *kernel, *positions)."""
-    channel, *spatial = image.strides
-    by_tap = [step * d for step, d in zip(spatial, dilation, strict=True)]
-    by_position = [step * s for step, s in zip(spatial, stride, strict=True)]
-    kind = replace(image.type, shape=(image.shape[0], *kernel, *positions))
-    return View(image.buffer, kind, (channel, *by_tap, *by_position), image.offset)
-
-
 def _spread(
     low: Lowering, node: Node, image: View, kernel: tuple[int, ...], positions: tuple[int, ...]
 ) -> View:
@@ -150,7 +133,7 @@ def _spread(
     assert isinstance(op, Convolution)
     reach = [(k - 1) * d for k, d in zip(kernel, op.dilation, strict=True)]
     shape = tuple(n + r for n, r in zip(positions, reach, strict=True))
-    whole = low.temporary(TensorType((image.shape[0], *shape), image.type.element))
+    whole = low.temporary(TensorType((*image.shape[:2], *shape), image.type.element))
     low.fill(whole, 0.0, origin)
     inner, source = whole, image
     for axis in range(len(kernel)):
@@ -158,8 +141,8 @@ def _spread(
         # What lies outside the spread image, where the padding crops, meets no position.
         skipped = max(0, -(first // step)) if first < 0 else 0
         first += skipped * step
-        count = min(image.shape[axis + 1] - skipped, (shape[axis] - first - 1) // step + 1)
-        source = source.sliced(axis + 1, skipped, skipped + count)
-        inner = inner.sliced(axis + 1, first, first + (count - 1) * step + 1, step)
+        count = min(image.shape[axis + 2] - skipped, (shape[axis] - first - 1) // step + 1)
+        source = source.sliced(axis + 2, skipped, skipped + count)
+        inner = inner.sliced(axis + 2, first, first + (count - 1) * step + 1, step)
     low.copy(source, inner, origin)
     return whole
