@@ -38,9 +38,11 @@ from sparsejit.api.variant import (
     make_variant,
 )
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export, exported_examples, is_program
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
@@ -130,21 +132,21 @@ def compile_model(
     example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
         shapes are those it is compiled for, their batch the one that reports are about.
     dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1: "time"}},
-        or a torch.export.Dim, which has bounds, for a name. A name on axis 0 of all inputs is the
-        batch; another size compiles the model once more, at its first use or by `prepare(time=9)`.
-    free_batch, free_shapes: without names, whether axis 0 of all inputs is a batch of any length,
-        where samples are computed apart; and whether any other shapes compile the model once more.
-    constants: numbers or arrays for inputs of an ONNX model by their names, such as {"sr": 16000}:
-        these inputs are gone, and what depends on them alone is computed now.
+        or a torch.export.Dim, which has bounds, for a name. The batch is what begins with "batch",
+        or else axis 0 of the first input; others compile once more, by `prepare(time=9)` or later.
+    free_batch, free_shapes: without names, whether samples that are computed apart may be any
+        number; and whether any other shapes compile the model once more.
+    constants: numbers or arrays for inputs of an ONNX model, such as {"sr": 16000}: they are inputs
+        no more, and what depends on them alone is computed now.
     fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX Runtime.
         Where there are any, a PartedModel is made, whose batch is that of the example.
     dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
         ("encoder.*") to that, of which the last that matches counts.
     target, threads, tune, exact: as in `compile_matrix`, for every layer; exact rules out Winograd.
-    progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
+    progress: is told each stage and the share of the work done when it begins, 0 to 1.
 
-    Raises UnsupportedOperator, which lists them, for operators that sparsejit does not know, and
-    InvalidInput for arguments that make no sense.
+    Raises UnsupportedOperator, which lists operators that sparsejit does not know, and InvalidInput
+    for arguments that make no sense.
     """
     settings = ModelSettings(target, threads, tune, exact)
     if is_estimator(model):
@@ -211,11 +213,12 @@ class _Compiler:
     fallback: str | None
     dtype: Dtypes
     settings: ModelSettings
+    axes: InputAxes | None = None  # of the batch, where they are known
 
     def __post_init__(self) -> None:
         self.options = self.settings.resolved()
         if self.sizes is not None:
-            self.free_batch = self.free_batch and self.sizes.has_batch
+            self.free_batch = self.free_batch and self.sizes.batch_axes is not None
             self.free_shapes = self.sizes.has_others
 
     def once(
@@ -240,8 +243,9 @@ class _Compiler:
             if self.fallback is None or kwargs:
                 raise
             given = self.model, args, self.constants, self.dtype, self.settings
-            return compile_in_parts(*given, tell, self.free_shapes)
-        again = self.for_leaves(inputs) if self.free_shapes else None
+            return compile_in_parts(*given, tell, self.free_shapes or self.sizes is not None)
+        is_open = self.free_shapes or (self.sizes is not None and variant.tile is None)
+        again = self.for_leaves(inputs, variant.batch_axes) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
         return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes)
 
@@ -292,25 +296,33 @@ class _Compiler:
         return trees, [TiledGraph(exported.graph(each), each) for each in tiles.samples], options
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
+        named = self.sizes.in_order(list(kwargs)).batch_axes if self.sizes else None
+        axes = named if self.axes is None else self.axes
         if not is_onnx(self.model):
             if self.constants:
                 raise InvalidInput(
                     f"constants has {', '.join(self.constants)}, which are for ONNX models; give a "
                     "torch model's as example_kwargs of plain numbers"
                 )
-            return export(self.model, args, dict(kwargs), self.free_batch)
+            return export(self.model, args, dict(kwargs), self.free_batch, axes)
         if kwargs:
             raise InvalidInput(
                 f"example_kwargs has {', '.join(kwargs)}; an ONNX model takes example_inputs "
                 "alone, in the order of its inputs"
             )
-        return import_onnx(self.model, args, self.free_batch, self.constants)
+        return import_onnx(self.model, args, self.free_batch, self.constants, axes)
 
-    def for_leaves(self, inputs: Nest) -> Callable[[Sequence[Any]], Variant]:
-        """What compiles the model for flat inputs of other shapes, nested as before."""
+    def for_leaves(
+        self, inputs: Nest, axes: BatchAxes | None
+    ) -> Callable[[Sequence[Any]], Variant]:
+        """What compiles the model for flat inputs of other shapes, nested as before.
+
+        The batch stays on its axes: other sizes may let it be on others.
+        """
+        compiler = replace(self, axes=None if axes is None else axes.inputs)
 
         def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:
             args, kwargs = unflatten(inputs, list(leaves))
-            return self.make(args, kwargs, lambda stage, share: None)[1]
+            return compiler.make(args, kwargs, lambda stage, share: None)[1]
 
         return compile_for

@@ -35,7 +35,8 @@ def report_of(variant: Variant, title: str, facts: dict[str, Any], measure: bool
     notes = list(variant.graph.notes)
     facts = {**facts, "rates": target.core.origin, "processor": target.model, "notes": notes}
     whole, samples = None if times is None else times.whole, variant.tile or 1
-    lines = [*_lines(facts), *notes, *_measured_lines(whole, samples, layers)]
+    lines = [*_lines(facts), *_batch_lines(variant), *notes]
+    lines += _measured_lines(whole, samples, layers)
     schedule = tuple(schedule_lines(variant))
     return Report(title, tuple(lines), tuple(layers), facts, whole, samples, schedule)
 
@@ -50,6 +51,21 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"compiled in {facts['compile_ms']:.0f} ms for {facts['processor']}; "
         f"rates: {facts['rates']}",
     ]
+
+
+def _batch_lines(variant: Variant) -> list[str]:
+    """What lies where, if the batch is not axis 0 of all inputs and outputs."""
+    if variant.axes is None:
+        return []
+    values = (*variant.inputs, *variant.outputs)
+    pairs = zip(values, (*variant.axes.inputs, *variant.axes.outputs), strict=True)
+    sides = ["input"] * len(variant.inputs) + ["output"] * len(variant.outputs)
+    words = [
+        f"{side} {value.origin.name} {'has none' if axis is None else f'on axis {axis}'}"
+        for side, (value, axis) in zip(sides, pairs, strict=True)
+        if axis != 0
+    ]
+    return [f"batch: {', '.join(words)}; on axis 0 of all others"]
 
 
 def _measured_lines(ns: float | None, samples: int, layers: Sequence[LayerReport]) -> list[str]:

@@ -26,10 +26,9 @@ from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.runtime.program import Program
-
-Shapes = tuple[tuple[int, ...], ...]
 
 
 class ModelParts(NamedTuple):
@@ -45,8 +44,9 @@ class CompiledModel(CalledModel, Compiled):
     """A model as machine code with its weights inside. Thread-safe.
 
     Call it as the model was called: torch tensors or numpy arrays in, the same out, nested as the
-    model nests them. Where `batch_is_free`, axis 0 of all inputs may have any length. `pointer` is
-    the address of `int run(inputs, outputs, workspace, tiles)`.
+    model nests them. Where `batch_is_free`, the batch may have any length: it lies on `batch_axes`.
+    `pointer` is the address of `int run(inputs, outputs, workspace, tiles)`, whose arrays have
+    samples on axis 0 wherever the model has them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CompiledModel(CalledModel, Compiled):
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
-        self._variants = {_shapes(variant): variant for variant in variants}
+        self._variants = {variant.input_shapes: variant for variant in variants}
         self._settings = settings
         self._compile_for = compile_for
         self._sizes = sizes
@@ -102,8 +102,16 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def batch_is_free(self) -> bool:
-        """Whether axis 0 of all inputs may have any length."""
+        """Whether the batch may have any length."""
         return self._first.tile is not None
+
+    @property
+    def batch_axes(self) -> BatchAxes | None:
+        """The axis of each input and output that is the batch where that is free.
+
+        It is None for an input that has none: what that holds is the same for all samples.
+        """
+        return self._first.batch_axes
 
     @property
     def tile(self) -> int | None:
@@ -159,7 +167,8 @@ class CompiledModel(CalledModel, Compiled):
 
         Both are flat lists of contiguous numpy arrays, which it holds, all whole numbers as int64.
         It adds some 20 ns to the native time and keeps the interpreter lock; one thread may call it
-        at a time. A divisor of 0, or an index out of range, raises nothing.
+        at a time. A divisor of 0, or an index out of range, raises nothing. Arrays whose batch lies
+        behind other axes are copied at every call, which takes some microseconds.
         """
         arrays, results = bound_arrays(inputs), bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
@@ -182,9 +191,7 @@ class CompiledModel(CalledModel, Compiled):
             self._sizes.check([array.shape for array in arrays])
         if len(self._variants) == 1 and self._compile_for is None:
             return self._first
-        shapes = tuple(array.shape for array in arrays)
-        if self.batch_is_free:
-            shapes = tuple(shape[1:] for shape in shapes)
+        shapes = self._first.without_batch([array.shape for array in arrays])
         if shapes not in self._variants and self._compile_for is not None:
             with self._compiling:
                 if shapes not in self._variants:  # another thread may have been first
@@ -208,8 +215,3 @@ def compile_saved(source: ModelSource) -> CompiledModel:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
     return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
 
-
-def _shapes(variant: Variant) -> Shapes:
-    """Of the inputs, without the batch where that is free."""
-    shapes = tuple(value.shape for value in variant.inputs)
-    return shapes if variant.tile is None else tuple(shape[1:] for shape in shapes)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sparsejit.api.variant import Variant
 from sparsejit.artefact.exported import ExportedFunction, Macro
@@ -40,25 +41,40 @@ def _pointee(values: Sequence[Value]) -> str:
     return "float" if is_float else "void"
 
 
-def _arrays(variant: Variant) -> list[tuple[str, int, Value]]:
-    """Every array: "input" or "output", its place in the table, what it holds."""
-    graph = variant.graph
+class _Array(NamedTuple):
+    """One of "input" or "output", its place in the table, what it holds, the model's batch axis.
+
+    That is None where the batch is fixed, and for an input that is the same for all samples.
+    """
+
+    side: str
+    place: int
+    value: Value
+    axis: int | None
+
+
+def _arrays(variant: Variant) -> list[_Array]:
+    graph, axes = variant.graph, variant.batch_axes
     sides = (("input", graph.inputs), ("output", graph.outputs))
-    return [(side, place, value) for side, values in sides for place, value in enumerate(values)]
+    return [
+        _Array(side, place, value, None if axes is None else axes[number][place])
+        for number, (side, values) in enumerate(sides)
+        for place, value in enumerate(values)
+    ]
 
 
 def _macros(variant: Variant) -> list[Macro]:
-    graph, tile = variant.graph, variant.tile or 1
-    each = "" if variant.tile is None else " for each sample"
+    graph, samples = variant.graph, variant.tile or 1
     macros = [
         Macro("INPUTS", len(graph.inputs), "pointers in inputs"),
         Macro("OUTPUTS", len(graph.outputs), "pointers in outputs"),
     ]
-    for side, place, value in _arrays(variant):
+    for side, place, value, axis in _arrays(variant):
+        each, parts = ("", 1) if axis is None else (" for each sample", samples)
         name, array = f"{side.upper()}_{place}", f"{side}s[{place}]"
         macros += [
-            Macro(f"{name}_SIZE", value.type.size // tile, f"elements of {array}{each}"),
-            Macro(f"{name}_BYTES", value.type.bytes // tile, f"bytes of {array}{each}"),
+            Macro(f"{name}_SIZE", value.type.size // parts, f"elements of {array}{each}"),
+            Macro(f"{name}_BYTES", value.type.bytes // parts, f"bytes of {array}{each}"),
         ]
     return [
         *macros,
@@ -70,11 +86,15 @@ def _macros(variant: Variant) -> list[Macro]:
 def _about(variant: Variant, prefix: str) -> list[str]:
     tile = variant.tile
     lines = [f"The model {_plain(variant.program.name)}. Its arrays are row-major:"]
-    for side, place, value in _arrays(variant):
-        shape = value.shape if tile is None else ("samples", *value.shape[1:])
+    for side, place, value, axis in _arrays(variant):
+        shape = value.shape if axis is None else ("samples", *value.shape[1:])
         sizes = "".join(f"[{size}]" for size in shape)
         element = value.type.element.value
         lines.append(f"  {side}s[{place}]: {element} {_plain(value.origin.name)}{sizes}")
+        if axis:
+            lines.append(f"    samples come first here; the model has them on axis {axis}")
+        elif axis is None and tile is not None:
+            lines.append("    the same for all samples")
     if tile is not None:
         lines.append("samples is how many of them there are, any number.")
     lines += [

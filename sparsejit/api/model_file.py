@@ -114,10 +114,17 @@ def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest)
         if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), tensors_in(made)):
             raise DamagedFile("has a graph of other inputs or outputs than the model's")
         types = [value.type for value in (*graph.inputs, *graph.outputs)]
-        if tile is not None and not (graph.inputs and all(k.shape[:1] == (tile,) for k in types)):
+        shared = set(filter(graph.is_shared, range(len(graph.inputs))))
+        sizes = [kind.shape[:1] for number, kind in enumerate(types) if number not in shared]
+        has_batch = len(shared) < len(graph.inputs) and set(sizes) == {(tile,)}
+        if (tile is not None and not has_batch) or (tile is None and graph.batch_axes is not None):
             raise DamagedFile(f"has a graph that does not run {tile} samples at a time")
         kinds.add((tile is None, tuple(kind.element for kind in types)))
-        shapes.add((place, *(_free(value.type, tile) for value in graph.inputs)))
+        own = tuple(
+            _free(value.type, None if number in shared else tile)
+            for number, value in enumerate(graph.inputs)
+        )
+        shapes.add((place, *own))
     different = {shape[1:] for shape in shapes}
     if len(kinds) != 1 or not len(different) == len(shapes) == len(variants):
         raise DamagedFile("has graphs that are not one model for inputs of several shapes")

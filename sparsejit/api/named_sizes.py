@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.batch_first import SizedInput, named_axes
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import names_of_places, sizes_of_program
 
@@ -59,16 +60,21 @@ class NamedSizes:
         return NamedSizes([*first, *(last[name] for name in names)])
 
     @property
-    def has_batch(self) -> bool:
-        """Whether axis 0 of all inputs is one size that may change."""
-        sizes = {each.axes.get(0) for each in self.inputs}
-        return len(sizes) == 1 and None not in sizes
+    def batch_axes(self) -> tuple[int | None, ...] | None:
+        """Where each input has the size that is the batch; None where no name is the batch's."""
+        return named_axes(
+            [
+                SizedInput(each.shape, {axis: size.name for axis, size in each.axes.items()})
+                for each in self.inputs
+            ]
+        )
 
     @property
     def has_others(self) -> bool:
-        """Whether any other size may change."""
-        first = int(self.has_batch)
-        return any(axis >= first for each in self.inputs for axis in each.axes)
+        """Whether any other size than the batch may change."""
+        batch = self.batch_axes or (None,) * len(self.inputs)
+        pairs = zip(self.inputs, batch, strict=True)
+        return any(axis != own for each, own in pairs for axis in each.axes)
 
     def check(self, shapes: Sequence[Shape]) -> None:
         """Raise InvalidInput, which names input, axis, size and bounds, for shapes that differ."""

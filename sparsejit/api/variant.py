@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 
 from sparsejit.api import code_cache
 from sparsejit.api.statistics import sizes_of
-from sparsejit.artefact.graph_file import value_from_data, value_to_data
+from sparsejit.artefact.graph_file import (
+    axes_from_data,
+    axes_to_data,
+    value_from_data,
+    value_to_data,
+)
 from sparsejit.errors import CompileError, DamagedFile
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.packed_graph import PackedGraph
 from sparsejit.lowering.batch_forms import build_forms, forms_workspace_bytes, paying
@@ -36,11 +42,13 @@ from sparsejit.lowering.threads.waves import Wave
 from sparsejit.native.copying import SharedCode
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.runtime.moved_call import MovedCall
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
 
 Dtypes = str | Mapping[str, str]
+Shapes = tuple[tuple[int, ...], ...]
 # What lowering may raise for a graph that no frontend and no passes ever made. An AssertionError is
 # a fault of ours, and to be seen as one.
 GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError)
@@ -76,8 +84,9 @@ class Variant(SharedCode):
     """One native function of a model.
 
     Where the batch is free it has one or more tiles: `tile` is the one that it was compiled for
-    above all, which reports are about, and `tiles` are all. `inputs` and `outputs` are those of
-    that tile's graph; `call` calls the function with numpy arrays. `sizes` are those of
+    above all, which reports are about, and `tiles` are all; it lies on `axes` of what a call gives
+    and gets, or on axis 0 of all where they are None. `inputs` and `outputs` are those of that
+    tile's graph; `call` calls the function with numpy arrays. `sizes` are those of
     `statistics.sizes_of`. `key` is by what the cache of code has it, if it does: then its graphs
     are made, and planned, when they are asked for.
     """
@@ -87,10 +96,11 @@ class Variant(SharedCode):
     options: ModelOptions
     tile: int | None
     tiles: tuple[int | None, ...]
+    axes: BatchAxes | None
     workspace_bytes: int
     buffer_bytes: int
     program: Program
-    call: NativeCall
+    call: NativeCall | MovedCall
     sizes: Mapping[str, int]
     compile_ms: float
     key: str | None
@@ -112,6 +122,30 @@ class Variant(SharedCode):
     def planned(self) -> Planned:
         """Its record, made anew where it is not known."""
         return self.known_plan or Planned.of(self.lowered_again())
+
+    @property
+    def batch_axes(self) -> BatchAxes | None:
+        """Where calls have the batch; None where it is fixed."""
+        if self.tile is None or self.axes is not None:
+            return self.axes
+        return BatchAxes((0,) * len(self.inputs), (0,) * len(self.outputs))
+
+    @property
+    def input_shapes(self) -> Shapes:
+        """As calls give them, without the batch where that is free."""
+        axes = self.batch_axes
+        if axes is None:
+            return tuple(value.shape for value in self.inputs)
+        pairs = zip(self.inputs, axes.inputs, strict=True)
+        return tuple(v.shape if axis is None else v.shape[1:] for v, axis in pairs)
+
+    def without_batch(self, shapes: Sequence[tuple[int, ...]]) -> Shapes:
+        """Shapes of a call's inputs as `input_shapes` has them."""
+        axes = self.batch_axes
+        if axes is None:
+            return tuple(shapes)
+        pairs = zip(shapes, axes.inputs, strict=False)  # the call says where a number is wrong
+        return tuple(s if axis is None else (*s[:axis], *s[axis + 1 :]) for s, axis in pairs)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -169,7 +203,7 @@ def final_graph(
     """The graph that is lowered. Raises as `make_variant` does."""
     passed = run_passes(with_cheapest_convolutions(quantised_layers(graph), options))
     final = with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
-    return replace(final, notes=graph.notes)
+    return replace(final, notes=graph.notes, batch_axes=graph.batch_axes)
 
 
 def lowered_variant(
@@ -222,10 +256,11 @@ def _of_forms(
         main.options,
         tile,
         (None,) if tile is None else tuple(by_tile),
+        graph.batch_axes,
         room,
         main.memory.sum_bytes,
         program,
-        _call(program, graph.inputs, graph.outputs, room, tile),
+        _call(program, graph, room, tile),
         sizes_of(main.steps),
         _since(started),
         key,
@@ -268,6 +303,7 @@ def _to_data(variant: Variant) -> dict[str, Any]:
         "weight_bytes": int(variant.options.weight_bytes),
         "tile": variant.tile,
         "tiles": list(variant.tiles),
+        "batch_axes": axes_to_data(variant.axes),
         "workspace_bytes": int(variant.workspace_bytes),
         "buffer_bytes": int(variant.buffer_bytes),
         "sizes": dict(variant.sizes),
@@ -284,16 +320,18 @@ def _from_data(
     about, program = entry
     inputs, outputs = (tuple(map(value_from_data, about[side])) for side in ("inputs", "outputs"))
     tile, workspace = about["tile"], about["workspace_bytes"]
+    axes = axes_from_data(about["batch_axes"], inputs, outputs)
     return Variant(
         inputs,
         outputs,
         replace(options, weight_bytes=about["weight_bytes"]),
         tile,
         tuple(about["tiles"]),
+        axes,
         workspace,
         about["buffer_bytes"],
         program,
-        _call(program, inputs, outputs, workspace, tile),
+        _call(program, Graph(inputs, outputs, (), {}, (), axes), workspace, tile),
         about["sizes"],
         _since(started),
         key,
@@ -303,14 +341,20 @@ def _from_data(
 
 def _call(
     program: Program,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
+    graph: Graph,
     workspace_bytes: int,
     tile: int | None,
-) -> NativeCall:
-    taken = [_array_type(value, tile) for value in inputs]
-    made = [_array_type(value, tile) for value in outputs]
-    return NativeCall(program.memory, taken, made, workspace_bytes)
+) -> NativeCall | MovedCall:
+    """What calls the code with arrays as the model has them, of which a graph has the types."""
+    shared = set(filter(graph.is_shared, range(len(graph.inputs))))
+    taken = [
+        _array_type(value, None if number in shared else tile)
+        for number, value in enumerate(graph.inputs)
+    ]
+    made = [_array_type(value, tile) for value in graph.outputs]
+    call = NativeCall(program.memory, taken, made, workspace_bytes)
+    axes = graph.batch_axes
+    return call if axes is None or not axes.are_moved else MovedCall(call, taken, made, *axes)
 
 
 def _since(started: float) -> float:

@@ -5,18 +5,21 @@ number. Its outputs have the next numbers, so every value has one producer, whic
 
     {"inputs": [value, ...], "constants": [{"origin": ..., "array": ...}, ...],
      "nodes": [{"op": record, "inputs": [number, ...], "outputs": [value, ...]}, ...],
-     "outputs": [number, ...], "notes": [text, ...]}
+     "outputs": [number, ...], "notes": [text, ...], "batch_axes": [[axis, ...], [axis, ...]]}
 
 with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}; `arrays` says
-what describes an array. Notes are left out where there are none.
+what describes an array. Notes are left out where there are none, and so are the axes of inputs and
+outputs that are the batch where that is axis 0 of all; -1 says that an input has none.
 """
 
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any, Protocol
 
 from sparsejit.artefact.arrays import ArrayReader, type_from_data, type_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.operator import OPERATORS
@@ -53,6 +56,7 @@ def graph_to_data(graph: Graph, writer: DescribesArrays) -> Data:
         "nodes": nodes,
         "outputs": [numbers[value] for value in graph.outputs],
         **({"notes": list(graph.notes)} if graph.notes else {}),
+        **({"batch_axes": axes_to_data(graph.batch_axes)} if graph.batch_axes else {}),
     }
 
 
@@ -62,9 +66,10 @@ def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
     Checks all of it: that each operator takes its operands and makes what the file says. Raises
     DamagedFile, without the file's name, for anything else than a graph.
     """
-    whole = {"notes": [], **header} if isinstance(header, dict) else header
-    inputs, constants, nodes, outputs, notes = fields_of(
-        whole, inputs=list, constants=list, nodes=list, outputs=list, notes=list
+    absent: Data = {"notes": [], "batch_axes": []}
+    whole = {**absent, **header} if isinstance(header, dict) else header
+    inputs, constants, nodes, outputs, notes, axes = fields_of(
+        whole, inputs=list, constants=list, nodes=list, outputs=list, notes=list, batch_axes=list
     )
     if not all(isinstance(note, str) for note in notes):
         raise DamagedFile(f"has the notes {notes}")
@@ -72,7 +77,35 @@ def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
     arrays = dict(_constant_from_data(data, reader) for data in constants)
     known = [*given, *arrays]
     made = tuple(_node_from_data(data, known) for data in nodes)
-    return Graph(given, _at(outputs, known), made, arrays, tuple(notes))
+    results = _at(outputs, known)
+    return Graph(
+        given, results, made, arrays, tuple(notes), axes_from_data(axes, given, results)
+    )
+
+
+def axes_to_data(axes: BatchAxes | None) -> list[list[int]]:
+    """Which axes are the batch, -1 where none is; nothing where it is axis 0 of all."""
+    if axes is None:
+        return []
+    return [[-1 if axis is None else axis for axis in side] for side in axes]
+
+
+def axes_from_data(
+    data: Any, inputs: Sequence[Value], outputs: Sequence[Value]
+) -> BatchAxes | None:
+    """What `axes_to_data` wrote. Raises DamagedFile for axes that these values do not have."""
+    if data == []:
+        return None
+    ranks = [[len(value.shape) for value in side] for side in (inputs, outputs)]
+    lengths = [len(side) if isinstance(side, list) else None for side in data]
+    if lengths != [len(side) for side in ranks]:
+        raise DamagedFile(f"has batch axes {data}")
+    for side, own, least in zip(data, ranks, (-1, 0), strict=True):
+        for axis, rank in zip(side, own, strict=True):
+            if type(axis) is not int or not least <= axis < rank:
+                raise DamagedFile(f"has batch axes {data}")
+    given, made = data
+    return BatchAxes(tuple(None if axis < 0 else axis for axis in given), tuple(made))
 
 
 def value_to_data(value: Value) -> Data:

@@ -1,33 +1,45 @@
 """Whether the samples of a batch stay apart, so that a batch may be of any size.
 
-The batch is followed from axis 0 of every input through every operator to axis 0 of every output.
+The batch is followed from an axis of each input that has it through every operator to one of every
+output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from sparsejit.frontends.batch_first import InputAxes, axes_by_sizes, batch_first
 from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
 # Two primes, so that no other size is taken for the batch's.
 PROBES = (101, 103)
+# Each choice of axes that is looked into takes a reading of the whole model, or two.
+_MOST_TRIES = 4
 # Where an axis has one element, one view may do for another, or none.
 _VIEWS = (Reshape, Permute, Expand, Slice)
 
 
 class GraphsBySize:
-    """The graphs of a model by the length of axis 0, each made once; None is the example's length.
+    """The graphs of a model by the size of its batch, each made once; None is the example's length.
 
     Graphs of the sizes PROBES are made to be compared alone, and are not kept.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int | None, Graph] = {}
+
+    def with_example_alone(self) -> GraphsBySize:
+        """The example's graph, where the batch lies on another axis than before."""
+        other = GraphsBySize()
+        other._kept = {size: graph for size, graph in self._kept.items() if size is None}
+        return other
 
     def get(self, batch: int | None, make: Callable[[int | None], Graph]) -> Graph:
         """The graph for that batch; `make` makes it where there is none yet."""
@@ -39,28 +51,37 @@ class GraphsBySize:
         return graph
 
 
-def why_fixed(graph_of: Callable[[int], Graph], example_batch: int | None) -> tuple[str, Graph]:
-    """Why a model's batch cannot be of any size, or nothing, and its graph for the first probe.
+class FreeBatch(NamedTuple):
+    """A batch of any size: where the model has it, and its graph for the first probe."""
+
+    axes: BatchAxes
+    few: Graph
+
+
+def free_batch_of(
+    graph_of: Callable[[int], Graph], example_batch: int | None, axes: InputAxes
+) -> FreeBatch:
+    """What a model's batch is on these axes of its inputs. Raises SamplesMixed where it is none.
 
     `graph_of` makes the graph for a batch of that size; it is asked for each size once.
     """
     few, many = (graph_of(batch) for batch in PROBES)
-    if why := why_not_free(few, many):
-        return why, few
+    found = checked_axes(few, many, axes)
+    first = batch_first(few, found)
     for size in sorted({1, example_batch or 1}):
-        if why := why_not_alike(few, graph_of(size), size):
-            return f"the model computes otherwise for a batch of {size}: {why}", few
-    return "", few
+        if why := why_not_alike(first, batch_first(graph_of(size), found), size):
+            raise SamplesMixed(f"the model computes otherwise for a batch of {size}: {why}")
+    return FreeBatch(found, first)
 
 
-def why_not_free(few: Graph, many: Graph) -> str:
-    """Why the batch cannot be of any size, from the model's graphs for both probes, or nothing."""
-    try:
-        places = follow_from_inputs(few, PROBES[0]).places
-        _check_same(few, many, places)
-    except SamplesMixed as reason:
-        return str(reason)
-    return ""
+def checked_axes(few: Graph, many: Graph, axes: InputAxes) -> BatchAxes:
+    """Where the batch lies, from the model's graphs for both probes.
+
+    Raises SamplesMixed where it cannot be of any size.
+    """
+    found = follow_from_inputs(few, PROBES[0], axes)
+    _check_same(few, many, found.places)
+    return BatchAxes(tuple(axes), output_axes(few, found))
 
 
 def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
@@ -75,7 +96,9 @@ def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
             return f"it has {len(twins)} {role} and not {len(values)}"
         pairs = zip(values, twins, strict=True)
         for number, (value, twin) in enumerate(pairs):
-            shape = value.shape if batch is None else (batch, *value.shape[1:])
+            is_shared = role == "inputs" and wanted.is_shared(number)
+            is_same = batch is None or is_shared
+            shape = value.shape if is_same else (batch, *value.shape[1:])
             if twin.shape != shape:
                 return f"{role[:-1]} {number} is {list(twin.shape)} and not {list(shape)}"
     passed_over = () if batch is None else _VIEWS
@@ -96,25 +119,86 @@ def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
     return ""
 
 
-def follow_from_inputs(graph: Graph, batch: int) -> Follower:
-    """Where the batch lies in each value that has one, from axis 0 to axis 0.
+def follow_from_inputs(graph: Graph, batch: int, axes: InputAxes) -> Follower:
+    """Where the batch lies in each value that has one, from these axes of the inputs.
 
     Raises SamplesMixed, which says why, where samples do not stay apart.
     """
     follower = Follower(graph, batch)
-    for value in graph.inputs:
-        if value.shape[:1] != (batch,):
-            raise SamplesMixed(f"axis 0 of input {value.origin.name} is not the batch")
-        follower.places[value] = BatchPlace(0)
+    for value, axis in zip(graph.inputs, axes, strict=True):
+        if axis is None:
+            follower.given.add(value)
+        elif value.shape[axis : axis + 1] != (batch,):
+            raise SamplesMixed(f"axis {axis} of input {value.origin.name} is not the batch")
+        else:
+            follower.places[value] = BatchPlace(axis)
     for node in graph.nodes:
         if not any(value in follower.places for value in node.inputs):
+            _follow_shared(follower, node)
             continue
         try:
             node.op.follow_batch(follower, node)
         except SamplesMixed as reason:
             raise SamplesMixed(f"{_words(node)} {reason}") from None
-    _check_outputs(graph, follower.places)
     return follower
+
+
+def likely_axes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
+    """Where the batch may lie, as far as one graph tells, likelier choices first."""
+    of_one = []
+    for axes in axes_by_sizes(graph):
+        pairs = zip(graph.inputs, axes, strict=True)
+        batch = next(value.shape[axis] for value, axis in pairs if axis is not None)
+        is_apart = _seem_apart(graph, batch, axes)
+        if batch == 1:
+            of_one.append((not is_apart, _oddness(graph, axes), axes))
+        elif is_apart:
+            yield axes
+    # Of one sample a graph tells little, since sizes of 1 stand anywhere.
+    of_one.sort(key=lambda each: each[:2])
+    yield from (axes for _, _, axes in of_one[:_MOST_TRIES])
+
+
+def _oddness(graph: Graph, axes: InputAxes) -> tuple[int, int, int]:
+    """Inputs without batch; those of one shape with several axes; how many axes there are."""
+    shapes = {value.shape for value in graph.inputs}
+    pairs = {(value.shape, axis) for value, axis in zip(graph.inputs, axes, strict=True)}
+    return sum(axis is None for axis in axes), len(pairs) - len(shapes), len(set(axes))
+
+
+def _seem_apart(graph: Graph, batch: int, axes: InputAxes) -> bool:
+    try:
+        output_axes(graph, follow_from_inputs(graph, batch, axes))
+    except SamplesMixed:
+        return False
+    return True
+
+
+def _follow_shared(follower: Follower, node: Node) -> None:
+    """Note what depends on inputs without batch; as often as there are samples it has one."""
+    if follower.given.isdisjoint(node.inputs):
+        return
+    if isinstance(node.op, Expand):
+        (x,), (made,) = node.inputs, node.outputs
+        before = (1,) * (len(made.shape) - len(x.shape)) + x.shape
+        sizes = zip(before, made.shape, strict=True)
+        repeated = [axis for axis, both in enumerate(sizes) if both == (1, follower.batch)]
+        if len(repeated) == 1 and follower.batch > 1:
+            follower.places[made] = BatchPlace(repeated[0])
+            return
+    follower.given.update(node.outputs)
+
+
+def output_axes(graph: Graph, found: Follower) -> tuple[int, ...]:
+    """Where the batch lies in each output. Raises SamplesMixed for one where it does not."""
+    axes = []
+    for number, value in enumerate(graph.outputs):
+        place = found.places.get(value)
+        if place is None or place != BatchPlace(place.axis):
+            shape = list(value.shape)
+            raise SamplesMixed(f"no axis of output {number}, {shape}, is the batch alone")
+        axes.append(place.axis)
+    return tuple(axes)
 
 
 def _words(node: Node) -> str:
@@ -122,14 +206,6 @@ def _words(node: Node) -> str:
     origin = node.outputs[0].origin
     words = f"`{origin.code}`" if origin.code else origin.name
     return f"{words} ({origin.source})" if origin.source else words
-
-
-def _check_outputs(graph: Graph, places: dict[Value, BatchPlace]) -> None:
-    for number, value in enumerate(graph.outputs):
-        if places.get(value) != BatchPlace(0):
-            raise SamplesMixed(
-                f"axis 0 of output {number}, {list(value.shape)}, is not the batch alone"
-            )
 
 
 def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.batch_axis import follow_from_inputs
+from sparsejit.frontends.batch_axis import follow_from_inputs, output_axes
+from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Graph, Node, TensorType, Value
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain
@@ -16,18 +18,19 @@ from sparsejit.ir.ops.views import Expand, Reshape
 
 
 class SizedBatch:
-    """A graph whose samples stay apart, axis 0 of all inputs and outputs being the batch.
+    """A graph whose samples stay apart, these axes of its inputs being the batch.
 
     Raises SamplesMixed, which says why, for any other graph.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        sizes = {value.shape[:1] for value in graph.inputs}
-        if len(sizes) != 1 or sizes <= {(), (1,)}:
-            raise SamplesMixed("axis 0 of its inputs is no batch of several samples")
-        ((self._batch,),) = sizes
+    def __init__(self, graph: Graph, axes: InputAxes) -> None:
+        pairs = zip(graph.inputs, axes, strict=True)
+        batch = next(value.shape[axis] for value, axis in pairs if axis is not None)
+        if batch < 2:
+            raise SamplesMixed("a batch of one sample does not show which sizes are the batch's")
         self._graph = graph
-        self._found = follow_from_inputs(graph, self._batch)
+        self._found = follow_from_inputs(graph, batch, axes)
+        self.axes = BatchAxes(tuple(axes), output_axes(graph, self._found))
         self._made: dict[int, Graph] = {}
         self.graph(1)  # so that what cannot be made is said now
 
@@ -53,7 +56,7 @@ class _Resized:
         return Graph(inputs, outputs, nodes, self._constants, self._old.notes)
 
     def _node(self, node: Node) -> Node:
-        if not any(value in self._found.places for value in node.inputs):
+        if self._found.places.keys().isdisjoint((*node.inputs, *node.outputs)):
             return self._kept(node)
         inputs = tuple(map(self._value, node.inputs))
         op = self._resized(node, [value.shape for value in inputs])
@@ -69,7 +72,7 @@ class _Resized:
         return Node(op, inputs, outputs)
 
     def _kept(self, node: Node) -> Node:
-        """One that depends on no input. What others need of it in another size is a constant."""
+        """One that depends on no sample. What others need of it in another size is a constant."""
         known = self._old.constants
         self._constants.update({value: known[value] for value in node.inputs if value in known})
         shared = self._found.shared
@@ -97,6 +100,9 @@ class _Resized:
         return tuple(sizes)
 
     def _placed(self, value: Value) -> Value:
+        if value not in self._found.places:
+            self._new[value] = value
+            return value
         kind = TensorType(self._shape(value), value.type.element)
         self._new[value] = Value(kind, value.origin)
         return self._new[value]

@@ -24,13 +24,15 @@ class BatchPlace(NamedTuple):
 class Follower:
     """The places found so far. What has none is the same for all samples.
 
-    Some of that is as long as the batch all the same: `shared` has the place.
+    Some of that is as long as the batch all the same: `shared` has the place. `given` depends on
+    inputs without batch, so that its numbers are not known.
     """
 
     def __init__(self, graph: Graph, batch: int) -> None:
         self.batch = batch
         self.places: dict[Value, BatchPlace] = {}
         self.shared: dict[Value, BatchPlace] = {}
+        self.given: set[Value] = set()
         self._producers = graph.producers()
         self._known: dict[Value, Array] = dict(graph.constants)
 
@@ -71,6 +73,8 @@ class Follower:
         axis = place.axis if place.axis >= 0 else len(value.shape) + place.axis
         if axis < 0 or value.shape[axis] == 1:
             return
+        if value in self.given:
+            raise SamplesMixed(f"reads {value.origin.name}, which has no batch, sample by sample")
         array = self.array(value)
         sizes = (place.outer, self.batch, place.inner)
         apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])

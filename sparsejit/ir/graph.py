@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.spec import Choice
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ class Node:
 class Graph:
     """A model. `constants` holds the arrays of those values that are known at compile time.
 
-    `notes` say what a model's user should know of how it was read.
+    `notes` say what a model's user should know of how it was read. `batch_axes` say where the model
+    has its batch, which lies on axis 0 in the graph; None says so of everything with a batch.
     """
 
     inputs: tuple[Value, ...]
@@ -129,6 +131,11 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[Value, Array]
     notes: tuple[str, ...] = ()
+    batch_axes: BatchAxes | None = None
+
+    def is_shared(self, number: int) -> bool:
+        """Whether an input is the same for all samples of a batch."""
+        return self.batch_axes is not None and self.batch_axes.inputs[number] is None
 
     def producers(self) -> dict[Value, Node]:
         """The node that makes a value, for all that nodes make."""

@@ -95,8 +95,11 @@ class LoweredModel:
 
     @property
     def input_bytes(self) -> list[int]:
-        """What a sample takes in each input."""
-        return [value.type.bytes // self.tile for value in self.graph.inputs]
+        """What a sample takes in each input; 0 where all samples have it in common."""
+        return [
+            0 if self.graph.is_shared(number) else value.type.bytes // self.tile
+            for number, value in enumerate(self.graph.inputs)
+        ]
 
     @property
     def output_bytes(self) -> list[int]:

@@ -13,7 +13,17 @@ Array = npt.NDArray[Any]
 
 
 def is_free(kind: ArrayType) -> bool:
-    return kind.shape[:1] == (None,)
+    return None in kind.shape
+
+
+def free_length(arrays: Sequence[Array], kinds: Sequence[ArrayType]) -> int:
+    """The batch of the first array that has one; 0 where it has too few axes."""
+    for array, kind in zip(arrays, kinds, strict=True):
+        if is_free(kind):
+            axis = kind.shape.index(None)
+            found = isinstance(array, np.ndarray) and axis < array.ndim
+            return int(array.shape[axis]) if found else 0
+    return 0
 
 
 def require_number(what: str, found: int, kinds: Sequence[ArrayType]) -> None:
@@ -35,9 +45,19 @@ def checked_array(array: Array, kind: ArrayType, rows: int = 0) -> Array:
     if array.shape != with_rows(kind.shape, rows):
         lengths = ["any" if length is None else str(length) for length in kind.shape]
         wanted = ", ".join(lengths) + "," * (len(lengths) == 1)
-        same = f", with {rows} rows as the inputs before" if is_free(kind) else ""
+        same = _rows_in_words(kind, rows)
         raise InvalidInput(f"{kind.name} has shape {array.shape}; give ({wanted}){same}")
     return array if _is_plain(array) else np.require(array, kind.dtype, ("C", "A", "E"))
+
+
+def _rows_in_words(kind: ArrayType, rows: int) -> str:
+    """What the free length must be, and where it lies."""
+    if not is_free(kind):
+        return ""
+    axis = kind.shape.index(None)
+    if axis == 0:
+        return f", with {rows} rows as the inputs before"
+    return f", with the batch of the inputs before, {rows}, on axis {axis}"
 
 
 def _is_plain(array: Array) -> bool:

@@ -21,6 +21,7 @@ from sparsejit.runtime.array_checks import (
     check_in_place,
     check_outputs,
     checked_array,
+    free_length,
     is_free,
     require_number,
     with_rows,
@@ -134,12 +135,7 @@ class _CheckedCall:
     def _checked(self, inputs: Sequence[Array]) -> tuple[list[Array], int]:
         """The inputs as the function can read them, and the rows of the free batch."""
         require_number("inputs", len(inputs), self.taken)
-        rows = 0
-        for array, kind in zip(inputs, self.taken, strict=True):
-            if is_free(kind):
-                if isinstance(array, np.ndarray) and array.ndim:
-                    rows = len(array)
-                break
+        rows = free_length(inputs, self.taken)
         kinds = zip(inputs, self.taken, strict=True)
         return [checked_array(array, kind, rows) for array, kind in kinds], rows
 

@@ -43,7 +43,7 @@ _CONSTANTS_ARE_COUNTED = sys.version_info < (3, 12)
 class ArrayType(NamedTuple):
     """An array that native code takes or makes: dtype and shape, with a name for messages.
 
-    The first length is None where it is free.
+    A length is None where it is free: for native code the first.
     """
 
     dtype: str

@@ -89,8 +89,12 @@ def program(compiled: sparsejit.Kernel | sparsejit.CompiledModel, samples: int) 
         graph, is_free = compiled.graph, compiled.tile is not None
         sides = (("INPUT", graph.inputs), ("OUTPUT", graph.outputs))
         elements = [[value.type.element.value for value in values] for _, values in sides]
+        shared = [n for n in range(len(graph.inputs)) if graph.is_shared(n)]
         lengths = [
-            [f"SAMPLES * MODEL_{side}_{n}_BYTES" for n in range(len(values))]
+            [
+                f"{1 if side == 'INPUT' and n in shared else 'SAMPLES'} * MODEL_{side}_{n}_BYTES"
+                for n in range(len(values))
+            ]
             for side, values in sides
         ]
         arguments = "(const %s *const *)given, made, call->workspace"

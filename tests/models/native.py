@@ -68,6 +68,7 @@ def run_built(built: Built, inputs: Sequence[Array], edge: Edge | None = None) -
     """Run its code; the workspace is filled with NaN before."""
     lowered, program = built
     graph, tiles = lowered.graph, len(inputs[0])
+    inputs = [x[:1] if graph.is_shared(number) else x for number, x in enumerate(inputs)]
     given = [_placed(array, edge) for array in inputs]
     made = [_placed(_blank(value.type, tiles), edge) for value in graph.outputs]
     workspace = _aligned(lowered.workspace_bytes)
@@ -91,9 +92,12 @@ def check_graph(
 ) -> None:
     """Compare with `Graph.evaluate`, tile by tile, at both edges of guarded memory.
 
-    The first tile is `inputs`, the others are rolled along their last axis.
+    The first tile is `inputs`, the others are rolled along their last axis where they are not
+    shared.
     """
-    every = [np.stack([np.roll(a, n, axis=-1) for n in range(tiles)]) for a in inputs]
+    moves = [0 if graph.is_shared(number) else 1 for number in range(len(inputs))]
+    pairs = list(zip(inputs, moves, strict=True))
+    every = [np.stack([np.roll(a, n * by, axis=-1) for n in range(tiles)]) for a, by in pairs]
     built = built_model(lower_model(graph, ModelOptions(target)))
     expected = [graph.evaluate([array[n] for array in every]) for n in range(tiles)]
 

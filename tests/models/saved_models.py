@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,7 +12,9 @@ from sketch import Sketch
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import make_variant
+from sparsejit.frontends.batch_first import batch_first
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
@@ -65,6 +67,18 @@ def words(batch: int) -> Graph:
     return s.finish(values, s(ArgMax(), rows), s("logical_not", mask))
 
 
+def time_first(batch: int) -> Graph:
+    """x (7, batch, 6), state (1, batch, 10), scale (10) -> steps (7, batch, 10), (1, batch, 10)."""
+    s = Sketch()
+    x, state, scale = s.input(7, batch, 6), s.input(1, batch, 10), s.input(10)
+    gates = s(Linear(), x, s.weight(30, 6), s.weight(30))
+    first = s(Reshape((batch, 10)), state)
+    operands = gates, first, s.weight(30, 10), s.weight(30)
+    every, last = s.all(Recurrence(RecurrentCell.GRU), *operands)
+    graph = s.finish(s("mul", every, scale), s(Reshape((1, batch, 10)), last))
+    return batch_first(graph, BatchAxes((1, 1, None), (1, 1)))
+
+
 class Case(NamedTuple):
     """A graph, and the samples of a pass where the batch is free."""
 
@@ -84,6 +98,7 @@ CASES = {
     "recurrent": Case(recurrent, None),
     "images": Case(images, 3),
     "words": Case(words, 2),
+    "time-first": Case(time_first, 4),
 }
 
 
@@ -102,11 +117,31 @@ def call_of(tensors: int) -> Nest:
 
 
 def inputs_of(model: CompiledModel, samples: int = 1) -> list[Array]:
-    """Random inputs, of so many samples where the batch is free."""
+    """Random inputs, of so many samples where the batch is free, as a call gives them."""
+    arrays = native_inputs(model, samples)
+    return arrays if model.batch_axes is None else as_called(arrays, model.batch_axes.inputs)
+
+
+def as_called(arrays: Sequence[Array], axes: Sequence[int | None]) -> list[Array]:
+    """Arrays of native code as a call has them."""
+    pairs = zip(arrays, axes, strict=True)
+    return [np.ascontiguousarray(np.moveaxis(x, 0, axis)) if axis else x for x, axis in pairs]
+
+
+def as_native(arrays: Sequence[Array], axes: Sequence[int | None]) -> list[Array]:
+    """Arrays of a call as native code has them."""
+    pairs = zip(arrays, axes, strict=True)
+    return [np.ascontiguousarray(np.moveaxis(x, axis, 0)) if axis else x for x, axis in pairs]
+
+
+def native_inputs(model: CompiledModel, samples: int = 1) -> list[Array]:
+    """The same as native code takes them, samples first."""
     random = np.random.default_rng(1)
     arrays = []
-    for value in model.parts.variants[0].graph.inputs:
-        shape = value.shape if model.tile is None else (samples, *value.shape[1:])
+    graph = model.parts.variants[0].graph
+    for number, value in enumerate(graph.inputs):
+        is_free = model.tile is not None and not graph.is_shared(number)
+        shape = (samples, *value.shape[1:]) if is_free else value.shape
         if value.type.element is Element.INT64:
             arrays.append(random.integers(0, WORDS, shape))
         else:

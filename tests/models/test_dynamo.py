@@ -166,6 +166,14 @@ def test_the_whole_model_is_one_part(tiles: list[int | None]) -> None:
     assert tiles == [4]
 
 
+def test_a_batch_behind_time_is_one_part_too(tiles: list[int | None]) -> None:
+    fast = compiled(model := pruned(Layers(torch.sigmoid)), fullgraph=True)
+    for x in (torch.randn(5, batch, 16) for batch in (6, 2, 9)):
+        torch._dynamo.mark_dynamic(x, 1)
+        check(fast, model, x)
+    assert tiles == [6]
+
+
 def test_changed_parameters_are_read_again(tiles: list[int | None]) -> None:
     model = pruned(Layers(torch.sigmoid))
     fast, x = compiled(model), torch.randn(4, 16)

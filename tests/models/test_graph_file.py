@@ -196,8 +196,8 @@ FIRST = ["constants", 0, "array"]
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change(["more"], 1), "where only inputs, constants, nodes, outputs, notes belong"),
-        (change(["nodes"], {}), "where only inputs, constants, nodes, outputs, notes belong"),
+        (change(["more"], 1), "where only inputs, constants, nodes, outputs, notes, batch_axes"),
+        (change(["nodes"], {}), "where only inputs, constants, nodes, outputs, notes, batch_axes"),
         (change(["inputs", 0], 3), "has 3 where only element, shape, origin belong"),
         (change(["inputs", 0, "shape"], [2, -3, 8]), r"a tensor of sizes \[2, -3, 8\]"),
         (change(["inputs", 0, "shape"], [2, True, 8]), "value of shape"),
@@ -221,8 +221,13 @@ FIRST = ["constants", 0, "array"]
         (change(["nodes", 0, "outputs"], []), r"makes \(\), but it makes"),
         (change(["nodes", 3, "op", "count"], 0), "a node that cannot be"),
         (change(["outputs"], [99]), "names value 99"),
-        (change(["notes"], "text"), "where only inputs, constants, nodes, outputs, notes belong"),
+        (change(["notes"], "text"), "only inputs, constants, nodes, outputs, notes, batch_axes"),
         (change(["notes"], [3]), r"has the notes \[3\]"),
+        (change(["batch_axes"], [[0]]), r"has batch axes \[\[0\]\]"),
+        (change(["batch_axes"], [[0], [-1]]), "has batch axes"),
+        (change(["batch_axes"], [[3], [0]]), "has batch axes"),
+        (change(["batch_axes"], [[0], [True]]), "has batch axes"),
+        (change(["batch_axes"], [[0, 0], [0]]), "has batch axes"),
     ],
 )
 def test_a_graph_that_cannot_be_is_refused(damage: Callable[[Any], None], message: str) -> None:

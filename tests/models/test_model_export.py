@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 from c_program import built
-from saved_models import CASES, Case, compiled, inputs_of, perceptron, words
+from saved_models import (
+    CASES,
+    Case,
+    as_native,
+    compiled,
+    inputs_of,
+    native_inputs,
+    perceptron,
+    words,
+)
 from system_tools import needs_gcc, needs_linker, run_tool
 
 from sparsejit.errors import InvalidInput
@@ -18,11 +27,14 @@ from sparsejit.ir.graph import Origin
 @pytest.mark.parametrize("name", CASES)
 def test_c_gets_the_bits_of_python_from_two_threads(tmp_path: Path, name: str) -> None:
     model = CASES[name].compiled()
-    inputs = inputs_of(model, samples=7)
+    inputs = native_inputs(model, samples=7)
     (tmp_path / "x").write_bytes(b"".join(array.tobytes() for array in inputs))
+    results = model.run(inputs_of(model, samples=7))
+    if model.batch_axes is not None:
+        results = as_native(results, model.batch_axes.outputs)
     for kind in ("o", "so"):
         run_tool(built(model, tmp_path, 7, kind), tmp_path / "x", tmp_path / "y")
-        wanted = b"".join(array.tobytes() for array in model.run(inputs))
+        wanted = b"".join(array.tobytes() for array in results)
         assert (tmp_path / "y").read_bytes() == wanted
 
 
@@ -85,6 +97,15 @@ def test_a_fixed_batch_needs_no_samples(tmp_path: Path) -> None:
     )
     assert "   outputs[0]: float32 Recurrence[7][2][10]\n" in text
     assert "samples" not in text and "positive" not in text
+
+
+def test_the_header_says_where_samples_lie(tmp_path: Path) -> None:
+    text = exported(CASES["time-first"], tmp_path)
+    assert "   inputs[0]: float32 x[samples][7][6]\n" in text
+    assert "     samples come first here; the model has them on axis 1\n" in text
+    assert "   inputs[2]: float32 x[10]\n *     the same for all samples\n" in text
+    assert re.search(r"MODEL_INPUT_2_BYTES 40 +/\* bytes of inputs\[2\] \*/", text)
+    assert re.search(r"MODEL_INPUT_1_BYTES 40 +/\* bytes of inputs\[1\] for each sample \*/", text)
 
 
 def test_no_name_ends_the_comment(tmp_path: Path) -> None:

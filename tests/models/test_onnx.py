@@ -77,7 +77,7 @@ def test_the_zoo_as_torch_exports_it(name: str, tmp_path: Path) -> None:
     fixed = STATES.get(name, ())
     file = written(model, inputs, tmp_path / "model.onnx", 17, fixed)
     compiled = sparsejit.compile(file, [x.numpy() for x in inputs])
-    assert compiled.batch_is_free == (name not in ("lpcnet-like", "recommendation"))
+    assert compiled.batch_is_free == (name != "recommendation")
     for batch in (2, 3) if compiled.batch_is_free else (2,):
         arguments = zoo.inputs(batch)
         with torch.no_grad():

@@ -58,7 +58,7 @@ def test_each_sample_is_as_it_was(name: str) -> None:
     x = np.random.default_rng(3).standard_normal((BATCH, *sizes)).astype(np.float32)
     graph = export(model.eval(), (torch.from_numpy(x),), {}, free_batch=False).graph()
     (wanted,) = graph.evaluate([x])
-    sized = SizedBatch(graph)
+    sized = SizedBatch(graph, (0,))
     for batch in (1, 3, BATCH, 9):
         resized = np.resize(x, (batch, *sizes))
         made = sized.graph(batch)
@@ -74,7 +74,7 @@ def test_samples_that_meet_keep_their_batch() -> None:
 
     graph = export(Mixing(), (torch.randn(BATCH, 3),), {}, free_batch=False).graph()
     with pytest.raises(SamplesMixed, match="mean"):
-        SizedBatch(graph)
+        SizedBatch(graph, (0,))
 
 
 def test_an_onnx_file_of_one_batch_takes_any() -> None:

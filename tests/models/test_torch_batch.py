@@ -24,15 +24,14 @@ MIXING: dict[str, tuple[Callable[..., Any], str]] = {
     "order": (lambda m, x: x.flip(0), "takes samples out of the batch"),
     "softmax": (lambda m, x: x.softmax(0), "computes softmax over the batch"),
     "place of the largest": (lambda m, x: x + x.argmax(0), "compares samples with each other"),
-    "moved": (lambda m, x: x.t() + 1.0, "axis 0 of output 0, [4, 101], is not the batch alone"),
-    "flat": (lambda m, x: x.reshape(-1, 2) + 1.0, "is not the batch alone"),
+    "flat": (lambda m, x: x.reshape(-1, 2) + 1.0, "output 0, [202, 2], is the batch alone"),
     "joined": (lambda m, x: torch.cat([x, x]), "adds samples to the batch"),
     "column by size": (
         lambda m, x: x.narrow(1, x.shape[0] % 3, 2) + 1.0,
         "computes with the size of the batch",
     ),
     "crossed": (lambda m, x: x.t().reshape(-1, 4) * 2.0, "torch.export fixes it: Not all"),
-    "fixed": (lambda m, x: x.view(3, 2, 2) + 1.0, "works for axis 0 of 3 only"),
+    "fixed": (lambda m, x: x.view(3, 2, 2) + 1.0, "works for a batch of 3 only"),
 }
 
 

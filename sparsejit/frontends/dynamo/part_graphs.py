@@ -10,10 +10,12 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import batch_axis
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.batch_first import batch_first
 from sparsejit.frontends.dynamo.sizes import example_numbers
 from sparsejit.frontends.nesting import NARROW
 from sparsejit.frontends.torch_export import graph_of
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.batch import SamplesMixed
+from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
@@ -72,23 +74,22 @@ class PartGraphs:
             graph = graphs.at(sizes)
             if not _is_worth(graph):
                 raise NotWorth
-            tile = self._tile(graphs, sizes)
-            run = self._compile_part(graph if tile is None else graphs.at_batch(sizes, tile), tile)
-        return _on_tensors(run, self._operands, self._module), tile is not None
+            tiled = self._tiled(graphs, sizes)
+            run = self._compile_part(*(tiled or (graph, None)))
+        return _on_tensors(run, self._operands, self._module), tiled is not None
 
-    def _tile(self, graphs: _ModuleGraphs, sizes: Mapping[str, int]) -> int | None:
-        """How many samples to run at a time, where the only free size is a batch's."""
+    def _tiled(self, graphs: _ModuleGraphs, sizes: Mapping[str, int]) -> tuple[Graph, int] | None:
+        """The graph of as many samples as run at a time, where the only free size is a batch's."""
         if len(sizes) != 1:
             self.why_not_free = f"{len(sizes)} sizes change" if sizes else self.why_not_free
             return None
         try:
             few, many = (graphs.at_batch(sizes, batch) for batch in batch_axis.PROBES)
-            self.why_not_free = batch_axis.why_not_free(few, many)
-            if self.why_not_free:
-                return None
+            axes = batch_axis.checked_axes(few, many, list(map(_batch_of, few.inputs)))
             (batch,) = sizes.values()
-            return samples_a_tile(graphs.at_batch(sizes, 1), batch)
-        except InvalidInput as error:  # for a batch that dynamo knows never to come
+            tile = samples_a_tile(graphs.at_batch(sizes, 1), batch)
+            return batch_first(graphs.at_batch(sizes, tile), axes), tile
+        except (SamplesMixed, InvalidInput) as error:  # or a batch that dynamo knows never to come
             self.why_not_free = str(error)
             return None
 
@@ -112,6 +113,11 @@ class _ModuleGraphs:
     def at_batch(self, sizes: Mapping[str, int], batch: int) -> Graph:
         """For another number of the only symbol."""
         return self.at(dict.fromkeys(sizes, batch))
+
+
+def _batch_of(value: Value) -> int | None:
+    """The axis of an input of the first probe that is the batch."""
+    return value.shape.index(batch_axis.PROBES[0]) if batch_axis.PROBES[0] in value.shape else None
 
 
 def _is_worth(graph: Graph) -> bool:

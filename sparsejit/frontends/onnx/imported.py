@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.arrays import Array, to_array
-from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed
+from sparsejit.frontends.batch_axis import (
+    GraphsBySize,
+    free_batch_of,
+    likely_axes,
+)
+from sparsejit.frontends.batch_first import (
+    InputAxes,
+    SizedInput,
+    batch_first,
+    common_axes,
+    named_axes,
+)
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
 from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
 from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
 from sparsejit.frontends.resized_batch import SizedBatch
 from sparsejit.ir.batch import SamplesMixed
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -30,17 +42,19 @@ def import_onnx(
     example_inputs: Sequence[Any] = (),
     free_batch: bool = True,
     constants: Mapping[str, Any] | None = None,
+    axes: InputAxes | None = None,
 ) -> ImportedModel:
     """The path of an .onnx file, or a ModelProto.
 
     Example inputs give sizes that the file leaves open, in the order of its inputs; without them
-    the batch is 1. With `free_batch` axis 0 may have any length where the file leaves it open in
-    all inputs, or has several samples, and no sample touches another. Inputs that `constants` name
-    are what it says, and not given any more. Raises as `reading.read_model` does, InvalidInput for
-    examples that do not fit, and UnsupportedOperator, which lists the nodes that have no mapping.
+    the batch is 1. With `free_batch` the batch may have any length where the file leaves it open,
+    or has several samples, and no sample touches another; `axes` say where each input has it, if
+    they are known. Inputs that `constants` name are what it says, and not given any more. Raises as
+    `reading.read_model` does, InvalidInput for examples that do not fit, and UnsupportedOperator,
+    which lists the nodes that have no mapping.
     """
     given = GivenModel(read_model(source), tuple(example_inputs), constants or {})
-    return ImportedModel(given, free_batch)
+    return ImportedModel(given, free_batch, axes)
 
 
 @dataclass(frozen=True)
@@ -110,58 +124,103 @@ def _without_tensors(model: ModelProto) -> ModelProto:
 
 
 class ImportedModel:
-    """A model that was read. `graph(batch)` is its graph for a batch of that size."""
+    """A model that was read. `graph(batch)` is its graph for a batch of that size.
 
-    def __init__(self, given: GivenModel, free_batch: bool) -> None:
+    Where the batch is free, samples lie on axis 0 in it, wherever the model has them.
+    """
+
+    def __init__(
+        self, given: GivenModel, free_batch: bool, axes: InputAxes | None = None
+    ) -> None:
         self._given = given
         self.input_tree = given.input_tree
+        self._axes: InputAxes = (0,) * len(given.shapes)
         self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
         self._graphs = GraphsBySize()
         first = self._read(None)  # what is missing is said now
         self._graphs.get(None, lambda _: first.graph)
         self.output_tree = given.outputs_of(first.dtypes)
         self._sized: SizedBatch | None = None
-        self.why_not_free = "free_batch=False" if not free_batch else self._mixing()
+        self._found: BatchAxes | None = None
+        self.why_not_free = "free_batch=False" if not free_batch else self._mixing(axes)
 
     @property
     def batch_is_free(self) -> bool:
-        """Whether axis 0 of inputs and outputs is the batch and no sample touches another."""
-        return not self.why_not_free
+        """Whether inputs and outputs have a batch and no sample touches another."""
+        return self._found is not None
 
     def graph(self, batch: int | None = None) -> Graph:
         """With that batch, by default the example's."""
-        if batch is None or batch == self.example_batch:
-            return self._graph(None)
-        return self._graph(batch) if self._sized is None else self._sized.graph(batch)
+        graph = self._of_size(batch)
+        return graph if self._found is None else batch_first(graph, self._found)
 
-    def _graph(self, batch: int | None) -> Graph:
+    def _of_size(self, batch: int | None) -> Graph:
+        """As the model takes and makes its batch."""
+        if batch is None or batch == self.example_batch:
+            return self._graphs.get(None, lambda _: self._read(None).graph)
+        if self._sized is not None:
+            return self._sized.graph(batch)
         return self._graphs.get(batch, lambda size: self._read(size).graph)
 
     def _read(self, batch: int | None) -> ReadGraph:
+        pairs = zip(self._given.shapes.items(), self._axes, strict=True)
         shapes = {
-            name: shape if batch is None else (batch, *shape[1:])
-            for name, shape in self._given.shapes.items()
+            name: shape
+            if batch is None or axis is None
+            else (*shape[:axis], batch, *shape[axis + 1 :])
+            for (name, shape), axis in pairs
         }
         return read_graph(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
 
-    def _mixing(self) -> str:
-        """Why the batch is not free, from the graphs of two batches."""
-        for name, declared in self._given.declared.items():
-            if not declared:
-                return f"input {name} has no axes"
-            if isinstance(declared[0], int):
-                return self._of_other_sizes(f"axis 0 of input {name} is {declared[0]} in the file")
-        if len({shape[0] for shape in self._given.shapes.values()}) != 1:
-            return "axis 0 of its inputs differs"
-        return why_fixed(self.graph, self.example_batch)[0]
+    def _mixing(self, axes: InputAxes | None) -> str:
+        """Why the batch is not free, on the axes that are likeliest."""
+        first, example_batch = "", self.example_batch
+        for choice in self._choices() if axes is None else [axes]:
+            try:
+                self._found = self._with_batch(choice)
+                return ""
+            except SamplesMixed as reason:
+                first = first or str(reason)
+        self._axes, self.example_batch = (0,) * len(self._axes), example_batch
+        self._graphs = self._graphs.with_example_alone()
+        return first or "no input has axes"
 
-    def _of_other_sizes(self, fixed: str) -> str:
-        """Why the batch of a file that fixes its size is not free all the same, or nothing."""
+    def _choices(self) -> Iterator[InputAxes]:
+        """Each once, likelier ones first."""
+        shapes = self._given.shapes
+        names = [
+            {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+            for shape in self._given.declared.values()
+        ]
+        pairs = zip(shapes.values(), names, strict=True)
+        inputs = [SizedInput(shape, named) for shape, named in pairs]
+        sure = [axes for axes in (common_axes(inputs), named_axes(inputs)) if axes is not None]
+        yield from dict.fromkeys(sure)
+        yield from (axes for axes in likely_axes(self._of_size(None)) if axes not in sure)
+
+    def _with_batch(self, axes: InputAxes) -> BatchAxes:
+        """Where the batch lies if it does so in the inputs. Raises SamplesMixed where not."""
+        sizes = [
+            (name, axis, self._given.shapes[name][axis])
+            for name, axis in zip(self._given.shapes, axes, strict=True)
+            if axis is not None
+        ]
+        if len({size for _, _, size in sizes}) != 1:
+            raise SamplesMixed("its inputs have batches of several sizes")
+        self._axes, self.example_batch = axes, sizes[0][2]
+        self._graphs = self._graphs.with_example_alone()
+        for name, axis, size in sizes:
+            if isinstance(self._given.declared[name][axis], int):
+                try:
+                    self._sized = SizedBatch(self._of_size(None), axes)
+                except SamplesMixed as reason:
+                    fixed = f"axis {axis} of input {name} is {size} in the file"
+                    raise SamplesMixed(f"{fixed}, and {reason}") from None
+                return self._sized.axes
         try:
-            self._sized = SizedBatch(self._graph(None))
-        except SamplesMixed as reason:
-            return f"{fixed}, and {reason}"
-        return ""
+            return free_batch_of(self._of_size, self.example_batch, axes).axes
+        except SparseJitError as error:  # the file does not take what was guessed
+            raise SamplesMixed(str(error)) from None
 
 
 def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Array]:
@@ -212,7 +271,8 @@ def _declared(value: Any) -> Shape:
 def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, tuple[int, ...]]:
     """The sizes of each input: those of the example, or of the file with a batch of 1."""
     if not examples:
-        return {name: _without_example(name, shape) for name, shape in declared.items()}
+        batch = {shape[0] for shape in declared.values() if shape and isinstance(shape[0], str)}
+        return {name: _without_example(name, shape, batch) for name, shape in declared.items()}
     if len(examples) != len(declared):
         raise InvalidInput(
             f"example_inputs has {len(examples)} arrays, the model {len(declared)} inputs "
@@ -236,8 +296,12 @@ def _check_sizes(what: str, sizes: tuple[int, ...], shape: Shape) -> None:
         raise InvalidInput(f"{what} has shape {sizes}; the model takes {shape}")
 
 
-def _without_example(name: str, shape: Shape) -> tuple[int, ...]:
-    sizes = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(shape)]
+def _without_example(name: str, shape: Shape, batch: Container[str]) -> tuple[int, ...]:
+    """A batch of 1 where its axis is open: axis 0, or one that has a name of `batch`."""
+    sizes = [
+        1 if (axis == 0 and not isinstance(n, int)) or n in batch else n
+        for axis, n in enumerate(shape)
+    ]
     for axis, size in enumerate(sizes):
         if not isinstance(size, int):
             raise InvalidInput(

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import nesting
-from sparsejit.frontends.batch_axis import GraphsBySize, why_fixed, why_not_alike
+from sparsejit.frontends.batch_axis import (
+    GraphsBySize,
+    free_batch_of,
+    likely_axes,
+    why_not_alike,
+)
+from sparsejit.frontends.batch_first import (
+    InputAxes,
+    SizedInput,
+    axes_of_name,
+    batch_first,
+)
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
-from sparsejit.frontends.torch_export.given_sizes import symbols_of_examples, user_inputs
+from sparsejit.frontends.torch_export.given_sizes import (
+    is_program,
+    symbols_of_examples,
+    user_inputs,
+)
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
     as_tensors,
     common_batch,
+    tensors_of,
     traced,
     traced_again,
 )
+from sparsejit.ir.batch import SamplesMixed
+from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Graph
 
 if TYPE_CHECKING:
@@ -37,13 +55,15 @@ def export(
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     free_batch: bool = True,
+    axes: InputAxes | None = None,
 ) -> Exported:
     """A torch.nn.Module, as it computes in evaluation, or an ExportedProgram.
 
     Example inputs are tensors or numpy arrays, in any nest that torch.export takes. With
-    `free_batch` axis 0 of every input is one size that may change; where the model does not allow
-    that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is computed in
-    float32, models of other floats as well: their weights and inputs become float32.
+    `free_batch` one size of them may change: it lies on `axes`, or where these are not known, on
+    axis 0 of every input, or where the sizes and the model let it be. Where the model does not
+    allow that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is
+    computed in float32, models of other floats as well: weights and inputs become float32.
     Warns where the model is in training mode; its state does not change; and where the model
     writes into its inputs, which its graph does not. Raises InvalidInput for
     what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
@@ -51,28 +71,52 @@ def export(
     """
     args, kwargs = as_tensors(tuple(example_inputs), dict(example_kwargs or {}))
     with ONE_AT_A_TIME:
-        program, why_not = traced(model, args, kwargs, free_batch)
-        sizes = symbols_of_examples(program, args, kwargs) if program is model else {}
-        exported = Exported(program, why_not, common_batch(args, kwargs), sizes=sizes)
+        likely = (0,) * len(tensors_of(args, kwargs)) if axes is None else axes
+        exported = _exported_on(model, args, kwargs, likely if free_batch else None)
         if exported.changed_inputs:
             warn_caller(
                 f"the model changes its input {exported.changed_inputs[0]!r} in place; compiled, "
                 "it leaves the caller's tensor as it is (inplace=False does so in torch)"
             )
-        if exported.example_batch != 1 or why_not or program is model:
+        if exported.batch_is_free or not free_batch or axes is not None or is_program(model):
             return exported
-        # It was exported as two samples: a model may do otherwise for one, in Python.
-        single = traced_again(model, args, kwargs)
-        if not exported.batch_is_free:
-            return Exported(single, exported.why_not_free, 1, exported.copies)
-        why_not = "the model computes otherwise for one sample"
-        alone = Exported(single, why_not, 1, exported.copies)
-        return alone if why_not_alike(alone.graph(), exported.graph(1)) else exported
+        for choice in likely_axes(exported.graph()):
+            if choice != likely:
+                found = _exported_on(model, args, kwargs, choice, exported.copies)
+                if found.batch_is_free:
+                    return found
+        return exported
+
+
+def _exported_on(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    axes: InputAxes | None,
+    copies: Copies | None = None,
+) -> Exported:
+    """The model whose tensors have their batch there; without axes it is fixed."""
+    program, why_not = traced(model, args, kwargs, axes)
+    if program is model:
+        return Exported(program, sizes=symbols_of_examples(program, args, kwargs))
+    batch = None if axes is None else common_batch(args, kwargs, axes)
+    exported = Exported(program, why_not, batch, copies)
+    if exported.example_batch != 1 or why_not:
+        return exported
+    # It was exported as two samples: a model may do otherwise for one, in Python.
+    single = traced_again(model, args, kwargs)
+    if exported.axes is None:
+        return Exported(single, exported.why_not_free, 1, exported.copies)
+    why_not = "the model computes otherwise for one sample"
+    alone = Exported(single, why_not, 1, exported.copies)
+    found = batch_first(alone.graph(), exported.axes)
+    return alone if why_not_alike(found, exported.graph(1)) else exported
 
 
 class Exported:
     """An exported model. `graph(batch)` is its graph for a batch of that size.
 
+    Where the batch is free, samples lie on axis 0 in it; `axes` say where the model has them.
     `input_tree` is the form of (args, kwargs), `output_tree` that of what the model returns;
     graphs have the tensors of both, in order. `sizes` are the numbers of symbols beside the batch,
     the example's where they are left out. `copies` has those that another program of the same
@@ -92,7 +136,6 @@ class Exported:
         self.copies: Copies = {} if copies is None else copies
         self._constants = _constants(self._program, self.copies)
         self._arrays: dict[str, Array] = {}
-        self._graphs = GraphsBySize()
         signature = self._program.graph_signature
         self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
         # torch.export returns them as outputs, before all others.
@@ -101,18 +144,25 @@ class Exported:
         ]
         self.input_tree = _form(program.call_spec.in_spec, _arguments(self._program), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(self._program), "outputs")
-        self._symbol, traced_batch, found = _batch_of(self._program)
-        # One sample is traced as two.
-        free = self._symbol is not None and example_batch is not None
-        self.example_batch = example_batch if free else traced_batch
+        self.axes: BatchAxes | None = None
         self._probe: Graph | None = None  # what every batch's graph must be like
+        choices = list(_batches_of(self._program))
+        self._choose(choices[0] if choices else _fixed_batch(self._program), example_batch)
         self.graph()  # so that what is missing is said now
-        self.why_not_free = why_fixed or found or self._mixing()
+        self.why_not_free = why_fixed or self._mixing(choices, example_batch)
 
     @property
     def batch_is_free(self) -> bool:
-        """Whether axis 0 of inputs and outputs is the batch and no sample touches another."""
-        return not self.why_not_free
+        """Whether inputs and outputs have a batch and no sample touches another."""
+        return self.axes is not None
+
+    def _choose(self, batch: ProgramBatch, example_batch: int | None) -> None:
+        """Take that symbol for the batch's."""
+        self._symbol = batch.symbol
+        # One sample is traced as two.
+        free = batch.symbol is not None and example_batch is not None
+        self.example_batch = example_batch if free else batch.size
+        self._graphs = GraphsBySize()
 
     def graph(self, batch: int | None = None) -> Graph:
         """With that batch, by default the example's.
@@ -127,6 +177,8 @@ class Exported:
             )
         size = self.example_batch if batch is None else batch
         graph = self._graph(size)
+        if self.axes is not None:
+            graph = batch_first(graph, self.axes)
         if self._probe is not None and (why := why_not_alike(self._probe, graph, size)):
             raise InvalidInput(
                 f"the model computes otherwise for a batch of {size}: {why}; "
@@ -145,14 +197,21 @@ class Exported:
             known = self._constants, sizes, self._arrays, self._names
             return graph_of(module, *known, len(self.changed_inputs))
 
-    def _mixing(self) -> str:
-        """Why the batch is not free, from the graphs of two batches."""
-        if self._symbol is None:
-            return "it was exported for one batch"
-        why, probe = why_fixed(self._graph, self.example_batch)
-        if not why:
-            self._probe = probe
-        return why
+    def _mixing(self, choices: Sequence[ProgramBatch], example_batch: int | None) -> str:
+        """Why the batch is not free, from the graphs of two batches, on the likeliest axes."""
+        first = ""
+        for batch in choices:
+            self._choose(batch, example_batch)
+            try:
+                self.axes, self._probe = free_batch_of(
+                    self._graph, self.example_batch, batch.axes
+                )
+                return ""
+            except SamplesMixed as reason:
+                first = first or str(reason)
+        if choices:
+            self._choose(choices[0], example_batch)
+        return first or _why_one_batch(self._program)
 
 
 class _Tensor:
@@ -212,19 +271,47 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
     return constants
 
 
-def _batch_of(program: ExportedProgram) -> tuple[str | None, int | None, str]:
-    """The symbol on axis 0 of all inputs, its number in the example, and why there is none."""
-    sizes = []
-    for name, example in user_inputs(program):
-        if not len(example.shape):
-            return None, None, f"input {name} has no axes"
-        sizes.append((name, example.shape[0]))
+class ProgramBatch(NamedTuple):
+    """A size that may be a program's batch: its symbol, its number in the example, its axes."""
+
+    symbol: str | None
+    size: int | None
+    axes: tuple[int | None, ...] = ()
+
+
+def _batches_of(program: ExportedProgram) -> Iterator[ProgramBatch]:
+    """Sizes that may change: that of axis 0 of the inputs first."""
+    shapes = [example.shape for _, example in user_inputs(program)]
+    inputs = [
+        SizedInput(
+            (), {n: str(size) for n, size in enumerate(shape) if not isinstance(size, int)}
+        )
+        for shape in shapes
+    ]
+    places = [(axis, n) for n, each in enumerate(inputs) for axis in each.names]
+    for axis, number in sorted(places):
+        symbol, size = inputs[number].names[axis], shapes[number][axis]
+        axes = axes_of_name(inputs, symbol)
+        if axes[number] == axis and size.node.expr.is_Symbol:
+            yield ProgramBatch(symbol, size.node.hint, axes)
+
+
+def _fixed_batch(program: ExportedProgram) -> ProgramBatch:
+    """That of a program whose sizes do not change: axis 0 of the inputs."""
+    sizes = {tuple(example.shape[:1]) for _, example in user_inputs(program)}
+    return ProgramBatch(None, next(iter(sizes))[0] if len(sizes) == 1 and sizes != {()} else None)
+
+
+def _why_one_batch(program: ExportedProgram) -> str:
+    """What keeps a program from having a batch that may change."""
+    sizes = [(name, example.shape) for name, example in user_inputs(program)]
+    for name, shape in sizes:
+        if not len(shape):
+            return f"input {name} has no axes"
     if not sizes:
-        return None, None, "the model has no tensor inputs"
-    (first, size), *others = sizes
-    for name, other in others:
-        if str(other) != str(size):
-            return None, None, f"axis 0 of input {first} is {size}, that of {name} is {other}"
-    if isinstance(size, int):
-        return None, size, "it was exported for one batch"
-    return str(size), size.node.hint, ""
+        return "the model has no tensor inputs"
+    (first, (size, *_)), *others = sizes
+    for name, (other, *_) in others:
+        if other != size:
+            return f"axis 0 of input {first} is {size}, that of {name} is {other}"
+    return "it was exported for one batch"

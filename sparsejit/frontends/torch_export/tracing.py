@@ -14,6 +14,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.torch_export.recurrent_shapes import known_recurrent_shapes
 
@@ -28,11 +29,12 @@ _FIXED_SIZE = re.compile(r"specialized it to be a constant \((\d+)\)")
 
 
 def traced(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], free_batch: bool
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], axes: InputAxes | None
 ) -> tuple[ExportedProgram, str]:
     """The model as torch.export sees it, and why its batch is not free, if it is not.
 
-    Raises InvalidInput for what is no model, and where torch cannot export it.
+    `axes` say where each tensor has its batch, None that it shall be fixed. Raises InvalidInput
+    for what is no model, and where torch cannot export it.
     """
     import torch
 
@@ -45,15 +47,15 @@ def traced(
         )
     if any(module.training for module in model.modules()):
         warn_caller("the model is in training mode; what model.eval() computes is compiled")
-    why_not = _no_common_batch(args, kwargs) if free_batch else "it was not asked for"
+    why_not = "it was not asked for" if axes is None else _no_common_batch(args, kwargs, axes)
     with _evaluating(model), known_recurrent_shapes():
         if not why_not:
             try:
-                return _exported(model, args, kwargs, True), ""
+                return _exported(model, args, kwargs, axes), ""
             except Exception as error:  # torch has many types for a size that must not change
                 fixed = _FIXED_SIZE.search(str(error))
                 why_not = (
-                    f"the model works for axis 0 of {fixed[1]} only"
+                    f"the model works for a batch of {fixed[1]} only"
                     if fixed
                     else f"torch.export fixes it: {first_line(error)}"
                 )
@@ -68,7 +70,7 @@ def traced_again(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
     try:
-        return _exported(model, args, kwargs, False)
+        return _exported(model, args, kwargs, None)
     except Exception as error:
         raise InvalidInput(
             f"torch.export cannot export this {type(model).__name__}: {first_line(error)}; "
@@ -83,7 +85,8 @@ def first_line(error: Exception) -> str:
     return (reasons or lines or [repr(error)])[0].rstrip(".")
 
 
-def _tensors(args: Any, kwargs: Any) -> list[Any]:
+def tensors_of(args: Any, kwargs: Any) -> list[Any]:
+    """Those among the arguments of a call, in order."""
     from torch.utils._pytree import tree_leaves
 
     return [leaf for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
@@ -112,20 +115,27 @@ def as_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tree_map(as_tensor, (args, kwargs))
 
 
-def common_batch(args: Any, kwargs: Any) -> int | None:
-    """The length of axis 0 of all tensors, where it is one."""
-    sizes = {tuple(tensor.shape[:1]) for tensor in _tensors(args, kwargs)}
-    return None if len(sizes) != 1 or sizes == {()} else next(iter(sizes))[0]
+def common_batch(args: Any, kwargs: Any, axes: InputAxes) -> int | None:
+    """The size of all tensors on their axis of the batch, where it is one."""
+    sizes = set(_batches(args, kwargs, axes))
+    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
-def _no_common_batch(args: Any, kwargs: Any) -> str:
-    sizes = {tuple(tensor.shape[:1]) for tensor in _tensors(args, kwargs)}
-    if sizes in ({()}, set()) or () in sizes:
+def _batches(args: Any, kwargs: Any, axes: InputAxes) -> Iterator[int | None]:
+    """The batch of each tensor that should have one; None where it lacks the axis."""
+    for tensor, axis in zip(tensors_of(args, kwargs), axes, strict=True):
+        if axis is not None:
+            yield tensor.shape[axis] if axis < tensor.ndim else None
+
+
+def _no_common_batch(args: Any, kwargs: Any, axes: InputAxes) -> str:
+    sizes = set(_batches(args, kwargs, axes))
+    if not sizes or None in sizes:
         return "an input has no axes" if sizes else "there are no inputs"
     if len(sizes) > 1:
-        found = ", ".join(str(size) for (size,) in sorted(sizes))
-        return f"axis 0 of the inputs differs: {found}"
-    return "axis 0 of the inputs is empty" if sizes == {(0,)} else ""
+        axis = "axis 0" if not any(axes) else "the batch"
+        return f"{axis} of the inputs differs: {', '.join(map(str, sorted(filter(None, sizes))))}"
+    return "the batch is empty" if sizes == {0} else ""
 
 
 @contextmanager
@@ -147,20 +157,29 @@ def _evaluating(model: Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def _exported(model: Module, args: Any, kwargs: Any, free_batch: bool) -> ExportedProgram:
+def _exported(
+    model: Module, args: Any, kwargs: Any, axes: InputAxes | None
+) -> ExportedProgram:
     import torch
     from torch.utils._pytree import tree_map
 
-    if not free_batch:
+    if axes is None:
         return torch.export.export(model, tuple(args), dict(kwargs))
     batch = torch.export.Dim("batch")
+    of_tensor = dict(zip(map(id, tensors_of(args, kwargs)), axes, strict=True))
+    sizes: dict[int, dict[int, Any]] = {}
 
     def doubled(x: Any) -> Any:
+        axis = of_tensor.get(id(x))
+        if axis is None:
+            return x
         # One sample would be taken for a size that never changes.
-        return torch.cat([x, x]) if is_tensor(x) and x.shape[0] == 1 else x
+        made = torch.cat([x, x], axis) if x.shape[axis] == 1 else x
+        sizes[id(made)] = {axis: batch}
+        return made
 
     args, kwargs = tree_map(doubled, (tuple(args), dict(kwargs)))
-    free = tree_map(lambda x: {0: batch} if is_tensor(x) else None, _by_name(model, args, kwargs))
+    free = tree_map(lambda x: sizes.get(id(x)), _by_name(model, args, kwargs))
     return torch.export.export(model, args, kwargs, dynamic_shapes=free)
 
 
