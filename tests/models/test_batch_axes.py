@@ -182,13 +182,13 @@ def test_a_graph_of_any_batch_is_the_one_of_the_example(name: str) -> None:
 
 
 SHARED = {name: compiled(name, 6) for name in ("state", "mask")}
+EXACT = {name: compiled(name, 6, exact=True)[0] for name in SHARED}
 
 
 @settings(max_examples=20, deadline=None)
-@given(name=st.sampled_from(sorted(SHARED)), batch=st.integers(0, 40), plain=st.booleans())
+@given(name=st.sampled_from(sorted(EXACT)), batch=st.integers(0, 40), plain=st.booleans())
 def test_a_sample_has_the_same_bits_in_any_company(name: str, batch: int, plain: bool) -> None:
-    fast, _ = SHARED[name]
-    axes = CASES[name].axes
+    fast, axes = EXACT[name], CASES[name].axes
     inputs = [x.numpy() for x in CASES[name].inputs(batch + 1)]
     pairs = zip(inputs, axes.inputs, strict=True)
     alone = [x if axis is None else x.take([-1], axis) for x, axis in pairs]

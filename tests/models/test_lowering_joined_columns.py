@@ -90,7 +90,7 @@ def encoder() -> nn.Module:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sample_has_the_same_bits_in_any_company(threads: int) -> None:
     model, x = encoder(), torch.randn(37, CHANNELS, 4)
-    fast = sparsejit.compile(model, (x[:16],), threads=threads)
+    fast = sparsejit.compile(model, (x[:16],), threads=threads, exact=True)
     assert fast.tile is not None and fast.tile > 1
     found = fast(x)
     with torch.no_grad():
