@@ -65,7 +65,7 @@ def gains(
     """Time every problem in every dtype on one thread and on at most `threads`.
 
     In rounds over all of them, of which the least counts: another guest may slow either core for
-    seconds (docs/threads.md).
+    seconds (docs/notes/threads.md).
     """
     cases = []
     for problem, dtype in product(problems, tuple(dtypes)):

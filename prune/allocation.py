@@ -88,7 +88,7 @@ ALLOCATIONS: dict[str, Allocation] = {
 def choose_allocation(
     asked: str | None, amount: Amount, pattern: Pattern, is_magnitude: bool
 ) -> str:
-    """The name of what shares an amount; by default what loses least in docs/pruning.md.
+    """The name of what shares an amount; by default what loses least in docs/notes/pruning.md.
 
     is_magnitude: whether weights are scored by it, without which LAMP has no meaning.
     Raises InvalidInput for an unknown name, and for one that the rest contradicts.

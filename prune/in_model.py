@@ -1,7 +1,7 @@
 """How long kernels take as parts of a model, where they push each other out of the nearest caches.
 
 Alone in a loop, the layers of a perceptron add up to 0.55 to 1.1 of the time of all in turn
-(docs/pruning.md), so nothing here is measured alone.
+(docs/notes/pruning.md), so nothing here is measured alone.
 """
 
 import math

@@ -5,7 +5,7 @@
 after x is clamped to [-LIMIT, LIMIT] for tanh and to twice that for sigmoid. In float32 xP reaches
 Q at the limit and never exceeds it before, so the results end at 1 exactly and never pass it. Near
 zero P = Q = 1 and tanh x = x, denormals included. Rounding makes neither function monotone.
-docs/activations.md has the errors over all floats.
+docs/notes/activations.md has the errors over all floats.
 """
 
 from collections.abc import Callable, Sequence

@@ -103,7 +103,7 @@ _TESTS = "what the tests held until November 2026"
 _OF_THE_REST = (
     Claim("A", PREDICTED, 0.9, _TESTS),
     Claim("C95", PREDICTED, 0.9, _TESTS),
-    Claim("C90", ONE_THREAD, 1.2, "docs/threads.md", microarchitecture="zen5", isa="avx512"),
+    Claim("C90", ONE_THREAD, 1.2, "docs/notes/threads.md", microarchitecture="zen5", isa="avx512"),
     Claim("C90", ONE_THREAD, 1.35, _MEASURED_HERE, microarchitecture="golden_cove", isa="avx512"),
     Claim("four threads on one core", ONE_THREAD, 0.05, _TESTS),
     Claim("idle workers", "one busy core", 4.0, _TESTS),

@@ -10,7 +10,7 @@ child until it compiles a kernel for several threads.
 
 x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
 mailbox is filled before its state says so, y is written before the worker counts its answer.
-docs/threads.md has when sleepers are woken, and what that costs.
+docs/notes/threads.md has when sleepers are woken, and what that costs.
 """
 
 import atexit

@@ -17,7 +17,7 @@ from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedTarget
 from sparsejit.prune import load_weights, load_workload
 
 ROOT = Path(__file__).parents[2]
-DOCS = (ROOT / "docs/pruning.md").read_text()
+DOCS = (ROOT / "docs/notes/pruning.md").read_text()
 
 MODEL = """
 import os, signal

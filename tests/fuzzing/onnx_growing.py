@@ -32,7 +32,7 @@ FLOAT = np.dtype(np.float32)
 LONG = np.dtype(np.int64)
 # Relative; float64 is computed in float32.
 NOISE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-6}
-# What docs/models.md says of these is absolute.
+# What docs/notes/models.md says of these is absolute.
 _ABSOLUTE = 5e-7
 _APPROXIMATED = (
     *("Erf", "Gelu", "GRU", "LSTM", "RNN", "Sigmoid", "Tanh", "FastGelu", "BiasGelu"),

@@ -53,7 +53,7 @@ def _views(grow: Growing, x: Tensor) -> list[tuple[str, Callable[[Tensor], Tenso
         chosen = [draw.randrange(length) for _ in range(draw.randint(1, 4))]
         index = torch.tensor(chosen)
         found.append((f"index_select {chosen}", lambda x: x.index_select(axis, index.clone())))
-    if axis % x.dim():  # the batch stays, also where it is one sample: docs/models.md
+    if axis % x.dim():  # the batch stays, also where it is one sample: docs/notes/models.md
         found.append((f"squeeze {axis}", lambda x: x.squeeze(axis)))
     if x.dim() > 2:
         found += [

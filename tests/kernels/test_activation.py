@@ -76,8 +76,8 @@ def _sampled(activation: Activation, isa: str) -> Sweep:
 
 
 def _documented(activation: Activation, isa: str) -> dict[str, str]:
-    """The cells of the first table in docs/activations.md, by the names in its head."""
-    page = Path(__file__).parents[2] / "docs" / "activations.md"
+    """The cells of the first table in docs/notes/activations.md, by the names in its head."""
+    page = Path(__file__).parents[2] / "docs" / "notes" / "activations.md"
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in page.read_text().splitlines()

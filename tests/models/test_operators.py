@@ -67,7 +67,7 @@ def test_the_mappings_are_used_and_not_decompositions(monkeypatch: pytest.Monkey
 
 
 def test_the_documentation_lists_every_operator() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "notes" / "models.md").read_text()
     names = {str(operator).split(".")[1] for operator in OPERATORS}
     listed = set(re.findall(r"`(\w+)`", page))
     assert {name for name in names if not name.startswith("_")} <= listed

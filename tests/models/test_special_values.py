@@ -41,8 +41,8 @@ FLOATS = {
 PLACES = ("embedding", "gather", "index", "one_hot")
 # Where we differ from torch: the row, the numbers, and why. Those under "" differ with all.
 DIFFERENT: dict[tuple[str, str], str] = {
-    ("sin.default", "large"): "bounded only beyond 1e7, as docs/models.md says",
-    ("cos.default", "large"): "bounded only beyond 1e7, as docs/models.md says",
+    ("sin.default", "large"): "bounded only beyond 1e7, as docs/notes/models.md says",
+    ("cos.default", "large"): "bounded only beyond 1e7, as docs/notes/models.md says",
     ("tan.default", "large"): "the quotient of sin and cos",
     ("gelu.default", "infinite"): "torch's gelu of infinity is NaN in float32, not in float64",
     ("gelu.default", "nan"): "torch's gelu of infinity is NaN in float32, not in float64",
@@ -59,7 +59,7 @@ DIFFERENT: dict[tuple[str, str], str] = {
             *("upsample_bicubic2d.vec", "scaled_dot_product_attention.default"),
         )
     },
-    ("remainder.Scalar_Tensor", "denormal"): "exact for quotients below 2^46, says docs/models.md",
+    ("remainder.Scalar_Tensor", "denormal"): "exact below 2^46, says docs/notes/models.md",
     ("topk.default", ""): "torch takes any of equals, we the first",
 }
 

@@ -181,6 +181,6 @@ ZEN5 = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
-    # `sparsejit bench threads`, docs/threads.md; what crosses is assumed, within one L3.
+    # `sparsejit bench threads`, docs/notes/threads.md; what crosses is assumed, within one L3.
     sharing=SharingPrices(barrier_ns=100.0, crossing_bytes=20.0),
 )
