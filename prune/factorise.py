@@ -78,7 +78,7 @@ def factorise(
 
     weights: (out, in), finite and not all zero. kind: "monarch", "butterfly", "block-circulant" or
     "low-rank-plus-sparse"; each tries its sparsest form first, and ends with one that is exact, so
-    that an error of 1 gives the sparsest and 0 may give back the matrix itself (but for rounding,
+    that an error of 1 gives the sparsest and 0 may give back the matrix itself (except for rounding,
     of which 1e-6 is allowed).
     Raises InvalidInput for anything else.
     """

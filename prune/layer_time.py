@@ -48,7 +48,7 @@ def time_layers(
     example_inputs, run: as for `latency_table`; without them a convolution is timed as the product
         of one position.
     Raises InvalidInput for a model without the report's weights, and CompileError if a kernel's
-    output is not its oracle's, but for rounding.
+    output is not its oracle's, except for rounding.
     """
     parameters = {layer.name: _parameter(model, layer.name) for layer in report.layers}
     found = {}

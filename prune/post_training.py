@@ -57,7 +57,7 @@ def prune_second_order(
 ) -> SparsityReport:
     """Zero weights by what their loss does to the outputs, and refit the others to make up for it.
 
-    Every gate gives up round(amount * blocks). Of three choices, each refitted, the one of least
+    Every gate gives up round(amount * blocks). Three choices are refitted, and the one of least
     error on the calibration inputs is taken: by optimal brain surgery (see `second_order.py`) over
     the whole gate, by the same with an even share for every output (or group of outputs that share
     blocks), and by magnitude; so the error is never above that of magnitude pruning. Weights that
@@ -93,7 +93,7 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
     """Set the weights that are not zero to the least squares fit of the calibrated outputs.
 
     For any mask: calibrate the dense model, prune it in any way, then call this. The error on the
-    calibration inputs is the least that these zeros allow, but for `damping`. Raises InvalidInput
+    calibration inputs is the least that these zeros allow, except for `damping`. Raises InvalidInput
     where the inputs do not determine the weights.
     """
     for name, layer in calibration.items():

@@ -40,7 +40,7 @@ def local(length: int, window: int, is_causal: bool = False) -> BoolArray:
 
 
 def strided(length: int, stride: int, is_causal: bool = True) -> BoolArray:
-    """The nearest keys, and beyond them one in so many.
+    """The nearest keys, and beyond them one in `stride`.
 
     Both parts of the strided pattern of Sparse Transformers (Child et al. 2019, section 4.3) in one
     head: with its l as `stride`, keys up to l back, and those at distances that l divides. Without

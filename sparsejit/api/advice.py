@@ -31,7 +31,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Advice:
-    """Suggestions, the greatest gain first, none where nothing is worth the while.
+    """Suggestions, the greatest gain first, none where nothing is worth it.
 
     Each counts alone: those for the same layers do not add up.
     """

@@ -108,7 +108,7 @@ class CompiledEstimator(Compiled):
         return report_of(variant, self.title, statistics_of(variant), measure)
 
     def advise(self, method: str = "") -> Advice:
-        """What would make a method faster without fitting anew, as `CompiledModel.advise` does."""
+        """What would make a method faster without fitting it again, as `CompiledModel.advise` does."""
         variant = self.variant(method or self.methods[0])
         return advice_for(variant, measured_times(variant), trainable=False)
 

@@ -69,7 +69,7 @@ class Target:
     instruction_sets: names as in /proc/cpuinfo; below avx512 none of AVX-512 or AMX at all.
     l1d_bytes, l1i_bytes, l2_bytes: sizes in bytes, of the caches of one core.
     l3_bytes: the size in bytes of what cores share.
-    model: the processor's name for itself.
+    model: the processor's name as the system gives it.
     core: what is known of its microarchitecture.
     between_bytes: bytes of code and weights of others that run between two calls of a kernel.
     """
@@ -142,7 +142,7 @@ class Target:
         """The target called "native" (this machine), "avx2" or "avx512".
 
         The last two are the same everywhere: a level's required instruction sets, and
-        caches and prices of a Zen 5 core, so that choices can be tested on any machine.
+        caches and costs of a Zen 5 core, so that choices can be tested on any machine.
         """
         if name == "native":
             return cls.detect()

@@ -27,7 +27,7 @@ def test_python_blocks_run() -> None:
 def test_commands_exist() -> None:
     registered = {command.callback.__name__ for command in app.registered_commands}
     registered |= {group.name for group in app.registered_groups}
-    named = set(re.findall(r"bin/sparsejit (\w+)", README))
+    named = set(re.findall(r"^sparsejit (\w+)", "\n".join(blocks("sh")), re.MULTILINE))
     assert named
     assert named <= registered
     targets = set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE))

@@ -38,7 +38,7 @@ _FRAMES_TIMED, _TIMES = 20, 9
 class WaveRNN(Explained):
     """A pruned voice compiled into one native function. Thread-safe.
 
-    A copy is the voice itself; pickling keeps its source, and compiles it anew where it is loaded.
+    A copy is the voice itself; pickling keeps its source, and compiles it where it is loaded.
 
     What all ways to make one take:
 
@@ -86,7 +86,7 @@ class WaveRNN(Explained):
 
     @property
     def weights(self) -> VoiceWeights:
-        """Those of a voice that `train` made. Raises InvalidInput for any other network."""
+        """The weights of a voice that `train` made. Raises InvalidInput for any other network."""
         if self._weights is None:
             raise InvalidInput("this voice is another project's; voice.source has its tensors")
         return self._weights

@@ -63,7 +63,7 @@ TEMPERATURES = (0.01, 100.0)
 class LastSample:
     """The sample before, one number in [-1, 1], 0 at first.
 
-    Of classes that is 2 k / (classes - 1) - 1, and with linear prediction the signal.
+    With classes it is 2 k / (classes - 1) - 1, with linear prediction the signal.
     """
 
     name: str = LAST_SAMPLE
