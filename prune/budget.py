@@ -30,11 +30,18 @@ _TRIES = 16
 class TradeOff(Shown):
     """The amounts chosen for a budget, and what other budgets would cost.
 
-    measured_us: all layers, pruned to `amounts`, one after another on this machine. loss: the sum
-    over layers of -log of the share of squared weights that is left. times_us, losses: the least
-    loss for every time (n,), `uniform_times_us` and `uniform_losses` what one amount for all
-    layers gives (m,); both as the table has it, times `measured_us` over the table's sum for
-    `amounts`.
+    A loss is the sum over layers of -log of the share of squared weights that is left. The curves
+    are as the latency table has them, times `measured_us` over the table's sum for `amounts`.
+
+    Attributes:
+        budget_us: microseconds that were allowed
+        amounts: the share pruned of each target, by name
+        measured_us: microseconds of all layers, pruned to `amounts`, one after another
+        loss: the loss at `amounts`
+        times_us: microseconds (n,), rising
+        losses: the least loss (n,) for each of `times_us`
+        uniform_times_us: microseconds (m,) with one amount for all layers
+        uniform_losses: the loss (m,) for each of these
     """
 
     budget_us: float

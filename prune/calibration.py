@@ -17,8 +17,10 @@ from sparsejit.prune.targets import Target, match_targets
 class LayerCalibration:
     """A weight before pruning, as (out, everything else), and what it was multiplied with.
 
-    weight: float64, shape (out_features, in_features).
-    gram: float64, shape (in_features, in_features), the mean of x xT over `count` inputs x.
+    Attributes:
+        weight: float64, (out_features, in_features)
+        gram: float64, (in_features, in_features), the mean of x xT over `count` inputs x
+        count: how many inputs that is
     """
 
     weight: Tensor
@@ -57,11 +59,17 @@ def calibrate(
 ) -> Calibration:
     """Run the model over `batches` and gather the inputs of the targets' layers.
 
-    targets: as for Pruner. batches: a tensor each, or a tuple of the model's arguments; no labels.
-    run: what runs the model on a batch of another kind; its result is ignored.
     The model runs in eval mode, layers with the inputs they have before anything is pruned.
 
-    Raises InvalidInput for a layer of an unknown kind, one that never runs, or NaN in its inputs.
+    Args:
+        model: a torch module
+        targets: as for `Pruner`
+        batches: a tensor each, or a tuple of the model's arguments; no labels
+        run: a function of model and batch that runs the model on a batch of another kind; its
+            result is ignored
+
+    Raises:
+        InvalidInput: a layer of an unknown kind, one that never runs, or NaN in its inputs
     """
     calibration = {}
     owners: dict[nn.Module, list[str]] = {}

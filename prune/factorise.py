@@ -76,11 +76,16 @@ def factorise(
 ) -> Factorisation:
     """The sparsest factors of a kind whose relative error is at most `error`.
 
-    weights: (out, in), finite and not all zero. kind: "monarch", "butterfly", "block-circulant" or
-    "low-rank-plus-sparse"; each tries its sparsest form first, and ends with one that is exact, so
-    that an error of 1 gives the sparsest and 0 may give back the matrix itself (except for rounding,
-    of which 1e-6 is allowed).
-    Raises InvalidInput for anything else.
+    Each kind tries its sparsest form first, and ends with one that is exact. So an error of 1 gives
+    the sparsest; 0 may give back the matrix itself, except for rounding, of which 1e-6 is allowed.
+
+    Args:
+        weights: (out, in), finite and not all zero
+        kind: "monarch", "butterfly", "block-circulant" or "low-rank-plus-sparse"
+        error: the largest relative error in Frobenius norm, 0 to 1
+
+    Raises:
+        InvalidInput: another kind, an error out of range, or weights that are no such matrix
     """
     if kind not in KINDS:
         raise InvalidInput(f"kind={kind!r}; {suggest(kind, KINDS)}")

@@ -44,14 +44,28 @@ class Latency:
 
 @dataclass(frozen=True)
 class LatencyTable(Shown):
-    """Measured latencies; `print`, `rich.print` and notebooks show them."""
+    """Measured latencies; `print`, `rich.print` and notebooks show them.
+
+    Attributes:
+        rows: one measurement each
+        dtype: how the measured weights were stored
+        machine: the processor that was measured
+    """
 
     rows: tuple[Latency, ...]
     dtype: str
     machine: str
 
     def curve(self, name: str, pattern: str) -> tuple[list[float], list[float]]:
-        """Amounts, rising, and their microseconds. Raises InvalidInput for what is not in it."""
+        """Amounts, rising, and their microseconds.
+
+        Args:
+            name: that of a target
+            pattern: one that was measured
+
+        Raises:
+            InvalidInput: the table has no such curve
+        """
         rows = [row for row in self.rows if (row.name, row.pattern) == (name, pattern)]
         if not rows:
             known = sorted({(row.name, row.pattern) for row in self.rows})
@@ -61,7 +75,13 @@ class LatencyTable(Shown):
     def time_us(self, name: str, pattern: str, amount: float) -> float:
         """Microseconds at an amount, between two measured ones in proportion.
 
-        Raises InvalidInput beyond the amounts measured.
+        Args:
+            name: that of a target
+            pattern: one that was measured
+            amount: the share pruned
+
+        Raises:
+            InvalidInput: the table has no such curve, or does not reach that amount
         """
         amounts, times = self.curve(name, pattern)
         if not amounts[0] <= amount <= amounts[-1]:
@@ -109,14 +129,24 @@ def latency_table(
     turn as fill the room of all targets' code and weights at that amount, because the others push
     it out of the nearest caches. A copy of the weights is pruned, as `Pruner` would.
 
-    example_inputs: what the model is called with, a tensor or a tuple of arguments; the sizes of
-        its images are those that convolutions are timed for, its batch does not matter. Without
-        convolutions it is not needed.
-    run: what calls the model with example inputs of another kind, as in `calibrate`.
-
     Tables are kept in the user's cache directory under a key of weights, pattern, amounts, dtype,
-    processor and the compiler's source. Raises InvalidInput as `Pruner` does, and for a convolution
-    whose images are not known.
+    processor and the compiler's source.
+
+    Args:
+        model: a torch module
+        targets: as for `Pruner`
+        patterns: as for `Pruner`, one or more
+        amounts: shares to prune, each 0 to 1
+        dtype: how compiled weights are stored
+        per_gate: as for `Pruner`
+        example_inputs: what the model is called with, a tensor or a tuple of arguments.
+            Convolutions are timed for the sizes of its images; its batch does not matter. Without
+            convolutions it is not needed.
+        run: a function of model and example inputs that calls the model, where `model(*inputs)`
+            does not
+
+    Raises:
+        InvalidInput: as `Pruner` does, and a convolution whose images are not known
     """
     rows: list[Latency] = []
     names = match_targets(model, targets)

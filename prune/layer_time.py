@@ -40,15 +40,22 @@ def time_layers(
     example_inputs: Any = None,
     run: Callable[[nn.Module, Any], Any] = call,
 ) -> SparsityReport:
-    """The report with what each weight costs here; `progress` is told the name of each first.
+    """The report with what each weight costs here.
 
     >>> print(time_layers(model, pruner.finalize()))
 
-    dtype: of the compiled weights. A weight counts as (out, everything else).
-    example_inputs, run: as for `latency_table`; without them a convolution is timed as the product
-        of one position.
-    Raises InvalidInput for a model without the report's weights, and CompileError if a kernel's
-    output is not its oracle's, except for rounding.
+    Args:
+        model: the torch module that was pruned
+        report: what `Pruner.finalize` returned
+        dtype: how compiled weights are stored; a weight counts as (out, everything else)
+        progress: a function that is told the name of each weight first
+        example_inputs: as for `latency_table`; without them a convolution is timed as the product
+            for one position
+        run: as for `latency_table`
+
+    Raises:
+        InvalidInput: the model lacks the report's weights
+        CompileError: a kernel's output is not that of its reference, except for rounding
     """
     parameters = {layer.name: _parameter(model, layer.name) for layer in report.layers}
     found = {}

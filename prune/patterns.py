@@ -79,10 +79,11 @@ class Pattern(Protocol):
 class BlockPattern:
     """Blocks of `rows` consecutive outputs by `cols` consecutive inputs.
 
-    The grid starts afresh at the first row of each gate. Blocks cut off by the lower or right
-    edge are smaller. A block's score is the mean importance, so that those compete with whole ones.
+    The grid starts afresh at the first row of each gate. Blocks cut off by the lower or right edge
+    are smaller. A block's score is the mean importance, so that those compete with whole ones.
 
-    Raises InvalidInput unless rows and cols are at least 1.
+    Raises:
+        InvalidInput: unless rows and cols are at least 1
     """
 
     rows: int
@@ -151,7 +152,8 @@ class NofM:
     A block is the weight of rank k of every row and window. The last window, where cut off by the
     edge, counts its missing inputs as pruned.
 
-    Raises InvalidInput unless 1 <= kept < window.
+    Raises:
+        InvalidInput: unless 1 <= kept < window
     """
 
     kept: int

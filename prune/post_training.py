@@ -28,11 +28,18 @@ def prune_wanda(
     """Zero the weights of least |w| * norm of the input; the others stay as they are.
 
     Sun et al. 2024, "A simple and effective pruning approach for large language models".
-    Unstructured, every output gives up round(amount * in_features) weights, as in the paper;
-    in blocks and lanes every gate gives up round(amount * blocks).
+    Unstructured, every output gives up round(amount * in_features) weights, as in the paper; in
+    blocks and lanes every gate gives up round(amount * blocks).
 
-    amount: as for Pruner, one share or one for each glob or gate. per_gate: as for Pruner.
-    Raises InvalidInput where amount, pattern or per_gate do not fit the weights.
+    Args:
+        model: a torch module, pruned in place
+        calibration: what `calibrate` returned for it
+        amount: as for `Pruner`, one share or one for each glob or gate
+        pattern: as for `Pruner`
+        per_gate: as for `Pruner`
+
+    Raises:
+        InvalidInput: amount, pattern or per_gate do not fit the weights
     """
     chosen = choose_pattern(pattern)
 
@@ -60,14 +67,21 @@ def prune_second_order(
     Every gate gives up round(amount * blocks). Three choices are refitted, and the one of least
     error on the calibration inputs is taken: by optimal brain surgery (see `second_order.py`) over
     the whole gate, by the same with an even share for every output (or group of outputs that share
-    blocks), and by magnitude; so the error is never above that of magnitude pruning. Weights that
+    blocks), and by magnitude. So the error is never above that of magnitude pruning. Weights that
     are zero already compete like others.
 
-    amount: as for Pruner, one share or one for each glob or gate. per_gate: as for Pruner.
-    damping: share of the inputs' mean square that is added to each, for inputs that are few or
-        linearly dependent.
-    Raises InvalidInput where amount, pattern or per_gate do not fit the weights, and where the
-    inputs do not determine them.
+    Args:
+        model: a torch module, pruned in place
+        calibration: what `calibrate` returned for it
+        amount: as for `Pruner`, one share or one for each glob or gate
+        pattern: as for `Pruner`
+        per_gate: as for `Pruner`
+        damping: share of the inputs' mean square that is added to each, for inputs that are few or
+            linearly dependent
+
+    Raises:
+        InvalidInput: amount, pattern or per_gate do not fit the weights, or the inputs do not
+            determine them
     """
     chosen = choose_pattern(pattern)
 
@@ -93,8 +107,15 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
     """Set the weights that are not zero to the least squares fit of the calibrated outputs.
 
     For any mask: calibrate the dense model, prune it in any way, then call this. The error on the
-    calibration inputs is the least that these zeros allow, except for `damping`. Raises InvalidInput
-    where the inputs do not determine the weights.
+    calibration inputs is the least that these zeros allow, except for `damping`.
+
+    Args:
+        model: a torch module, refitted in place
+        calibration: what `calibrate` returned before it was pruned
+        damping: as for `prune_second_order`
+
+    Raises:
+        InvalidInput: the inputs do not determine the weights
     """
     for name, layer in calibration.items():
         weight = model.get_parameter(name)

@@ -39,33 +39,34 @@ from sparsejit.prune.targets import (
 class Pruner:
     """Zeroes the least important weights, block by block, while a model trains.
 
-    Weights stay plain parameters: call `prepare` once and `step` after every `optimizer.step`.
-    A weight of more than two dimensions counts as (out, product of the rest). Once pruned, a
-    weight stays pruned. In every gate of every target round(amount * blocks) blocks go.
+    Weights stay plain parameters: call `prepare` once and `step` after every `optimizer.step`. A
+    weight of more than two axes counts as (out, product of the rest). Once pruned, a weight stays
+    pruned. In every gate of every target round(amount * blocks) blocks go.
 
-    amount: share of blocks pruned at the end, 0 <= amount < 1; or globs with a share each, or
-        with one share a gate: {"rnn.*": (0.9, 0.8, 0.9), "fc*": 0.95}; the first match counts.
-    pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "lane16",
-        or N:M such as "2:4".
-    targets: globs over `model.named_parameters()` names, "!glob" for what to leave alone, or
-        functions of a name and a parameter. By default, and of nothing but "!glob" beside them,
-        every weight of two or more axes that no embedding or normalisation holds.
-    schedule: when and how fast; by default everything at once in `prepare`.
-    block: any (rows, cols) of weight[out, in] in place of a pattern.
-    per_gate: equal density in each gate of nn.GRU, nn.LSTM and their cells. A mapping such as
-        {"cell.weight": 3} says so for other modules as well; False prunes across gates.
-    allocation: "uniform", "global", "lamp" or "erk": how the targets share one amount. By default
-        "lamp", which loses least, or "erk" where scores are no magnitudes.
-    criterion: Magnitude() by default, Movement() or Random(seed).
-    regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
-    keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
-    budget_us: in place of an amount, what one product of each target, and of convolutions one
-        image, may take in all, compiled and one after another on this machine. `prepare` measures,
-        chooses the amounts that cost the least (see `budget.py`) and leaves them, with what other
-        budgets would, in `trade_off`.
-    dtype: of the compiled weights, for `budget_us`.
+    Args:
+        amount: share of blocks pruned at the end, 0 <= amount < 1; or globs with a share each, or
+            with one share a gate: {"rnn.*": (0.9, 0.8, 0.9), "fc*": 0.95}; the first match counts.
+        pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "lane16",
+            or N:M such as "2:4".
+        targets: globs over `model.named_parameters()` names, "!glob" for what to leave alone, or
+            functions of a name and a parameter. By default, or with nothing but "!glob", every
+            weight of two or more axes that no embedding or normalisation holds.
+        schedule: when and how fast; by default everything at once in `prepare`.
+        block: any (rows, cols) of weight[out, in] in place of a pattern.
+        per_gate: equal density in each gate of nn.GRU, nn.LSTM and their cells. A mapping such as
+            {"cell.weight": 3} says so for other modules as well; False prunes across gates.
+        allocation: "uniform", "global", "lamp" or "erk": how the targets share one amount. By
+            default "lamp", which loses least, or "erk" where scores are no magnitudes.
+        criterion: Magnitude() by default, Movement() or Random(seed).
+        regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
+        keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
+        budget_us: microseconds, in place of an amount: what one product of each target (of
+            convolutions one image) may take in all, one after another on this machine. `prepare`
+            measures, chooses the amounts that lose the least, and leaves them in `trade_off`.
+        dtype: how compiled weights are stored, for `budget_us`.
 
-    Raises InvalidInput for a value outside its range.
+    Raises:
+        InvalidInput: a value is outside its range
     """
 
     def __init__(
@@ -124,12 +125,18 @@ class Pruner:
         example_inputs: Any = None,
         run: Callable[[nn.Module, Any], Any] = call,
     ) -> None:
-        """Start at step 0 on the model's targets; with `keep_zeros` their zeros count as pruned.
+        """Start at step 0 on the model's targets. Warns of a target that is no more than one block.
 
-        example_inputs, run: as for `latency_table`, which `budget_us` needs for convolutions.
-        Raises InvalidInput where a target matches nothing, or no matrix, or holds NaN, where what
-        is protected leaves too little to prune, and for a convolution whose images a budget needs.
-        Warns of a target that is no more than one block of the pattern.
+        Args:
+            model: a torch module, pruned in place
+            optimizer: what trains it; its state of pruned weights is zeroed as well
+            keep_zeros: whether zeros that are there count as pruned
+            example_inputs: as for `latency_table`, which `budget_us` needs for convolutions
+            run: as for `latency_table`
+
+        Raises:
+            InvalidInput: a target matches nothing, or no matrix, or holds NaN; what is protected
+                leaves too little to prune; a budget needs a convolution's images
         """
         check_model(model)
         if isinstance(self.per_gate, Mapping):
@@ -164,7 +171,10 @@ class Pruner:
         """Prune further where the schedule says so, and zero what is pruned.
 
         Call it after each `optimizer.step`, which moves pruned weights (by their gradients,
-        momentum and weight decay). Raises InvalidInput before `prepare` and for NaN weights.
+        momentum and weight decay).
+
+        Raises:
+            InvalidInput: before `prepare`, and for NaN weights
         """
         weights = self._weights()
         self._step += 1
@@ -227,7 +237,11 @@ class Pruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; call after `prepare` on a model with the same targets.
 
-        Raises InvalidInput where names, pattern or shapes differ, and changes nothing then.
+        Args:
+            state: what `state_dict` returned
+
+        Raises:
+            InvalidInput: names, pattern or shapes differ; nothing is changed then
         """
         weights = self._weights()
         self._check_state(state)

@@ -194,9 +194,13 @@ class Training:
 class Recipe:
     """Everything about a pruning run but the model and its data.
 
-    prune: the Pruner's parameters; `schedule`, `criterion` and `regulariser` are Choices.
-    method: a row of METHODS. seed: of the batches' order and of whatever else torch draws.
     Make one with `load` or `from_dict`, which check everything.
+
+    Attributes:
+        prune: the Pruner's parameters; `schedule`, `criterion` and `regulariser` are Choices
+        method: a row of METHODS
+        train: steps, optimizer and learning rate, where the method trains
+        seed: of the order of the batches, and of what else torch draws
     """
 
     prune: Mapping[str, Any]
@@ -206,9 +210,14 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Recipe":
-        """Read a YAML 1.2 file.
+        """Read a recipe from a YAML file.
 
-        Raises DamagedFile for one that is not YAML, InvalidInput as `from_dict` does.
+        Args:
+            path: the file
+
+        Raises:
+            DamagedFile: the file is not YAML
+            InvalidInput: as `from_dict` does
         """
         try:
             from ruamel.yaml import YAML
@@ -230,8 +239,13 @@ class Recipe:
     def from_dict(cls, data: Mapping[str, Any], file: str = "recipe") -> "Recipe":
         """A recipe out of plain data; `to_dict` gives it back.
 
-        Raises InvalidInput, which names `file`, the key, the value found and the remedy, for
-        unknown, missing and mistyped keys, values out of range, and settings that contradict.
+        Args:
+            data: as a recipe's YAML file holds it
+            file: the name of the file, for messages
+
+        Raises:
+            InvalidInput: unknown, missing and mistyped keys, values out of range, and settings that
+                contradict; the message names `file`, the key, the value found and the remedy
         """
         place = Place(file)
         readers: dict[str, Reader] = {

@@ -36,10 +36,12 @@ class Regulariser(Protocol):
 class GroupLasso:
     """strength * sum over blocks of sqrt(weights in the block) * (norm of the block).
 
-    Yuan & Lin 2006, "Model selection and estimation in regression with grouped variables",
-    equation 2.1. Blocks of one weight make it the L1 penalty.
+    Yuan & Lin 2006, "Model selection and estimation in regression with grouped variables", equation
+    2.1. Blocks of one weight make it the L1 penalty.
 
-    pattern: the Pruner's own where it is a block; a lane or N:M has no fixed blocks.
+    Args:
+        strength: more than 0
+        pattern: the Pruner's own where it is a block; a lane or N:M has no fixed blocks
     """
 
     def __init__(self, strength: float, pattern: Pattern) -> None:
@@ -85,13 +87,17 @@ class L1(GroupLasso):
 class ADMM:
     """Alternating directions: rho / 2 * |W - Z + U|^2 for each weight matrix W.
 
-    Z is W + U projected onto the pruner's pattern and final amount, U the scaled dual variable
-    that adds up W - Z; both are renewed every `every` steps. Boyd et al. 2011, "Distributed
-    optimization and statistical learning via ADMM", section 9.1; Zhang et al. 2018, "A systematic
-    DNN weight pruning framework using ADMM". The schedule's end is the final projection: use
-    OneShot(at=...) late enough for `residuals` to have fallen.
+    Z is W + U projected onto the pruner's pattern and final amount, U the scaled dual variable that
+    adds up W - Z; both are renewed every `every` steps. Boyd et al. 2011, "Distributed optimization
+    and statistical learning via ADMM", section 9.1; Zhang et al. 2018, "A systematic DNN weight
+    pruning framework using ADMM". The schedule's end is the final projection: use OneShot(at=...)
+    late enough for `residuals` to have fallen.
 
-    residuals: |W - Z| / |W| over all targets at each renewal (the relative primal residual).
+    `residuals` holds |W - Z| / |W| over all targets at each renewal (the relative primal residual).
+
+    Args:
+        rho: strength, more than 0
+        every: steps between two renewals
     """
 
     def __init__(self, rho: float = 1e-2, every: int = 100) -> None:

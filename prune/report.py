@@ -18,10 +18,16 @@ class LayerTime:
 
     A recurrent layer takes one step. A convolution takes one image for each of its calls, or one
     position of its output where images are not known.
-    lane_use: nonzeros over the lanes of all steps that the cost model counts (`cost.lane_use`);
-        None for images, whose lanes are positions.
-    predicted_ns: the cost model's. measured_ns: the least of many calls (of images the median), the
-        median over places in memory. GFLOPS go by the measured time; effective ones count zeros.
+
+    Attributes:
+        kernel: dtype, family and level
+        lane_use: nonzeros over the lanes of all steps that the cost model counts (`cost.lane_use`);
+            None for images, whose lanes are positions
+        predicted_ns: nanoseconds, as predicted
+        measured_ns: nanoseconds, the fastest of many calls (of images the median), the median over
+            places in memory
+        effective_gflops: operations a nanosecond of the measured time, zeros counted
+        real_gflops: the same without zeros
     """
 
     kernel: str
@@ -34,7 +40,19 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class LayerSparsity:
-    """One weight: counts are of nonzero values, not of masks."""
+    """One weight: counts are of nonzero values, not of masks.
+
+    Attributes:
+        name: the parameter's name in the model
+        shape: the parameter's shape
+        gates: how many gates share it
+        pattern: what it was pruned in
+        nnz: values that are not zero
+        elements: all values
+        occupied_blocks: blocks that hold a value that is not zero
+        blocks: all blocks
+        time: what it costs, where `time_layers` measured it
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -101,7 +119,9 @@ _COST: _Columns = {
 class SparsityReport(Shown):
     """All pruned layers; `print`, `rich.print` and notebooks show a table.
 
-    in_turn_us: measured time of all products one after another, where they were timed.
+    Attributes:
+        layers: one entry a weight
+        in_turn_us: microseconds of all products one after another, where they were timed
     """
 
     layers: Sequence[LayerSparsity]

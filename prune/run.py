@@ -64,14 +64,19 @@ def run_recipe(
     checkpoint: str | PathLike[str] | None = None,
     progress: Callable[[RunProgress], None] = lambda progress: None,
 ) -> PruningResult:
-    """Prune the workload's model in place, as the recipe says; seeds torch's generator.
+    """Prune the workload's model in place, as the recipe says. Seeds torch's generator.
 
-    checkpoint: a file written every minute of training, at its end, and on Ctrl-C, which then ends
-        the step that is running. If it exists the run goes on from there, with the same result as
-        without interruption on the same machine and number of threads.
+    Args:
+        workload: the model, its batches and its loss
+        recipe: what to do
+        checkpoint: a file written every minute of training, at its end, and on Ctrl-C, which then
+            ends the step that is running. If it exists the run goes on from there, with the same
+            result as without interruption on the same machine and number of threads.
+        progress: a function that is told how far the run is
 
-    Raises InvalidInput where the workload lacks what the recipe needs, for a loss that is not
-    finite, and for the checkpoint of another recipe.
+    Raises:
+        InvalidInput: the workload lacks what the recipe needs, a loss is not finite, or the
+            checkpoint is of another recipe
     """
     _check_data(workload, recipe)
     run = _Run(workload, recipe)

@@ -43,9 +43,13 @@ def _check_steps(owner: object, **steps: Any) -> None:
 
 @dataclass(frozen=True)
 class OneShot:
-    """The whole amount at one step; 0 prunes inside `Pruner.prepare`.
+    """The whole amount at one step.
 
-    Raises InvalidInput unless at >= 0.
+    Attributes:
+        at: the step; 0 prunes inside `Pruner.prepare`
+
+    Raises:
+        InvalidInput: `at` is below 0
     """
 
     at: int = 0
@@ -70,7 +74,8 @@ class OneShot:
 class _Gradual:
     """From step `start` to step `end`, recomputed each `every` steps and at `end`.
 
-    Raises InvalidInput unless 0 <= start < end and every >= 1.
+    Raises:
+        InvalidInput: unless 0 <= start < end and every >= 1
     """
 
     start: int
@@ -100,10 +105,16 @@ class _Gradual:
 class CubicSchedule(_Gradual):
     """final * (1 - (1 - t)^3) with t from 0 at step `start` to 1 at step `end`.
 
-    Zhu & Gupta 2017, "To prune, or not to prune", equation 1. `end` always recomputes, so the
-    final amount is exact also where `every` does not divide `end - start`.
+    Zhu & Gupta 2017, "To prune, or not to prune", equation 1. `end` always recomputes, so the final
+    amount is exact also where `every` does not divide `end - start`.
 
-    Raises InvalidInput unless 0 <= start < end and every >= 1.
+    Attributes:
+        start: the first step that prunes
+        end: the last
+        every: steps between two updates of the masks
+
+    Raises:
+        InvalidInput: unless 0 <= start < end and every >= 1
     """
 
     def amount(self, step: int, final: float) -> float:
@@ -114,7 +125,13 @@ class CubicSchedule(_Gradual):
 class ConstantRate(_Gradual):
     """The same share at every update: final * t, with t from 0 at `start` to 1 at `end`.
 
-    Raises InvalidInput unless 0 <= start < end and every >= 1.
+    Attributes:
+        start: the first step that prunes
+        end: the last
+        every: steps between two updates of the masks
+
+    Raises:
+        InvalidInput: unless 0 <= start < end and every >= 1
     """
 
     def amount(self, step: int, final: float) -> float:
@@ -129,10 +146,16 @@ class IterativeSchedule:
     recipe's step `rewind_to`; after the last of `rounds` prunings it runs to its end once more,
     `total` steps in all. `Pruner.training_step` is the recipe's step: set the learning rate by it
     (learning-rate rewinding, Renda et al. 2020, "Comparing rewinding and fine-tuning"). With
-    `rewind_weights` the model and the optimizer also go back to what they were at `rewind_to`
-    (weight rewinding; the lottery ticket of Frankle & Carbin 2019 where it is 0).
+    `rewind_weights` and `rewind_to=0` it is the lottery ticket of Frankle & Carbin 2019.
 
-    Raises InvalidInput unless rounds >= 1 and 0 <= rewind_to < length.
+    Attributes:
+        rounds: how many times it prunes
+        length: steps of the recipe of training
+        rewind_to: the recipe's step to go back to
+        rewind_weights: whether model and optimizer also go back to what they were at that step
+
+    Raises:
+        InvalidInput: unless rounds >= 1 and 0 <= rewind_to < length
     """
 
     rounds: int

@@ -20,10 +20,14 @@ from sparsejit.prune.calibration import call
 class Workload:
     """A model, and as much of the rest as the recipe needs.
 
-    batches: anything that can be iterated again and again, such as a DataLoader or a list.
-    loss: of the model on one of the batches, a scalar to minimise. Without it the batches are the
-        model's inputs, a tensor or a tuple of arguments: enough to calibrate, not to train.
-    evaluate: figures of merit by name, such as {"accuracy": 0.97}, for the report.
+    Attributes:
+        model: a torch module
+        batches: anything that can be iterated again and again, such as a DataLoader or a list
+        loss: a function of the model and one of the batches, a scalar to minimise. Without it the
+            batches are the model's inputs, a tensor or a tuple of arguments: enough to calibrate,
+            not to train.
+        evaluate: a function of the model that gives figures of merit by name, such as {"accuracy":
+            0.97}, for the report
     """
 
     model: nn.Module
@@ -32,7 +36,12 @@ class Workload:
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """Call a model like this one on one of the batches."""
+        """Call a model like this one on one of the batches.
+
+        Args:
+            model: a copy of `model`, or one whose weights were changed
+            batch: one of `batches`
+        """
         return call(model, batch) if self.loss is None else self.loss(model, batch)
 
     def first_batch(self) -> Any:
@@ -44,8 +53,10 @@ def load_workload(reference: str) -> Workload:
     """Call "path/to/file.py:factory" or "package.module:factory", which imports and runs it.
 
     The factory takes nothing and returns a Workload, or a bare module where no data is needed.
-    Raises InvalidInput where file, module or factory do not exist, and for a factory of another
-    kind; what its own code raises comes through.
+
+    Raises:
+        InvalidInput: where file, module or factory do not exist, and for a factory of another
+            kind; what its own code raises comes through
     """
     made = call_factory(reference)
     if isinstance(made, nn.Module):
@@ -61,8 +72,11 @@ def load_workload(reference: str) -> Workload:
 def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     """Load a .safetensors file, or what `torch.save(model.state_dict())` wrote.
 
-    Nothing in the file is executed. Raises DamagedFile for a file of another kind, InvalidInput
-    where names or shapes are not the model's.
+    Nothing in the file is executed.
+
+    Raises:
+        DamagedFile: a file of another kind
+        InvalidInput: where names or shapes are not the model's
     """
     try:
         if Path(path).suffix == ".safetensors":

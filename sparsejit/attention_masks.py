@@ -17,7 +17,14 @@ _IntArray = npt.NDArray[np.int64]
 
 
 def causal(length: int) -> BoolArray:
-    """Every key up to the query itself. Raises InvalidInput unless length is 1 or more."""
+    """Every key up to the query itself.
+
+    Args:
+        length: how many queries and keys there are
+
+    Raises:
+        InvalidInput: length is below 1
+    """
     query, key = _places(length)
     return key <= query
 
@@ -25,9 +32,16 @@ def causal(length: int) -> BoolArray:
 def local(length: int, window: int, is_causal: bool = False) -> BoolArray:
     """A window of keys around each query: w / 2 keys on each side and its own.
 
-    The sliding window of Longformer (Beltagy et al. 2020, section 3.1), whose w is `window`. With
-    `is_causal` the last `window` keys up to the query's own, as in Mistral 7B (Jiang et al. 2023).
-    Raises InvalidInput unless window is even and 2 or more, or with `is_causal` 1 or more.
+    The sliding window of Longformer (Beltagy et al. 2020, section 3.1), whose w is `window`.
+
+    Args:
+        length: how many queries and keys there are
+        window: how many keys
+        is_causal: the last `window` keys up to the query's own instead, as in Mistral 7B (Jiang et
+            al. 2023)
+
+    Raises:
+        InvalidInput: unless window is even and 2 or more, or with `is_causal` 1 or more
     """
     if is_causal:
         back = _positive("window", window)
@@ -43,8 +57,15 @@ def strided(length: int, stride: int, is_causal: bool = True) -> BoolArray:
     """The nearest keys, and beyond them one in `stride`.
 
     Both parts of the strided pattern of Sparse Transformers (Child et al. 2019, section 4.3) in one
-    head: with its l as `stride`, keys up to l back, and those at distances that l divides. Without
-    `is_causal` on both sides. Raises InvalidInput unless stride is 1 or more.
+    head, with its l as `stride`.
+
+    Args:
+        length: how many queries and keys there are
+        stride: keys up to that far away are seen, and those at distances that it divides
+        is_causal: keys before the query alone; else on both sides
+
+    Raises:
+        InvalidInput: stride is below 1
     """
     _positive("stride", stride)
     query, key = _places(length)
@@ -56,8 +77,16 @@ def fixed(length: int, stride: int, c: int, is_causal: bool = True) -> BoolArray
     """The query's own block of keys, and the last c keys of every block.
 
     Both parts of the fixed pattern of Sparse Transformers (Child et al. 2019, section 4.3) in one
-    head: blocks of l keys, its l as `stride`, of which the last c stand for the rest. `is_causal`
-    leaves out what comes after the query. Raises InvalidInput unless 1 <= c <= stride.
+    head: blocks of l keys, its l as `stride`, of which the last c stand for the rest.
+
+    Args:
+        length: how many queries and keys there are
+        stride: keys in a block
+        c: keys at the end of each block that every query sees
+        is_causal: leave out what comes after the query
+
+    Raises:
+        InvalidInput: unless 1 <= c <= stride
     """
     _positive("stride", stride)
     if not 1 <= _positive("c", c) <= stride:
@@ -68,10 +97,17 @@ def fixed(length: int, stride: int, c: int, is_causal: bool = True) -> BoolArray
 
 
 def block(length: int, size: int, is_causal: bool = False) -> BoolArray:
-    """The query's own block of `size` keys and no other; the last may be shorter.
+    """The query's own block of keys and no other; the last block may be shorter.
 
-    The diagonal of blocks of BlockBERT (Qiu et al. 2020). Raises InvalidInput unless
-    size is 1 or more.
+    The diagonal of blocks of BlockBERT (Qiu et al. 2020).
+
+    Args:
+        length: how many queries and keys there are
+        size: keys in a block
+        is_causal: leave out what comes after the query
+
+    Raises:
+        InvalidInput: size is below 1
     """
     _positive("size", size)
     query, key = _places(length)

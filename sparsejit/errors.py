@@ -38,7 +38,12 @@ class NotCopyable(SparseJitError, TypeError):
 
 
 def suggest(name: Any, known: Iterable[str]) -> str:
-    """What may have been meant: the remedy of a message about a misspelt name."""
+    """What may have been meant: the remedy of a message about a misspelt name.
+
+    Args:
+        name: what was found
+        known: what would be right
+    """
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"

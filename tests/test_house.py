@@ -335,11 +335,19 @@ def test_no_file_is_too_long() -> None:
 
 def test_no_function_is_too_long() -> None:
     lengths = {
-        f"{house_path(path)}:{node.lineno}": (node.end_lineno or 0) - node.lineno + 1
+        f"{house_path(path)}:{node.lineno}": lines_without_docstring(node)
         for path in python_files()
         for node in facts_of(path).functions
     }
     assert not {at: length for at, length in lengths.items() if length > MOST_LINES_A_FUNCTION}
+
+
+def lines_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """A public docstring has a line for each parameter."""
+    lines = (node.end_lineno or 0) - node.lineno + 1
+    if ast.get_docstring(node) is not None:
+        lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+    return lines
 
 
 def test_templates_open_with_a_picture_and_not_with_an_essay() -> None:

@@ -42,15 +42,14 @@ def write_files(folder: Path) -> None:
     node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
     graph = onnx.helper.make_graph([node], "net", [x], [y], [weights])
     opsets = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "model.onnx")
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    onnx.save(model, folder / "model.onnx")
     example = torch.zeros(1, 576), torch.zeros(2, 1, 128)
     sparsejit.compile(Vad().eval(), example, free_batch=False).save(folder / "vad.sjit")
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_python_blocks_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sybil = pytest.importorskip("sybil", reason="no sybil: pip install sybil")
     markdown = pytest.importorskip("sybil.parsers.markdown")
     write_files(tmp_path)

@@ -17,8 +17,13 @@ _MOST_NAMES = 4
 class Suggestion:
     """One change to some layers.
 
-    change: in words. how: the argument or call that makes it. saved_ns: predicted, of one run of
-    the native function. share: that of the whole's measured time. risk: what to look at before.
+    Attributes:
+        layers: their names
+        change: what to change, in words
+        how: the argument or call that makes it
+        saved_ns: nanoseconds of one run that it is predicted to save
+        share: the same as a share of the whole's measured time, 0 to 1
+        risk: what to look at before
     """
 
     layers: tuple[str, ...]
@@ -31,9 +36,15 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Advice:
-    """Suggestions, the greatest gain first, none where nothing is worth it.
+    """Suggestions, the greatest gain first; none where nothing is worth it. Print it.
 
     Each counts alone: those for the same layers do not add up.
+
+    Attributes:
+        suggestions: what to change
+        whole_ns: nanoseconds of one run, measured
+        samples: how many samples one run takes
+        least_share: gains below this share of `whole_ns` are left out
     """
 
     suggestions: tuple[Suggestion, ...]

@@ -36,7 +36,12 @@ class CalledModel(Explained):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for these inputs.
 
-        Raises InvalidInput for inputs that are nested, shaped or typed otherwise than the model's.
+        Args:
+            *args: torch tensors or numpy arrays, in the places in which the model takes them
+            **kwargs: those that the model takes by name
+
+        Raises:
+            InvalidInput: inputs that are nested, shaped or typed differently from the model's
         """
         plain = not kwargs and len(args) == self._plain_arguments
         leaves = args if plain else self._leaves(args, kwargs)

@@ -44,32 +44,42 @@ def compile_matrix(
     pitch: int | None = None,
     progress: Progress | None = None,
 ) -> Kernel:
-    """Compile y = activation(W x + bias) for weights of shape (out_features, in_features).
+    """Compile y = activation(W x + bias) for one weight matrix.
 
-    weights, bias: arrays or tensors of any real dtype, dense or sparse (torch, scipy); zeros cost
-        nothing. Weights of a convolution count as (out, rest). Or a torch.nn.Linear or ungrouped
-        convolution, a state dict of one layer, masks of torch.nn.utils.prune included, or the path
-        of a file with one; these bring a bias of their own, unless one is given.
-    activation: "none", "relu", "relu6", "tanh" or "sigmoid".
-    batch: above 1, x is (batch, in_features) and y (batch, out_features), or where `layout` is
-        "feature-major", which is faster, (in_features, batch) and (out_features, batch).
-    dtype: how weights are stored. "float32", or "bfloat16" or "float16", all else being float32;
-        or "int8", which also quantises x, by `input_scale` or else by its largest magnitude / 127,
-        and sums integers.
-    strategy: "auto", or a family of kernels. {families}
-        Not all exist for every dtype and target.
-    target: "native", a level ("avx2", "avx512") or a Target.
-    threads: how many may share the rows, or the columns of a batch, where that pays, or "auto" for
-        one a core.
-    tune: time the most promising kernels here, or recall earlier times, and take the fastest.
-    exact: only kernels that keep every weight as `dtype` holds it; others may keep an index in a
-        weight's lowest bits, which changes it by at most 2^-17 of itself (`explain` says so).
-    pitch: the length of the rows of a feature-major x and y, padding included (see `MatMul`). An
-        odd multiple of 16, not less than the batch, is fastest: no copies, no masks.
-    progress: is told each stage as it begins and the share of the work done by then, 0 to 1.
+    Zeros of the weights cost nothing. Weights of a convolution count as (out, everything else).
 
-    Raises InvalidInput for arguments that make no sense and UnsupportedTarget for a target this
-    machine cannot run.
+    Args:
+        weights: (out_features, in_features), an array or tensor of any real dtype, dense or sparse
+            (numpy, torch, scipy). Or a torch.nn.Linear, an ungrouped convolution, a state dict of
+            one layer (masks of torch.nn.utils.prune included), or the path of a file with one.
+        bias: (out_features,). By default that of the layer, if it has one.
+        activation: "none", "relu", "relu6", "tanh" or "sigmoid".
+        batch: samples a call. Above 1, x is (batch, in_features) and y is (batch, out_features).
+        dtype: how weights are stored: "float32"; "bfloat16" or "float16", with float32 arithmetic;
+            or "int8", which also quantises x and sums whole numbers.
+        strategy: "auto", or a family of kernels. {families}
+            Not all exist for every dtype and target.
+        target: "native", a level ("avx2", "avx512") or a `Target`.
+        threads: how many may share the rows, or the columns of a batch; "auto" is one a core. They
+            are used where that is predicted to save a quarter.
+        tune: time the most promising kernels here, or recall earlier times, and take the fastest.
+        exact: only kernels that keep every weight as `dtype` holds it. Others may keep an index in
+            a weight's lowest bits, which changes it by at most 2^-17 of itself.
+        layout: "batch-major", or "feature-major", which is faster: x is then (in_features, batch)
+            and y is (out_features, batch).
+        input_scale: for "int8", the step by which x is quantised. By default the largest magnitude
+            of x at each call, over 127.
+        pitch: the length of the rows of a feature-major x and y, padding included. An odd multiple
+            of 16, not less than the batch, is fastest: it needs no copies and no masks.
+        progress: a function that is told each stage as it begins, and the share of the work done by
+            then, 0 to 1.
+
+    Returns:
+        The compiled layer, a callable.
+
+    Raises:
+        InvalidInput: an argument has a value that makes no sense
+        UnsupportedTarget: this machine cannot run the target
     """
     layer = partial(Options, activation=activation, batch=batch, dtype=dtype, layout=layout)
     kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)

@@ -78,12 +78,17 @@ class Compiled(Explained):
         return "\n".join(self.image.listing())
 
     def save(self, path: PathLike) -> None:
-        """Write weights, graphs and options, for `sparsejit.load` to compile anew where it runs.
+        """Write weights, graphs and options, for `sparsejit.load` to compile where it runs.
 
-        A target of "native" is that of the machine that loads. A model keeps the shapes that
-        `free_shapes` has met by then, and no others can be added after loading; it keeps the names
-        of classes of named tuples, not the classes. Raises InvalidInput where the file cannot
-        be written.
+        A target of "native" is that of the machine that loads. A model keeps the sizes that it was
+        compiled for by then; no others can be added after loading. It keeps the names of classes of
+        named tuples, not the classes.
+
+        Args:
+            path: the file to write, usually with the suffix .sjit
+
+        Raises:
+            InvalidInput: the file cannot be written
         """
         sealed.write(path, *self._saved())
 
@@ -91,20 +96,25 @@ class Compiled(Explained):
         return compiled_anew, (*self._saved(),)
 
     def export(self, path: PathLike, header: PathLike | None = None) -> None:
-        """Write `int NAME_run(...)` for C; NAME is the file's, without .o.
+        """Write `int NAME_run(...)` for C; NAME is the file's, without its suffix.
 
-        path: an object file (.o) to link, or a shared object (.so), which needs a linker on PATH.
-        header: a C header (.h) with sizes, error codes and the prototype.
         The function gives the same bits as a call, from any number of threads at once. It returns
         0; -1 having done nothing where the processor lacks an instruction set that it uses; a
         positive number where an index was out of range.
 
         A kernel's is `NAME_run(const float *x, float *y)`. A model's is `NAME_run(inputs, outputs,
-        workspace)` for the shapes of the example inputs, with a workspace for each thread; where
+        workspace)` for the shapes of the example inputs, with a workspace for each thread. Where
         the batch is free, a last parameter `long samples` says how many there are.
 
-        Raises InvalidInput for other names, files that cannot be written, and code on several
-        threads, whose workers are this process's; MissingDependency where no linker is there.
+        Args:
+            path: an object file (.o) to link, or a shared object (.so), which needs a linker on
+                PATH
+            header: a C header (.h) with sizes, error codes and the prototype
+
+        Raises:
+            InvalidInput: another suffix, a file that cannot be written, or code for several
+                threads, whose workers belong to this process
+            MissingDependency: there is no linker
         """
         export(self._exported(c_name(path)), path, header)
 

@@ -102,20 +102,29 @@ class CompiledEstimator(Compiled):
     def explain(self, method: str = "", *, measure: bool = False) -> Report:
         """What every layer of a method costs and why, as `CompiledModel.explain` says it.
 
-        Without a name it is the first of `methods`.
+        Args:
+            method: a name in `methods`; by default the first
+            measure: run the method for about a second
         """
         variant = self.variant(method or self.methods[0])
         return report_of(variant, self.title, statistics_of(variant), measure)
 
     def advise(self, method: str = "") -> Advice:
-        """What would make a method faster without fitting it again, as `CompiledModel.advise` does."""
+        """What would make a method faster without fitting it again, as `CompiledModel.advise` says
+        it.
+        """
         variant = self.variant(method or self.methods[0])
         return advice_for(variant, measured_times(variant), trainable=False)
 
     def variant(self, method: str, dtype: np.dtype[Any] = _FLOAT32) -> Variant:
         """A method as it was compiled for X of a dtype.
 
-        Raises InvalidInput for one that is not in `methods`.
+        Args:
+            method: a name in `methods`
+            dtype: float32, or float64 where the estimator reads that
+
+        Raises:
+            InvalidInput: there is no such method
         """
         if method not in self.methods:
             raise InvalidInput(
@@ -148,9 +157,14 @@ class CompiledEstimator(Compiled):
     def export(
         self, path: PathLike, header: PathLike | None = None, method: str = ""
     ) -> None:
-        """Write a method for C, as `CompiledModel.export` does: without a name the first.
+        """Write a method for C, as `CompiledModel.export` does.
 
         X is float32. `predict` of a classifier gives places in `classes_`, as int64.
+
+        Args:
+            path: an object file (.o) or a shared object (.so)
+            header: a C header (.h)
+            method: a name in `methods`; by default the first
         """
         variant = self.variant(method or self.methods[0])
         export(exported_model(c_name(path), variant), path, header)
@@ -158,10 +172,13 @@ class CompiledEstimator(Compiled):
     def bind(self, X: Array, result: Array, method: str = "") -> Callable[[], None]:
         """A function without arguments that computes a method from X, as it is by then.
 
-        X is (samples, n_features_in_), float32, or float64 where the estimator reads that; without
-        a name the method is the first. `result` has the shape that the method returns, as float32;
-        of `predict` of a classifier as int64 for places in `classes_`, or bool for several labels.
-        Otherwise it is as `CompiledModel.bind`; values that the estimator refuses raise nothing.
+        Values that the estimator refuses raise nothing. Otherwise it is as `CompiledModel.bind`.
+
+        Args:
+            X: (samples, n_features_in_), float32, or float64 where the estimator reads that
+            result: of the shape that the method returns, float32. For `predict` of a classifier
+                int64, places in `classes_`, or bool for several labels.
+            method: a name in `methods`; by default the first
         """
         if not isinstance(X, np.ndarray):
             raise InvalidInput(f"X is a {type(X).__name__}; bind a numpy array")
@@ -169,7 +186,15 @@ class CompiledEstimator(Compiled):
         return self.variant(method or self.methods[0], dtype).call.bind([X], [result])
 
     def run(self, method: str, X: Any) -> Array:
-        """What a method returns for X. Raises InvalidInput for what the estimator refuses."""
+        """What a method returns for X.
+
+        Args:
+            method: a name in `methods`
+            X: (samples, n_features_in_)
+
+        Raises:
+            InvalidInput: X is what the estimator refuses
+        """
         x = self._input.read(X)
         key = method, x.dtype
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))

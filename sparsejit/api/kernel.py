@@ -36,9 +36,15 @@ FloatArray = npt.NDArray[np.float32]
 class Kernel(Compiled):
     """y = activation(W x + bias) as machine code with the weights inside. Thread-safe.
 
-    `pointer` is the address of a System V function `void kernel(const float *x, float *y)`,
-    valid while this object lives. x is float32 (in_features,) and y float32 (out_features,), or
-    those of a batch (see `MatMul`).
+    Call it with x, float32 (in_features,), for y, float32 (out_features,), or with a batch as it
+    was compiled for. `pointer` is the address of a System V function `void kernel(const float *x,
+    float *y)`, valid while this object lives.
+
+    Attributes:
+        shape: (out_features, in_features)
+        strategy: the family of the kernel
+        stats: sizes in bytes, counts, and the time to compile in milliseconds
+        pointer: the address of the native function
     """
 
     def __init__(
@@ -94,11 +100,11 @@ class Kernel(Compiled):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Shape, nnz, density, block fill, strategy, isa, threads, code and pool bytes, time.
+        """Shape, nnz, density, block fill, strategy, isa, threads, bytes of code and pool, time.
 
         `padding_bytes` are those of the pool that are never read (`asm_templates.shared.padding`).
-        Of permute kernels on one thread also `steps` and `lane_use`, the share of a step's lanes
-        that do not idle; where rows are grouped, the `least_steps_ungrouped` that they had needed.
+        Permute kernels on one thread also have `steps` and `lane_use`, the share of a step's lanes
+        that do not idle; where rows are grouped, `least_steps_ungrouped` is what they had needed.
         """
         image = self.image
         return {
@@ -113,10 +119,18 @@ class Kernel(Compiled):
         }
 
     def __call__(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """Compute into `out` (made if absent) and return it.
+        """Compute y from x. An x that is not contiguous is copied.
 
-        An x that is not contiguous is copied. Raises InvalidInput for other arrays than float32 of
-        the right shapes, and for an out that is not contiguous, read-only, or shares memory with x.
+        Args:
+            x: float32, of the shape that the kernel was compiled for
+            out: float32, contiguous; y is written there. By default a new array.
+
+        Returns:
+            `out`, or the new array.
+
+        Raises:
+            InvalidInput: x or out has another dtype or shape; out is not contiguous, is read-only,
+                or shares memory with x
         """
         result: FloatArray = self._run(x) if out is None else self._run(x, out)
         return result
@@ -128,17 +142,27 @@ class Kernel(Compiled):
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], None]:
         """A function without arguments that computes out from x, as they are when it is called.
 
-        It adds some 15 ns to the native time, holds both arrays, and keeps the
-        interpreter lock. Raises InvalidInput as a call does, and for an x that is not contiguous.
+        It adds some 15 ns to the native time, holds both arrays, and keeps the interpreter lock.
+
+        Args:
+            x: as for a call, contiguous
+            out: as for a call
+
+        Raises:
+            InvalidInput: as a call does, and where x is not contiguous
         """
         return self._call.bind([x], [out])
 
     def explain(self, *, measure: bool = False) -> Report:
         """What was built and why, and every candidate with its predicted cost.
 
-        `weights_change_by` of its `facts` is the most by which the kernel changes a weight, as a
-        share of itself, `rates` whose speeds the predictions assume. `measure` runs the kernel on
-        random x for up to half a second.
+        Args:
+            measure: run the kernel on random x for up to half a second
+
+        Returns:
+            A report to print. `weights_change_by` in its `facts` is the most by which the kernel
+                changes a weight, as a share of itself; `rates` says whose speeds the predictions
+                assume.
         """
         ns = self._measured_ns() if measure else None
         facts = self._facts, self.split, self.target

@@ -48,11 +48,18 @@ def restored(file: sealed.SealedFile) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
-    """What `save` wrote: a kernel, model or estimator, compiled for this machine.
+    """Load what `save` wrote, compiled for this machine. No code of the file is run.
 
-    The file runs nothing. Raises InvalidInput if there is no file, DamagedFile if it is not exactly
-    what was saved or of another format, and UnsupportedTarget if it was made for a target that this
-    machine lacks.
+    Args:
+        path: a .sjit file
+
+    Returns:
+        The kernel, model or estimator that was saved.
+
+    Raises:
+        InvalidInput: there is no such file
+        DamagedFile: the file is not exactly what was saved, or has another format
+        UnsupportedTarget: it was made for a target that this machine lacks
     """
 
     def compiled() -> Kernel | CompiledModel | PartedModel | CompiledEstimator:

@@ -23,9 +23,13 @@ from sparsejit.ir.graph import Array
 class PartedModel(CalledModel):
     """An ONNX model of which ONNX Runtime runs the nodes that are not compiled. Thread-safe.
 
-    Its batch is that of the example, since sessions may mix samples. Call it as a CompiledModel:
-    it has `run`, `bind`, `explain`, `advise`, `stats` and `save`, and is pickled and copied as
-    that is. It has no one function to point at, and is not exported. `parts` are in order.
+    Its batch is that of the example, since nodes of ONNX Runtime may mix samples. Call it as a
+    `CompiledModel`: it has `run`, `bind`, `explain`, `advise`, `stats` and `save`, and is pickled
+    and copied as that is. It has no single function to point at, and is not exported.
+
+    Attributes:
+        parts: sparsejit's and ONNX Runtime's, in the order in which they run
+        stats: sums over the compiled parts, and how many nodes ONNX Runtime runs
     """
 
     batch_is_free = False
@@ -81,9 +85,16 @@ class PartedModel(CalledModel):
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """A function without arguments that computes outputs from inputs, as they are by then.
 
-        Both are flat lists of contiguous numpy arrays, which it holds; what crosses between parts
-        has one buffer each, which they use in place. One thread may call it at a time. Raises
-        InvalidInput for others, and where sizes are known only once ONNX Runtime has run.
+        It holds all arrays. What crosses between parts has one buffer each, which they use in
+        place. One thread may call it at a time.
+
+        Args:
+            inputs: a flat list of contiguous numpy arrays
+            outputs: the same, for the results
+
+        Raises:
+            InvalidInput: other arrays, and models whose sizes are known only once ONNX Runtime has
+                run
         """
         arrays = as_arrays(inputs)
         return self._chain_for(arrays).bind(arrays, list(outputs))
@@ -112,7 +123,15 @@ class PartedModel(CalledModel):
         sealed.write(path, *self._saved())
 
     def export(self, path: PathLike, header: PathLike | None = None) -> NoReturn:
-        """Raises InvalidInput: no C code holds what ONNX Runtime runs."""
+        """Not possible: no C code holds what ONNX Runtime runs.
+
+        Args:
+            path: as for `CompiledModel.export`
+            header: as for `CompiledModel.export`
+
+        Raises:
+            InvalidInput: always
+        """
         left = [node for part in self.parts if isinstance(part, LeftPart) for node in part.left]
         names = ", ".join(dict.fromkeys(f"{node.operator} (node {node.name})" for node in left))
         raise InvalidInput(

@@ -14,10 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CandidateReport:
-    """A kernel that a layer might have had; bytes, and nanoseconds of one run.
+    """A kernel that a layer might have had.
 
-    `measured_ns` is None unless `tune` timed it. `is_lowered`: the prediction is of what was made,
-    not of what its zeros let expect.
+    Attributes:
+        kernel: dtype, family and level, such as "f32-lookup-avx512"
+        family: as `compile_matrix(strategy=...)` lists them
+        steps: how many a run takes
+        code_bytes: bytes of code
+        data_bytes: bytes of weights, indices and padding
+        predicted_ns: nanoseconds of one run
+        measured_ns: the same as `tune` timed it, else None
+        bound: what limits it, such as "data from L2"
+        is_lowered: whether the prediction is of what was made, not of what its zeros let expect
     """
 
     kernel: str
@@ -33,14 +41,27 @@ class CandidateReport:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Kernels of one operator, mostly one.
+    """The kernels of one operator, mostly one.
 
-    Times are in nanoseconds for one run of the native function. `share` is that of all measured
-    times, `share_of_limit` the least time the processor could take over what is taken; both None
-    where nothing was measured or nothing is computed. GFLOPS are of the measured time, else of the
-    predicted; `effective_gflops` count pruned weights too. A product's `shape` is (out_features,
-    in_features) of its main kernel; its `candidates` are what that was chosen from, in order of
-    predicted time.
+    Attributes:
+        layer: the name of the layer in the model
+        kernel: dtype, family and level of its main kernel
+        source: the module and the line of your code that it came from
+        code: which part of the image holds it
+        nnz: weights that are not zero
+        weights: all weights
+        weight_bytes: bytes of the stored weights
+        predicted_ns: nanoseconds of one run of the native function, as predicted
+        measured_ns: the same, measured within the model; None where nothing was measured
+        share: of the measured times of all layers, 0 to 1; None where nothing was measured
+        effective_gflops: operations a nanosecond with zeros counted, of the measured time or else
+            of the predicted
+        real_gflops: the same without zeros
+        share_of_limit: the least time that the processor could take, over the time taken; None
+            where nothing was measured or nothing is computed
+        reason: why this kernel
+        shape: (out_features, in_features) of a product's main kernel
+        candidates: what that was chosen from, in order of predicted time
     """
 
     layer: str
@@ -68,10 +89,16 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report(Shown):
-    """All kernels in order, and the whole as it was measured without time stamps in it.
+    """All kernels in order, and the whole as it was measured without time stamps in it. Print it.
 
-    `facts` are sizes, options and origins as plain data, `lines` what they say in words. `schedule`
-    draws which thread runs what, a line each; empty for one thread.
+    Attributes:
+        title: what it is about, in a line
+        lines: `facts` in words
+        layers: one report a layer
+        facts: sizes, options and origins as plain data
+        whole_ns: nanoseconds of one run, measured; else None
+        samples: how many samples one run takes
+        schedule: which thread runs what, a line each; empty for one thread
     """
 
     title: str

@@ -19,7 +19,11 @@ class Choice(str, Enum):
 
     @classmethod
     def parse(cls: type[_Choice], name: str) -> _Choice:
-        """The member of that name. Raises InvalidInput for another."""
+        """The member of that name.
+
+        Raises:
+            InvalidInput: there is none
+        """
         try:
             return cls(name)
         except ValueError:

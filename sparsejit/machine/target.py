@@ -65,13 +65,16 @@ _TOO_OLD = frozenset({"sse", "sse2", "sse3", "ssse3", "sse4", "sse4.1", "sse4.2"
 class Target:
     """A processor as the code generators see it.
 
-    isa: "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides).
-    instruction_sets: names as in /proc/cpuinfo; below avx512 none of AVX-512 or AMX at all.
-    l1d_bytes, l1i_bytes, l2_bytes: sizes in bytes, of the caches of one core.
-    l3_bytes: the size in bytes of what cores share.
-    model: the processor's name as the system gives it.
-    core: what is known of its microarchitecture.
-    between_bytes: bytes of code and weights of others that run between two calls of a kernel.
+    Attributes:
+        isa: "avx2" (AVX2 and FMA) or "avx512" (F, BW, VL and DQ besides)
+        instruction_sets: names as in /proc/cpuinfo; below avx512 none of AVX-512 or AMX at all
+        l1d_bytes: bytes of a core's first-level cache for data
+        l1i_bytes: bytes of a core's first-level cache for code
+        l2_bytes: bytes of a core's second-level cache
+        l3_bytes: bytes of the cache that cores share
+        model: the processor's name as the system gives it
+        core: what is known of its microarchitecture
+        between_bytes: bytes of code and weights of others that run between two calls of a kernel
     """
 
     isa: str
@@ -107,8 +110,9 @@ class Target:
     def has(self, instruction_set: str) -> bool:
         """Whether an instruction set, named as in /proc/cpuinfo, may be used.
 
-        Raises InvalidInput for a name that is not in `INSTRUCTION_SETS`, so that a
-        misspelt query cannot pass for a missing feature.
+        Raises:
+            InvalidInput: a name that is not in `INSTRUCTION_SETS`, so that a misspelt query
+                cannot pass for a missing feature
         """
         if instruction_set not in INSTRUCTION_SETS:
             raise InvalidInput(
@@ -125,14 +129,19 @@ class Target:
     def detect(cls) -> "Target":
         """Describe this machine, no further than SPARSEJIT_MAX_ISA and the system allow.
 
-        Raises UnsupportedTarget where the machine or the variable does not reach AVX2 and
-        FMA, and for a value of the variable that is not a level.
+        Raises:
+            UnsupportedTarget: where the machine or the variable does not reach AVX2 and FMA,
+                and for a value of the variable that is not a level
         """
         return _detect(_max_isa())
 
     @staticmethod
     def check_allowed(instruction_sets: frozenset[str]) -> None:
-        """Raises UnsupportedTarget where the processor has them but the system refuses them."""
+        """Check that the system lets processes use what the processor has.
+
+        Raises:
+            UnsupportedTarget: the processor has one of these sets, but the system refuses it
+        """
         refused = refusals(instruction_sets & _processor(_max_isa()).instruction_sets)
         if refused:
             raise UnsupportedTarget(refused[min(refused)])
@@ -163,10 +172,15 @@ class Target:
 
     @classmethod
     def resolve(cls, target: "str | Target") -> "Target":
-        """The target that an argument means: "native", a level's name, or a Target itself.
+        """The target that an argument means.
 
-        Raises InvalidInput for anything else, and UnsupportedTarget for a target whose code this
-        machine, or SPARSEJIT_MAX_ISA, does not allow to run here.
+        Args:
+            target: "native", a level's name, or a Target itself
+
+        Raises:
+            InvalidInput: target is none of these
+            UnsupportedTarget: this machine, or SPARSEJIT_MAX_ISA, does not allow its code to run
+                here
         """
         machine = cls.detect()
         wanted = cls.named(target) if isinstance(target, str) else target

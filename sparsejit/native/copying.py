@@ -8,7 +8,8 @@ from sparsejit.errors import NotCopyable
 class NotCopied:
     """An object with addresses of its own, or a place in a stream, that a copy would share.
 
-    Raises NotCopyable, a TypeError, with `instead_of_copying`, which is what to do.
+    Raises:
+        NotCopyable: a TypeError, with `instead_of_copying`, which is what to do
     """
 
     instead_of_copying = "pickle what it was compiled from, and compile that again"

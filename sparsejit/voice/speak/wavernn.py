@@ -38,22 +38,23 @@ _FRAMES_TIMED, _TIMES = 20, 9
 class WaveRNN(Explained):
     """A pruned voice compiled into one native function. Thread-safe.
 
-    A copy is the voice itself; pickling keeps its source, and compiles it where it is loaded.
-
-    What all ways to make one take:
-
-    target: "native", a level such as "avx2", or a `Target`.
-    dtype: how the matrices of the network are stored, float32, bfloat16, float16 or int8; or a dict
-        from names of `layers` to that. With int8 inputs of products are quantised too, the state in
-        steps of 1/127, and sums are exact.
-    temperature: in place of the network's own; classes are drawn from
-        softmax(logits / temperature).
-    post_filter: whether `voice.post_filter` follows, which brings what is spoken nearer to the mel
-        and takes 800 samples (36 ms) more of look-ahead. It knows the mels of our own voices only:
-        those of another project are never filtered.
+    Make one with `from_pretrained`, `from_checkpoint` or `from_torch`. A copy is the voice itself;
+    pickling keeps its source, and compiles it where it is loaded.
 
     >>> voice = WaveRNN.from_pretrained()
     >>> audio = voice.generate(voice.features(recording, rate), seed=0)
+
+    Args:
+        source: a voice that `train` made, or a network
+        target: "native", a level such as "avx2", or a `Target`
+        dtype: how the matrices of the network are stored, "float32", "bfloat16", "float16" or
+            "int8"; or a dict from names of `layers` to that. With int8, inputs of products are
+            quantised too, the state in steps of 1/127, and sums are exact.
+        post_filter: whether a filter brings what is spoken nearer to the mel, with 800 samples (36
+            ms) more of delay. It knows the mels of sparsejit's own voices only: those of another
+            project are never filtered.
+        temperature: in place of the network's own; classes are drawn from softmax(logits /
+            temperature)
     """
 
     def __init__(
@@ -86,7 +87,11 @@ class WaveRNN(Explained):
 
     @property
     def weights(self) -> VoiceWeights:
-        """The weights of a voice that `train` made. Raises InvalidInput for any other network."""
+        """The weights of a voice that `train` made.
+
+        Raises:
+            InvalidInput: the voice is another network
+        """
         if self._weights is None:
             raise InvalidInput("this voice is another project's; voice.source has its tensors")
         return self._weights
@@ -97,9 +102,11 @@ class WaveRNN(Explained):
         return tuple(layer for layer in self.explain().layers if layer.candidates)
 
     def explain(self, *, measure: bool = False) -> Report:
-        """What every layer costs a sample and why; `measure` speaks for about a second.
+        """What every layer costs a sample and why.
 
-        Only the whole is measured, pinned to one core: nanoseconds a sample.
+        Args:
+            measure: speak for about a second. Only the whole is measured, pinned to one core:
+                nanoseconds a sample.
         """
         loop = self.loop
         layers = layers_of(loop.steps, self._target)
@@ -156,10 +163,18 @@ class WaveRNN(Explained):
         temperature: float | None = None,
         post_filter: bool = True,
     ) -> WaveRNN:
-        """The bundled voice, or the one in a file that `sparsejit train` wrote, its checkpoint too.
+        """The bundled voice, or the one in a file that `sparsejit train` wrote.
 
-        Raises InvalidInput where there is no such file or temperature, DamagedFile where it is not
-        a voice.
+        Args:
+            path: a voice, or a checkpoint of `train`
+            target: as for `WaveRNN`
+            dtype: as for `WaveRNN`
+            temperature: as for `WaveRNN`
+            post_filter: as for `WaveRNN`
+
+        Raises:
+            InvalidInput: there is no such file, or no such temperature
+            DamagedFile: the file is not a voice
         """
         return cls(VoiceWeights.load(path), target, dtype, post_filter, temperature)
 
@@ -178,16 +193,22 @@ class WaveRNN(Explained):
     ) -> WaveRNN:
         """Compile a network that another project trained, pruned or not.
 
-        source: a state dict, or a file of one, safetensors or torch's (only tensors are read).
-        spec: what the network is; its tensors are those of `spec.tensor_shapes()`, and the "mel" of
-            `generate` is its conditioning, (rows, frames): see `GivenConditioning`. Without one the
-            state dict is of fatchord/WaveRNN (RAW or MOL) or of a one-GRU network in the same
-            words.
-        sample_rate, companding: what such a state dict does not say, and a spec does;
-            `known_network` has the defaults.
+        Args:
+            source: a state dict, or a file of one, safetensors or torch's (only tensors are read)
+            spec: what the network is; its tensors are those of `spec.tensor_shapes()`, and the
+                "mel" of `generate` is its conditioning, (rows, frames): see `GivenConditioning`.
+                Without one the state dict is of fatchord/WaveRNN (RAW or MOL) or of a one-GRU
+                network in the same words.
+            sample_rate: in Hz, where there is no spec; by default what that project trains with
+            companding: "linear" or "mu_law", where there is no spec; the same default
+            target: as for `WaveRNN`
+            dtype: as for `WaveRNN`
+            temperature: as for `WaveRNN`
+            post_filter: as for `WaveRNN`
 
-        Raises InvalidInput that names the first tensor that does not fit, for a temperature that
-        cannot be one, and as `read_checkpoint` does.
+        Raises:
+            InvalidInput: a tensor does not fit (the first is named), or there is no such
+                temperature; and as `read_checkpoint` does
         """
         tensors = read_checkpoint(source)
         if spec is None:
@@ -210,7 +231,15 @@ class WaveRNN(Explained):
     ) -> WaveRNN:
         """Compile a `sparsejit.voice.train.module.WaveRNNModule`, pruned or not.
 
-        Raises InvalidInput for another module.
+        Args:
+            module: what was trained
+            target: as for `WaveRNN`
+            dtype: as for `WaveRNN`
+            temperature: as for `WaveRNN`
+            post_filter: as for `WaveRNN`
+
+        Raises:
+            InvalidInput: it is another module
         """
         if type(module).__name__ != "WaveRNNModule":
             raise InvalidInput(
@@ -220,9 +249,14 @@ class WaveRNN(Explained):
         return cls(module.weights(), target, dtype, post_filter, temperature)
 
     def features(self, audio: npt.ArrayLike, rate: int) -> FloatArray:
-        """Log-mel (80, frames) of mono audio at any sample rate, for `generate`.
+        """Log-mel (80, frames) of mono audio, for `generate`.
 
-        Raises InvalidInput for a voice of another project, which has features of its own.
+        Args:
+            audio: samples in [-1, 1], (samples,)
+            rate: of the audio, in Hz; any
+
+        Raises:
+            InvalidInput: the voice is another project's, which has features of its own
         """
         if not self.source.reads.is_log_mel:
             raise InvalidInput(
@@ -231,11 +265,20 @@ class WaveRNN(Explained):
         return log_mel(np.asarray(to_array(audio, "the audio"), np.float32), rate)
 
     def generate(self, mel: npt.ArrayLike, seed: int = 0) -> FloatArray:
-        """Speak log-mel (80, frames): 220 * frames float32 samples at 22,050 Hz.
+        """Speak a mel. The same seed gives the same samples.
 
-        A voice of another project has its own `n_mels`, `hop_length` and `sample_rate`. The same
-        seed gives the same samples. Raises InvalidInput for a mel of another shape, with NaN or
-        infinity in it, or on another scale than log10 power, or the other project's.
+        A voice of another project has its own `n_mels`, `hop_length` and `sample_rate`.
+
+        Args:
+            mel: log-mel (80, frames)
+            seed: a whole number from 0 to 2^64 - 1
+
+        Returns:
+            220 * frames float32 samples at 22,050 Hz.
+
+        Raises:
+            InvalidInput: a mel of another shape, with NaN or infinity in it, or on another scale
+                than log10 power, or the other project's
         """
         return self._finished(mel, Sampler(self.loop, seed).generate(self.source.conditioning(mel)))
 
@@ -248,11 +291,17 @@ class WaveRNN(Explained):
     def generate_batch(
         self, mels: Sequence[npt.ArrayLike], seeds: Sequence[int]
     ) -> list[FloatArray]:
-        """Speak several log-mels (80, frames), of any lengths, side by side on one core.
+        """Speak several mels, of any lengths, side by side on one core.
 
-        Each has the samples that `generate` gives for it and its seed, to the bit. Raises
-        InvalidInput before anything is spoken: for another number of seeds than of mels, for one
-        that is none, and for a mel as `generate` does, by its number.
+        Each has the samples that `generate` gives for it and its seed, to the bit.
+
+        Args:
+            mels: log-mels (80, frames)
+            seeds: one for each mel
+
+        Raises:
+            InvalidInput: the numbers of mels and seeds differ, a seed is none, or a mel is not what
+                `generate` takes; nothing is spoken then
         """
         for name, given in (("mels", mels), ("seeds", seeds)):
             if not isinstance(given, Sequence | np.ndarray):
@@ -276,13 +325,21 @@ class WaveRNN(Explained):
         return checked
 
     def stream(self, mel_frames: Iterable[npt.ArrayLike], seed: int = 0) -> Iterator[FloatArray]:
-        """Speak chunks of log-mel (80, any number of frames) as they arrive.
+        """Speak chunks of a mel as they arrive.
 
         Two frames of look-ahead are held back until they can be spoken, and 800 samples where a
-        post-filter follows. The pieces joined are the samples `generate` gives for the joined mel.
-        A piece is at most 64 frames, however long the chunk was; the first is as short as can be,
-        so that it is there at once. Raises InvalidInput as `generate` does, for the first chunk
-        that is wrong.
+        post-filter follows. A piece is at most 64 frames, however long the chunk was; the first is
+        as short as can be, so that it is there at once.
+
+        Args:
+            mel_frames: log-mels (80, any number of frames), one after the other
+            seed: as for `generate`
+
+        Yields:
+            Pieces, which joined are the samples that `generate` gives for the joined mel.
+
+        Raises:
+            InvalidInput: as `generate` does, for the first chunk that is wrong
         """
         drawn = self._drawn(mel_frames, seed)
         return post_filtered(drawn) if self.post_filter else (samples for _, samples in drawn)

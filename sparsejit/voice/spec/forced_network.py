@@ -21,7 +21,8 @@ _FRAMES_AT_ONCE = 64
 class ForcedNetwork:
     """A voice's network compiled to be fed with audio that is given.
 
-    Raises InvalidInput for an output that is neither categorical nor a dual softmax.
+    Raises:
+        InvalidInput: an output that is neither categorical nor a dual softmax
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class ForcedNetwork:
     def nats(self, mel: npt.ArrayLike, classes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """-log p(class), (samples,), of mel (bands, F) and hop_length * F classes, from silence.
 
-        Raises InvalidInput for another number of classes, and as `TrainedNetwork.checked_mel`.
+        Raises:
+            InvalidInput: another number of classes, and as `TrainedNetwork.checked_mel`
         """
         features, frames = self._voice.frame_features(mel)
         given = np.asarray(classes, np.int64)

@@ -10,7 +10,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """tensors["<name>.weight"] (size, in_features) and ["<name>.bias"] (size,)."""
+    """tensors["<name>.weight"] (size, in_features) and ["<name>.bias"] (size,).
+
+    Attributes:
+        name: the layer's, and the beginning of its tensors' names
+        size: features of its output
+        activation: a function of each output
+        concatenated: names of conditioning that follows the input
+        added: names of conditioning that is added to the product
+    """
 
     name: str
     size: int
@@ -61,7 +69,15 @@ class DualDenseSpec:
 class GruSpec:
     """tensors["<name>.weight_ih"], ".weight_hh", ".bias_ih", ".bias_hh", as torch.nn.GRUCell has.
 
-    Gates are in order r-z-n. What is added has 3 * size features, in that order.
+    Gates are in order r-z-n.
+
+    Attributes:
+        name: the layer's, and the beginning of its tensors' names
+        size: units
+        residual: whether the input is added to the output
+        concatenated: names of conditioning that follows the input
+        added: names of conditioning that is added to the product, 3 * size features in the order of
+            the gates
     """
 
     name: str

@@ -27,12 +27,19 @@ def choose_dtypes(
 ) -> dict[str, str]:
     """Dtypes by layer that raise the nats a sample by `most_nats` in all, or less.
 
-    In float32 the network speaks mel (bands, F); then it is fed with that, its layers shortened one
-    after the other, from that on which most time is saved as predicted, each to what is fastest and
-    costs no more than is left. Layers that are not named stay float32. A second of speech takes
-    seconds.
+    The network speaks a mel in float32; then it is fed with that, its layers shortened one after
+    the other, from that on which most time is saved as predicted, each to what is fastest and costs
+    no more than is left. Layers that are not named stay float32. A second of speech takes seconds.
 
-    Raises InvalidInput for a negative `most_nats`, and as `ForcedNetwork` and its `nats` do.
+    Args:
+        voice: a network, such as `WaveRNN.source`
+        mel: (bands, frames)
+        most_nats: nats a sample that may be lost
+        target: "native", a level or a `Target`
+        seed: of what is spoken
+
+    Raises:
+        InvalidInput: `most_nats` is negative, and as `ForcedNetwork` and its `nats` do
     """
     if not most_nats >= 0:
         raise InvalidInput(f"most_nats={most_nats!r}; give how much may be lost, such as 0.02")

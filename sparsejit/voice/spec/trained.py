@@ -108,8 +108,10 @@ class TrainedNetwork:
     def conditioning(self, mel: npt.ArrayLike, context: bool = False) -> LoopArrays:
         """What the loop reads of the frames of mel (bands, F).
 
-        With `context` mel has `context_frames` more on either side. Raises InvalidInput as
-        `checked_mel` does, and where there is no frame.
+        With `context` mel has `context_frames` more on either side.
+
+        Raises:
+            InvalidInput: as `checked_mel` does, and where there is no frame
         """
         return self._terms(*self.frame_features(mel, context))
 
@@ -127,8 +129,9 @@ class TrainedNetwork:
     def checked_mel(self, mel: npt.ArrayLike, least_frames: int = 0) -> FloatArray:
         """`mel` as float32 (bands, frames).
 
-        Raises InvalidInput for another shape, NaN and infinity, and another scale than that of the
-        network's training.
+        Raises:
+            InvalidInput: another shape, NaN and infinity, and another scale than that of the
+                network's training
         """
         values = np.asarray(to_array(mel, "the mel"), np.float32)
         if values.ndim != 2 or len(values) != self.n_mels or values.shape[1] < least_frames:

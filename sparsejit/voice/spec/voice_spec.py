@@ -156,9 +156,20 @@ FrameConditioning: TypeAlias = HeldConditioning | InterpolatedConditioning
 class VoiceSpec:
     """A network that makes `hop_length` samples of each frame of conditioning.
 
-    Raises InvalidInput for two parts of one name, conditioning that is not declared, layers whose
-    sizes do not fit, a last class or a prediction where the output has no such classes, rows of a
-    signal without a prediction, and a temperature outside TEMPERATURES.
+    Attributes:
+        sample_rate: in Hz
+        hop_length: samples a frame
+        inputs: what the first layer reads of the samples before
+        conditioning: what layers read of a frame
+        layers: one after the other
+        output: how a sample is drawn
+        temperature: classes are drawn from softmax(logits / temperature)
+        prediction: linear prediction, whose rest the network then draws
+
+    Raises:
+        InvalidInput: two parts have one name; conditioning is not declared; sizes of layers do not
+            fit; the output lacks the classes that a last class or a prediction needs; rows of a
+            signal are read without a prediction; the temperature is outside TEMPERATURES
     """
 
     sample_rate: int
