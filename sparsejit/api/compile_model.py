@@ -126,27 +126,41 @@ def compile_model(
 ) -> CompiledModel | PartedModel | CompiledEstimator:
     """Compile a whole model to one native function; what it computes is `model.eval()`.
 
-    model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx file
-        or a ModelProto), or a fitted estimator of scikit-learn, XGBoost or LightGBM. ONNX needs
-        examples only for sizes that are open beside the batch, programs and estimators need none.
-    example_inputs, example_kwargs: what the model is called with, as a tuple and by name. Their
-        shapes are those it is compiled for, their batch the one that reports are about.
-    dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1: "time"}},
-        or a torch.export.Dim, which has bounds, for a name. The batch is what begins with "batch",
-        or else axis 0 of the first input; others compile once more, by `prepare(time=9)` or later.
-    free_batch, free_shapes: without names, whether samples that are computed apart may be any
-        number; and whether any other shapes compile the model once more.
-    constants: numbers or arrays for inputs of an ONNX model, such as {"sr": 16000}: they are inputs
-        no more, and what depends on them alone is computed now.
-    fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX Runtime.
-        Where there are any, a PartedModel is made, whose batch is that of the example.
-    dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers' names
-        ("encoder.*") to that, of which the last that matches counts.
-    target, threads, tune, exact: as in `compile_matrix`, for every layer; exact rules out Winograd.
-    progress: is told each stage and the share of the work done when it begins, 0 to 1.
+    Args:
+        model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx
+            file or a ModelProto), or a fitted estimator of scikit-learn, XGBoost or LightGBM.
+        example_inputs: what the model is called with, a tuple of tensors or arrays. The model is
+            compiled for their shapes; their batch is the one that reports are about. Programs and
+            estimators need none, ONNX models only for sizes that are open beside the batch.
+        example_kwargs: arguments of a torch model by name.
+        dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1:
+            "time"}}, with a torch.export.Dim, which has bounds, for a name if you like. A name on
+            axis 0 of all inputs is the batch. Another size compiles the model once more, at its
+            first use or by `prepare(time=9)`.
+        free_batch: without names, whether axis 0 of all inputs is a batch of any length, where
+            samples are computed apart.
+        free_shapes: without names, whether other shapes compile the model once more.
+        constants: numbers or arrays for inputs of an ONNX model by their names: {"sr": 16000}. The
+            model has these inputs no more; what depends on them alone is computed now.
+        fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
+            Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
+        dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers'
+            names ("encoder.*") to that, of which the last that matches counts.
+        target: as in `compile_matrix`.
+        threads: how many may share a call, or "auto" for one a core.
+        tune: as in `compile_matrix`, for every layer.
+        exact: as in `compile_matrix`, for every layer. Also keeps one tile, so that a sample has
+            the same bits in any batch, and rules out Winograd's algorithm.
+        progress: a function that is told each stage as it begins, and the share of the work done by
+            then, 0 to 1.
 
-    Raises UnsupportedOperator, which lists operators that sparsejit does not know, and InvalidInput
-    for arguments that make no sense.
+    Returns:
+        A callable that takes and returns what the model does.
+
+    Raises:
+        UnsupportedOperator: the model has operators that sparsejit does not know; it lists them
+        InvalidInput: an argument has a value that makes no sense
+        UnsupportedTarget: this machine cannot run the target
     """
     settings = ModelSettings(target, threads, tune, exact)
     if is_estimator(model):

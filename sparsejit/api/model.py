@@ -44,9 +44,14 @@ class CompiledModel(CalledModel, Compiled):
     """A model as machine code with its weights inside. Thread-safe.
 
     Call it as the model was called: torch tensors or numpy arrays in, the same out, nested as the
-    model nests them. Where `batch_is_free`, the batch may have any length: it lies on `batch_axes`.
-    `pointer` is the address of `int run(inputs, outputs, workspace, tiles)`, whose arrays have
-    samples on axis 0 wherever the model has them.
+    model nests them.
+
+    Attributes:
+        batch_is_free: whether axis 0 of all inputs may have any length
+        tile: how many samples run at a time where the batch is free
+        stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
+        graph: what is computed, after all passes
+        pointer: the address of `int run(inputs, outputs, workspace, tiles)`
     """
 
     def __init__(
@@ -124,7 +129,11 @@ class CompiledModel(CalledModel, Compiled):
         return statistics_of(self._first)
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
-        """The flat list of outputs, numpy arrays, for a flat list of inputs."""
+        """The flat list of outputs, numpy arrays, for a flat list of inputs.
+
+        Args:
+            inputs: tensors or arrays, in the order of `graph`
+        """
         arrays, narrow = as_arrays(inputs), self._narrow
         if narrow.inputs:
             narrow.widen(arrays)
@@ -134,10 +143,14 @@ class CompiledModel(CalledModel, Compiled):
     def prepare(self, **sizes: int) -> None:
         """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
 
-        Those left out are as in the example. A batch needs nothing: code is the same for any. May
+        Sizes left out are as in the example. A batch needs nothing: code is the same for any. May
         be called from several threads, also while others run the model.
 
-        Raises InvalidInput for names that the model does not have and sizes that it does not take.
+        Args:
+            **sizes: whole numbers by name, such as time=128
+
+        Raises:
+            InvalidInput: the model has no such name, or does not take such a size
         """
         if self._sizes is None:
             raise InvalidInput(
@@ -148,16 +161,20 @@ class CompiledModel(CalledModel, Compiled):
         self._variant_for([np.zeros(shape, value.type.element.value) for shape, value in shapes])
 
     def explain(self, *, measure: bool = False) -> Report:
-        """What every layer costs and why; `measure` runs the model for about a second.
+        """What every layer costs and why.
 
-        Print it; or take `as_dict()`, or `html()`, one self-contained page.
+        Args:
+            measure: run the model for about a second, and time every layer
+
+        Returns:
+            A report to print; `as_dict()` is plain data, `html()` a self-contained page.
         """
         return report_of(self._first, self.title, self.stats, measure)
 
     def advise(self) -> Advice:
         """What would make the model faster on this processor, and by how much.
 
-        Runs the model for about a second, then prices its layers as they might be: some seconds
+        Runs the model for about a second, then predicts its layers as they might be: some seconds
         for large ones. Gains are predictions; what a change does to results is yours to measure.
         """
         return advice_for(self._first, measured_times(self._first))
@@ -165,10 +182,15 @@ class CompiledModel(CalledModel, Compiled):
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """A function without arguments that computes outputs from inputs, as they are by then.
 
-        Both are flat lists of contiguous numpy arrays, which it holds, all whole numbers as int64.
-        It adds some 20 ns to the native time and keeps the interpreter lock; one thread may call it
-        at a time. A divisor of 0, or an index out of range, raises nothing. Arrays whose batch lies
-        behind other axes are copied at every call, which takes some microseconds.
+        It holds all arrays, adds some 20 ns to the native time and keeps the interpreter lock. One
+        thread may call it at a time. A divisor of 0, or an index out of range, raises nothing.
+
+        Args:
+            inputs: a flat list of contiguous numpy arrays, all whole numbers as int64
+            outputs: the same, for the results
+
+        Raises:
+            InvalidInput: arrays of other types, shapes or layouts
         """
         arrays, results = bound_arrays(inputs), bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
