@@ -41,7 +41,7 @@ docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@! grep -rnE '(<script|<link|<img|<iframe)[^>]*(src|href)="(https?:)?//|class="mermaid"' \
 	  build/site --include='*.html'
-	@echo "open build/site/index.html"
+	@echo "open build/site/index.html; its search needs a server: python3 -m http.server -d build/site"
 
 # The wheel and the sdist, each in a bare environment of its own: some minutes.
 package-check:

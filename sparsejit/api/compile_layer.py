@@ -2,7 +2,6 @@
 
 import os
 import sys
-import textwrap
 import time
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
-from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -57,8 +55,11 @@ def compile_matrix(
         batch: samples a call. Above 1, x is (batch, in_features) and y is (batch, out_features).
         dtype: how weights are stored: "float32"; "bfloat16" or "float16", with float32 arithmetic;
             or "int8", which also quantises x and sums whole numbers.
-        strategy: "auto", or a family of kernels. {families}
-            Not all exist for every dtype and target.
+        strategy: "auto", or a family of kernels. For one x: broadcast, broadcast-loop,
+            broadcast-mixed, broadcast-4x4, broadcast-4x1, dense, dot, permute, permute-inline,
+            immediate, lane16, lookup, int8-permute, int8-single, int8-staged, int8-pairs. For a
+            batch: panels, csr, dense, rows, mixed, int8-tiles. Not all exist for every dtype and
+            target.
         target: "native", a level ("avx2", "avx512") or a `Target`.
         threads: how many may share the rows, or the columns of a batch; "auto" is one a core. They
             are used where that is predicted to save a quarter.
@@ -85,18 +86,6 @@ def compile_matrix(
     kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)
     options = kernel(target=target, input_scale=input_scale, pitch=pitch)
     return _compiled(weights, bias, options, told(progress))
-
-
-def _families() -> str:
-    """Those of the tables, in a few lines of the docstring above."""
-    tables = (("For one x", MATVEC_TEMPLATES), ("For a batch", MATMUL_TEMPLATES))
-    parts = (f"{when}: {', '.join(dict.fromkeys(row.family for row in t))}." for when, t in tables)
-    lines = textwrap.wrap(" ".join(parts), 92)
-    return "\n        ".join(["", *lines]).rstrip()
-
-
-if compile_matrix.__doc__:  # there is none under python -OO
-    compile_matrix.__doc__ = compile_matrix.__doc__.replace(" {families}", _families())
 
 
 def compile_source(source: KernelSource) -> Kernel:
