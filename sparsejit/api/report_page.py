@@ -132,7 +132,8 @@ def _html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
         "<tr>" + "".join(f"<td>{escape(column.cell(row))}</td>" for column in columns) + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    rows_of_page = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{rows_of_page}</table></div>'
 
 
 def as_page(report: Report) -> str:
@@ -141,6 +142,7 @@ def as_page(report: Report) -> str:
     tables = "".join(_html_table(columns, rows) for columns, rows in _tables(report))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sparsejit model</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{page_style()}{_BARS}</style></head>"
         f"<body><h1>Where the time goes</h1><ul>{facts}</ul>"
         f'<div class="bar">{"".join(map(_segment, enumerate(report.layers)))}</div>'

@@ -224,7 +224,8 @@ def test_a_page_is_whole_and_needs_nothing_else() -> None:
     page = WholePage(html)
     assert "script" not in page.tags
     assert not {"link", "img", "iframe", "object"}.intersection(page.tags)
-    assert {name for name, _ in page.attributes} <= {"lang", "charset", "class", "style", "title"}
+    names = {name for name, _ in page.attributes}
+    assert names <= {"lang", "charset", "class", "style", "title", "name", "content"}
     assert "url(" not in html
     assert "@import" not in html
     assert HOSTILE in page.text
