@@ -4,9 +4,13 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from public_objects import public_objects
+from typer.main import get_command
+
+from sparsejit.commands.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -45,6 +49,14 @@ def docstrings() -> Iterator[tuple[str, str]]:
             yield name, text
 
 
+def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    """What --help says of a command, of its options, and of the commands in it."""
+    for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
+        yield name, text or ""
+    for last, inner in getattr(command, "commands", {}).items():
+        yield from helps(inner, f"{name} {last}")
+
+
 def found_in(name: str, text: str, for_users: bool) -> list[str]:
     prose = CODE.sub("", text)
     words = " ".join(prose.split())
@@ -75,3 +87,9 @@ def test_pages_use_plain_words(page: tuple[str, str, bool]) -> None:
 def test_public_docstrings_use_plain_words() -> None:
     found = [line for name, text in docstrings() for line in found_in(name, text, True)]
     assert not found, "\n".join(dict.fromkeys(found))
+
+
+def test_help_uses_plain_words() -> None:
+    texts = helps(get_command(app), "sparsejit")
+    found = [line for name, text in texts for line in found_in(name, text, True)]
+    assert not found, "\n".join(found)

@@ -128,7 +128,7 @@ def padding(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
 
 @bench.command()
 def threads(
-    count: Annotated[int, typer.Option("--threads", help="At most so many threads a layer.")] = 2,
+    count: Annotated[int, typer.Option("--threads", help="The most threads a layer may have.")] = 2,
     problem: ProblemsOption = None,
     dtype: DtypesOption = None,
     as_json: JsonOption = False,
@@ -166,7 +166,7 @@ def check(
     as_json: JsonOption = False,
     out: JsonFileOption = None,
 ) -> None:
-    """Hold the project's claims of speed to this machine; exit status 1 where one fails."""
+    """Check the project's claims of speed on this machine; exit status 1 where one fails."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.machine import microarchitecture
     from sparsejit.perf.checking import check as checking

@@ -64,23 +64,25 @@ def model(
     batch: BatchOption = None,
     data: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Inputs by name, .npz; else at random."),
+        typer.Option(
+            exists=True, dir_okay=False, help="Inputs by name, .npz. Default: random numbers."
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of ours, repeatable. Default: float32, bfloat16 and int8."),
+        typer.Option(help="A dtype for sparsejit; repeatable. Default: float32, bfloat16, int8."),
     ] = None,
     threads: ThreadsOption = 1,
     fallback: FallbackOption = None,
     latency: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Also call each for so many SECONDS at a steady rate."),
+        typer.Option(min=0.01, help="Also call each engine at a steady rate, for SECONDS."),
     ] = None,
     rate: Annotated[
         float | None, typer.Option(min=0.01, help="Calls a second for --latency. Default: 100.")
     ] = None,
     peers: Annotated[
-        str | None, typer.Option(help="Peers, with commas between. Default: all that are there.")
+        str | None, typer.Option(help="Other engines, with commas between. Default: all installed.")
     ] = None,
     as_json: JsonOption = False,
     out: JsonFileOption = None,

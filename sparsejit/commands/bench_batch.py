@@ -23,13 +23,14 @@ from sparsejit.ir.spec import DType, Layout
 def batch(
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Outputs and inputs as 1024x512; repeatable. Default: four."),
+        typer.Option(help="Outputs and inputs of a layer, such as 1024x512; repeatable."),
     ] = None,
     size: Annotated[
         list[int] | None, typer.Option(help="A batch size; repeatable. Default: 16, 64, 256.")
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Of ours; repeatable. Default: float32 and int8.")
+        list[str] | None,
+        typer.Option(help="A dtype for sparsejit; repeatable. Default: float32, int8."),
     ] = None,
     as_json: JsonOption = False,
     out: JsonFileOption = None,

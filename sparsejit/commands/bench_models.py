@@ -27,9 +27,11 @@ def models(
     model: Annotated[
         list[str] | None, typer.Option(help="mlp, gru-tagger, ...; repeatable. Default: all.")
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="A batch size; repeatable. Default: 1.")
+    ] = None,
     peers: Annotated[
-        str | None, typer.Option(help="Peers, with commas between. Default: all that are there.")
+        str | None, typer.Option(help="Other engines, with commas between. Default: all installed.")
     ] = None,
     density: Annotated[
         float, typer.Option(help="Share of the pruned layers' weights that is left; 1 is dense.")

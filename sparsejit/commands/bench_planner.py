@@ -24,16 +24,20 @@ from sparsejit.planner.calibration import calibrated
 
 
 def planner(
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable; or 1, 16, 64")] = None,
-    count: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Only so many layers. Default: all.")
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="A batch size; repeatable. Default: 1, 16, 64")
     ] = None,
-    first: Annotated[int, typer.Option("--from", min=0, help="Leave out so many first.")] = 0,
+    count: Annotated[
+        int | None, typer.Option("--layers", min=1, help="How many layers to try. Default: all.")
+    ] = None,
+    first: Annotated[
+        int, typer.Option("--from", min=0, help="How many layers to leave out first.")
+    ] = 0,
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")
     ] = None,
     generic: Annotated[
-        bool, typer.Option("--generic", help="As on a core without data of its own.")
+        bool, typer.Option("--generic", help="Plan as for a processor that has no data of its own.")
     ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,

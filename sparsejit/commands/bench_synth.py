@@ -46,7 +46,7 @@ def synth(
         list[str] | None,
         typer.Option(help="torch, torchscript, torch-compile, onnxruntime; repeatable."),
     ] = None,
-    peers: Annotated[bool, typer.Option(help="Run libraries, too.")] = True,
+    peers: Annotated[bool, typer.Option(help="Run the other libraries too.")] = True,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
     record: RecordOption = False,

@@ -16,7 +16,7 @@ from sparsejit.planner.calibration import calibrate as measure
 
 
 def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
-    """Measure this core's rates and prices and keep them for the planner."""
+    """Measure how fast this processor is, and keep that for the planner."""
     check_outputs(out)
     core = measure(Target.detect())
     steps = {" ".join(key): price.cycles for key, price in core.steps.items()}

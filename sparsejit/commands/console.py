@@ -24,7 +24,7 @@ error_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JsonFileOption = Annotated[
-    Path | None, typer.Option("--out", help="Also write the JSON that --json prints to this file.")
+    Path | None, typer.Option("--out", help="File to write the JSON of --json to.")
 ]
 RecordOption = Annotated[
     bool, typer.Option("--record", help="Append the rows to the recordings in perf/results.")

@@ -34,7 +34,7 @@ WeightsArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, he
 TensorOption = Annotated[
     str | None, typer.Option(help="Which tensor of a file that holds several.")
 ]
-StrategyOption = Annotated[str, typer.Option(help="auto, or a kernel family; of a matrix.")]
+StrategyOption = Annotated[str, typer.Option(help="For a matrix: auto, or a kernel family.")]
 
 
 def explain(
@@ -60,7 +60,7 @@ def explain(
     html: HtmlOption = None,
     as_json: JsonOption = False,
     out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write the report here, JSON.")
+        Path | None, typer.Option(dir_okay=False, help="File to write the report to, as JSON.")
     ] = None,
 ) -> None:
     """Say which kernels a model, or a matrix of shape (out, in), gets, what they cost and why."""

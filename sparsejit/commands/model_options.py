@@ -29,30 +29,33 @@ ModelArgument = Annotated[
 ]
 ShapesOption = Annotated[
     list[str] | None,
-    typer.Option("--shape", help="Of an input of an ONNX file, as x=1x576; repeatable."),
+    typer.Option("--shape", help="Size of an ONNX file's input, such as x=1x576; repeatable."),
 ]
 ConstantsOption = Annotated[
     list[str] | None,
-    typer.Option("--constant", help="In place of an input of an ONNX file, as sr=16000."),
+    typer.Option(
+        "--constant", help="Value for an ONNX file's input, such as sr=16000; repeatable."
+    ),
 ]
 BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Samples a call, where an ONNX file leaves that open.")
+    int | None,
+    typer.Option(min=1, help="Samples a call, where an ONNX file leaves the batch open."),
 ]
 DTypesOption = Annotated[
     list[str] | None,
-    typer.Option(help="float32, bfloat16, float16 or int8; or LAYERS=DTYPE, several times."),
+    typer.Option(help="float32, bfloat16, float16 or int8; or LAYERS=DTYPE, repeatable."),
 ]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="How many may share a call.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="The most threads that may share a call.")]
 TargetOption = Annotated[str, typer.Option(help="native, avx2 or avx512.")]
 TuneOption = Annotated[bool, typer.Option(help="Time the most promising kernels here.")]
-ExactOption = Annotated[bool, typer.Option(help="Only kernels that change no weight.")]
+ExactOption = Annotated[bool, typer.Option(help="Use only kernels that change no weight.")]
 FallbackOption = Annotated[
     str | None,
-    typer.Option(help="onnxruntime: leave it the nodes of an ONNX file that do not compile."),
+    typer.Option(help="onnxruntime: let it run nodes of an ONNX file that do not compile."),
 ]
-MeasureOption = Annotated[bool, typer.Option(help="Time every layer, too.")]
+MeasureOption = Annotated[bool, typer.Option(help="Time every layer too.")]
 HtmlOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Also write the report here, a web page.")
+    Path | None, typer.Option(dir_okay=False, help="File to write the report to, as a web page.")
 ]
 
 

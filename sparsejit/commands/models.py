@@ -44,7 +44,7 @@ from sparsejit.frontends.onnx import divided_onnx, import_onnx, is_onnx
 from sparsejit.frontends.torch_export import export as export_torch
 
 ExportOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Also write code for C here, .o or .so.")
+    Path | None, typer.Option(dir_okay=False, help="File to write code for C to, .o or .so.")
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Print all that is known of every layer.")
@@ -53,7 +53,7 @@ VerboseOption = Annotated[
 
 def compile_command(
     model: ModelArgument,
-    out: Annotated[Path, typer.Option(dir_okay=False, help="Receives the model, .sjit.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="File to write the model to, .sjit.")],
     shape: ShapesOption = None,
     constant: ConstantsOption = None,
     batch: BatchOption = None,
@@ -64,7 +64,9 @@ def compile_command(
     exact: ExactOption = False,
     fallback: FallbackOption = None,
     export: ExportOption = None,
-    header: Annotated[Path | None, typer.Option(dir_okay=False, help="Its C header, .h.")] = None,
+    header: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File to write the C header to, .h.")
+    ] = None,
     measure: MeasureOption = False,
     verbose: VerboseOption = False,
     html: HtmlOption = None,

@@ -36,15 +36,16 @@ def prune(
         typer.Option(exists=True, dir_okay=False, help="Trained weights: .safetensors or .pt."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(dir_okay=False, help="Receives the pruned weights, .safetensors.")
+        Path,
+        typer.Option(dir_okay=False, help="File to write the pruned weights to, .safetensors."),
     ] = Path("out/pruned.safetensors"),
     report: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write the report here, JSON.")
+        Path | None, typer.Option(dir_okay=False, help="File to write the report to, as JSON.")
     ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            dir_okay=False, help="Saves the training here, and goes on from it if it exists."
+            dir_okay=False, help="File to save the training to; goes on from it if it exists."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -37,10 +37,13 @@ _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 def selftest(
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, help="For how long. [default: 1, or until --kernels are done]"),
+        typer.Option(min=0.01, help="How long to try. [default: 1, or until --kernels are done]"),
     ] = None,
     kernels: Annotated[int | None, typer.Option(min=1, help="How many kernels.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all numbers; else drawn.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of all random numbers; by default another each time."),
+    ] = None,
     only: Annotated[int | None, typer.Option(min=0, help="Try one kernel, by its number.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes. [default: one a core]")
@@ -48,7 +51,7 @@ def selftest(
     as_json: JsonOption = False,
     out: JsonFileOption = None,
 ) -> None:
-    """Hold random kernels of every family to float64 on this processor; fail if one does not.
+    """Check random kernels of every family against float64 here; fail if one differs.
 
     Each runs between inaccessible pages, in a process that may crash; a failure is printed with the
     one command that repeats it.

@@ -24,16 +24,17 @@ _Voice = Annotated[
     Path, typer.Option(help="A voice, or a checkpoint of `train` or of another project.")
 ]
 _Temperature = Annotated[
-    float | None, typer.Option(help="Of the draw; the voice's own if left out.")
+    float | None, typer.Option(help="Temperature of the draw. Default: the voice's own.")
 ]
 _SampleRate = Annotated[
-    int | None, typer.Option(min=1, help="Of a checkpoint; its project's usual if left out.")
+    int | None,
+    typer.Option(min=1, help="Sample rate of a checkpoint, in Hz. Default: its project's."),
 ]
 _Companding = Annotated[
-    str | None, typer.Option(help="Of a checkpoint's classes: linear or mu_law.")
+    str | None, typer.Option(help="How the classes of a checkpoint lie: linear or mu_law.")
 ]
 _PostFilter = Annotated[
-    bool, typer.Option(help="Correct the power of bands; without, 36 ms less of look-ahead.")
+    bool, typer.Option(help="Correct the power of each band; without it, 36 ms less delay.")
 ]
 
 
@@ -44,27 +45,30 @@ def synth(
             exists=True, help="A recording, log-mel (80, frames) in a .npy, or a folder of these."
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="The WAV file to write; a folder for a folder.")],
+    out: Annotated[
+        Path, typer.Argument(help="The WAV file to write, or a folder if SOURCE is one.")
+    ],
     voice: _Voice = VOICE,
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same samples.")
     ] = 0,
     temperature: _Temperature = None,
     dtype: Annotated[
-        str, typer.Option(help="How its matrices are stored: float32, bfloat16, float16 or int8.")
+        str, typer.Option(help="How weights are stored: float32, bfloat16, float16 or int8.")
     ] = "float32",
     sample_rate: _SampleRate = None,
     companding: _Companding = None,
     post_filter: _PostFilter = True,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Of a folder: also what is there already.")
+        bool, typer.Option("--overwrite", help="Speak again what a folder of results has already.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Of a folder: processes; one a core if left out.")
+        int | None, typer.Option(min=1, help="Processes for a folder. Default: one a core.")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Of a folder: a Ray cluster speaks it.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Let the Ray cluster at ADDRESS speak a folder."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,7 +20,7 @@ def train(
         Path, typer.Argument(exists=True, file_okay=False, help="Recordings of one speaker.")
     ],
     out: Annotated[
-        Path, typer.Option(help="Receives checkpoints, the log and the finished voice.")
+        Path, typer.Option(help="Folder for checkpoints, the log and the finished voice.")
     ] = Path("runs/voice"),
     samples: Annotated[int | None, typer.Option(help="Length of the training.")] = None,
     hidden_size: Annotated[
@@ -30,21 +30,28 @@ def train(
         float | None, typer.Option(help="Share of the recurrent weights to prune; 0 for none.")
     ] = None,
     dense_amount: Annotated[
-        float | None, typer.Option(help="Share of the dense layers' weights; else the same.")
+        float | None,
+        typer.Option(help="Share of the dense layers' weights to prune. Default: --amount."),
     ] = None,
-    pattern: Annotated[str | None, typer.Option(help="What to prune in, such as lane16.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="At its highest.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="Pattern to prune in, such as lane16.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
     int8_start: Annotated[
         float | None, typer.Option(help="Share of the training after which it rounds to int8.")
     ] = None,
     product_precision: Annotated[
-        str | None, typer.Option(help="highest, or medium for products of bfloat16.")
+        str | None, typer.Option(help="highest, or medium, which multiplies in bfloat16.")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A voice to begin as; its zeros may grow."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A voice whose weights to start from; its zeros may grow.",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of weights and batches.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and batches.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where present.")] = None,
 ) -> None:
     """Train a voice from a folder of audio, pruning it gradually; resumes where it stopped."""
