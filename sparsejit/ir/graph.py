@@ -37,7 +37,7 @@ class Element(Choice):
 
     @property
     def bytes(self) -> int:
-        """Of one element."""
+        """Bytes of one element."""
         return _DTYPES[self].itemsize
 
 
@@ -69,7 +69,7 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        """Of all elements, without padding."""
+        """Bytes of all elements, without padding."""
         return self.size * self.element.bytes
 
     def __str__(self) -> str:

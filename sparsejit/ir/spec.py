@@ -140,7 +140,7 @@ class MatVec:
 
     @property
     def least_integer(self) -> int:
-        """Of x as int8."""
+        """The least number that x becomes in int8."""
         return -LARGEST_INT8 - (self.input_shift is not None)
 
     @property

@@ -17,6 +17,6 @@ def must_ask(instruction_sets: Iterable[str], question: Question) -> None:
 
 
 def refusals(instruction_sets: frozenset[str]) -> dict[str, str]:
-    """Of sets that the processor has: those that the system refuses this process, and why."""
+    """The sets, of those the processor has, that the system refuses this process, and why."""
     answers = {name: _questions[name]() for name in instruction_sets & _questions.keys()}
     return {name: why for name, why in answers.items() if why is not None}

@@ -111,7 +111,7 @@ class Trees:
 
     @property
     def x_bytes(self) -> int:
-        """Of a number of x, which is what thresholds are: 4 for float32, 8 for float64."""
+        """Bytes of a number of x, and of a threshold: 4 for float32, 8 for float64."""
         return int(self.thresholds.itemsize)
 
     @property

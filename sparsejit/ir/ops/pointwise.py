@@ -217,7 +217,7 @@ class Chain(Operator):
         return tuple(kinds[number] for number in self.results)
 
     def signature(self, operands: int) -> Signature:
-        """Of the operands alone."""
+        """The types of the operands, without those of results."""
         return signature(", ".join(f"x{n} any [...]" for n in range(operands)))
 
     @property

@@ -99,7 +99,7 @@ class ArgMax(Operator):
 class TopK(Operator):
     """The `count` largest elements of the last axis in descending order, and their places.
 
-    With `least` the least ones in ascending order. Of equals the one that comes first; NaN is
+    With `least` the least ones in ascending order. Among equals the one that comes first; NaN is
     larger than all others.
     """
 

@@ -20,7 +20,7 @@ _MEASURED = "layers in L1, docs/kernels/processors.md"
 
 
 def _floats(kind: str, isa: str, *cycles: float) -> dict[tuple[str, str, str], StepPrice]:
-    """Of float32, bfloat16 and float16 as stored."""
+    """Costs of a step with weights stored as float32, bfloat16 and float16, as far as given."""
     stored = ("float32", "bfloat16", "float16")
     return {
         (kind, isa, dtype): StepPrice(price, _MEASURED)

@@ -31,7 +31,7 @@ class DenseSpec:
         return self.size
 
     def shapes(self, in_features: int) -> dict[str, Shape]:
-        """Of its tensors."""
+        """The shapes of its tensors by name."""
         return {
             f"{self.name}.weight": (self.size, in_features),
             f"{self.name}.bias": (self.size,),
@@ -56,7 +56,7 @@ class DualDenseSpec:
         return 2 * self.size
 
     def shapes(self, in_features: int) -> dict[str, Shape]:
-        """Of its tensors."""
+        """The shapes of its tensors by name."""
         both = (2, self.size)
         return {
             f"{self.name}.weight": (*both, in_features),
@@ -88,11 +88,11 @@ class GruSpec:
 
     @property
     def out_features(self) -> int:
-        """Of the product with what it reads."""
+        """Features of the product with what it reads."""
         return 3 * self.size
 
     def shapes(self, in_features: int) -> dict[str, Shape]:
-        """Of its tensors."""
+        """The shapes of its tensors by name."""
         gates = self.out_features
         return {
             f"{self.name}.weight_ih": (gates, in_features),

@@ -107,7 +107,7 @@ class DualSoftmax:
 
     @property
     def half_classes(self) -> int:
-        """Of either half."""
+        """Classes of either half."""
         return 1 << self.bits
 
     @property
