@@ -1,4 +1,4 @@
-"""What NaN and infinity in x do, by family, as the README states it."""
+"""What NaN and infinity in x do, by family, as docs/notes/models.md states it."""
 
 from functools import cache
 
