@@ -39,6 +39,7 @@ def pages() -> Iterator[tuple[str, str, bool]]:
             text = text.split("## Words that we do not use")[0]
         inside = path.is_relative_to(DOCS) and path.relative_to(DOCS).parts[0] in FOR_DEVELOPERS
         yield path.relative_to(ROOT).as_posix(), text, not inside
+    yield "CONTRIBUTING.md", (ROOT / "CONTRIBUTING.md").read_text(), False
     unreleased = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
     yield "CHANGELOG.md", unreleased, True
 
