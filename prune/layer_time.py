@@ -133,7 +133,7 @@ def _check_image(kernel: CompiledConvolution) -> None:
     most = np.abs(weights).sum(axis=axes).max() * np.abs(x).max()
     if not error <= IMAGE_TOLERANCES[op.dtype] * most:  # NaN too
         raise CompileError(
-            f"{kernel.strategy} is off by {error:.3g} against its oracle: "
+            f"{kernel.strategy} is off by {error:.3g} against its float64 reference: "
             "its time would mean nothing; please report this"
         )
 
@@ -144,6 +144,7 @@ def _check(kernel: Kernel, matrix: SparseMatrix, x: np.ndarray) -> None:
     allowed = TOLERANCE * reference.error_scale(each, matrix, x).max()
     if not error <= allowed:  # NaN too
         raise CompileError(
-            f"{kernel.plan.chosen.template.name} is off by {error:.3g} against its oracle: "
+            f"{kernel.plan.chosen.template.name} is off by {error:.3g} against its float64 "
+            "reference: "
             "its time would mean nothing; please report this"
         )

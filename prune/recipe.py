@@ -224,7 +224,7 @@ class Recipe:
             from ruamel.yaml.error import MarkedYAMLError, YAMLError
         except ImportError as error:
             raise MissingDependency(
-                "recipes need ruamel.yaml, which cannot be imported: pip install ruamel.yaml"
+                "recipes need ruamel.yaml, which cannot be imported: pip install 'sparsejit[torch]'"
             ) from error
         try:
             data = YAML(typ="safe", pure=True).load(Path(path))

@@ -76,7 +76,9 @@ def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency(f"reading {path} needs torch: pip install torch") from error
+        raise MissingDependency(
+            f"reading {path} needs torch: pip install 'sparsejit[torch]'"
+        ) from error
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

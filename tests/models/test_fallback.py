@@ -151,7 +151,7 @@ def test_what_is_known_all_compiles_as_ever(monkeypatch: pytest.MonkeyPatch) -> 
     assert compiled(model).batch_is_free
     with pytest.raises(UnsupportedOperator, match=r"Erf  # node y.*\n.*fallback=\"onnxruntime\""):
         sparsejit.compile(net("y = Erf x"))
-    with pytest.raises(MissingDependency, match="pip install onnxruntime"):
+    with pytest.raises(MissingDependency, match=r"pip install 'sparsejit\[onnxruntime\]'"):
         compiled(net("y = Erf x"))
 
 

@@ -100,7 +100,7 @@ BRANCHING: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", BRANCHING)
 def test_an_example_of_one_sample_is_as_torch_computes_it(name: str) -> None:
     exported = checked(Written(BRANCHING[name]), torch.randn(1, 4))
-    assert exported.why_not_free == "the model computes otherwise for one sample"
+    assert exported.why_not_free == "the model takes another path for one sample"
     assert exported.graph().inputs[0].shape == (1, 4)
 
 

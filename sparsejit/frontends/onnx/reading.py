@@ -48,7 +48,9 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
     try:
         import onnx
     except ImportError as error:
-        raise MissingDependency("ONNX files need the onnx package: pip install onnx") from error
+        raise MissingDependency(
+            "ONNX files need the onnx package: pip install 'sparsejit[onnx]'"
+        ) from error
     from onnx.inliner import inline_local_functions
 
     name = str(source) if isinstance(source, str | Path) else "the model"

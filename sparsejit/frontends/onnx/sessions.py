@@ -31,7 +31,7 @@ def open_session(model: bytes, threads: int = 1) -> Any:
         import onnxruntime
     except ImportError as error:
         raise MissingDependency(
-            'fallback="onnxruntime" needs ONNX Runtime: pip install onnxruntime'
+            "fallback=\"onnxruntime\" needs ONNX Runtime: pip install 'sparsejit[onnxruntime]'"
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -128,7 +128,8 @@ def check_whole(model: bytes) -> None:
         import onnx
     except ImportError as error:
         raise MissingDependency(
-            "a model with nodes in ONNX Runtime needs the onnx package: pip install onnx"
+            "a model with nodes in ONNX Runtime needs the onnx package: pip install "
+            "'sparsejit[onnxruntime]'"
         ) from error
     try:
         read = onnx.ModelProto.FromString(model)

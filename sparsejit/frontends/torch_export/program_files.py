@@ -26,7 +26,9 @@ def read_program(
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency(f"reading {path} needs torch: pip install torch") from error
+        raise MissingDependency(
+            f"reading {path} needs torch: pip install 'sparsejit[torch]'"
+        ) from error
     file = Path(path)
     if not file.is_file():
         raise InvalidInput(f"there is no file {file}; check the path")
