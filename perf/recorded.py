@@ -1,4 +1,4 @@
-"""The latest recordings of every processor side by side, as Markdown for the README.
+"""The latest recordings of every processor side by side, as Markdown for docs/notes/figures.md.
 
 Of each processor, problem and dtype the row counts that was recorded last: a recording may be of
 some problems only.

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sparsejit.files import atomic_path
 from sparsejit.perf.history import RESULTS
 
-# Problems of the README's table, with what they are.
+# Problems of the table in docs/notes/figures.md, with what they are.
 PROBLEMS = {
     "A": "256 x 256, 90 % zero",
     "B": "256 x 256, 80 % zero, 1x8 blocks",

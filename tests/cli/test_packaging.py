@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+import sparsejit
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,6 +38,11 @@ def test_the_sdist_has_what_the_tests_read() -> None:
     perf = {"sparsejit/perf/results", "sparsejit/perf/studies"}
     assert {"tests", "docs", "examples", *perf} == set(grafted)
     assert all((ROOT / folder).is_dir() for folder in grafted)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = YAML(typ="safe").load(ROOT / "CITATION.cff")
+    assert citation["version"] == sparsejit.__version__
 
 
 def test_every_page_is_in_the_site_s_navigation() -> None:
