@@ -68,16 +68,20 @@ SMALLEST_SCALE = 2.0**-100
 class MatVec:
     """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
 
-    The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`. `bias` is
-    float32 (out_features,). With int8, `input_scale` is the quantisation scale of x, or where it is
-    None x's largest magnitude / 127; `reference.quantised_input` says exactly how.
+    The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`.
 
-    With a scale, `input_shift` is added to the integers of x, which then lie in -128 .. 127: for x
-    of which most is positive. The product is that of the shifted integers; who makes the bias makes
-    up for it.
+    Attributes:
+        out_features: rows of W
+        in_features: columns of W
+        bias: float32 (out_features,), or none
+        activation: applied to each output
+        dtype: how weights are stored
+        input_scale: with int8, that of x; None is x's largest magnitude / 127
+        input_shift: added to the integers of x, which then lie in -128 .. 127, for x that is mostly
+            positive. The product is that of the shifted integers; the bias must make up for it.
 
-    Raises InvalidInput for an input_scale or input_shift that cannot be one, or that belongs to
-    another dtype.
+    Raises:
+        InvalidInput: input_scale or input_shift cannot be one, or belongs to another dtype
     """
 
     out_features: int
@@ -175,16 +179,20 @@ MOST_BYTES = 2**31 - 1
 class MatMul:
     """`each` applied to every column of a batch of at least two; x and y are C-contiguous.
 
-    x is float32 (batch, in_features) and y (batch, out_features), or, feature-major,
-    (in_features, pitch) and (out_features, pitch), where pitch is `padded_to`, or batch if that is
-    None. Columns from batch on are padding: those of x may be read and change nothing, though
-    subnormal numbers in them may cost time; those of y may be written and mean nothing.
+    x is float32 (batch, in_features) and y (batch, out_features), or, feature-major, (in_features,
+    pitch) and (out_features, pitch). Columns from batch on are padding: x's may be read, though
+    subnormal numbers there may cost time; y's may be written.
 
-    Where `result_layout` is given, y has that, and x alone `layout`. A part of a product, some of
-    its outputs or some of its columns, leaves out what lies between in the rows of `part_of`.
+    Attributes:
+        each: what happens to a column
+        batch: columns
+        layout: of x, and of y unless `result_layout` says otherwise
+        padded_to: the pitch, in elements; None is the batch
+        part_of: the product of which this is some outputs or columns, in its rows
+        result_layout: of y, where it is another
 
-    Raises InvalidInput for a batch or pitch that makes x or y longer than `MOST_BYTES`, for a pitch
-    of less than the batch, and for one of another layout.
+    Raises:
+        InvalidInput: x or y longer than `MOST_BYTES`, or a pitch below the batch or batch-major
     """
 
     each: MatVec
@@ -278,9 +286,19 @@ Layer: TypeAlias = MatVec | MatMul
 class DenseProduct:
     """C = activation(scale * A B + bias): float32 A (rows, depth), B (depth, columns).
 
-    Pitches are bytes from row to row, at least those of a row, of operands that come at run time.
-    `transposed`: B is stored as (columns, depth). Raises InvalidInput for sizes below 1, pitches
-    shorter than a row or no multiple of 4, and operands of more than `MOST_BYTES`.
+    Attributes:
+        rows: of A and C
+        columns: of B and C
+        depth: columns of A, rows of B
+        a_pitch: bytes from row to row of A, at least those of a row
+        b_pitch: the same of B as it is stored
+        c_pitch: the same of C
+        transposed: whether B is stored as (columns, depth)
+        scale: times the product
+        activation: applied to each element of C
+
+    Raises:
+        InvalidInput: a size below 1, a short or odd pitch, more than `MOST_BYTES`
     """
 
     rows: int

@@ -56,9 +56,19 @@ class Convolution(Operator):
     """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
 
     Bias (out,) may be left out. Behind it an operand of y's shape may come, which is added before
-    the activation. `padding` zeros lie before and after each spatial axis. Transposed,
-    W is (in, out / groups, *kernel) and `output_padding` positions are added at the end.
-    dtype, `input_scale` and `input_shift` as of `Linear`.
+    the activation. Transposed, W is (in, out / groups, *kernel).
+
+    Attributes:
+        stride: positions from window to window, for each spatial axis
+        padding: zeros before and after each spatial axis
+        dilation: positions from tap to tap, for each spatial axis
+        groups: into which channels are divided
+        transposed: whether it is torch's transposed convolution
+        output_padding: positions added at the end of each spatial axis, where transposed
+        activation: applied to each output
+        dtype: as of `Linear`
+        input_scale: as of `Linear`
+        input_shift: as of `Linear`
     """
 
     stride: Sizes
@@ -158,9 +168,15 @@ class PoolingKind(Choice):
 class Pooling(Operator):
     """The largest or the mean of every window of x (batch, channels, *spatial).
 
-    `padding` = (before, after) of each spatial axis. An average divides by the window's elements,
-    those of the padding as well where `counts_padding`; windows may end in padding only. An
-    average of no elements is 0.
+    Windows may end in padding only. An average of no elements is 0.
+
+    Attributes:
+        kind: largest or mean
+        kernel: the window's size, for each spatial axis
+        stride: positions from window to window, for each spatial axis
+        padding: (before, after) for each spatial axis
+        dilation: positions from element to element of a window, for each spatial axis
+        counts_padding: whether an average divides by the elements of the padding as well
     """
 
     kind: PoolingKind
