@@ -48,10 +48,10 @@ class CompiledModel(CalledModel, Compiled):
 
     Attributes:
         batch_is_free: whether axis 0 of all inputs may have any length
-        tile: how many samples run at a time where the batch is free
+        tile: how many samples run at a time where the batch is free and like the example's
         stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
         graph: what is computed, after all passes
-        pointer: the address of `int run(inputs, outputs, workspace, tiles)`
+        pointer: the address of `int run(inputs, outputs, workspace, samples)`
     """
 
     def __init__(
