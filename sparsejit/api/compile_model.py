@@ -134,11 +134,11 @@ def compile_model(
             estimators need none, ONNX models only for sizes that are open beside the batch.
         example_kwargs: arguments of a torch model by name.
         dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1:
-            "time"}}, with a torch.export.Dim, which has bounds, for a name if you like. A name on
-            axis 0 of all inputs is the batch. Another size compiles the model once more, at its
-            first use or by `prepare(time=9)`.
-        free_batch: without names, whether axis 0 of all inputs is a batch of any length, where
-            samples are computed apart.
+            "time"}}, with a torch.export.Dim, which has bounds, for a name if you like. The name
+            that begins with "batch" is the batch, on any axis; without one, that of axis 0 of the
+            first input. Another size compiles the model once more, at its first use or by
+            `prepare(time=9)`.
+        free_batch: without names, whether samples that are computed apart may be any number.
         free_shapes: without names, whether other shapes compile the model once more.
         constants: numbers or arrays for inputs of an ONNX model by their names: {"sr": 16000}. The
             model has these inputs no more; what depends on them alone is computed now.

@@ -47,11 +47,13 @@ class CompiledModel(CalledModel, Compiled):
     model nests them.
 
     Attributes:
-        batch_is_free: whether axis 0 of all inputs may have any length
+        batch_is_free: whether the batch may have any length
+        batch_axes: on which axis each input and output has it
         tile: how many samples run at a time where the batch is free and like the example's
         stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
         graph: what is computed, after all passes
-        pointer: the address of `int run(inputs, outputs, workspace, samples)`
+        pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
+            samples on axis 0 wherever the model has them
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class CompiledModel(CalledModel, Compiled):
 
         It holds all arrays, adds some 20 ns to the native time and keeps the interpreter lock. One
         thread may call it at a time. A divisor of 0, or an index out of range, raises nothing.
+        Arrays whose batch lies behind other axes are copied at every call: some microseconds.
 
         Args:
             inputs: a flat list of contiguous numpy arrays, all whole numbers as int64

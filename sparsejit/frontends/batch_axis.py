@@ -69,9 +69,9 @@ def free_batch_of(
     found = checked_axes(few, many, axes)
     first = batch_first(few, found)
     for size in sorted({1, example_batch or 1}):
-        if why := why_not_alike(few, graph_of(size), size):
-            return f"the model takes another path for a batch of {size}: {why}", few
-    return "", few
+        if why := why_not_alike(first, batch_first(graph_of(size), found), size):
+            raise SamplesMixed(f"the model takes another path for a batch of {size}: {why}")
+    return FreeBatch(found, first)
 
 
 def checked_axes(few: Graph, many: Graph, axes: InputAxes) -> BatchAxes:

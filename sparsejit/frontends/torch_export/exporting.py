@@ -80,13 +80,37 @@ def export(
             )
         if exported.batch_is_free or not free_batch or axes is not None or is_program(model):
             return exported
-        # It was exported as two samples: a model may do otherwise for one, in Python.
-        single = traced_again(model, args, kwargs)
-        if not exported.batch_is_free:
-            return Exported(single, exported.why_not_free, 1, exported.copies)
-        why_not = "the model takes another path for one sample"
-        alone = Exported(single, why_not, 1, exported.copies)
-        return alone if why_not_alike(alone.graph(), exported.graph(1)) else exported
+        for choice in likely_axes(exported.graph()):
+            if choice != likely:
+                found = _exported_on(model, args, kwargs, choice, exported.copies)
+                if found.batch_is_free:
+                    return found
+        return exported
+
+
+def _exported_on(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    axes: InputAxes | None,
+    copies: Copies | None = None,
+) -> Exported:
+    """The model whose tensors have their batch there; without axes it is fixed."""
+    program, why_not = traced(model, args, kwargs, axes)
+    if program is model:
+        return Exported(program, sizes=symbols_of_examples(program, args, kwargs))
+    batch = None if axes is None else common_batch(args, kwargs, axes)
+    exported = Exported(program, why_not, batch, copies)
+    if exported.example_batch != 1 or why_not:
+        return exported
+    # It was exported as two samples: a model may do otherwise for one, in Python.
+    single = traced_again(model, args, kwargs)
+    if exported.axes is None:
+        return Exported(single, exported.why_not_free, 1, exported.copies)
+    why_not = "the model takes another path for one sample"
+    alone = Exported(single, why_not, 1, exported.copies)
+    found = batch_first(alone.graph(), exported.axes)
+    return alone if why_not_alike(found, exported.graph(1)) else exported
 
 
 class Exported:
