@@ -18,6 +18,7 @@ import sparsejit
 from sparsejit.errors import InvalidInput
 
 WIDTH = 12
+FSMN = Path(__file__).parents[3] / "shared" / "data" / "onnx" / "fsmnvad-online.onnx"
 
 
 class Tagger(nn.Module):
@@ -209,3 +210,24 @@ def test_sizes_of_an_onnx_file_have_names(tmp_path: Path) -> None:
         fast(np.zeros((1, 2, 5), np.float32))
     with pytest.raises(InvalidInput, match="dynamic_shapes needs an example of each argument"):
         sparsejit.compile(path, dynamic_shapes={"x": {1: "length"}})
+
+
+@pytest.mark.skipif(not FSMN.exists(), reason="no trained files beside the checkout")
+def test_a_trained_file_runs_at_all_sizes_within_its_bounds() -> None:
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(FSMN))
+
+    def inputs(frames: int) -> dict[str, np.ndarray]:
+        random = np.random.default_rng(frames)
+        speech = random.standard_normal((1, frames, 400)).astype(np.float32)
+        caches = random.standard_normal((4, 1, 128, 19, 1)).astype(np.float32)
+        return {"speech": speech} | {f"in_cache{n}": cache for n, cache in enumerate(caches)}
+
+    sizes = {"speech": {1: Dim("frames", min=1, max=10)}}
+    fast = sparsejit.compile(FSMN, tuple(inputs(3).values()), dynamic_shapes=sizes)
+    for frames in (3, 1, 10, 7, 2, 4):
+        given = inputs(frames)
+        results = zip(fast.run([*given.values()]), session.run(None, given), strict=True)
+        for result, wanted in results:
+            np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    with pytest.raises(InvalidInput, match="'frames', has 11 elements; it takes 1 to 10"):
+        fast(*inputs(11).values())
