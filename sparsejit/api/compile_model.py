@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -37,11 +38,17 @@ from sparsejit.api.variant import (
     final_graph,
     make_variant,
 )
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
-from sparsejit.frontends.torch_export import Exported, export, exported_examples, is_program
+from sparsejit.frontends.torch_export import (
+    Exported,
+    export,
+    exported_examples,
+    is_program,
+    opened,
+)
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.tiles import batch_tiles
@@ -228,9 +235,12 @@ class _Compiler:
     dtype: Dtypes
     settings: ModelSettings
     axes: InputAxes | None = None  # of the batch, where they are known
+    name: str = ""
 
     def __post_init__(self) -> None:
         self.options = self.settings.resolved()
+        own = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
+        self.name = self.name or own
         if self.sizes is not None:
             self.free_batch = self.free_batch and self.sizes.batch_axes is not None
             self.free_shapes = self.sizes.has_others
@@ -272,9 +282,8 @@ class _Compiler:
         """
         progress("exporting the model", 0.0)
         trees, graphs, options = self._read(args, kwargs)
-        name = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
         first, *others = graphs
-        given = options, self.dtype, first.tile, name, progress
+        given = options, self.dtype, first.tile, self.name, progress
         return trees, make_variant(first.graph, *given, others=others)
 
     def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -334,9 +343,41 @@ class _Compiler:
         The batch stays on its axes: other sizes may let it be on others.
         """
         compiler = replace(self, axes=None if axes is None else axes.inputs)
+        programs = _OpenProgram(self.model, self.sizes)
 
         def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:
             args, kwargs = unflatten(inputs, list(leaves))
-            return compiler.make(args, kwargs, lambda stage, share: None)[1]
+            program = programs.of(args, kwargs, leaves)
+            if program is not None:
+                with suppress(SparseJitError, *GRAPH_REFUSALS):
+                    variant = replace(compiler, model=program).make(args, kwargs, told(None))[1]
+                    if variant.batch_axes == axes:
+                        return variant
+            return compiler.make(args, kwargs, told(None))[1]
 
         return compile_for
+
+
+class _OpenProgram:
+    """A torch module exported once for all its named sizes, at the second of them."""
+
+    def __init__(self, model: Any, sizes: NamedSizes | None) -> None:
+        self._model, self._sizes = model, sizes
+        self._is_tried = sizes is None or is_onnx(model) or is_program(model)
+        self._program: Any = None
+
+    def of(self, args: Any, kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
+        """The program, for inputs of these sizes; None where each size is exported by itself.
+
+        A size of 1 is: torch may compute otherwise for it.
+        """
+        if self._sizes is None:
+            return None
+        sizes = self._sizes.in_order(list(kwargs))
+        if not self._is_tried:
+            self._is_tried = True
+            self._program = opened(self._model, args, kwargs, sizes.open_sizes())
+        batch = sizes.batch_axes or (None,) * len(leaves)
+        inputs = zip(sizes.inputs, leaves, batch, strict=True)
+        others = (leaf.shape[n] for each, leaf, own in inputs for n in each.axes if n != own)
+        return self._program if min(others, default=2) > 1 else None

@@ -9,7 +9,7 @@ from typing import Any
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.batch_first import SizedInput, named_axes
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
-from sparsejit.frontends.torch_export import names_of_places, sizes_of_program
+from sparsejit.frontends.torch_export import OpenSize, names_of_places, sizes_of_program
 
 Shape = tuple[int, ...]
 # By argument, or in their order: sizes by axis, each a name or a torch.export.Dim.
@@ -26,11 +26,15 @@ class NamedSize:
     most: int = _UNBOUNDED
 
     @property
+    def largest(self) -> int | None:
+        """None where there is no bound."""
+        return None if self.most == _UNBOUNDED else self.most
+
+    @property
     def bounds(self) -> str:
         """In words."""
-        if self.most == _UNBOUNDED:
-            return f"at least {self.least}"
-        return f"{self.least} to {self.most}"
+        largest = self.largest
+        return f"at least {self.least}" if largest is None else f"{self.least} to {largest}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,13 @@ class NamedSizes:
         batch = self.batch_axes or (None,) * len(self.inputs)
         pairs = zip(self.inputs, batch, strict=True)
         return any(axis != own for each, own in pairs for axis in each.axes)
+
+    def open_sizes(self) -> list[dict[int, OpenSize]]:
+        """The sizes that may change, for each input by axis."""
+        return [
+            {axis: OpenSize(size.name, size.least, size.largest) for axis, size in axes.items()}
+            for axes in (each.axes for each in self.inputs)
+        ]
 
     def check(self, shapes: Sequence[Shape]) -> None:
         """Raise InvalidInput, which names input, axis, size and bounds, for shapes that differ."""

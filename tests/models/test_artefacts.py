@@ -164,8 +164,8 @@ def test_no_file_is_said_to_be_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": "3"}, r"of format version 3, written by sparsejit .*: install a newer"),
-        ({"version": "1"}, "of format version 1, .* reads version 2: save it with this one"),
+        ({"version": "4"}, r"of format version 4, written by sparsejit .*: install a newer"),
+        ({"version": "2"}, "of format version 2, .* reads version 3: save it with this one"),
         ({"version": "999999999"}, "install a newer sparsejit"),
         ({"version": "0"}, "has format version '0', which is none"),
         ({"version": ""}, "has format version ''"),

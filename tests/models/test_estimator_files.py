@@ -95,11 +95,11 @@ def test_a_method_is_exported(tmp_path: Path) -> None:
     made = compiled("logistic")
     made.export(tmp_path / "p.so", tmp_path / "p.h", method="predict_proba")
     run = ctypes.CDLL(str(tmp_path / "p.so")).p_run
-    x, tiles = X[:8].astype(np.float32), 8 // made.tile
+    x = X[:8].astype(np.float32)
     y, workspace = np.empty((8, 3), np.float32), np.zeros(1 << 16, np.uint8)
     tables = [ctypes.byref(ctypes.c_void_p(each.ctypes.data)) for each in (x, y)]
     aligned = ctypes.c_void_p(workspace.ctypes.data + -workspace.ctypes.data % 64)
-    assert run(*tables, aligned, ctypes.c_long(tiles)) == 0
+    assert run(*tables, aligned, ctypes.c_long(len(x))) == 0
     np.testing.assert_array_equal(y, made.predict_proba(x))
     with pytest.raises(InvalidInput, match="no method 'transform'"):
         made.export(tmp_path / "t.so", method="transform")

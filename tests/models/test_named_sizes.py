@@ -173,6 +173,76 @@ def exported_strided() -> tuple[nn.Module, Any]:
     return model, torch.export.export(model, (example(2, 3, 30),), dynamic_shapes=(dims,))
 
 
+class Exports:
+    """Counts what torch.export exports."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.count, real = 0, torch.export.export
+
+        def counted(*args: Any, **given: Any) -> Any:
+            self.count += 1
+            return real(*args, **given)
+
+        patch.setattr(torch.export, "export", counted)
+
+
+def test_a_second_size_exports_the_model_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, exports = Attending().eval(), Exports(monkeypatch)
+    sizes = {"x": {0: "batch", 1: "queries"}, "memory": {0: "batch", 1: "keys"}}
+    inputs = example(2, 3, WIDTH), example(2, 5, WIDTH)
+    fast = sparsejit.compile(model, inputs, dynamic_shapes=sizes)
+    before = exports.count
+    for batch, queries, keys in ((2, 4, 5), (1, 4, 7), (3, 2, 2), (2, 9, 30)):
+        assert_same(fast, model, example(batch, queries, WIDTH), example(batch, keys, WIDTH))
+    assert exports.count == before + 1
+    assert_same(fast, model, example(2, 1, WIDTH), example(2, 6, WIDTH))  # torch may take 1 apart
+    assert exports.count > before + 1
+
+
+def test_what_torch_exports_for_one_length_is_exported_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = x[:, 0]
+            for step in range(x.shape[1]):  # in Python
+                state = torch.tanh(state + x[:, step])
+            return state
+
+    exports = Exports(monkeypatch)
+    fast = sparsejit.compile(
+        Steps(), (example(2, 3, WIDTH),), dynamic_shapes={"x": {0: "batch", 1: "time"}}
+    )
+    for time in (4, 5, 8):
+        before = exports.count
+        assert_same(fast, Steps(), example(3, time, WIDTH))
+        assert exports.count > before
+
+
+def test_a_recurrence_is_exported_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    exports = Exports(monkeypatch)
+    fast = sparsejit.compile(
+        TAGGER, (example(2, 3, WIDTH),), dynamic_shapes={"x": {0: "batch", 1: "time"}}
+    )
+    before = exports.count
+    for time in (4, 5, 8, 2):
+        assert_same(fast, TAGGER, example(3, time, WIDTH))
+    assert exports.count == before + 1
+
+
+def test_a_program_whose_open_size_is_no_batch_takes_any() -> None:
+    class Mixing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+    program = torch.export.export(
+        Mixing(), (example(1, 4, WIDTH),), dynamic_shapes={"x": {1: Dim("time", min=2)}}
+    )
+    fast = sparsejit.compile(program)
+    for time in (4, 2, 7):
+        assert_same(fast, Mixing(), example(1, time, WIDTH))
+
+
 def test_a_program_has_its_examples_and_sizes() -> None:
     model, program = exported_strided()
     fast = sparsejit.compile(program)

@@ -13,9 +13,11 @@ from sparsejit.frontends.torch_export.given_sizes import (
 )
 from sparsejit.frontends.torch_export.interpreting import graph_of, missing_in
 from sparsejit.frontends.torch_export.program_files import read_program
+from sparsejit.frontends.torch_export.tracing import OpenSize, opened
 
 __all__ = [
     "Exported",
+    "OpenSize",
     "ProgramSize",
     "export",
     "exported_examples",
@@ -23,6 +25,7 @@ __all__ = [
     "is_program",
     "missing_in",
     "names_of_places",
+    "opened",
     "read_program",
     "sizes_of_program",
 ]

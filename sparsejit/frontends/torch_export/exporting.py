@@ -209,7 +209,9 @@ class Exported:
                 return ""
             except SamplesMixed as reason:
                 first = first or str(reason)
-        if choices:
+        if choices and choices[0].symbol in self._sizes:  # a size beside the batch, as given
+            self._choose(ProgramBatch(None, None), None)
+        elif choices:
             self._choose(choices[0], example_batch)
         return first or _why_one_batch(self._program)
 

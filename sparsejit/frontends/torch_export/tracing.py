@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def traced(
     with _evaluating(model), known_recurrent_shapes():
         if not why_not:
             try:
-                return _exported(model, args, kwargs, axes), ""
+                return _exported(model, args, kwargs, _open_batch(args, kwargs, axes)), ""
             except Exception as error:  # torch has many types for a size that must not change
                 fixed = _FIXED_SIZE.search(str(error))
                 why_not = (
@@ -68,9 +68,52 @@ def traced_again(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         return _of_one_batch(model, args, kwargs)
 
 
+class OpenSize(NamedTuple):
+    """A size that may change: axes that have the same name are as long as each other."""
+
+    name: str
+    least: int
+    most: int | None
+
+
+def opened(
+    model: Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    sizes: Sequence[Mapping[int, OpenSize]],
+) -> ExportedProgram | None:
+    """The model for all sizes from 2 on of these axes of its tensors; None where torch fixes one.
+
+    So it does where Python loops over an axis.
+    """
+    import torch
+
+    named = {size.name: size for axes in sizes for size in axes.values()}
+    dims = {
+        name: torch.export.Dim(f"size_{number}", min=max(2, size.least), max=size.most)
+        for number, (name, size) in enumerate(named.items())
+    }
+    axes = [{axis: dims[size.name] for axis, size in each.items()} for each in sizes]
+    args, kwargs = as_tensors(tuple(args), dict(kwargs))
+    with ONE_AT_A_TIME, _evaluating(model), known_recurrent_shapes():
+        try:
+            return _exported(model, args, kwargs, axes)
+        except Exception:  # torch has many types for a size that must not change
+            return None
+
+
+def _open_batch(args: Any, kwargs: Any, axes: InputAxes | None) -> list[dict[int, Any]]:
+    """The batch of each tensor as a size that may change; none where it is fixed."""
+    import torch
+
+    batch = torch.export.Dim("batch")
+    where = (None,) * len(tensors_of(args, kwargs)) if axes is None else axes
+    return [{} if axis is None else {axis: batch} for axis in where]
+
+
 def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
     try:
-        return _exported(model, args, kwargs, None)
+        return _exported(model, args, kwargs, _open_batch(args, kwargs, None))
     except Exception as error:
         raise InvalidInput(
             f"torch.export cannot export this {type(model).__name__}: {first_line(error)}; "
@@ -158,24 +201,26 @@ def _evaluating(model: Module) -> Iterator[None]:
 
 
 def _exported(
-    model: Module, args: Any, kwargs: Any, axes: InputAxes | None
+    model: Module, args: Any, kwargs: Any, dims: Sequence[Mapping[int, Any]]
 ) -> ExportedProgram:
+    """With a torch.export.Dim for some axes of each tensor."""
     import torch
     from torch.utils._pytree import tree_map
 
-    if axes is None:
+    if not any(dims):
         return torch.export.export(model, tuple(args), dict(kwargs))
-    batch = torch.export.Dim("batch")
-    of_tensor = dict(zip(map(id, tensors_of(args, kwargs)), axes, strict=True))
+    of_tensor = dict(zip(map(id, tensors_of(args, kwargs)), dims, strict=True))
     sizes: dict[int, dict[int, Any]] = {}
 
     def doubled(x: Any) -> Any:
-        axis = of_tensor.get(id(x))
-        if axis is None:
+        own = of_tensor.get(id(x))
+        if not own:
             return x
-        # One sample would be taken for a size that never changes.
-        made = torch.cat([x, x], axis) if x.shape[axis] == 1 else x
-        sizes[id(made)] = {axis: batch}
+        made = x
+        for axis in own:
+            # One sample would be taken for a size that never changes.
+            made = torch.cat([made, made], axis) if x.shape[axis] == 1 else made
+        sizes[id(made)] = dict(own)
         return made
 
     args, kwargs = tree_map(doubled, (tuple(args), dict(kwargs)))
