@@ -143,14 +143,19 @@ def columns_are_cheaper(
     windows: WindowPlan,
     planner: LayerPlanner,
 ) -> bool:
-    """Whether a product of gathered columns is; asked of long code only."""
+    """Whether a product of gathered columns is; asked of long code only.
+
+    Both cost what they do inside the model, whose other layers may drive their code from L3.
+    """
     if windows.name != SPARSE_WINDOWS or windows.cost.code_bytes < planner.target.l2_bytes // 2:
         return False
+    target = planner.beside(matrix).target
+    inside = price_sparse_windows(expect_windows(image, matrix, target), target)
     positions = image.rows.positions * image.columns.positions
     layer = MatMul(each, positions, Layout.FEATURE_MAJOR) if positions > 1 else each
-    product = planner.of_one_layer.plan(layer, matrix).chosen.cost.ns
-    gathering = price_copy(2 * 4 * matrix.in_features * positions, planner.target).ns
-    return image.samples * (product + gathering) < windows.cost.ns
+    product = planner.plan(layer, matrix).chosen.cost.ns
+    gathering = price_copy(2 * 4 * matrix.in_features * positions, target).ns
+    return image.samples * (product + gathering) < inside.ns
 
 
 def int8_is_cheaper(
