@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.model import POINTER, LoweredModel
+from sparsejit.lowering.model import POINTER, LoweredModel, move_by_samples
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdi, rdx, rsi, xmm, ymm
 
@@ -87,7 +87,7 @@ class BatchRest:
         asm.emit("cmp", rcx, self.tile)
         asm.jump("jl", copies)
         asm.emit("sub", rax, self.tile)
-        self.move_on(asm)
+        move_by_samples(asm, (*self.inputs, *self.outputs))
         asm.jump("jmp", ready)
         asm.bind(copies)
         self._copy(asm)
@@ -115,15 +115,6 @@ class BatchRest:
         asm.emit("mov", self.copied, rax)
         asm.emit("mov", self.left, rax)
         asm.bind(in_place)
-
-    def move_on(self, asm: Assembler) -> None:
-        """All operands' pointers by rax samples. Clobbers rcx."""
-        for number, size in enumerate((*self.inputs, *self.outputs)):
-            slot = Memory(WORKSPACE, POINTER * number)
-            asm.emit("mov", dword(rcx), size)
-            asm.emit("imul", rcx, rax)
-            asm.emit("add", rcx, slot)
-            asm.emit("mov", slot, rcx)
 
     def _copy(self, asm: Assembler) -> None:
         """rax samples of every input, and as many copies of the last as a tile lacks."""

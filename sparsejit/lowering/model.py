@@ -353,6 +353,16 @@ class ModelCode:
         return InWorkspace(self.lowered.header_bytes + offset + view.offset)
 
 
+def move_by_samples(asm: Assembler, operand_bytes: Sequence[int]) -> None:
+    """The pointers of operands that take so many bytes a sample, by rax samples. Clobbers rcx."""
+    for number, size in enumerate(operand_bytes):
+        slot = Memory(WORKSPACE, POINTER * number)
+        asm.emit("mov", dword(rcx), size)
+        asm.emit("imul", rcx, rax)
+        asm.emit("add", rcx, slot)
+        asm.emit("mov", slot, rcx)
+
+
 def without_code(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps as a record: what they hold of weights and code is let go."""
     return tuple(map(_without_code, steps))

@@ -10,7 +10,7 @@ fills no tile is left to thread 0.
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.batch_rest import BatchRest
-from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode
+from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode, move_by_samples
 from sparsejit.lowering.threads.wave_code import emit_thread
 from sparsejit.runtime.program import Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
@@ -106,7 +106,7 @@ class _SharedTiles(ModelCode):
         asm.emit("mov", self.left, rdx)
         asm.emit("mov", rax, _SAMPLES)
         asm.emit("sub", rax, rdx)
-        rest.move_on(asm)
+        move_by_samples(asm, (*rest.inputs, *rest.outputs))
         rest.prepare(asm, run)
         asm.jump("jmp", done)
         asm.bind(run)

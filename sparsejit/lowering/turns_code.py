@@ -6,7 +6,7 @@
 from itertools import groupby
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.model import POINTER, LoweredModel, ModelCode, SampleTurns
+from sparsejit.lowering.model import POINTER, LoweredModel, ModelCode, SampleTurns, move_by_samples
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rcx
 
@@ -109,11 +109,6 @@ class TurnsCode(ModelCode):
         asm.emit("mov", rcx, self.left)
         asm.emit("sub", rcx, rax)
         asm.emit("mov", self.left, rcx)
-        for number, size in enumerate([*self.lowered.input_bytes, *self.lowered.output_bytes]):
-            slot = Memory(WORKSPACE, POINTER * number)
-            asm.emit("mov", dword(rcx), size)
-            asm.emit("imul", rcx, rax)
-            asm.emit("add", rcx, slot)
-            asm.emit("mov", slot, rcx)
+        move_by_samples(asm, [*self.lowered.input_bytes, *self.lowered.output_bytes])
         asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, 0)

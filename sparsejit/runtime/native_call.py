@@ -38,9 +38,9 @@ class NativeCall:
     """A native function as `call(inputs) -> outputs`, both lists of numpy arrays.
 
     An input that is not contiguous, aligned and in the machine's byte order is copied. The batch,
-    where it is free, may be any, 0 too.
-    Any number of threads may call at once; the interpreter lock is released meanwhile. Workspaces
-    are kept for as long as the model lives, as many as there were calls at once.
+    where it is free, may be any, 0 too. Any number of threads may call at once; the interpreter
+    lock is released meanwhile. Workspaces are kept for as long as the model lives, as many as there
+    were calls at once.
 
     `run(*inputs) -> outputs` is the same with less overhead. Raises InvalidInput for inputs of the
     wrong number, dtype or shape, and where the function returns the number of a kernel that was
