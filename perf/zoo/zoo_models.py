@@ -300,5 +300,17 @@ _DEPTHWISE_MODELS = (
     )
     for channels, size, stride in _DEPTHWISE
 )
-ZOO = {model.name: model for model in (*_MODELS, *_DEPTHWISE_MODELS)}
+# BERT-mini has 128 tokens; these are other lengths of its.
+_LENGTHS = (
+    ZooModel(
+        f"bert-mini-{tokens}",
+        partial(Bert, 4, 256, 4),
+        _words(tokens),
+        _ENCODER,
+        f"bert-mini with {tokens} token{'s' * (tokens > 1)}",
+        is_benchmark=True,
+    )
+    for tokens in (1, 7, 31, 384, 512)
+)
+ZOO = {model.name: model for model in (*_MODELS, *_LENGTHS, *_DEPTHWISE_MODELS)}
 SMALL_ZOO = {name: model for name, model in ZOO.items() if not model.is_benchmark}
