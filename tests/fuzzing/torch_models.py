@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 import sparsejit
 from sparsejit.errors import SparseJitError
+from sparsejit.ir.batch_axes import BatchAxes
 
 BATCH = 5  # samples that a model is grown with; it is compiled for the first few of them
 MOST_ELEMENTS, LARGEST = 1 << 13, 1e4
@@ -186,7 +187,7 @@ def check(case: TorchCase) -> str:
             return f"refused: {type(refused).__name__}"
         batches = (1, case.example, BATCH) if compiled.batch_is_free else (case.example,)
         for batch in dict.fromkeys(batches):
-            rows = [x[:batch] for x in case.inputs]
+            rows = _samples(case, compiled.batch_axes, batch)
             if not _runs(case, rows):
                 continue
             found = arrays(compiled(*(x.clone() for x in rows)))
@@ -194,6 +195,21 @@ def check(case: TorchCase) -> str:
             if case.is_saved:
                 _check_file(compiled, rows, found)
     return "equal"
+
+
+def _samples(case: TorchCase, axes: BatchAxes | None, batch: int) -> list[torch.Tensor]:
+    """Inputs of that batch; those that have none are the example's."""
+    where = (0,) * len(case.inputs) if axes is None else axes.inputs
+    samples = []
+    for x, axis in zip(case.inputs, where, strict=True):
+        example = x[: case.example]
+        if axis is None:
+            samples.append(example)
+        elif axis == 0:
+            samples.append(x[:batch])
+        else:
+            samples.append(example.index_select(axis, torch.arange(batch) % x.shape[axis]))
+    return samples
 
 
 def _runs(case: TorchCase, rows: Sequence[torch.Tensor]) -> bool:
