@@ -91,6 +91,15 @@ def mobilenet_v1() -> nn.Module:
     return _with_statistics(net)
 
 
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """What a residual block adds: its input, convolved where sizes differ."""
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+    )
+
+
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a residual: (batch, channels, height, width)."""
 
@@ -100,12 +109,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or in_channels != out_channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
-                nn.BatchNorm2d(out_channels),
-            )
+        self.shortcut = _shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
@@ -161,12 +165,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or in_channels != out_channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
-                nn.BatchNorm2d(out_channels),
-            )
+        self.shortcut = _shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = relu(self.bn2(self.conv2(relu(self.bn1(self.conv1(x))))))

@@ -123,7 +123,7 @@ class Variant(SharedCode):
         """Its record, made anew where it is not known."""
         return self.known_plan or Planned.of(self.lowered_again())
 
-    @property
+    @cached_property
     def batch_axes(self) -> BatchAxes | None:
         """Where calls have the batch; None where it is fixed."""
         if self.tile is None or self.axes is not None:

@@ -254,11 +254,11 @@ class ModelCode:
 
     def run_tiles(self, asm: Assembler, start: Label) -> None:
         """Every whole tile of the samples left; who jumps to `start` knows that there is one."""
-        again, end, done = start, asm.label("end of tile"), asm.label("done")
+        end, done = asm.label("end of tile"), asm.label("done")
         asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, self.lowered.tile)
         asm.jump("jl", done)
-        asm.bind(again)
+        asm.bind(start)
         self._probe(asm, 0, end)
         for number, wave in enumerate(self.lowered.waves):
             if wave.is_shared:
@@ -268,7 +268,7 @@ class ModelCode:
             self._probe(asm, number + 1, end)
         asm.bind(end)
         self._advance(asm)
-        self._repeat(asm, again)
+        self._repeat(asm, start)
         asm.bind(done)
 
     def enter(self, asm: Assembler) -> None:
