@@ -15,7 +15,7 @@ The workspace is on the stack, so that threads may run one kernel at a time.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,8 +27,6 @@ from sparsejit.asm_templates.batch.csr_core import (
     ROWS,
     WORKSPACE,
     emit_core,
-    input_offsets,
-    row_offsets,
 )
 from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_rows
 from sparsejit.asm_templates.batch.csr_shape import (
@@ -95,7 +93,7 @@ _PAGE = 4096
 class LoweredCsr:
     """The weights as they are read, and how the layer is cut.
 
-    Offsets and rows of the stream count bytes in the workspace. The sums of rows begin with `start`
+    The sums of rows begin with `start`
     (out_features,), or with 0; int8 has each row's scale and bias in `ends` (out_features, 2).
     """
 
@@ -130,10 +128,7 @@ def lower(
     else:
         words = float_words(rounded_matrix(matrix, spec.dtype).nonzeros)
     counts = csr_counts(shape, spec, SparseMatrix.of_rows(words), target)
-    stream = csr_stream(words, shape.blocks)
-    stream.quads["offset"] = input_offsets(stream.quads["offset"], shape)
-    stream = replace(stream, rows=row_offsets(stream.rows, shape))
-    return LoweredCsr(spec, shape, stream, start, ends, counts)
+    return LoweredCsr(spec, shape, csr_stream(words, shape.blocks), start, ends, counts)
 
 
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:

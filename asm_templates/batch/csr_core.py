@@ -2,7 +2,7 @@
 
     mov          rax, [rsi-24*q]             four offsets by one load
     movzx        ebx, ax                     the first; `shr rax, 16` before each other
-    lea          rbx, [rcx+8*rbx]            where this input's columns lie
+    lea          rbx, [rcx+8*rbx]            where this input's columns lie, 256 bytes apart
     vbroadcastss zmm31, [rsi-24*q+8]         its weight
     vfmadd231ps  zmm0, zmm31, [rbx]          16 columns, and so many vectors of them
 
@@ -13,8 +13,6 @@ segments of a group enter at the same place, so that the processor predicts it. 
 registers in it would take an operation of its own in every multiplication on some processors, hence
 `lea`.
 """
-
-import numpy as np
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
 from sparsejit.asm_templates.batch.csr_stream import GROUP_BYTES, MOST, OFFSET_UNIT, QUAD
@@ -62,6 +60,7 @@ class _CsrLoop:
         self.weight = vector(asm, asm.target.vector_registers - 1)
         self.inputs = vector(asm, asm.target.vector_registers - 2)
         self.arithmetic = shape.arithmetic
+        self.scale = shape.pitch // OFFSET_UNIT
         # Places in the code, by how many weights are left.
         self.left = [asm.label(f"{count} left") for count in range(MOST + 1)]
 
@@ -103,7 +102,7 @@ class _CsrLoop:
         asm.emit("mov", dword(r8), Memory(ROWS))
         asm.emit("add", ROWS, 4)
         asm.emit("add", QUADS, r12)
-        asm.emit("add", r8, WORKSPACE)
+        asm.emit("lea", r8, Memory(WORKSPACE, 0, r8, self.scale))
         for number in range(self.vectors):
             for chain in range(self.shape.chains):
                 if chain == 0 and self.arithmetic is not Arithmetic.INTEGERS:
@@ -127,7 +126,7 @@ class _CsrLoop:
                 asm.emit("shr", rax, 16)
                 asm.bind(self.left[left])
             asm.emit("movzx", dword(rbx), word(rax))
-            asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, OFFSET_UNIT))
+            asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, self.scale))
             asm.emit("vbroadcastss", self.weight, Memory(QUADS, first + 8 + 4 * slot))
             for number in range(self.vectors):
                 self._product(slot % self.shape.chains, number)
@@ -172,15 +171,3 @@ class _CsrLoop:
                 asm.emit("shr", rax, 16 * slot)
             asm.jump("jmp", self.left[count])
         asm.align(_ENTRY_BYTES)
-
-
-def row_offsets(rows: np.ndarray, shape: CsrShape) -> np.ndarray:
-    """Where the sums of rows lie, in bytes from those of the first, int32."""
-    return (rows * shape.pitch).astype(np.int32)
-
-
-def input_offsets(columns: np.ndarray, shape: CsrShape) -> np.ndarray:
-    """Where columns lie in the panel, in units of `OFFSET_UNIT` bytes, 16 bits."""
-    offsets = columns.astype(np.int64) * shape.pitch // OFFSET_UNIT
-    assert offsets.max(initial=0) <= np.iinfo(np.uint16).max  # which would wrap silently
-    return offsets.astype(np.uint16)

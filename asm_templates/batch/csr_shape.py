@@ -67,7 +67,7 @@ class Pass:
 @dataclass(frozen=True)
 class CsrShape:
     """`pitch` are bytes from one word's inputs to the next in the panel, and from one row's sums to
-    the next; `chains` are separate sums of a row, added at the end of a segment.
+    the next, `OFFSET_UNIT` times a power of two; `chains` are separate sums of a row, added at the end of a segment.
     """
 
     arithmetic: Arithmetic
@@ -130,22 +130,29 @@ def csr_shape(
     """As few passes as possible, nearly equally wide.
 
     A part of a batch adds in the order of the whole, so that a column has the same bits however
-    many threads share it: its blocks are as wide, its chains as many and its passes no wider.
+    many threads share it: its chains are as many and its passes no wider. Blocks are the same for
+    any batch, so that all have the stream in common.
     """
     whole = spec if spec.part_of is None else spec.part_of
     most = _widest(whole.batch, _VECTORS[target.isa], target)
     chains = _CHAINS[arithmetic][min(most, len(_CHAINS[arithmetic])) - 1]
     if most * chains > target.vector_registers - _OTHER_REGISTERS:
         chains = 1
-    pitch = _widest(spec.batch, most, target) * target.vector_bytes
+    pitch = _pitch(_widest(spec.batch, most, target), target)
     columns = -(-spec.in_features // arithmetic.together)
-    width = _even(columns, _width(arithmetic, matrix, most * target.vector_bytes, target))
+    widest_pitch = _pitch(_VECTORS[target.isa], target)
+    width = _even(columns, _width(arithmetic, matrix, widest_pitch, target))
     # What the workspace has besides the sums of rows, which are rounded up.
     others = width + STAGED + 2 + _ROUND
-    rows = _even(spec.out_features, LARGEST_WORKSPACE // pitch - others)
+    rows = _even(spec.out_features, LARGEST_WORKSPACE // widest_pitch - others)
     blocks = CsrBlocks(spec.out_features, columns, rows, width)
     passes = _passes(spec.batch, most, target)
     return CsrShape(arithmetic, passes, blocks, pitch, chains)
+
+
+def _pitch(vectors: int, target: Target) -> int:
+    """Bytes: room for so many vectors, a power of two, as addresses multiply by them."""
+    return target.vector_bytes << (vectors - 1).bit_length()
 
 
 def csr_counts(

@@ -21,7 +21,9 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
-OFFSET_UNIT = 8  # bytes
+# From a column of a block to the next, and from a row to the next: the loop multiplies by 1, 2, 4 or
+# 8, as far as the panel's rows are apart.
+OFFSET_UNIT = 32  # bytes
 GROUP_BYTES = 12
 
 _IntArray = npt.NDArray[np.int64]
@@ -55,7 +57,8 @@ class CsrBlocks:
 class CsrStream:
     """`groups` (groups, 3) int32, those of a block end with zeros; `rows` (segments,) int32, the
     row of each segment within its block; `quads` (quads,) of QUAD, whose offsets are columns within
-    the block.
+    the block. Rows and offsets are multiplied by `OFFSET_UNIT`, and by the
+    code for a batch once more, so that all have the stream in common.
     """
 
     groups: npt.NDArray[np.int32]
@@ -109,8 +112,14 @@ def csr_stream(words: CompressedRows, blocks: CsrBlocks) -> CsrStream:
     kind = block[begin][number] * (MOST + 1) + lengths
     by_kind = np.argsort(kind, kind="stable")
     groups = _groups(kind[by_kind], blocks.count)
-    quads = _quads(lengths, by_kind, column[order], words.values[order])
-    return CsrStream(groups, row[begin][number][by_kind], quads)
+    quads = _quads(lengths, by_kind, _offsets(column[order]), words.values[order])
+    return CsrStream(groups, row[begin][number][by_kind] * np.int32(OFFSET_UNIT), quads)
+
+
+def _offsets(columns: npt.NDArray[np.int32]) -> npt.NDArray[np.uint16]:
+    """Where columns of a block lie in its panel."""
+    assert columns.max(initial=0) * OFFSET_UNIT <= np.iinfo(np.uint16).max  # which would wrap
+    return (columns * OFFSET_UNIT).astype(np.uint16)
 
 
 def _divided(numbers: _IntArray, by: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -133,17 +142,17 @@ def _groups(kinds: _IntArray, blocks: int) -> npt.NDArray[np.int32]:
 def _quads(
     lengths: _IntArray,
     order: _IntArray,
-    columns: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.uint16],
     words: npt.NDArray[np.uint32],
 ) -> npt.NDArray[np.void]:
-    """The quads of segments so long, in that order; columns and words are segment by segment."""
+    """The quads of segments so long, in that order; offsets and words are segment by segment."""
     quads_of = -(-lengths // 4)
     # Where a segment's last word ends, in slots of quads, when segments are in that order.
     ends = np.empty(len(order), np.int64)
     ends[order] = 4 * np.cumsum(quads_of[order])
     slot = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(len(words))
     quads = np.zeros(int(quads_of.sum()), QUAD)
-    for name, values in (("offset", columns), ("word", words)):
+    for name, values in (("offset", offsets), ("word", words)):
         slots = np.zeros((len(quads), 4), QUAD[name].base)
         slots.reshape(-1)[slot] = values
         quads[name] = slots

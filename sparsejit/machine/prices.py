@@ -181,7 +181,7 @@ class LoopPrices(NamedTuple):
     tile: float = 12.0
     far_load: float = 0.05
     csr_call: float = 300.0
-    csr_near: float = 0.85
+    csr_near: float = 1.1
     winograd: tuple[float, float] = (45.0, 45.0)
     panels_from: float = 0.85
 
@@ -228,5 +228,5 @@ class LayoutPrices(NamedTuple):
     pushed: float = 0.5
     decoded_loads: float = 0.4
     csr_far: float = 0.5
-    csr_block: float = 2 / 3
+    csr_block: float = 1.0
     windows_near: float = 0.6

@@ -15,6 +15,7 @@ from test_batch import RUNNABLE, check, compiled, spec_of, x_for
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, csr_shape
 from sparsejit.asm_templates.batch.csr_stream import (
     MOST,
+    OFFSET_UNIT,
     QUAD,
     CsrBlocks,
     byte_words,
@@ -50,11 +51,11 @@ def by_rows(matrix: SparseMatrix, blocks: CsrBlocks) -> np.ndarray:
             length, segments, size = group
             assert 0 < length <= MOST and size % QUAD.itemsize == 0
             for _ in range(segments):
-                row = next(rows)
+                row = next(rows) // OFFSET_UNIT
                 mine = stream.quads[quads : quads + size // QUAD.itemsize]
                 quads += len(mine)
                 offsets, weights = (mine[name].ravel()[-length:] for name in QUAD.names)
-                np.add.at(part[row], offsets, weights.view(np.float32))
+                np.add.at(part[row], offsets // OFFSET_UNIT, weights.view(np.float32))
     assert next(groups, None) is None and next(rows, None) is None and quads == len(stream.quads)
     return found
 
