@@ -33,10 +33,11 @@ TEMPLATE_ROOMS = (
 )
 LOWERING_ROOMS = (
     *("memory", "step", "shared_bodies", "chain_facts", "dtypes", "tiles", "probes", "threads"),
-    "memory_plan",
+    *("memory_plan", "kept_weights"),
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),
-    *("model", "loop", "turns_code", "batch_rest", "batch_forms", "shared_tiles", "lowering"),
+    *("model", "loop", "turns_code", "batch_rest", "batch_forms", "shared_tiles"),
+    *("function", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),

@@ -26,6 +26,7 @@ from sparsejit.asm_templates.batch.csr_core import (
     QUADS,
     ROWS,
     WORKSPACE,
+    core_key,
     emit_core,
 )
 from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_rows
@@ -35,10 +36,11 @@ from sparsejit.asm_templates.batch.csr_shape import (
     CsrCounts,
     CsrShape,
     Pass,
-    csr_counts,
+    counted,
     csr_shape,
 )
 from sparsejit.asm_templates.batch.csr_stream import (
+    CsrBlocks,
     CsrStream,
     byte_words,
     csr_stream,
@@ -49,6 +51,7 @@ from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded_matrix
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -93,8 +96,8 @@ _PAGE = 4096
 class LoweredCsr:
     """The weights as they are read, and how the layer is cut.
 
-    The sums of rows begin with `start`
-    (out_features,), or with 0; int8 has each row's scale and bias in `ends` (out_features, 2).
+    The sums of rows begin with `start` (out_features,), or with 0; int8 has each row's scale and
+    bias in `ends` (out_features, 2).
     """
 
     spec: MatMul
@@ -110,7 +113,9 @@ def expect(
 ) -> CsrCounts:
     """What the layer's zeros let expect: what is made of it, but for int8 weights that become 0."""
     shape = csr_shape(arithmetic, spec, matrix, target)
-    return csr_counts(shape, spec, matrix.words(arithmetic.together), target)
+    key = "counts", arithmetic, shape.blocks
+    made = matrix.once(key, lambda: counted(matrix.words(arithmetic.together), shape.blocks))
+    return CsrCounts(target, spec, shape, *made)
 
 
 def lower(
@@ -125,10 +130,25 @@ def lower(
         start = first_sums(arithmetic, integers)
         in_bytes = arithmetic is Arithmetic.BYTES
         words = byte_words(integers) if in_bytes else float_words(integers)
+        made = _cut(words, shape.blocks)
     else:
-        words = float_words(rounded_matrix(matrix, spec.dtype).nonzeros)
-    counts = csr_counts(shape, spec, SparseMatrix.of_rows(words), target)
-    return LoweredCsr(spec, shape, csr_stream(words, shape.blocks), start, ends, counts)
+        stored = partial(rounded_matrix, matrix, spec.dtype)
+        key = "csr", spec.dtype, shape.blocks
+        made = matrix.once(key, lambda: _cut(float_words(stored().nonzeros), shape.blocks))
+    counts = CsrCounts(target, spec, shape, *made.counts)
+    return LoweredCsr(spec, shape, made.stream, start, ends, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class _CsrData:
+    """Words in blocks, and how many there are, as `CsrCounts` has them."""
+
+    stream: CsrStream
+    counts: tuple[int, int, int, int]
+
+
+def _cut(words: CompressedRows, blocks: CsrBlocks) -> _CsrData:
+    return _CsrData(csr_stream(words, blocks), counted(SparseMatrix.of_rows(words), blocks))
 
 
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:
@@ -161,9 +181,15 @@ class _CsrCode:
         self.has_starts, self.has_ends = lowered.start is not None, lowered.ends is not None
         self.is_int8 = self.spec.dtype is DType.INT8
         self.staged = min(STAGED, self.shape.block_inputs)
-        self.cores = {width: asm.label(f"{width} vectors") for width in self.shape.widths}
         far_bytes = asm.target.core.layouts.csr_far * asm.target.l2_bytes
         self.is_far = lowered.stream.quads.nbytes > far_bytes
+        # Labels of the cores of each width, which layers of other sizes may have appended.
+        self.keys = {
+            width: core_key(self.shape, width, self.is_far) for width in self.shape.widths
+        }
+        self.new = [width for width, key in self.keys.items() if key not in asm.routines]
+        labels = {width: asm.label(f"{width} vectors") for width in self.new}
+        self.cores = {w: labels.get(w) or asm.routines[key] for w, key in self.keys.items()}
 
     @property
     def key(self) -> Hashable:
@@ -180,8 +206,9 @@ class _CsrCode:
         self._leave()
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
-        for width, entry in self.cores.items():
-            emit_core(self.asm, entry, self.shape, width, self.is_far)
+        for width in self.new:
+            self.asm.routines[self.keys[width]] = self.cores[width]
+            emit_core(self.asm, self.cores[width], self.shape, width, self.is_far)
         self.asm.bind(end)
 
     def _enter(self) -> None:

@@ -14,6 +14,8 @@ registers in it would take an operation of its own in every multiplication on so
 `lea`.
 """
 
+from collections.abc import Hashable
+
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
 from sparsejit.asm_templates.batch.csr_stream import GROUP_BYTES, MOST, OFFSET_UNIT, QUAD
 from sparsejit.asm_templates.shared.rows import vector, zero
@@ -50,6 +52,11 @@ def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: 
     r8-r12 and vectors.
     """
     _CsrLoop(asm, shape, vectors, far).emit(entry)
+
+
+def core_key(shape: CsrShape, vectors: int, far: bool) -> Hashable:
+    """All that the subroutine depends on."""
+    return "csr core", shape.arithmetic, shape.pitch, shape.panel_bytes, shape.chains, vectors, far
 
 
 class _CsrLoop:

@@ -67,7 +67,8 @@ class Pass:
 @dataclass(frozen=True)
 class CsrShape:
     """`pitch` are bytes from one word's inputs to the next in the panel, and from one row's sums to
-    the next, `OFFSET_UNIT` times a power of two; `chains` are separate sums of a row, added at the end of a segment.
+    the next, `OFFSET_UNIT` times a power of two; `chains` are separate sums of a row, added at the
+    end of a segment.
     """
 
     arithmetic: Arithmetic
@@ -155,11 +156,8 @@ def _pitch(vectors: int, target: Target) -> int:
     return target.vector_bytes << (vectors - 1).bit_length()
 
 
-def csr_counts(
-    shape: CsrShape, spec: MatMul, words: SparseMatrix, target: Target
-) -> CsrCounts:
-    """Counted from the words that are not zero, (out_features, columns)."""
-    blocks = shape.blocks
+def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]:
+    """Words that are not zero, of (out_features, columns), segments, quads and groups of them."""
     block, in_row = words_by_block(words, blocks)
     segments = int(segment_counts(in_row).sum())
     quads = int((-(-in_row // 4)).sum())
@@ -168,7 +166,7 @@ def csr_counts(
     used, used_rows = np.unique(block, return_counts=True)
     rows_of = np.minimum(blocks.rows, blocks.out_features - used // blocks.across * blocks.rows)
     groups = alike + blocks.count - int(np.count_nonzero(used_rows == rows_of))
-    return CsrCounts(target, spec, shape, words.nnz, segments, quads, groups)
+    return words.nnz, segments, quads, groups
 
 
 def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:

@@ -21,8 +21,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
-# From a column of a block to the next, and from a row to the next: the loop multiplies by 1, 2, 4 or
-# 8, as far as the panel's rows are apart.
+# From a column of a block to the next, and from a row to the next: the loop multiplies by 1, 2, 4
+# or 8, as far as the panel's rows are apart.
 OFFSET_UNIT = 32  # bytes
 GROUP_BYTES = 12
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -100,11 +101,19 @@ def expect(
     """As if tiles were of consecutive rows, and no int8 weight became 0."""
     in_panels, nnz, inputs = columns_in_panels(family, spec, target), matrix.nnz, 0
     if in_panels:
-        words = matrix.words(arithmetic.together)
-        nnz = words.nnz
-        inputs = inputs_by_tile(words, target.vector_registers - RESERVED)
-    of_each = each.expect(spec.each, matrix, target) if each else None
+        together, registers = arithmetic.together, target.vector_registers - RESERVED
+        key = "panels", together, registers
+        nnz, inputs = matrix.once(key, lambda: _in_tiles(matrix.words(together), registers))
+    of_each = None
+    if each is not None:
+        expected = partial(each.expect, spec.each, matrix, target)
+        of_each = matrix.once((each, spec.each.case, target), expected)
     return BatchCounts(target, spec, nnz, in_panels, inputs, of_each, arithmetic)
+
+
+def _in_tiles(words: SparseMatrix, registers: int) -> tuple[int, int]:
+    """Words that are not zero, and how many are loaded for tiles of so many rows."""
+    return words.nnz, inputs_by_tile(words, registers)
 
 
 def lower(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -29,6 +28,7 @@ from sparsejit.api.named_sizes import (
     sizes_of_exported,
 )
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.other_sizes import OtherSizes
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.variant import (
     GRAPH_REFUSALS,
@@ -38,19 +38,18 @@ from sparsejit.api.variant import (
     final_graph,
     make_variant,
 )
-from sparsejit.errors import InvalidInput, SparseJitError
+from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.frontends.batch_first import InputAxes
-from sparsejit.frontends.nesting import Nest, unflatten
+from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import (
     Exported,
     export,
     exported_examples,
     is_program,
-    opened,
 )
-from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.lowering.context import ModelOptions, Progress, told
+from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.tiles import batch_tiles
 from sparsejit.machine.target import Target
 
@@ -261,30 +260,41 @@ class _Compiler:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
         """The model for inputs like these; in parts, where it must be and may be."""
+        kept = _kept_weights() if self._may_share else None
         try:
-            (inputs, outputs), variant = self.make(args, kwargs, tell)
+            (inputs, outputs), variant = self.make(args, kwargs, tell, kept)
         except GRAPH_REFUSALS:
             if self.fallback is None or kwargs:
                 raise
             given = self.model, args, self.constants, self.dtype, self.settings
             return compile_in_parts(*given, tell, self.free_shapes or self.sizes is not None)
         is_open = self.free_shapes or (self.sizes is not None and variant.tile is None)
-        again = self.for_leaves(inputs, variant.batch_axes) if is_open else None
+        again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
         return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes)
 
+    @property
+    def _may_share(self) -> bool:
+        """Whether code for other sizes may read the weights of the first."""
+        return self.sizes is not None and self.sizes.has_others and not is_onnx(self.model)
+
     def make(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        progress: Progress,
+        kept: KeptWeights | None = None,
     ) -> tuple[tuple[Nest, Nest], Variant]:
         """Read the model's graph and compile it for inputs like these; and what calls take, give.
 
-        What was read is let go first: it may hold the weights once more.
+        What was read is let go first: it may hold the weights once more. `kept` takes what code
+        for other sizes needs of the weights.
         """
         progress("exporting the model", 0.0)
         trees, graphs, options = self._read(args, kwargs)
         first, *others = graphs
         given = options, self.dtype, first.tile, self.name, progress
-        return trees, make_variant(first.graph, *given, others=others)
+        return trees, make_variant(first.graph, *given, others=others, kept=kept)
 
     def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """All that the code of an ONNX file depends on but the file, as data of which digests are.
@@ -335,49 +345,31 @@ class _Compiler:
             )
         return import_onnx(self.model, args, self.free_batch, self.constants, axes)
 
-    def for_leaves(
-        self, inputs: Nest, axes: BatchAxes | None
-    ) -> Callable[[Sequence[Any]], Variant]:
+    def other_sizes(
+        self, inputs: Nest, first: Variant, args: Any, kwargs: Any, kept: KeptWeights | None
+    ) -> OtherSizes:
         """What compiles the model for flat inputs of other shapes, nested as before.
 
         The batch stays on its axes: other sizes may let it be on others.
         """
+        axes = first.batch_axes
         compiler = replace(self, axes=None if axes is None else axes.inputs)
-        programs = _OpenProgram(self.model, self.sizes)
 
-        def compile_for(leaves: Sequence[np.ndarray[Any, Any]]) -> Variant:
-            args, kwargs = unflatten(inputs, list(leaves))
-            program = programs.of(args, kwargs, leaves)
-            if program is not None:
-                with suppress(SparseJitError, *GRAPH_REFUSALS):
-                    variant = replace(compiler, model=program).make(args, kwargs, told(None))[1]
-                    if variant.batch_axes == axes:
-                        return variant
-            return compiler.make(args, kwargs, told(None))[1]
+        def compile_it(model: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
+            return replace(compiler, model=model).make(args, kwargs, told(None))[1]
 
-        return compile_for
+        def read_graphs(model: Any, args: Any, kwargs: Mapping[str, Any]) -> list[TiledGraph]:
+            _, graphs, options = replace(compiler, model=model)._read(args, kwargs)
+            return [TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]
+
+        shapes = [tuple(each.shape) for each in (*args, *kwargs.values())] if self.sizes else []
+        how = compile_it, read_graphs
+        return OtherSizes(self.model, self.sizes, inputs, first, shapes, kept, *how)
 
 
-class _OpenProgram:
-    """A torch module exported once for all its named sizes, at the second of them."""
-
-    def __init__(self, model: Any, sizes: NamedSizes | None) -> None:
-        self._model, self._sizes = model, sizes
-        self._is_tried = sizes is None or is_onnx(model) or is_program(model)
-        self._program: Any = None
-
-    def of(self, args: Any, kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
-        """The program, for inputs of these sizes; None where each size is exported by itself.
-
-        A size of 1 is: torch may compute otherwise for it.
-        """
-        if self._sizes is None:
-            return None
-        sizes = self._sizes.in_order(list(kwargs))
-        if not self._is_tried:
-            self._is_tried = True
-            self._program = opened(self._model, args, kwargs, sizes.open_sizes())
-        batch = sizes.batch_axes or (None,) * len(leaves)
-        inputs = zip(sizes.inputs, leaves, batch, strict=True)
-        others = (leaf.shape[n] for each, leaf, own in inputs for n in each.axes if n != own)
-        return self._program if min(others, default=2) > 1 else None
+def _kept_weights() -> KeptWeights | None:
+    """None where the system does not grant the addresses."""
+    try:
+        return KeptWeights()
+    except CompileError:
+        return None

@@ -80,6 +80,21 @@ class NamedSizes:
         pairs = zip(self.inputs, batch, strict=True)
         return any(axis != own for each, own in pairs for axis in each.axes)
 
+    def lengths(self, shapes: Sequence[Shape]) -> dict[str, int]:
+        """The sizes other than the batch where inputs have these shapes."""
+        batch = self.batch_axes or (None,) * len(self.inputs)
+        return {
+            size.name: shape[axis]
+            for each, shape, own in zip(self.inputs, shapes, batch, strict=True)
+            for axis, size in each.axes.items()
+            if axis != own
+        }
+
+    def like(self, shapes: Sequence[Shape]) -> NamedSizes:
+        """The same sizes, with these shapes as the example. Raises InvalidInput for others."""
+        pairs = zip(self.inputs, shapes, strict=True)
+        return NamedSizes([NamedInput(each.name, shape, each.axes) for each, shape in pairs])
+
     def open_sizes(self) -> list[dict[int, OpenSize]]:
         """The sizes that may change, for each input by axis."""
         return [

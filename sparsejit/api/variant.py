@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sparsejit.api import code_cache
 from sparsejit.api.statistics import sizes_of
+from sparsejit.api.variant_call import native_call
 from sparsejit.artefact.graph_file import (
     axes_from_data,
     axes_to_data,
@@ -20,13 +21,15 @@ from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.packed_graph import PackedGraph
-from sparsejit.lowering.batch_forms import build_forms, forms_workspace_bytes, paying
+from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.convolution.int8_convolutions import (
     with_cheapest_convolutions,
     with_rounded_inputs,
 )
 from sparsejit.lowering.dtypes import with_dtypes
+from sparsejit.lowering.function import build_function, function_workspace_bytes
+from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory_plan import MemoryPlan
 from sparsejit.lowering.model import (
     LoweredModel,
@@ -36,7 +39,6 @@ from sparsejit.lowering.model import (
     without_code,
 )
 from sparsejit.lowering.sample_turns import SampleTurns
-from sparsejit.lowering.shared_tiles import build_shared_tiles, shared_workspace_bytes
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.native.copying import SharedCode
@@ -45,7 +47,6 @@ from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.runtime.moved_call import MovedCall
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
-from sparsejit.runtime.python_objects import ArrayType
 
 Dtypes = str | Mapping[str, str]
 Shapes = tuple[tuple[int, ...], ...]
@@ -165,7 +166,7 @@ class Variant(SharedCode):
     def listing(self) -> Iterator[str]:
         """The lines of `Image.listing`, from code written anew."""
         forms = [lower_model(graph, self.options, tile=tile) for graph, tile in self.graphs]
-        return _built(paying(forms), self.program.name, listed=True).image.listing()
+        return build_function(paying(forms), self.program.name, listed=True).image.listing()
 
     def lowered_again(self) -> LoweredModel:
         """What it has for `tile` with its code's inputs, which a variant does not keep."""
@@ -181,11 +182,13 @@ def make_variant(
     progress: Progress = lambda stage, share: None,
     is_part: bool = False,
     others: Sequence[TiledGraph] = (),
+    kept: KeptWeights | None = None,
 ) -> Variant:
     """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do.
 
     Where the graph `is_part` of a model, `dtypes` may name layers that it does not have. `others`
-    are graphs of the model for other tiles, which stay where they serve some batch better.
+    are graphs of the model for other tiles, which stay where they serve some batch better. `kept`
+    is as in `lowered_variant`.
     """
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
@@ -193,7 +196,7 @@ def make_variant(
         TiledGraph(final_graph(each, options, dtypes, is_part), samples)
         for each, samples in (TiledGraph(graph, tile), *others)
     ]
-    variant = lowered_variant(finals, options, name, progress)
+    variant = lowered_variant(finals, options, name, progress, kept)
     return replace(variant, compile_ms=_since(started))
 
 
@@ -211,27 +214,46 @@ def lowered_variant(
     options: ModelOptions,
     name: str,
     progress: Progress = lambda stage, share: None,
+    kept: KeptWeights | None = None,
 ) -> Variant:
     """Compile a model that has been through all passes, the graph of its main tile first.
 
-    Raises as `make_variant` does.
+    `kept` is what has been made of the weights for other sizes, or takes what is made of them now
+    for those to come. Raises as `make_variant` does.
     """
     started = time.perf_counter()
+    if kept is not None and kept.is_there:
+        return _beside_others(finals, options, name, kept)
     key = code_cache.key_of(finals, options, name)
-    if key is not None and (kept := kept_variant(key, options, name, lambda: finals)) is not None:
+    if key is not None and (known := kept_variant(key, options, name, lambda: finals)) is not None:
         progress("done", 1.0)
-        return replace(kept, make_graphs=_put_away(finals))
-    forms, program = _written(finals, options, name, progress)
+        return replace(known, make_graphs=_put_away(finals))
+    forms, program = _written(finals, options, name, progress, kept)
     size = _bytes_of_one(program, forms) - unread_bytes(finals[0].graph)
     if forms[0].options.weight_bytes <= options.planner.l3_bytes < size:
         # What was priced as if it came from L3 does not fit there.
-        forms, program = _written(finals, replace(options, weight_bytes=size), name, progress)
+        if kept is not None:
+            kept.begin_anew()
+        again = replace(options, weight_bytes=size)
+        forms, program = _written(finals, again, name, progress, kept)
     made = _of_forms(forms, finals[0].tile, program, key, started)
     del forms  # their weights and code, before the graphs are written once more
     if key is not None:
         code_cache.remember(key, _to_data(made), program.image)
     progress("done", 1.0)
-    return replace(made, make_graphs=_put_away(finals))
+    graphs = _put_away(finals) if kept is None else _settled(finals, kept)
+    return replace(made, make_graphs=graphs)
+
+
+def _beside_others(
+    finals: Sequence[TiledGraph], options: ModelOptions, name: str, kept: KeptWeights
+) -> Variant:
+    """A variant that reads the weights of the first; the cache of code has it not."""
+    started = time.perf_counter()
+    forms, program = _written(finals, options, name, lambda stage, share: None, kept)
+    made = _of_forms(forms, finals[0].tile, program, None, started)
+    kept.put_away()
+    return replace(made, make_graphs=lambda: finals)
 
 
 def _bytes_of_one(program: Program, forms: Sequence[LoweredModel]) -> int:
@@ -249,7 +271,7 @@ def _of_forms(
     by_tile = {form.tile: form for form in forms}
     main = by_tile.get(tile or 1) or forms[0]
     tile = None if tile is None else main.tile
-    graph, room = main.graph, _workspace_bytes(forms)
+    graph, room = main.graph, function_workspace_bytes(forms)
     return Variant(
         graph.inputs,
         graph.outputs,
@@ -260,7 +282,7 @@ def _of_forms(
         room,
         main.memory.sum_bytes,
         program,
-        _call(program, graph, room, tile),
+        native_call(program, graph, room, tile),
         sizes_of(main.steps),
         _since(started),
         key,
@@ -269,17 +291,17 @@ def _of_forms(
     )
 
 
-def _workspace_bytes(forms: Sequence[LoweredModel]) -> int:
-    first = forms[0]
-    return shared_workspace_bytes(first) if first.options.shares_tiles else (
-        forms_workspace_bytes(forms)
-    )
-
-
 def _put_away(finals: Sequence[TiledGraph]) -> Callable[[], Sequence[TiledGraph]]:
     """What gives the graphs when they are asked for; it does not hold the user's weights."""
     packed = [(PackedGraph(graph), tile) for graph, tile in finals]
     return lambda: [TiledGraph(one.graph, tile) for one, tile in packed]
+
+
+def _settled(finals: Sequence[TiledGraph], kept: KeptWeights) -> Callable[[], Sequence[TiledGraph]]:
+    """As `_put_away`, with the weights where `kept` has them."""
+    graphs = kept.settle([graph for graph, _ in finals])
+    made = [TiledGraph(one, tile) for one, (_, tile) in zip(graphs, finals, strict=True)]
+    return lambda: made
 
 
 def kept_variant(
@@ -331,30 +353,12 @@ def _from_data(
         workspace,
         about["buffer_bytes"],
         program,
-        _call(program, Graph(inputs, outputs, (), {}, (), axes), workspace, tile),
+        native_call(program, Graph(inputs, outputs, (), {}, (), axes), workspace, tile),
         about["sizes"],
         _since(started),
         key,
         make_graphs,
     )
-
-
-def _call(
-    program: Program,
-    graph: Graph,
-    workspace_bytes: int,
-    tile: int | None,
-) -> NativeCall | MovedCall:
-    """What calls the code with arrays as the model has them, of which a graph has the types."""
-    shared = set(filter(graph.is_shared, range(len(graph.inputs))))
-    taken = [
-        _array_type(value, None if number in shared else tile)
-        for number, value in enumerate(graph.inputs)
-    ]
-    made = [_array_type(value, tile) for value in graph.outputs]
-    call = NativeCall(program.memory, taken, made, workspace_bytes)
-    axes = graph.batch_axes
-    return call if axes is None or not axes.are_moved else MovedCall(call, taken, made, *axes)
 
 
 def _since(started: float) -> float:
@@ -363,7 +367,11 @@ def _since(started: float) -> float:
 
 
 def _written(
-    finals: Sequence[TiledGraph], options: ModelOptions, name: str, progress: Progress
+    finals: Sequence[TiledGraph],
+    options: ModelOptions,
+    name: str,
+    progress: Progress,
+    kept: KeptWeights | None,
 ) -> tuple[list[LoweredModel], Program]:
     forms = []
     for number, (graph, tile) in enumerate(finals):
@@ -372,18 +380,7 @@ def _written(
         def tell(stage: str, share: float, first: float = first, each: float = each) -> None:
             progress(stage, first + each * share)
 
-        forms.append(lower_model(graph, options, tell, tile))
+        forms.append(lower_model(graph, options, tell, tile, kept))
     forms = paying(forms)
     progress("writing the code", 0.7)
-    return forms, _built(forms, name)
-
-
-def _built(forms: Sequence[LoweredModel], name: str, listed: bool = False) -> Program:
-    if forms[0].options.shares_tiles:
-        return build_shared_tiles(forms[0], name, listed=listed)
-    return build_forms(forms, name, listed=listed)
-
-
-def _array_type(value: Value, tile: int | None) -> ArrayType:
-    free = value.shape if tile is None else (None, *value.shape[1:])
-    return ArrayType(value.type.element.value, free, value.origin.name)
+    return forms, build_function(forms, name, common=None if kept is None else kept.common)

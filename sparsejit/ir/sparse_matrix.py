@@ -4,10 +4,10 @@ Cost follows nonzeros, not area: where hardly any weight is not zero, there are 
 alone. Any other matrix makes the dense view when it is asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,11 @@ from sparsejit.ir.compressed_rows import (
     distinct,
     is_vast,
 )
+from sparsejit.ir.packed_array import PackedArray, packed, unpacked
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
 
 FloatArray = npt.NDArray[np.float32]
+_Made = TypeVar("_Made")
 
 # How far a weight may be from a whole number of steps, in steps: what float32 leaves of 127 times
 # a scale, divided by it again.
@@ -68,13 +70,14 @@ class SparseMatrix:
             array.check()
         elif is_vast(array.size, 0) and is_vast(array.size, int(np.count_nonzero(array))):
             array = CompressedRows.of(array)
-        self._held = _finite(array)
+        self._whole: FloatArray | CompressedRows | None = _finite(array)
+        self._packed: FloatArray | PackedArray | None = None
 
     @classmethod
     def _of(cls, held: "FloatArray | CompressedRows") -> "SparseMatrix":
         """Finite float32 weights, not copied."""
         matrix = cls.__new__(cls)
-        matrix._held = held
+        matrix._whole, matrix._packed = held, None
         return matrix
 
     @classmethod
@@ -86,6 +89,44 @@ class SparseMatrix:
     def held(self) -> "FloatArray | CompressedRows":
         """The weights as they were given, but without the zeros where there is nothing else."""
         return self._held
+
+    @property
+    def _held(self) -> "FloatArray | CompressedRows":
+        whole = self._whole  # another thread may put it away
+        if whole is None:
+            assert self._packed is not None
+            whole = self._whole = unpacked(self._packed)
+            whole.flags.writeable = False
+        return whole
+
+    def put_away(self) -> None:
+        """Take less memory until the weights are asked for again; statistics stay known."""
+        whole = self._whole
+        if isinstance(whole, np.ndarray):
+            self._shape = whole.shape
+            self._packed = packed(whole) if self._packed is None else self._packed
+            self._whole = None
+        for name in ("dense", "nonzeros", "_blocks"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        return self._held.shape
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """What was made of the weights under this key, now or before."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("_Made", self._made[key])
+
+    def replace_made(self, change: Callable[[Any], Any]) -> None:
+        """Keep what `change` makes of all that `once` made."""
+        for key, value in self._made.items():
+            self._made[key] = change(value)
 
     @cached_property
     def dense(self) -> FloatArray:
@@ -126,11 +167,11 @@ class SparseMatrix:
 
     @property
     def out_features(self) -> int:
-        return int(self._held.shape[0])
+        return int(self._shape[0])
 
     @property
     def in_features(self) -> int:
-        return int(self._held.shape[1])
+        return int(self._shape[1])
 
     @property
     def size(self) -> int:
@@ -269,6 +310,9 @@ class SparseMatrix:
 
     def zero_bits(self) -> bytes:
         """A bit for each weight that is zero, row after row, as `numpy.packbits` packs them."""
+        return self.once("zero bits", self._zero_bits)
+
+    def _zero_bits(self) -> bytes:
         if not self.is_vast:
             return np.packbits(self.dense == 0).tobytes()
         place = self.nonzeros.rows * self.in_features + self.nonzeros.columns

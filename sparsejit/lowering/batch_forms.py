@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from sparsejit.lowering.batch_rest import BatchRest
 from sparsejit.lowering.model import LoweredModel, ModelCode
 from sparsejit.lowering.turns_code import TurnsCode
+from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 
@@ -50,10 +51,18 @@ def fewest_samples(form: LoweredModel, smaller: Sequence[LoweredModel]) -> int:
     return max(slower, default=0) + 1
 
 
-def build_forms(forms: Sequence[LoweredModel], name: str, listed: bool = False) -> Program:
-    """The native function of a model's forms, the largest tile first. `listed`: as in `build`."""
-    first = forms[0]
-    return build(name, first.options.target, _FormsCode(forms).emit, first.ask_ahead, listed)
+def build_forms(
+    forms: Sequence[LoweredModel],
+    name: str,
+    listed: bool = False,
+    common: CommonWeights | None = None,
+) -> Program:
+    """The native function of a model's forms, the largest tile first.
+
+    `listed` and `common` are as in `build`.
+    """
+    first, emit = forms[0], _FormsCode(forms).emit
+    return build(name, first.options.target, emit, first.ask_ahead, listed, common)
 
 
 def forms_workspace_bytes(forms: Sequence[LoweredModel]) -> int:

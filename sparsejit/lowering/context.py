@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import prod
 
 import numpy as np
@@ -10,7 +11,9 @@ from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_c
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.lowering.chain_facts import chain_facts
+from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
@@ -70,8 +73,10 @@ class ModelOptions:
 class Lowering:
     """The state of lowering a graph: views of the values made so far, and the steps so far."""
 
-    def __init__(self, graph: Graph, options: ModelOptions) -> None:
-        self.graph, self.options = graph, options
+    def __init__(
+        self, graph: Graph, options: ModelOptions, kept: KeptWeights | None = None
+    ) -> None:
+        self.graph, self.options, self.kept = graph, options, kept
         self.target = options.target
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
@@ -82,8 +87,14 @@ class Lowering:
         self._copies: dict[Value, View] = {}
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
-        for value, array in graph.constants.items():
-            self._views[value] = View.whole(ConstantBuffer(array.nbytes, array), value.type)
+        for value in graph.constants:
+            array = ConstantBuffer(value.type.bytes, partial(graph.constants.__getitem__, value))
+            self._views[value] = View.whole(array, value.type)
+
+    @cached_property
+    def readers(self) -> dict[Value, list[Node]]:
+        """`Graph.consumers` of the graph."""
+        return self.graph.consumers()
 
     def view(self, value: Value) -> View:
         """Where to read a value, with any strides: its copy in order if it has one."""
@@ -95,7 +106,7 @@ class Lowering:
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
         """An empty list of kernels for what reads some values, which `adopt` may take over."""
-        trial = Lowering(Graph((), (), (), self.graph.constants), self.options)
+        trial = Lowering(Graph((), (), (), self.graph.constants), self.options, self.kept)
         trial.wanted = self.wanted
         for value in values:
             trial.bind(value, self.view(value))
@@ -127,10 +138,18 @@ class Lowering:
             raise CompileError(f"{value.origin.name} is computed by the model; it must be a weight")
         return self.graph.constants[value]
 
+    def matrix(self, value: Value) -> SparseMatrix:
+        """The weights that a constant holds. Raises CompileError as `constant` does."""
+        if self.kept is None or value not in self.graph.constants:
+            return SparseMatrix(self.constant(value))
+        return self.kept.matrix(value, self.graph.constants)
+
     def scalar(self, value: Value) -> float | None:
         """The number that a constant of one element holds; None for all other values."""
-        array = self.graph.constants.get(value)
-        return None if array is None or array.size != 1 else array.item()
+        if value.type.size != 1 or value not in self.graph.constants:
+            return None
+        number: float = self.graph.constants[value].item()
+        return number
 
     def temporary(self, kind: TensorType) -> View:
         """A new row-major tensor in the workspace."""
@@ -163,7 +182,7 @@ class Lowering:
         """Append what sets all elements of a view."""
         element = destination.type.element
         array = np.array(value, element.value)
-        number = View.whole(ConstantBuffer(array.nbytes, array), TensorType((), element))
+        number = View.whole(ConstantBuffer.of(array), TensorType((), element))
         chain = Chain(destination.shape, 1, (), (0,), title="fill")
         self.add_chain(chain, [number], [value], [destination], origin)
 
@@ -246,6 +265,7 @@ def chain_step(
         # What broadcasts over rows is read again after the first row is written.
         in_place=bool(reads) and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]),
         divide=divide,
+        code_key=("chain", chain, *operands, None, *results),
     )
 
 

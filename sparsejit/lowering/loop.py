@@ -101,7 +101,7 @@ class _LoopCode(ModelCode):
     def __init__(self, lowered: LoweredModel, loop: GraphLoop, probe: Probe | None) -> None:
         super().__init__(lowered, probe)
         self.loop = loop
-        slots = range(lowered.loop_offset, lowered.probe_offset, POINTER)
+        slots = range(lowered.loop_offset, lowered.operand_offset, POINTER)
         self.inputs, self.outputs, self.next, self.turns, self.mxcsr = (
             Memory(WORKSPACE, slot) for slot in slots
         )

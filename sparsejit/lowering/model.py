@@ -27,6 +27,7 @@ from sparsejit.ir.graph import Graph, Node, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.context import Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
+from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.storage import (
     ConstantBuffer,
     InputBuffer,
@@ -42,7 +43,7 @@ from sparsejit.lowering.sample_turns import (
     bytes_of_turns,
     first_of_turns,
 )
-from sparsejit.lowering.shared_bodies import SharedBodies
+from sparsejit.lowering.shared_bodies import OPERAND_SLOTS, SharedBodies
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
@@ -137,9 +138,14 @@ class LoweredModel:
         return self.status_offset + POINTER
 
     @property
+    def operand_offset(self) -> int:
+        """Where steps that share code leave the addresses of their operands."""
+        return self.loop_offset + POINTER * LOOP_SLOTS
+
+    @property
     def probe_offset(self) -> int:
         """Where they begin."""
-        return self.loop_offset + POINTER * LOOP_SLOTS
+        return self.operand_offset + POINTER * OPERAND_SLOTS
 
 
 def lower_model(
@@ -147,17 +153,19 @@ def lower_model(
     options: ModelOptions,
     progress: Progress = lambda stage, share: None,
     tile: int | None = None,
+    kept: KeptWeights | None = None,
 ) -> LoweredModel:
     """Choose a kernel for every node and a place for every buffer.
 
-    The graph is of `tile` samples where the batch is free. Raises InvalidInput or CompileError for
+    The graph is of `tile` samples where the batch is free; `kept` is what other code of the model
+    made of its weights. Raises InvalidInput or CompileError for
     what no kernel can do.
     """
     if not options.weight_bytes:
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
         found = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
         options = replace(options, weight_bytes=found - unread_bytes(graph))
-    low = Lowering(graph, options)
+    low = Lowering(graph, options, kept)
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if not is_empty(low, node):
@@ -182,7 +190,8 @@ def lower_model(
 
 def _header_bytes(graph: Graph, waves: Sequence[Wave]) -> int:
     probe_slots = len(waves) + 2
-    slots = len(graph.inputs) + len(graph.outputs) + 2 + LOOP_SLOTS + probe_slots
+    fixed = 2 + LOOP_SLOTS + OPERAND_SLOTS
+    slots = len(graph.inputs) + len(graph.outputs) + fixed + probe_slots
     return -(-slots * POINTER // 64) * 64
 
 
@@ -232,7 +241,8 @@ class ModelCode:
         self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
         self.literals: dict[ConstantBuffer, int] = {}
         steps = [each.step for wave in lowered.waves for each in wave.steps]
-        self.bodies = SharedBodies(steps)
+        is_alone = lowered.options.threads_a_tile == 1
+        self.bodies = SharedBodies(steps, lowered.operand_offset if is_alone else None)
         self.scratch = dict(zip(steps, lowered.memory.scratch, strict=True))
         self.left = Memory(WORKSPACE, lowered.left_offset)
         self.status = Memory(WORKSPACE, lowered.status_offset)
@@ -347,7 +357,7 @@ class ModelCode:
             return ByPointer(POINTER * (inputs + buffer.number), view.offset)
         if isinstance(buffer, ConstantBuffer):
             if buffer not in self.literals:
-                self.literals[buffer] = asm.literal(buffer.array)
+                self.literals[buffer] = asm.literal(buffer.read())
             return InPool(self.literals[buffer] + view.offset)
         offset = self.lowered.memory.offsets[buffer]
         return InWorkspace(self.lowered.header_bytes + offset + view.offset)

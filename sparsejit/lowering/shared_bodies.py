@@ -1,25 +1,59 @@
-"""Code that several steps have in common, once in a function: each of them calls it."""
+"""Code that several steps have in common, once in a function: each of them calls it.
+
+A step with a `body` hands over two addresses in registers. One with a `code_key` leaves those of
+all its operands in the workspace, where the code finds them as it finds inputs.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
 
+from sparsejit.asm_templates.shared.location import WORKSPACE, ByPointer
 from sparsejit.lowering.step import Locations, Step
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, rax
 from sparsejit.x86.routines import call_routine
+
+OPERAND_SLOTS = 8  # in the workspace: what a step with more operands has, it has for itself
+# Handing over takes some nanoseconds: a step that takes less than so many has its own code.
+_LEAST_NS = 1000.0
 
 
 class SharedBodies:
-    """The bodies that more than one of some steps have."""
+    """The bodies, and the codes with keys, that more than one of some steps have.
 
-    def __init__(self, steps: Iterable[Step]) -> None:
-        counts = Counter(step.body for step in steps if step.body)
-        self._shared = {body for body, count in counts.items() if count > 1}
+    `slots` is where the workspace has `OPERAND_SLOTS` pointers; None where threads share it.
+    """
+
+    def __init__(self, steps: Iterable[Step], slots: int | None) -> None:
+        self._slots = slots
+        all_steps = list(steps)
+        bodies = Counter(step.body for step in all_steps if step.body)
+        keys = Counter(step.code_key for step in all_steps if self._is_worth_it(step))
+        self._shared = {body for body, count in bodies.items() if count > 1}
+        self._shared_keys = {key for key, count in keys.items() if count > 1}
+
+    def _is_worth_it(self, step: Step) -> bool:
+        operands = len(step.reads) + len(step.writes) + 1
+        fits = self._slots is not None and operands <= OPERAND_SLOTS
+        return fits and step.code_key is not None and step.ns >= _LEAST_NS
 
     def run(self, asm: Assembler, step: Step, at: Locations) -> None:
         """Append a step."""
-        body = step.body
-        if body is None or body not in self._shared:
+        if step.body is not None and step.body in self._shared:
+            at.point(asm)
+            call_routine(asm, step.body, step.body)
+        elif self._is_worth_it(step) and step.code_key in self._shared_keys:
+            self._call(asm, step, at)
+        else:
             step.emit(asm, at)
-            return
-        at.point(asm)
-        call_routine(asm, body, body)
+
+    def _call(self, asm: Assembler, step: Step, at: Locations) -> None:
+        assert self._slots is not None
+        slots = [self._slots + 8 * number for number in range(OPERAND_SLOTS)]
+        for slot, operand in zip(slots, (*at.reads, *at.writes, at.scratch), strict=False):
+            operand.point(asm, rax)
+            asm.emit("mov", Memory(WORKSPACE, slot), rax)
+        reads = len(at.reads)
+        places = [ByPointer(slot) for slot in slots[: reads + len(at.writes) + 1]]
+        given = Locations(places[:reads], places[reads:-1], places[-1], at.status)
+        call_routine(asm, ("step", step.code_key), lambda asm: step.emit(asm, given))

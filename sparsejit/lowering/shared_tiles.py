@@ -12,6 +12,7 @@ from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.batch_rest import BatchRest
 from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode, move_by_samples
 from sparsejit.lowering.threads.wave_code import emit_thread
+from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
@@ -22,13 +23,18 @@ from sparsejit.x86.stack import pop, push
 _INPUTS, _OUTPUTS, _SAMPLES = r12, r13, r14
 
 
-def build_shared_tiles(lowered: LoweredModel, name: str, listed: bool = False) -> Program:
+def build_shared_tiles(
+    lowered: LoweredModel,
+    name: str,
+    listed: bool = False,
+    common: CommonWeights | None = None,
+) -> Program:
     """`int run(inputs, outputs, workspace, samples)` with the workspaces of all threads.
 
-    `listed` is as in `build`.
+    `listed` and `common` are as in `build`.
     """
     emit = _SharedTiles(lowered).emit
-    return build(name, lowered.options.target, emit, lowered.ask_ahead, listed)
+    return build(name, lowered.options.target, emit, lowered.ask_ahead, listed, common)
 
 
 def shared_workspace_bytes(lowered: LoweredModel) -> int:

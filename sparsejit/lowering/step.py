@@ -1,6 +1,6 @@
 """One kernel of a model: what it reads and writes, its code, and what is known of its cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.shared.location import WORKSPACE, Location
@@ -100,6 +100,7 @@ class Step:
     `share`: which part of the whole such a step is, in words.
     `body`: what `emit` appends behind pointing rdi to the first read and rsi to the first write;
     steps that have the same one may share its code.
+    `code_key`: steps that have an equal one append the same code, but for where their views lie.
     """
 
     kernel: str
@@ -115,6 +116,7 @@ class Step:
     divide: Callable[[int], "Sequence[Sequence[Step]]"] | None = None
     share: str = ""
     body: Body | None = None
+    code_key: Hashable | None = None
 
     @property
     def ns(self) -> float:

@@ -40,8 +40,7 @@ def batch_tiles(single: Graph, batch: int, threads: int, one_tile: bool) -> Batc
     if one_tile or threads > 1 or _is_wide(single):
         return BatchTiles((samples_a_tile(single, batch),), shared=False)
     main = max(tile for tile in _TILES if tile <= batch)
-    weights = sum(array.size for array in single.constants.values())
-    tiles = _TILES if weights <= _MOST_WEIGHTS else (1, max(main, ENOUGH_ROWS))
+    tiles = (1, max(main, ENOUGH_ROWS)) if _is_large(single) else _TILES
     return BatchTiles((main, *(tile for tile in tiles if tile != main)), shared=False)
 
 
@@ -54,6 +53,18 @@ def samples_a_tile(single: Graph, batch: int) -> int:
     if batch == 1 or _is_wide(single):
         return 1
     return ceil(batch / ceil(batch / MOST_SAMPLES))
+
+
+def share_tiles(first: Graph, other: Graph) -> bool:
+    """Whether a model that is given at two lengths should have the same tiles at both.
+
+    A large one does: each tile of a narrow one has all weights once more.
+    """
+    return _is_wide(first) == _is_wide(other) or _is_large(first)
+
+
+def _is_large(single: Graph) -> bool:
+    return sum(value.type.size for value in single.constants) > _MOST_WEIGHTS
 
 
 def _is_wide(single: Graph) -> bool:

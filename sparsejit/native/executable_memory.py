@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +18,10 @@ from sparsejit.native.copying import NotCopied, SharedCode
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
-_MAP_PRIVATE, _MAP_ANONYMOUS = 0x02, 0x20
-_HUGE_PAGE, _MADV_HUGEPAGE = 2 << 20, 14
+_PROT_NONE, _PROT_READ, _PROT_WRITE, _PROT_EXEC = 0, 1, 2, 4
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
+_HUGE_PAGE, _MADV_DONTNEED, _MADV_HUGEPAGE = 2 << 20, 4, 14
+_WITHIN_REACH = (1 << 31) - (4 << 20)  # bytes: of any two places, one is 32 bits from the other
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +39,41 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+class Neighbourhood(NotCopied):
+    """Addresses for images that read each other's literals; no memory until an image takes it.
+
+    Its addresses are free again when the last image in it dies.
+    """
+
+    def __init__(self) -> None:
+        """Raises CompileError where the system does not grant so many addresses."""
+        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+        self._first = _mapped(_WITHIN_REACH, _PROT_NONE, flags)
+        self._taken, self._lock = 0, threading.Lock()
+        weakref.finalize(self, _libc.munmap, self._first, _WITHIN_REACH).atexit = False
+
+    def take(self, size: int) -> int | None:
+        """The address of so many bytes that may be written to; None where none are left."""
+        page = PAGE_BYTES if size < _HUGE_PAGE else _HUGE_PAGE
+        with self._lock:
+            address = -(-(self._first + self._taken) // page) * page
+            end = address + size - self._first
+            if end > _WITHIN_REACH:
+                return None
+            self._taken = end
+        if _libc.mprotect(address, size, _PROT_READ | _PROT_WRITE):
+            raise _refused("let it be written (mprotect)", size)
+        if page == _HUGE_PAGE:
+            _libc.madvise(address, size, _MADV_HUGEPAGE)
+        return address
+
+
+def _give_back(address: int, size: int) -> None:
+    """The memory of an image, not its addresses."""
+    _libc.madvise(address, size, _MADV_DONTNEED)
+    _libc.mprotect(address, size, _PROT_NONE)
+
+
 class ExecutableMemory(SharedCode):
     """An image mapped read-only and executable; unmapped when the object dies.
 
@@ -47,16 +84,37 @@ class ExecutableMemory(SharedCode):
         self._fill(len(data), lambda room: room.__setitem__(slice(None), data))
 
     @classmethod
-    def filled(cls, size: int, fill: Callable[[memoryview], object]) -> "ExecutableMemory":
-        """An image of so many bytes, which `fill` writes; what it raises is passed on."""
+    def filled(
+        cls,
+        size: int,
+        fill: Callable[[memoryview], object],
+        within: Neighbourhood | None = None,
+        beside: "ExecutableMemory | None" = None,
+    ) -> "ExecutableMemory":
+        """An image of so many bytes, which `fill` writes; what it raises is passed on.
+
+        It lies `within` a neighbourhood, which must have room for it, and keeps alive what it lies
+        `beside`, since it reads that.
+        """
         memory = cls.__new__(cls)
+        memory._within, memory._beside = within, beside
         memory._fill(size, fill)
         return memory
 
+    _within: Neighbourhood | None = None
+    _beside: "ExecutableMemory | None" = None
+
     def _fill(self, size: int, fill: Callable[[memoryview], object]) -> None:
         self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
-        self.address = _map(self.size)
-        self._release = weakref.finalize(self, _libc.munmap, self.address, self.size)
+        release: Callable[..., Any] = _libc.munmap
+        if self._within is None:
+            self.address = _map(self.size)
+        else:
+            address = self._within.take(self.size)
+            if address is None:
+                raise CompileError(f"{self.size} bytes of code: a neighbourhood has no room left")
+            self.address, release = address, _give_back
+        self._release = weakref.finalize(self, release, self.address, self.size)
         self._release.atexit = False  # a daemon thread may be in it until the very end
         try:
             fill(memoryview((ctypes.c_ubyte * size).from_address(self.address)).cast("B"))
@@ -128,8 +186,11 @@ def _map(size: int) -> int:
     return address
 
 
-def _mapped(size: int) -> int:
-    protection, flags = _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS
+def _mapped(
+    size: int,
+    protection: int = _PROT_READ | _PROT_WRITE,
+    flags: int = _MAP_PRIVATE | _MAP_ANONYMOUS,
+) -> int:
     address = _libc.mmap(None, size, protection, flags, -1, 0)
     if address in (None, _MAP_FAILED):
         raise _refused("map it (mmap)", size)

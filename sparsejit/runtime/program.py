@@ -12,6 +12,7 @@ from sparsejit.files import atomic_path, check_writable
 from sparsejit.machine.target import Target
 from sparsejit.native.copying import SharedCode
 from sparsejit.native.executable_memory import ExecutableMemory, write_perf_map
+from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.tiles import allow_tiles
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.image import Image
@@ -47,28 +48,35 @@ def build(
     body: Callable[[Assembler], None],
     ask_ahead: int = 0,
     listed: bool = True,
+    common: CommonWeights | None = None,
 ) -> Program:
     """Emit `body` as a System V function; it must keep callee-saved registers itself.
 
     ask_ahead: bytes ahead of which its straight code asks for the code to come (`Assembler`).
     listed: whether the image keeps what its listing needs; it does where SPARSEJIT_DUMP is set.
+    common: the weights that it shares with others, or that others shall share with it.
 
     `vzeroupper` before returning: without it the caller's next SSE code pays for dirty upper
     halves (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
     Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to, and
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
-    asm = Assembler(target, ask_ahead, listed or dump_folder() is not None)
+    literals = None if common is None else common.literals
+    asm = Assembler(target, ask_ahead, listed or dump_folder() is not None, literals)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")
     memories = []
 
     def executable(size: int, fill: Callable[[memoryview], None]) -> memoryview:
-        memories.append(ExecutableMemory.filled(size, fill))
+        within, beside = (None, None) if common is None else (common.neighbourhood, common.memory)
+        memories.append(ExecutableMemory.filled(size, fill, within, beside))
         return memories[0].view(size)
 
-    return Program(name, asm.finish(executable), *memories)
+    program = Program(name, asm.finish(executable), *memories)
+    if common is not None and common.memory is None:
+        common.memory = program.memory
+    return program
 
 
 def _report(program: Program) -> None:

@@ -25,7 +25,7 @@ from sparsejit.x86.encoder import form_for
 from sparsejit.x86.forms import Form
 from sparsejit.x86.image import Image, Line, MakeRoom, StampedRun, in_bytes
 from sparsejit.x86.instructions import encoded, fields_of, form_of
-from sparsejit.x86.literal_pool import LiteralPool
+from sparsejit.x86.literal_pool import COMMON, CommonLiterals, LiteralPool, address_of
 from sparsejit.x86.operands import (
     Here,
     Literal,
@@ -74,12 +74,19 @@ class Assembler:
     ask_ahead: bytes ahead of which stamped code asks for the code to come, or 0. Straight code
         from beyond L2 arrives several times as fast so.
     listed: whether the image can list its code, for which it keeps several times the code's bytes.
+    common: literals that images in its neighbourhood share, of another one or of this.
     """
 
-    def __init__(self, target: Target, ask_ahead: int = 0, listed: bool = True) -> None:
+    def __init__(
+        self,
+        target: Target,
+        ask_ahead: int = 0,
+        listed: bool = True,
+        common: CommonLiterals | None = None,
+    ) -> None:
         self.target = target
         self._code = bytearray()
-        self._pool = LiteralPool()
+        self._common, self._pool = common, LiteralPool(common)
         self._fixups: list[_Fixup] = []
         # Fields, ends and offsets in the pool of single instructions: one fixup together.
         self._singles: list[tuple[int, int, int]] = []
@@ -214,22 +221,23 @@ class Assembler:
         over what was appended: the assembler is then empty.
         """
         code, pool = self._code, self._pool
-        self._resolve(len(code) + -len(code) % POOL_ALIGNMENT)
-        self._code, self._pool = bytearray(), LiteralPool()
         code_bytes = len(code)
         code.extend(bytes(-code_bytes % POOL_ALIGNMENT))
 
         def fill(room: memoryview) -> None:
+            common = 0 if self._common is None else self._common.address - address_of(room)
+            self._resolve(len(code), common)
             room[: len(code)] = code
             pool.write(room[len(code) :])
 
         content = make_room(len(code) + pool.size, fill)
+        self._code, self._pool = bytearray(), LiteralPool(self._common)
         forms = frozenset(form.key for form in self._forms)
         trace = None if self._trace is None else tuple(self._trace)
         return Image(content, code_bytes, pool.size, dict(self._counts), forms, trace)
 
-    def _resolve(self, pool_start: int) -> None:
-        """Fill in the distances to labels and literals."""
+    def _resolve(self, pool_start: int, common_start: int) -> None:
+        """Fill in the distances to labels and literals, from where these begin."""
         if self._singles:
             self._fixups.append(_Fixup(*np.array(self._singles, np.int64).T))
         if not self._fixups:
@@ -237,7 +245,9 @@ class Assembler:
         places = [
             np.full(len(fix.ends), _position_of(fix.target))
             if isinstance(fix.target, Label)
-            else pool_start + fix.target
+            else np.where(
+                fix.target < COMMON, pool_start + fix.target, common_start - COMMON + fix.target
+            )
             for fix in self._fixups
         ]
         ends = np.concatenate([fix.ends for fix in self._fixups])

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sparsejit.errors import CompileError
 from sparsejit.x86.encoder import instruction_sets
 from sparsejit.x86.forms import Key
+from sparsejit.x86.literal_pool import COMMON
 from sparsejit.x86.operands import Literal, Operand, operand_text, pick
 
 # What makes an image's content: room of so many bytes, which a function fills.
@@ -83,6 +84,8 @@ class Image:
             yield f"{position:6x}  {text}{comment}"
 
     def _values_at(self, offset: int) -> str:
+        if offset >= COMMON:
+            return f"at {offset - COMMON:#x} of the literals in common"
         start = self.pool_start + offset
         values = np.frombuffer(self.content[start : start + 32], "<f4")
         return " ".join(f"{value:.6g}" for value in values) + " ..."

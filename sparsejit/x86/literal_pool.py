@@ -7,21 +7,64 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# An offset from here on is one in the literals that images have in common.
+COMMON = 1 << 30
+
+
+class CommonLiterals:
+    """The literals of an image that others, in its neighbourhood, read as well.
+
+    `address` is where they begin, 0 until the image is written.
+    """
+
+    def __init__(self) -> None:
+        self.address = self._size = 0
+        self._offsets: dict[_Span, int] = {}
+
+    def offset_of(self, array: npt.NDArray[Any]) -> int | None:
+        """Where an array lies that is one of these literals; None for any other."""
+        first, size = _span(array)
+        inside = self.address <= first and first + size <= self.address + self._size
+        return first - self.address if self.address and inside else None
+
+    def place_of(self, array: npt.NDArray[Any]) -> int | None:
+        """Where an array was copied to; None where it was not, as far as is known.
+
+        Another may have lain in the same memory before: who reads there compares.
+        """
+        return self._offsets.get(_span(array))
+
+    def add(self, array: npt.NDArray[Any], offset: int) -> None:
+        """Know that the image which is being made has it there."""
+        self._offsets[_span(array)] = offset
+
+    def begin_at(self, address: int, size: int) -> None:
+        """Say where the image has them; too many to tell offsets by are not shared."""
+        if size < COMMON:
+            self.address, self._size = address, size
+
 
 class LiteralPool:
     """Arrays in order, with what aligns them; `size` is in bytes.
 
-    Large arrays are not copied: they must stay as they are until `write`.
+    Large arrays are not copied: they must stay as they are until `write`. `common` are literals
+    of another image that need not be appended, or those of this one if that has none yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, common: CommonLiterals | None = None) -> None:
         self.size = 0
+        self._common = common
         self._places: list[tuple[int, memoryview]] = []
 
     def append(self, values: npt.NDArray[Any], align: int) -> int:
         """Where the array begins, a multiple of `align` bytes."""
-        offset = -(-self.size // align) * align
         whole = np.ascontiguousarray(values).reshape(-1)
+        common = self._common
+        if common is not None and (there := common.offset_of(whole)) is not None:
+            return COMMON + there
+        offset = -(-self.size // align) * align
+        if common is not None and not common.address:
+            common.add(whole, offset)
         if whole.nbytes < _LARGE:
             whole = whole.copy()
         self._places.append((offset, whole.view(np.uint8).data))
@@ -29,12 +72,26 @@ class LiteralPool:
         return offset
 
     def write(self, room: memoryview) -> None:
-        """All into `size` bytes."""
+        """All into `size` bytes, where they stay."""
         end = 0
         for offset, part in self._places:
             room[end:offset] = bytes(offset - end)
             end = offset + len(part)
             room[offset:end] = part
+        if self._common is not None and not self._common.address and self.size:
+            self._common.begin_at(address_of(room), self.size)
+
+
+def address_of(room: memoryview) -> int:
+    """Of its first byte."""
+    return int(np.frombuffer(room, np.uint8).__array_interface__["data"][0])
+
+
+_Span = tuple[int, int]  # address and bytes
+
+
+def _span(array: npt.NDArray[Any]) -> _Span:
+    return int(array.__array_interface__["data"][0]), array.nbytes
 
 
 _LARGE = 1 << 16  # bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from sparsejit.asm_templates.pointwise.chain.block import BlockEmitter
 from sparsejit.asm_templates.pointwise.chain.layout import lay_out
@@ -98,6 +99,14 @@ def lower_chain(
     ins, outs = tuple(operands), tuple(results)
     if not outs or 0 in chain.shape:
         return LoweredChain(chain, ins, outs, None)
+    return LoweredChain(chain, ins, outs, *_planned(chain, ins, outs, target))
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _planned(
+    chain: Chain, ins: tuple[Strided, ...], outs: tuple[Strided, ...], target: Target
+) -> tuple[ChainPlan | TransposedCopy, Mapping[str, int]]:
+    """The plan and the counts, which a chain's title does not change."""
     reduces = any(step.kind in ROW_REDUCTIONS for step in chain.steps)
     space = lay_out(chain.shape, ins, outs, reduces)
     traffic = {
@@ -107,17 +116,14 @@ def lower_chain(
     if _is_float_copy(chain, ins, outs):
         copy = TransposedCopy.of(space)
         if copy is not None:
-            return LoweredChain(chain, ins, outs, copy, {"vector_steps": 0, **traffic})
+            return copy, {"vector_steps": 0, **traffic}
     row = space.row
     per_row = [row.length > 1 and step == 0 for step in row.strides[: len(ins)]]
     values, ends = type_values(chain, ins, outs, per_row)
     plan = ChainPlan(quieten(values, ends), ends, space, len(ins), target)
     vectors = space.rows * plan.vectors
-    counts = {
-        "vector_steps": vectors * sum(not values[v].per_row for v in plan.passes.needed),
-        **traffic,
-    }
-    return LoweredChain(chain, ins, outs, plan, counts)
+    steps = vectors * sum(not values[v].per_row for v in plan.passes.needed)
+    return plan, {"vector_steps": steps, **traffic}
 
 
 def _is_float_copy(

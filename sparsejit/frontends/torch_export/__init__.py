@@ -7,6 +7,7 @@ from sparsejit.frontends.torch_export.exporting import Exported, export
 from sparsejit.frontends.torch_export.given_sizes import (
     ProgramSize,
     exported_examples,
+    has_polynomial_sizes,
     is_program,
     names_of_places,
     sizes_of_program,
@@ -22,6 +23,7 @@ __all__ = [
     "export",
     "exported_examples",
     "graph_of",
+    "has_polynomial_sizes",
     "is_program",
     "missing_in",
     "names_of_places",

@@ -63,6 +63,19 @@ def sizes_of_program(program: ExportedProgram) -> Iterator[ProgramSize]:
                 yield ProgramSize(name, axis, str(expression), least or 0, most)
 
 
+def has_polynomial_sizes(program: ExportedProgram) -> bool:
+    """Whether sums and products alone make all sizes in it of its symbols: no minimum, no rest."""
+    from torch.utils._pytree import tree_leaves
+
+    for node in program.graph.nodes:
+        for leaf in tree_leaves(node.meta.get("val")):
+            for size in (leaf, *getattr(leaf, "shape", ())):
+                expression = getattr(getattr(size, "node", None), "expr", None)
+                if expression is not None and not expression.is_polynomial():
+                    return False
+    return True
+
+
 def _is_whole(number: Any) -> bool:
     return isinstance(number, int) or bool(getattr(number, "is_Integer", False))
 

@@ -77,7 +77,7 @@ def _chain(low: Lowering, node: Node) -> list[Node]:
     Nor does a product of positions come first: it would read rows of whole images.
     """
     chain = [node] if _kind(low, node) in ("depthwise", "windows") else []
-    readers = low.graph.consumers() if chain else {}
+    readers = low.readers if chain else {}
     while chain:
         value = chain[-1].output
         is_kept = value in low.wanted or value in low.graph.outputs

@@ -86,7 +86,7 @@ def _add_afterwards(low: Lowering, node: Node) -> None:
     # The one number that an activation takes is the third operand.
     total = write_activation(op.activation, total, write.step, lambda number: 2)
     six = np.array(6.0, np.float32)
-    limit = View.whole(ConstantBuffer(six.nbytes, six), TensorType(()))
+    limit = View.whole(ConstantBuffer.of(six), TensorType(()))
     reads = [low.view(alone), low.view(added), limit]
     result = low.result(y)
     low.add_chain(write.finish(total), reads, [None, None, 6.0], [result], y.origin)

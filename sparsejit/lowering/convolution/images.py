@@ -26,7 +26,7 @@ def image_result(
     value = node.output
     if not is_padded(low, value):
         return low.result(value, fits)
-    readers = low.graph.consumers()[value]
+    readers = low.readers[value]
     fills = not is_pointwise(node) and any(map(_reads_products, readers))
     view = padded_image(low, value.type, value.origin, fills)
     low.bind(value, view)
@@ -66,7 +66,7 @@ def is_padded(low: Lowering, value: Value) -> bool:
         return False
     if not fills_spread(places, spread_pitch(places)):
         return False
-    readers = low.graph.consumers().get(value, [])
+    readers = low.readers.get(value, [])
     return bool(readers) and all(_takes_padding(low, reader, value) for reader in readers)
 
 

@@ -119,7 +119,7 @@ def _along(low: Lowering, node: Node, image: View, axis: int, last: View | None)
 
 def _divide(low: Lowering, node: Node, sums: View, shares: Array, to: View) -> None:
     """Sums times the reciprocals of their counts."""
-    factor = View.whole(ConstantBuffer(shares.nbytes, shares), TensorType(shares.shape))
+    factor = View.whole(ConstantBuffer.of(shares), TensorType(shares.shape))
     write = ChainWriter(to.shape, 2)
     chain = write.finish(write.step("mul", 0, 1), title="pooling")
     number = shares.item() if shares.size == 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sparsejit.ir.graph import Array, TensorType
@@ -30,9 +31,13 @@ class OutputBuffer(Buffer):
 
 @dataclass(frozen=True, eq=False)
 class ConstantBuffer(Buffer):
-    """An array in the function's pool."""
+    """An array in the function's pool, read when that is written."""
 
-    array: Array
+    read: Callable[[], Array]
+
+    @classmethod
+    def of(cls, array: Array) -> ConstantBuffer:
+        return cls(array.nbytes, lambda: array)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Attention: a loop over the stack around tiles of queries, or two products around a softmax."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -124,7 +125,9 @@ def _step(
 
     facts = _facts(stack, tiles, masks.arrays, target)
     scratch = stack.scratch_bytes(tiles, target)
-    return Step(kernel, origin, views[:3], views[3:], emit, facts, scratch, divide=divide)
+    key = "attention", stack, tiles.numbers.tobytes()
+    sides = views[:3], views[3:]
+    return Step(kernel, origin, *sides, emit, facts, scratch, divide=divide, code_key=key)
 
 
 def _stack_and_tiles(
@@ -138,8 +141,16 @@ def _stack_and_tiles(
     sizes = key.shape[-2], query.shape[-1], value.shape[-1], scale
     axes = _axes(result.shape[:-2], views, masks.axis)
     pitches = replace(pitches, value=packed) if packed_from else pitches
-    tiles = AttentionTiles.of(masks.arrays, pitches, target)
+    bits = masks.arrays.tobytes()
+    tiles = _tiles_of(bits, masks.arrays.shape, pitches, target)
     return AttentionStack(*sizes, axes, packed_from), tiles
+
+
+@lru_cache(maxsize=8)  # layers are alike
+def _tiles_of(
+    masks: bytes, shape: tuple[int, ...], pitches: Pitches, target: Target
+) -> AttentionTiles:
+    return AttentionTiles.of(np.frombuffer(masks, bool).reshape(shape), pitches, target)
 
 
 def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
@@ -172,7 +183,7 @@ _WAYS = {ONE_KERNEL: _lower_together, SEVERAL_STEPS: _lower_apart}
 
 def _constant(values: npt.ArrayLike) -> View:
     array = np.asarray(values, np.float32)
-    return View.whole(ConstantBuffer(array.nbytes, array), TensorType(array.shape))
+    return View.whole(ConstantBuffer.of(array), TensorType(array.shape))
 
 
 def _readings(masks: BoolArray, values: int, target: Target) -> float:

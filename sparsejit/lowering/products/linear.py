@@ -36,7 +36,7 @@ def lower_linear(low: Lowering, node: Node) -> None:
     op = node.op
     assert isinstance(op, Linear)
     x, weights, *bias = node.inputs
-    matrix = SparseMatrix(low.constant(weights))
+    matrix = low.matrix(weights)
     values = low.constant(bias[0]) if bias else None
     out_features, in_features = weights.shape
     each = MatVec(out_features, in_features, values, op.activation, op.dtype)
@@ -77,7 +77,7 @@ def _new_feature_major(low: Lowering, value: Value, rows: int) -> View:
 def _stays_feature_major(low: Lowering, node: Node, rows: int) -> bool:
     """Whether panels are best for this layer and for all that read it, which are linear too."""
     value = node.output
-    readers = low.graph.consumers()[value]
+    readers = low.readers[value]
     if value in low.wanted or value in low.graph.outputs or not readers:
         return False
     if not all(isinstance(r.op, Linear) and value not in r.inputs[1:] for r in readers):
@@ -90,7 +90,7 @@ def _takes_panels(low: Lowering, node: Node, rows: int) -> bool:
     assert isinstance(op, Linear)
     out_features, in_features = weights.shape
     each = MatVec(out_features, in_features, dtype=op.dtype)
-    matrix = SparseMatrix(low.constant(weights))
+    matrix = low.matrix(weights)
     return low.options.planner.prefers_panels(each, rows, matrix)
 
 

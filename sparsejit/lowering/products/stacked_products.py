@@ -80,7 +80,10 @@ def _step(
 
     facts = _facts(product, target)
     scratch = _COUNTER * len(product.axes)
-    return Step("dense product", origin, (a, b), (c,), emit, facts, scratch, divide=divide)
+    operands, key = ((a, b), (c,)), ("dense products", product)
+    return Step(
+        "dense product", origin, *operands, emit, facts, scratch, divide=divide, code_key=key
+    )
 
 
 def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:

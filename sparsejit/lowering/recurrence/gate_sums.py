@@ -35,7 +35,7 @@ class GateSum:
 
 def only_gates_read(low: Lowering, node: Node) -> bool:
     """Whether a GRU's gates are all that reads a node's result, as their input."""
-    value, readers = node.output, low.graph.consumers()[node.output]
+    value, readers = node.output, low.readers[node.output]
     return (
         value not in low.graph.outputs
         and [type(reader.op) for reader in readers] == [GruStep]

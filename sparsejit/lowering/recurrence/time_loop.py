@@ -100,7 +100,7 @@ def _products(
     low: Lowering, op: Recurrence, weights: Value, bias: Value, batch: int
 ) -> list[tuple[Layer, SparseMatrix, Plan]]:
     """Those of a step, which write the rows of one matrix (batch, gates * hidden)."""
-    matrix, values = SparseMatrix(low.constant(weights)), low.constant(bias)
+    matrix, values = low.matrix(weights), low.constant(bias)
     rows, hidden = weights.shape
     whole = MatVec(rows, hidden, dtype=op.dtype)
     matrix.check_fits(whole)

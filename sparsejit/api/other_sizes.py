@@ -1,0 +1,158 @@
+"""A model with named sizes, compiled for lengths that it was not compiled for.
+
+A torch module is exported once for all of them, at the second. Its graphs at three lengths say how
+one at any length looks (`ir.sized_graph`); from then on another length costs the code around the
+weights alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api.named_sizes import NamedSizes
+from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, lowered_variant
+from sparsejit.errors import SparseJitError
+from sparsejit.frontends.nesting import Nest, unflatten
+from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, opened
+from sparsejit.ir.sized_graph import SizedGraph
+from sparsejit.lowering.kept_weights import KeptWeights
+from sparsejit.lowering.tiles import share_tiles
+
+Array = np.ndarray[Any, Any]
+# Compiles a model, or the program that it was exported to, for arguments; and only its graphs.
+Compile = Callable[[Any, Any, Mapping[str, Any]], Variant]
+ReadGraphs = Callable[[Any, Any, Mapping[str, Any]], list[TiledGraph]]
+
+
+class OtherSizes:
+    """Calls compile for flat inputs of other shapes than the first variant's."""
+
+    def __init__(
+        self,
+        model: Any,
+        sizes: NamedSizes | None,
+        inputs: Nest,
+        first: Variant,
+        first_shapes: Sequence[tuple[int, ...]],
+        kept: KeptWeights | None,
+        compile_it: Compile,
+        read_graphs: ReadGraphs,
+    ) -> None:
+        self._model, self._inputs, self._first = model, inputs, first
+        self._sizes = None if sizes is None else sizes.in_order(inputs.items[1].keys)
+        self._compile, self._read = compile_it, read_graphs
+        self._kept, self._program = kept, _OpenProgram(model, self._sizes)
+        self._lengths = {} if self._sizes is None else self._sizes.lengths(first_shapes)
+        self._sized: dict[str, list[tuple[SizedGraph, int | None]]] = {}
+
+    def __call__(self, leaves: Sequence[Array]) -> Variant:
+        """The variant for inputs like these. Raises as compiling does."""
+        args, kwargs = unflatten(self._inputs, list(leaves))
+        program = self._program.of(args, kwargs, leaves)
+        if program is not None:
+            with suppress(SparseJitError, *GRAPH_REFUSALS):
+                variant = self._by_rule(program, leaves)
+                return variant or self._as_before(program, args, kwargs)
+        return self._compile(self._model, args, kwargs)
+
+    def _as_before(self, program: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
+        variant = self._compile(program, args, kwargs)
+        if variant.batch_axes != self._first.batch_axes:
+            raise ValueError("the batch lies on other axes")
+        return variant
+
+    def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
+        """From the graphs of other lengths; None where only reading the model does."""
+        if self._kept is None or not self._kept.is_there or self._sizes is None:
+            return None
+        lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
+        others = [name for name, length in lengths.items() if length != self._lengths[name]]
+        if len(others) != 1:
+            return None
+        (name,) = others
+        finals = self._graphs(name, lengths[name])
+        if finals is None and has_polynomial_sizes(program):
+            self._sized[name] = list(self._rules(program, name, leaves))
+            finals = self._graphs(name, lengths[name])
+        if finals is None:
+            return None
+        options, title = self._first.options, self._first.program.name
+        return lowered_variant(finals, options, title, kept=self._kept)
+
+    def _graphs(self, name: str, length: int) -> list[TiledGraph] | None:
+        """Where only this size is another than the first variant's."""
+        graphs = [(sized.at(length), tile) for sized, tile in self._sized.get(name, ())]
+        made = [TiledGraph(graph, tile) for graph, tile in graphs if graph is not None]
+        if not made or len(made) < len(graphs):
+            return None
+        first, smallest = (min(each, key=_tile).graph for each in (self._first.graphs, made))
+        return made if share_tiles(first, smallest) else None
+
+    def _rules(
+        self, program: Any, name: str, leaves: Sequence[Array]
+    ) -> Iterator[tuple[SizedGraph, int | None]]:
+        """By tile. Raises ValueError where there are none."""
+        assert self._sizes is not None
+        first = self._lengths[name]
+        own = self._sizes.lengths([leaf.shape for leaf in leaves])[name]
+        second = self._read_at(program, leaves, {})
+        third, graphs = self._third(program, name, leaves, {first, own})
+        for graph, tile in self._first.graphs:
+            like = [g for each in (second, graphs) for g, t in each if t == tile]
+            if len(like) < 2:
+                raise ValueError(f"not all lengths have a tile of {tile}")
+            yield SizedGraph([graph, *like], [first, own, third]), tile
+
+    def _third(
+        self, program: Any, name: str, leaves: Sequence[Array], known: set[int]
+    ) -> tuple[int, list[TiledGraph]]:
+        """A length that the model takes, longer than these if it may be, and its graphs."""
+        assert self._sizes is not None
+        for length in (2 * max(known), max(known) + 1, max(known) - 1, max(known) - 2):
+            if length in known or length < 2:
+                continue
+            with suppress(SparseJitError, *GRAPH_REFUSALS):
+                return length, self._read_at(program, leaves, {name: length})
+        raise ValueError(f"the model takes no third length of {name}")
+
+    def _read_at(
+        self, program: Any, leaves: Sequence[Array], sizes: Mapping[str, int]
+    ) -> list[TiledGraph]:
+        assert self._sizes is not None
+        shapes = self._sizes.like([leaf.shape for leaf in leaves]).shapes_for(sizes)
+        arrays = [np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
+        return self._read(program, *unflatten(self._inputs, arrays))
+
+
+class _OpenProgram:
+    """A torch module exported once for all its named sizes, at the second of them."""
+
+    def __init__(self, model: Any, sizes: NamedSizes | None) -> None:
+        self._model, self._sizes = model, sizes
+        self._program: Any = model if is_program(model) else None
+        self._is_tried = sizes is None or self._program is not None or not _is_module(model)
+
+    def of(self, args: Any, kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
+        """The program, for inputs of these sizes; None where each size is exported by itself.
+
+        A size of 1 is: torch may compute otherwise for it.
+        """
+        if self._sizes is None:
+            return None
+        if not self._is_tried:
+            self._is_tried = True
+            self._program = opened(self._model, args, kwargs, self._sizes.open_sizes())
+        lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
+        return self._program if min(lengths.values(), default=2) > 1 else None
+
+
+def _tile(each: TiledGraph) -> int:
+    return each.tile or 1
+
+
+def _is_module(model: Any) -> bool:
+    return hasattr(model, "forward")

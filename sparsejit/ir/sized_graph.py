@@ -1,0 +1,241 @@
+"""One graph for all lengths of a size: what differs between the graphs of three lengths, as a rule.
+
+Every whole number in them must be the same, or grow in proportion to the length; two lengths say
+how, the third is compared. Constants that grow must begin alike. That is no proof: who makes a
+`SizedGraph` knows that the model's sizes are polynomials of the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Graph, Node, Value
+
+
+class _DiffersError(Exception):
+    """No rule says how the graphs differ."""
+
+
+class _Proportion(NamedTuple):
+    """A whole number: `at_0 + slope * length`."""
+
+    at_0: int
+    slope: int
+
+    def at(self, length: int) -> int:
+        return self.at_0 + self.slope * length
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A dataclass of which some fields depend on the length."""
+
+    example: Any
+    changed: Mapping[str, Any]
+
+
+class _SizedConstant(NamedTuple):
+    """The longest array that was seen; shorter ones are its beginning. `example` has `shape`."""
+
+    example: Array
+    longest: Array
+    shape: tuple[_Proportion | int, ...]
+
+    def at(self, length: int) -> Array | None:
+        shape = tuple(_at(each, length) for each in self.shape)
+        for array in (self.example, self.longest):
+            if all(own <= has for own, has in zip(shape, array.shape, strict=True)):
+                return np.ascontiguousarray(_beginning(array, shape))
+        return None
+
+
+class SizedGraph:
+    """A graph whose sizes depend on one length."""
+
+    def __init__(self, graphs: Sequence[Graph], lengths: Sequence[int]) -> None:
+        """Three graphs of different lengths; constants of the first stay what they are there.
+
+        Raises ValueError where no rule says how they differ.
+        """
+        self._first = graphs[0]
+        self._lengths = tuple(lengths)
+        self._types: dict[Value, Any] = {}
+        self._twins: dict[Value, Value] = {}  # of the others' values to those of the first
+        self._constants: dict[Value, _SizedConstant] = {}
+        try:
+            self._compare(graphs)
+        except _DiffersError as error:
+            raise ValueError("the graphs differ by more than a length") from error
+
+    def at(self, length: int) -> Graph | None:
+        """The graph of a length; None where a constant is longer than any that was seen."""
+        known: dict[Value, Value] = {}
+        constants: dict[Value, tuple[Value, Array]] = {}
+        for value, sized in self._constants.items():
+            array = sized.at(length)
+            if array is None:
+                return None
+            known[value] = Value(replace(value.type, shape=array.shape), value.origin)
+            constants[value] = known[value], array
+
+        def own(value: Value) -> Value:
+            if value not in known:
+                kind = self._types.get(value)
+                known[value] = value if kind is None else Value(_at(kind, length), value.origin)
+            return known[value]
+
+        nodes = [
+            Node(_at(op, length), tuple(map(own, node.inputs)), tuple(map(own, node.outputs)))
+            for op, node in zip(self._ops, self._first.nodes, strict=True)
+        ]
+        first = self._first
+        inputs, outputs = (tuple(map(own, side)) for side in (first.inputs, first.outputs))
+        own_constants = _Constants(first.constants, constants)
+        return replace(
+            first, inputs=inputs, outputs=outputs, nodes=tuple(nodes), constants=own_constants
+        )
+
+    def _compare(self, graphs: Sequence[Graph]) -> None:
+        first, *others = graphs
+        self._pair(*(graph.inputs for graph in graphs))
+        if len({len(graph.nodes) for graph in graphs}) > 1:
+            raise _DiffersError
+        self._ops: list[Any] = []
+        for nodes in zip(*(graph.nodes for graph in graphs), strict=True):
+            self._ops.append(self._sized([node.op for node in nodes]))
+            self._pair(*(node.inputs for node in nodes))
+            self._pair(*(node.outputs for node in nodes))
+        self._pair(*(graph.outputs for graph in graphs))
+        if len(set(self._twins.values())) * len(others) != len(self._twins):
+            raise _DiffersError  # two values of one graph are one in another
+        twins = [{self._twins.get(its): its for its in graph.constants} for graph in others]
+        if any(set(each) != set(first.constants) for each in twins):
+            raise _DiffersError
+        for value, array in first.constants.items():
+            theirs = zip(others, twins, strict=True)
+            self._constant(value, [array, *(graph.constants[of[value]] for graph, of in theirs)])
+
+    def _pair(self, *sides: tuple[Value, ...]) -> None:
+        if len({len(side) for side in sides}) > 1:
+            raise _DiffersError
+        for first, *others in zip(*sides, strict=True):
+            for other in others:
+                if self._twins.setdefault(other, first) is not first:
+                    raise _DiffersError
+            kind = self._sized([value.type for value in (first, *others)])
+            if isinstance(kind, _Record):
+                self._types[first] = kind
+
+    def _constant(self, value: Value, arrays: Sequence[Array]) -> None:
+        shape = self._sized([array.shape for array in arrays])
+        longest = max(arrays, key=lambda array: array.size)
+        for array in arrays:
+            if any(own > has for own, has in zip(array.shape, longest.shape, strict=True)):
+                raise _DiffersError
+            if not _alike(array, _beginning(longest, array.shape)):
+                raise _DiffersError
+        if any(isinstance(each, _Proportion) for each in shape):
+            self._constants[value] = _SizedConstant(arrays[0], longest.copy(), shape)
+
+    def _sized(self, examples: Sequence[Any]) -> Any:
+        """What all are an example of: the first where they are equal."""
+        first, *others = examples
+        if any(type(other) is not type(first) for other in others):
+            raise _DiffersError
+        if isinstance(first, int) and not isinstance(first, bool):
+            return self._line(examples)
+        if isinstance(first, tuple) and not hasattr(first, "_fields"):
+            if len(set(map(len, examples))) > 1:
+                raise _DiffersError
+            parts = tuple(self._sized(each) for each in zip(*examples, strict=True))
+            return first if _same(parts, first) else parts
+        if is_dataclass(first) and not isinstance(first, type):
+            return self._record(examples)
+        if isinstance(first, np.ndarray):
+            equal = all(_alike(first, other) for other in others)
+        else:
+            equal = all(first is other or first == other for other in others)
+        if not equal:
+            raise _DiffersError
+        return first
+
+    def _record(self, examples: Sequence[Any]) -> Any:
+        first, changed = examples[0], {}
+        for field in fields(first):
+            own = [getattr(each, field.name) for each in examples]
+            sized = self._sized(own)
+            if not _same(sized, own[0]):
+                changed[field.name] = sized
+        return _Record(first, changed) if changed else first
+
+    def _line(self, numbers: Sequence[int]) -> int | _Proportion:
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        lengths = self._lengths
+        slope, rest = divmod(numbers[1] - numbers[0], lengths[1] - lengths[0])
+        line = _Proportion(numbers[0] - slope * lengths[0], slope)
+        if rest or any(line.at(x) != y for x, y in zip(lengths, numbers, strict=True)):
+            raise _DiffersError
+        return line
+
+
+class _Constants(Mapping[Value, Array]):
+    """Those of the first graph, read when they are asked for; `own` stand in place of some."""
+
+    def __init__(
+        self, fixed: Mapping[Value, Array], own: Mapping[Value, tuple[Value, Array]]
+    ) -> None:
+        self._fixed, self._own, self._arrays = fixed, own, dict(own.values())
+
+    def __getitem__(self, value: Value) -> Array:
+        return self._arrays[value] if value in self._arrays else self._fixed[value]
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._arrays or (value in self._fixed and value not in self._own)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self._own[value][0] if value in self._own else value for value in self._fixed)
+
+    def __len__(self) -> int:
+        return len(self._fixed)
+
+
+def _at(sized: Any, length: int) -> Any:
+    """What it is at a length."""
+    if isinstance(sized, _Proportion):
+        return sized.at(length)
+    if isinstance(sized, _Record):
+        changed = {name: _at(each, length) for name, each in sized.changed.items()}
+        return replace(sized.example, **changed)
+    if type(sized) is tuple:
+        return tuple(_at(each, length) for each in sized)
+    return sized
+
+
+def _same(sized: Any, example: Any) -> bool:
+    """Whether nothing in it depends on the length."""
+    if isinstance(sized, _Proportion | _Record):
+        return False
+    if type(sized) is tuple:
+        return all(map(_same, sized, example))
+    return True
+
+
+def _beginning(array: Array, shape: Sequence[int]) -> Array:
+    return array[tuple(map(slice, shape))]
+
+
+def _alike(array: Array, other: Array) -> bool:
+    """Whether all bits are equal."""
+    if array.shape != other.shape or array.dtype != other.dtype:
+        return False
+    own, its = array.__array_interface__, other.__array_interface__
+    if own["data"] == its["data"] and array.strides == other.strides:
+        return True
+    as_bits = np.dtype(f"u{array.itemsize}")
+    one, two = (np.ascontiguousarray(each).view(as_bits) for each in (array, other))
+    return bool(np.array_equal(one, two))

@@ -1,0 +1,30 @@
+"""The native function of a model, whichever way it runs a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsejit.lowering.batch_forms import build_forms, forms_workspace_bytes
+from sparsejit.lowering.model import LoweredModel
+from sparsejit.lowering.shared_tiles import build_shared_tiles, shared_workspace_bytes
+from sparsejit.runtime.common_weights import CommonWeights
+from sparsejit.runtime.program import Program
+
+
+def build_function(
+    forms: Sequence[LoweredModel],
+    name: str,
+    listed: bool = False,
+    common: CommonWeights | None = None,
+) -> Program:
+    """Of forms for one or more tiles. `listed` and `common` are as in `build`."""
+    if forms[0].options.shares_tiles:
+        return build_shared_tiles(forms[0], name, listed, common)
+    return build_forms(forms, name, listed, common)
+
+
+def function_workspace_bytes(forms: Sequence[LoweredModel]) -> int:
+    """What a call of it needs."""
+    if forms[0].options.shares_tiles:
+        return shared_workspace_bytes(forms[0])
+    return forms_workspace_bytes(forms)

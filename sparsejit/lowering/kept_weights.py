@@ -1,0 +1,108 @@
+"""What code of a model for one set of sizes made of its weights, for code for others.
+
+Matrices stay with their statistics and streams, arrays in the memory of the first function. So
+code for another length is chosen and written without going through the weights again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.packed_array import packed, unpacked
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.runtime.common_weights import CommonWeights
+
+
+class KeptWeights:
+    """Matrices by the constants that they are of. Raises CompileError as `CommonWeights` does."""
+
+    def __init__(self) -> None:
+        self.common = CommonWeights()
+        self._matrices: dict[Value, SparseMatrix] = {}
+
+    def begin_anew(self) -> None:
+        """Forget what was built: it is written once more."""
+        self.common = CommonWeights()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a first function was built."""
+        return self.common.is_there
+
+    def matrix(self, value: Value, constants: Mapping[Value, Array]) -> SparseMatrix:
+        """The matrix of a constant."""
+        if value not in self._matrices:
+            self._matrices[value] = SparseMatrix(constants[value])
+        return self._matrices[value]
+
+    def settle(self, graphs: Iterable[Graph]) -> list[Graph]:
+        """The graphs with constants in memory that this holds, once the first function is built."""
+        settled = [replace(graph, constants=self._settled(graph.constants)) for graph in graphs]
+        for matrix in self._matrices.values():
+            matrix.replace_made(lambda made: _with_arrays(made, self._there))
+        self.put_away()
+        return settled
+
+    def put_away(self) -> None:
+        """Take less memory until the weights are asked for again."""
+        for matrix in self._matrices.values():
+            matrix.put_away()
+
+    def _there(self, array: Array) -> Array:
+        found = self.common.view_of(array)
+        return array if found is None else found
+
+    def _settled(self, constants: Mapping[Value, Array]) -> Mapping[Value, Array]:
+        return _ReadLater({value: self._supplier(value, constants[value]) for value in constants})
+
+    def _supplier(self, value: Value, array: Array) -> Callable[[], Array]:
+        there = self.common.view_of(array)
+        if there is not None:
+            return lambda: there
+        matrix = self._matrices.get(value)
+        if matrix is not None and _is_all_of(matrix, array):
+            return lambda: np.asarray(matrix.held)
+        own = packed(array)
+        return lambda: unpacked(own)
+
+
+def _is_all_of(matrix: SparseMatrix, array: Array) -> bool:
+    """Whether the matrix has the array's bits."""
+    held = matrix.held
+    return isinstance(held, np.ndarray) and held.dtype == array.dtype == np.float32
+
+
+class _ReadLater(Mapping[Value, Array]):
+    """Constants, each made when it is asked for."""
+
+    def __init__(self, suppliers: Mapping[Value, Callable[[], Array]]) -> None:
+        self._suppliers = suppliers
+
+    def __getitem__(self, value: Value) -> Array:
+        return self._suppliers[value]()
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._suppliers
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._suppliers)
+
+    def __len__(self) -> int:
+        return len(self._suppliers)
+
+
+def _with_arrays(made: Any, change: Callable[[Array], Array]) -> Any:
+    """A record with other arrays in place of its own."""
+    if isinstance(made, np.ndarray):
+        return change(made)
+    if is_dataclass(made) and not isinstance(made, type):
+        own = {field.name: getattr(made, field.name) for field in fields(made)}
+        new = {name: _with_arrays(each, change) for name, each in own.items()}
+        changed = {name: each for name, each in new.items() if each is not own[name]}
+        return replace(made, **changed) if changed else made
+    return made

@@ -1,0 +1,250 @@
+"""Other lengths of a model: by rule, from the graphs of three, with the weights of the first."""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.export import Dim
+
+import sparsejit
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood
+
+WIDTH = 48
+
+
+class Reader(nn.Module):
+    """A transformer's layer over words with places: all that a length is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(60, WIDTH), nn.Embedding(70, WIDTH)
+        self.mixed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = self.words(ids) + self.places(places)
+        parts = self.mixed(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+        scores = torch.softmax(parts[0] @ parts[1].transpose(-1, -2) / 4, -1)
+        x = self.norm(x + self.out((scores @ parts[2]).transpose(1, 2).reshape(x.shape)))
+        return x + self.narrow(nn.functional.gelu(self.wide(x)))
+
+
+class Averaging(nn.Module):
+    """A length that divides: no rule for whole numbers says how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).mean(1)
+
+
+class Cutting(nn.Module):
+    """At most ten frames: a length that three others do not tell of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[:, :10]
+
+
+def pruned(model: nn.Module, density: float = 0.2) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.mul_(torch.rand(layer.weight.shape, generator=generator) < density)
+    return model.eval()
+
+
+def words(batch: int, time: int) -> torch.Tensor:
+    return torch.randint(0, 60, (batch, time), generator=torch.Generator().manual_seed(time))
+
+
+def frames(batch: int, time: int) -> torch.Tensor:
+    return torch.randn((batch, time, WIDTH), generator=torch.Generator().manual_seed(time))
+
+
+def assert_same(fast: sparsejit.CompiledModel, model: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+READER = pruned(Reader())
+
+
+def reading(time: int = 24, **options: object) -> sparsejit.CompiledModel:
+    sizes = [{0: "batch", 1: Dim("time", min=1, max=70)}]
+    return sparsejit.compile(READER, (words(1, time),), dynamic_shapes=sizes, **options)
+
+
+@pytest.fixture(scope="module")
+def fast() -> sparsejit.CompiledModel:
+    return reading()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(batch=st.integers(1, 20), time=st.integers(1, 70))
+def test_any_order_of_lengths(fast: sparsejit.CompiledModel, batch: int, time: int) -> None:
+    assert_same(fast, READER, words(batch, time))
+
+
+@pytest.mark.parametrize("first", [2, 17, 64])
+def test_the_graph_of_a_length_is_the_one_that_is_read(first: int) -> None:
+    fast = reading(first)
+    for time in (9, 33, 40, 70):
+        fast.prepare(time=time)
+    for variant in fast.parts.variants[1:]:
+        (time,) = variant.input_shapes[0]
+        alone = reading(time)
+        assert str(variant.graph) == str(alone.graph)
+        found, wanted = variant.graph.constants, alone.graph.constants
+        pairs = zip(found.values(), wanted.values(), strict=True)
+        assert all(one.tobytes() == two.tobytes() for one, two in pairs)
+
+
+def weights_by_loop(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A model whose weights are data of a loop, as those are that no cache holds."""
+    from sparsejit.planner import batch_plan
+
+    real = batch_plan._possible
+    monkeypatch.setattr(
+        batch_plan,
+        "_possible",
+        lambda *given: [each for each in real(*given) if each.family in ("csr", "int8-tiles")],
+    )
+    return READER
+
+
+def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = weights_by_loop(monkeypatch)
+    fast = reading()
+    for time in (30, 40, 50, 70):
+        assert_same(fast, model, words(3, time))
+    first, *others = (variant.program.image for variant in fast.parts.variants)
+    assert first.pool_bytes > 30_000
+    # Of its own a length has places of words beyond the first's, and a mask or so.
+    assert all(image.pool_bytes < 4 * WIDTH * 70 + 1_000 for image in others)
+    del first, others
+    kept = fast.parts.variants[-1].call
+    del fast
+    gc.collect()
+    assert kept.run(words(1, 70).numpy())[0].shape == (1, 70, WIDTH)  # its weights are still there
+
+
+def test_a_saved_model_has_all_lengths(tmp_path: Path) -> None:
+    fast = reading()
+    fast.save(tmp_path / "one.sjit")
+    lengths = (30, 12, 50)
+    for time in lengths:
+        fast.prepare(time=time)
+    fast.save(tmp_path / "four.sjit")
+    sizes = [(tmp_path / f"{name}.sjit").stat().st_size for name in ("one", "four")]
+    assert sizes[1] < 2.5 * sizes[0]  # one of them has three tiles, and all their nodes
+    loaded = sparsejit.load(tmp_path / "four.sjit")
+    for time in (24, *lengths):
+        assert torch.equal(torch.as_tensor(loaded(words(2, time))), fast(words(2, time)))
+
+
+@pytest.mark.parametrize("model", [Averaging(), Cutting()], ids=lambda each: type(each).__name__)
+def test_models_without_a_rule(model: nn.Module) -> None:
+    pruned(model)
+    fast = sparsejit.compile(model, (frames(1, 4),), dynamic_shapes=[{0: "batch", 1: "time"}])
+    for time in (5, 8, 9, 10, 11, 17, 1, 40):
+        assert_same(fast, model, frames(2, time))
+
+
+def test_weights_that_change_later_change_no_length() -> None:
+    model = pruned(Reader())
+    fast = sparsejit.compile(model, (words(1, 24),), dynamic_shapes=[{0: "batch", 1: "time"}])
+    wanted = [model(words(1, time)).detach() for time in (10, 20, 30, 40)]
+    fast.prepare(time=10)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    for time, each in zip((10, 20, 30, 40), wanted, strict=True):
+        torch.testing.assert_close(fast(words(1, time)), each, rtol=1e-5, atol=1e-5)
+
+
+def test_exact_and_threaded_models_take_all_lengths() -> None:
+    for options in ({"exact": True}, {"threads": 2}, {"dtype": "int8"}):
+        fast = reading(**options)
+        for time in (30, 12, 50):
+            x, wanted = words(3, time), READER(words(3, time)).detach()
+            far = 0.2 if "dtype" in options else 1e-5
+            torch.testing.assert_close(fast(x), wanted, rtol=far, atol=far)
+
+
+def test_bits_are_those_of_a_model_compiled_for_the_length() -> None:
+    fast = reading()
+    for time in (30, 12, 50):
+        assert torch.equal(fast(words(3, time)), reading(time)(words(3, time)))
+
+
+def test_a_system_without_so_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise CompileError("no addresses")
+
+    module = import_module("sparsejit.api.compile_model")
+    monkeypatch.setattr(module, "KeptWeights", refuse)
+    fast = reading()
+    for time in (30, 12, 50):
+        assert_same(fast, READER, words(2, time))
+
+
+def test_sizes_out_of_bounds_are_refused_as_ever(fast: sparsejit.CompiledModel) -> None:
+    with pytest.raises(InvalidInput, match="'time', has 71 elements; it takes 1 to 70"):
+        fast(words(1, 71))
+
+
+def test_a_neighbourhood_has_an_end_and_is_given_back() -> None:
+    near = Neighbourhood()
+    address = ExecutableMemory.filled(100, lambda room: None, near).address
+    beside = ExecutableMemory.filled(5000, lambda room: None, near)
+    assert 0 < beside.address - address <= 1 << 16
+    with pytest.raises(CompileError, match="a neighbourhood has no room left"):
+        ExecutableMemory.filled(1 << 31, lambda room: None, near)
+    del near
+    gc.collect()
+    assert mapped(beside.address) and beside.view(10) == bytes(10)
+    where = beside.address
+    del beside
+    gc.collect()
+    assert not mapped(where)
+
+
+def mapped(address: int) -> bool:
+    for row in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in row.split()[0].split("-"))
+        if start <= address < end:
+            return True
+    return False
+
+
+def test_code_beside_the_weights_is_never_writable_and_executable() -> None:
+    fast = reading()
+    fast.prepare(time=30)
+    places = [variant.program.pointer for variant in fast.parts.variants]
+    rows = Path("/proc/self/maps").read_text().splitlines()
+    for place in places:
+        (flags,) = (
+            row.split()[1]
+            for row in rows
+            if int(row.split("-")[0], 16) <= place < int(row.split()[0].split("-")[1], 16)
+        )
+        assert flags == "r-xp"
+
+
