@@ -1,10 +1,11 @@
 """The multiplication of one block: a row's sums, then its weights one after the other.
 
-    mov          rax, [rsi-24*q]             four offsets by one load
-    movzx        ebx, ax                     the first; `shr rax, 16` before each other
-    lea          rbx, [rcx+8*rbx]            where this input's columns lie, 256 bytes apart
-    vbroadcastss zmm31, [rsi-24*q+8]         its weight
-    vfmadd231ps  zmm0, zmm31, [rbx]          16 columns, and so many vectors of them
+    mov             rax, [rsi-24*q]          four offsets by one load
+    vbroadcastf32x4 zmm29, [rsi-24*q+8]      four weights by another: loads are what bounds this
+    movzx           ebx, ax                  the first; `shr rax, 16` before each other
+    lea             rbx, [rcx+8*rbx]         where this input's columns lie, 256 bytes apart
+    vpermilps       zmm31, zmm29, 0          its weight; 0x55, 0xaa, 0xff the others
+    vfmadd231ps     zmm0, zmm31, [rbx]       16 columns, and so many vectors of them
 
 Bytes are multiplied by `vpdpbusd`, which wants x in a register: it takes unsigned ones from there.
 
@@ -40,7 +41,7 @@ from sparsejit.x86.operands import (
 
 # What the subroutine is called with; it leaves the first three behind what it read.
 GROUPS, QUADS, ROWS, WORKSPACE = rdi, rsi, rdx, rcx
-_ENTRY_BYTES = 16  # from one entry to the next: a load, a shift and a jump
+_ENTRY_BYTES = 32  # from one entry to the next: loads, a shift and a jump
 _PREFETCH_AHEAD = 3072  # bytes, where the weights come from beyond L2
 _BY_LOAD = 4  # offsets
 
@@ -66,6 +67,7 @@ class _CsrLoop:
         self.asm, self.shape, self.vectors, self.far = asm, shape, vectors, far
         self.weight = vector(asm, asm.target.vector_registers - 1)
         self.inputs = vector(asm, asm.target.vector_registers - 2)
+        self.four = vector(asm, asm.target.vector_registers - 3)
         self.arithmetic = shape.arithmetic
         self.scale = shape.pitch // OFFSET_UNIT
         # Places in the code, by how many weights are left.
@@ -127,6 +129,7 @@ class _CsrLoop:
             if slot == 0:
                 asm.bind(self.left[left])
                 asm.emit("mov", rax, Memory(QUADS, first))
+                self._four(first)
                 if self.far and left // _BY_LOAD % 2 == 0:
                     asm.emit("prefetcht0", Memory(QUADS, first + _PREFETCH_AHEAD))
             else:
@@ -134,10 +137,16 @@ class _CsrLoop:
                 asm.bind(self.left[left])
             asm.emit("movzx", dword(rbx), word(rax))
             asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, self.scale))
-            asm.emit("vbroadcastss", self.weight, Memory(QUADS, first + 8 + 4 * slot))
+            asm.emit("vpermilps", self.weight, self.four, 0x55 * slot)
             for number in range(self.vectors):
                 self._product(slot % self.shape.chains, number)
         asm.bind(self.left[0])
+
+    def _four(self, quad: int) -> None:
+        """Bring the four words of a quad into every 128 bits."""
+        wide = self.asm.target.isa == "avx512"
+        load = "vbroadcastf32x4" if wide else "vbroadcastf128"
+        self.asm.emit(load, self.four, Memory(QUADS, quad + 8))
 
     def _product(self, chain: int, number: int) -> None:
         asm, total = self.asm, self._sum(chain, number)
@@ -174,7 +183,9 @@ class _CsrLoop:
             asm.align(_ENTRY_BYTES)
             slot = -count % _BY_LOAD
             if slot:
-                asm.emit("mov", rax, Memory(QUADS, -QUAD.itemsize * -(-count // _BY_LOAD)))
+                quad = -QUAD.itemsize * -(-count // _BY_LOAD)
+                asm.emit("mov", rax, Memory(QUADS, quad))
+                self._four(quad)
                 asm.emit("shr", rax, 16 * slot)
             asm.jump("jmp", self.left[count])
         asm.align(_ENTRY_BYTES)

@@ -45,7 +45,7 @@ _CHAINS = {
     Arithmetic.INTEGERS: (4, 2, 2),
     Arithmetic.BYTES: (4, 4, 4, 2),
 }
-_OTHER_REGISTERS = 2  # a weight and inputs
+_OTHER_REGISTERS = 3  # a weight, four of them, and inputs
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
 _MOST_PANEL_BYTES = 1 << 17  # where that takes more inputs than L1 holds
 STAGED = 64  # inputs that become integers at once
