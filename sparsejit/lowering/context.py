@@ -85,11 +85,9 @@ class Lowering:
         self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
+        self._arrays: dict[Value, View] = {}  # of constants, when they are first read
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
-        for value in graph.constants:
-            array = ConstantBuffer(value.type.bytes, partial(graph.constants.__getitem__, value))
-            self._views[value] = View.whole(array, value.type)
 
     @cached_property
     def readers(self) -> dict[Value, list[Node]]:
@@ -98,16 +96,24 @@ class Lowering:
 
     def view(self, value: Value) -> View:
         """Where to read a value, with any strides: its copy in order if it has one."""
-        return self._copies.get(value) or self._views[value]
+        return self._copies.get(value) or self._own_view(value)
+
+    def _own_view(self, value: Value) -> View:
+        if value in self._views:
+            return self._views[value]
+        if value not in self._arrays:
+            read = partial(self.graph.constants.__getitem__, value)
+            self._arrays[value] = View.whole(ConstantBuffer(value.type.bytes, read), value.type)
+        return self._arrays[value]
 
     def is_in(self, value: Value, place: View) -> bool:
         """Whether a value was written there."""
-        return self._views[value] == place
+        return self._own_view(value) == place
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
         """An empty list of kernels for what reads some values, which `adopt` may take over."""
         trial = Lowering(Graph((), (), (), self.graph.constants), self.options, self.kept)
-        trial.wanted = self.wanted
+        trial.wanted, trial._arrays = self.wanted, self._arrays
         for value in values:
             trial.bind(value, self.view(value))
         return trial

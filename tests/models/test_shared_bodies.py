@@ -30,3 +30,41 @@ def test_code_of_a_batch_is_about_that_of_a_sample(threads: int) -> None:
         assert torch.equal(alone[0], alone[1])
         sizes[batch] = compiled.stats["code_bytes"] + compiled.stats["pool_bytes"]
     assert sizes[8] <= 2 * sizes[1]
+
+
+class Layers(nn.Module):
+    """Layers of a transformer, which are alike but for their weights."""
+
+    def __init__(self, layers: int, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mixed = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for mixed, norm in zip(self.mixed, self.norms, strict=True):
+            query, key, value = mixed(x).chunk(3, -1)
+            scores = torch.softmax(query @ key.transpose(1, 2) / 8, -1)
+            x = norm(x + torch.nn.functional.gelu(scores @ value))
+        return x
+
+
+@pytest.mark.parametrize("rows", [33, 128])
+def test_steps_that_are_alike_share_code(rows: int) -> None:
+    """Attention and norms; each step's operands lie elsewhere, some in the caller's arrays."""
+    x, code = torch.randn(2, rows, 64), {}
+    for layers in (1, 2, 6):
+        model = Layers(layers).eval()
+        fast = sparsejit.compile(model, (x,))
+        with torch.inference_mode():
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+        code[layers] = fast.stats["code_bytes"]
+    if rows == 128:  # steps of less than a microsecond have code of their own
+        assert (code[6] - code[2]) / 4 < 0.6 * code[1], code
+
+
+def test_threads_that_share_a_tile_have_code_of_their_own() -> None:
+    model, x = Layers(4).eval(), torch.randn(1, 200, 64)
+    fast = sparsejit.compile(model, (x,), threads=2, free_batch=False)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
