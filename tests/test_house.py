@@ -62,13 +62,13 @@ WRITERS = {"sparsejit.runtime.program", "sparsejit.native.executable_memory"}
 
 # What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
 ONLY_IN = {
-    "peachpy": {"x86", "artefact"},
+    "peachpy": {"x86"},
     "mmap": {"native", "runtime"},
     "ctypes": {"native", "runtime", "perf"},
     "torch": {"frontends", "prune", "voice", "perf"},
 }
 # Instructions are learned in one place, and its ELF writer is used in one.
-WITH_PEACHPY = {"learning", "object_file"}
+WITH_PEACHPY = {"learning"}
 PROCESSOR_QUESTIONS = ("cpuinfo", "__cpu_features__", "get_cpu_capability")
 
 # Packages that only the extras of pyproject.toml bring, and the rooms that may need them.

@@ -1,69 +1,98 @@
-"""A relocatable ELF object for x86-64 Linux, written by PeachPy: code, one word of state, no libc.
+"""A relocatable ELF object for x86-64 Linux: code, one word of state, no libc.
 
     .text             entry (`support_check`), then the image: code and its literals
     .data             the state, in a cache line of its own, which nothing else writes
     .rela.text        where .text names the state
     .note.GNU-stack   empty: the linker needs make no stack executable
+    .symtab, .strtab  the names of the state, of the function, and of sections
+
+Tables are as in the System V ABI's "Object Files", and little-endian.
 """
 
-from typing import Any
+from struct import pack
+from typing import NamedTuple
 
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.artefact.support_check import entry
 
 _LINE_BYTES = 64
+_HEADER_BYTES = 64
 _SYMBOL_BYTES = 24
+# Types of sections, and what the loader does with them.
+_PROGBITS, _SYMTAB, _STRTAB, _RELA = 1, 2, 3, 4
+_WRITE, _ALLOCATE, _EXECUTE, _LINK_INFO = 1, 2, 4, 64
+# Symbols: binding in the upper four bits, type in the lower.
+_LOCAL_OBJECT, _GLOBAL_FUNCTION = 0x01, 0x12
+_PC32 = 2
+_TEXT, _DATA, _SYMBOLS, _NAMES = 1, 2, 5, 6
+_STATE = 1
+
+
+class _Section(NamedTuple):
+    name: str
+    kind: int
+    flags: int
+    content: bytes
+    alignment: int
+    link: int = 0
+    info: int = 0
+    entry_bytes: int = 0
+
+
+class _Names:
+    """Strings that end in zero, one after the other, and where each begins."""
+
+    def __init__(self) -> None:
+        self.content = b"\0"
+
+    def add(self, name: str) -> int:
+        place = len(self.content)
+        self.content += name.encode() + b"\0"
+        return place
 
 
 def object_file(function: ExportedFunction) -> bytes:
     """The contents of the .o file; its one global symbol is `function.symbol`."""
-    # When something is exported: compiling needs no ELF.
-    from peachpy.formats.elf.image import Image as ElfImage
-    from peachpy.formats.elf.section import (
-        DataSection,
-        ProgramBitsSection,
-        RelocationsWithAddendSection,
-        TextSection,
-    )
-    from peachpy.formats.elf.symbol import RelocationType, RelocationWithAddend
-    from peachpy.x86_64.abi import system_v_x86_64_abi
-
     start = entry(function)
-    elf = ElfImage(system_v_x86_64_abi)
-    text, data = TextSection(), DataSection()
-    text.content += start.code + function.image.data
-    data.content += bytes(_LINE_BYTES)
-    state = _symbol(f"{function.name}_state", data, is_global=False)
-    for symbol in (_null_symbol(), state, _symbol(function.symbol, text, is_global=True)):
-        elf.symtab.add(symbol)
-    relocations = RelocationsWithAddendSection(text, elf.symtab)
-    for place in start.state_fields:
-        # The processor counts from the end of the four bytes.
-        relocations.add(RelocationWithAddend(RelocationType.x86_64_pc32, place, state, -4))
-    text.alignment = data.alignment = _LINE_BYTES
-    elf.symtab.alignment = relocations.alignment = 8
-    no_stack = ProgramBitsSection(".note.GNU-stack", allocate=False)
-    for section in (text, data, relocations, no_stack):
-        elf.add_section(section)
-    return bytes(elf.as_bytearray)
+    text, data = start.code + function.image.data, bytes(_LINE_BYTES)
+    names = _Names()
+    symbols = bytes(_SYMBOL_BYTES)  # number 0 is no symbol
+    symbols += _symbol(names.add(f"{function.name}_state"), _LOCAL_OBJECT, _DATA, len(data))
+    symbols += _symbol(names.add(function.symbol), _GLOBAL_FUNCTION, _TEXT, len(text))
+    # The processor counts from the end of the four bytes.
+    places = b"".join(pack("<QQq", at, _STATE << 32 | _PC32, -4) for at in start.state_fields)
+    sections = [
+        _Section("", 0, 0, b"", 0),
+        _Section(".text", _PROGBITS, _ALLOCATE | _EXECUTE, text, _LINE_BYTES),
+        _Section(".data", _PROGBITS, _ALLOCATE | _WRITE, data, _LINE_BYTES),
+        _Section(".rela.text", _RELA, _LINK_INFO, places, 8, _SYMBOLS, _TEXT, 24),
+        _Section(".note.GNU-stack", _PROGBITS, 0, b"", 1),
+        # `info` is the number of the first global symbol.
+        _Section(".symtab", _SYMTAB, 0, symbols, 8, _NAMES, _STATE + 1, _SYMBOL_BYTES),
+    ]
+    return _assembled(sections, names)
 
 
-def _symbol(name: str, section: Any, is_global: bool) -> Any:
-    """A function, or data where it is not global, that fills its section."""
-    from peachpy.formats.elf.symbol import Symbol, SymbolBinding, SymbolType
-
-    symbol = Symbol()
-    symbol.name, symbol.section = name, section
-    symbol.value, symbol.size = 0, len(section.content)
-    symbol.binding = SymbolBinding.global_ if is_global else SymbolBinding.local
-    symbol.type = SymbolType.function if is_global else SymbolType.data_object
-    return symbol
+def _symbol(name: int, kind: int, section: int, size: int) -> bytes:
+    """A symbol that fills its section."""
+    return pack("<IBBHQQ", name, kind, 0, section, 0, size)
 
 
-def _null_symbol() -> Any:
-    """Number 0 of every symbol table, all zeros, which PeachPy leaves out."""
-    from peachpy.formats.elf.symbol import Symbol
-
-    symbol = Symbol()
-    symbol.encode = lambda *numbering: bytes(_SYMBOL_BYTES)
-    return symbol
+def _assembled(sections: list[_Section], names: _Names) -> bytes:
+    """The file: its header, what is in the sections, the table of sections."""
+    titles = [names.add(section.name) for section in sections]
+    titles.append(names.add(".strtab"))
+    sections = [*sections, _Section(".strtab", _STRTAB, 0, names.content, 1)]
+    content, table = bytes(_HEADER_BYTES), b""
+    for title, each in zip(titles, sections, strict=True):
+        content += bytes(-len(content) % max(each.alignment, 1))
+        place = len(content) if each.kind else 0
+        content += each.content
+        table += pack("<IIQQQQ", title, each.kind, each.flags, 0, place, len(each.content))
+        table += pack("<IIQQ", each.link, each.info, each.alignment, each.entry_bytes)
+    content += bytes(-len(content) % 8)
+    # 64 bits, little-endian, version 1, System V; a relocatable file for x86-64.
+    header = pack("<4s5B7x", b"\x7fELF", 2, 1, 1, 0, 0) + pack("<HHI", 1, 62, 1)
+    header += pack("<QQQI", 0, 0, len(content), 0)
+    header += pack("<6H", _HEADER_BYTES, 0, 0, 64, len(sections), _NAMES)
+    return header + content[_HEADER_BYTES:] + table
