@@ -15,6 +15,9 @@ from hypothesis import settings
 from sparsejit.machine.prices import SharingPrices
 from sparsejit.planner import sharing
 from sparsejit.runtime import native_timing
+from sparsejit.x86 import form_table
+from sparsejit.x86.encoder import forms_used, instruction_sets
+from sparsejit.x86.form_table import KeptForm
 
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
@@ -46,6 +49,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=pretended_processor.names(),
         help="run as on that processor: its vendor, numbers, caches and data, not this one's",
     )
+    parser.addoption(
+        "--keep-forms",
+        action="store_true",
+        help="add the forms of instructions that these tests need to those that ship",
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--keep-forms"):
+        form_table.add(KeptForm(form, instruction_sets(form.key)) for form in forms_used())
 
 
 def pytest_configure(config: pytest.Config) -> None:

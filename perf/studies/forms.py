@@ -91,10 +91,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     run_some()
     compile_many()
-    known = [each for each in map(form_table.kept, form_table.keys()) if each is not None]
     found = [KeptForm(form, instruction_sets(form.key)) for form in forms_used()]
-    form_table.write([*known, *found])
-    print(f"{len(form_table.FILE.read_text().splitlines()) - 3} forms in {form_table.FILE}")
+    print(f"{form_table.add(found)} forms in {form_table.FILE}")
 
 
 if __name__ == "__main__":

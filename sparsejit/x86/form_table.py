@@ -1,13 +1,16 @@
 """Forms that were learned before, from `forms.json`: nobody needs ask PeachPy for them again.
 
-A line a form, its key as JSON before it. `python -m sparsejit.perf.studies.forms` makes the file; a
-test compares each form with PeachPy's, and with what an independent disassembler reads.
+A line a form, its key as JSON before it. `python -m sparsejit.perf.studies.forms` makes the file,
+and `pytest --keep-forms` adds what the tests that it ran needed besides. A test compares each form
+with PeachPy's, and with what an independent disassembler reads.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -17,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import DamagedFile
+from sparsejit.files import atomic_path
 from sparsejit.x86.forms import Form, Hole, Key, register_table
 
 FILE = Path(__file__).with_name("forms.json")
@@ -42,12 +46,27 @@ def keys() -> list[Key]:
     return [_as_key(json.loads(text)) for text in _rows()]
 
 
+def add(forms: Iterable[KeptForm]) -> int:
+    """Add forms to the file, which several processes may do at once; returns how many it has."""
+    folder = os.open(FILE.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _rows.cache_clear()  # another process may have written since
+        known = [each for each in map(kept, keys()) if each is not None]
+        write([*known, *forms], FILE)
+        _rows.cache_clear()
+        return len(_rows())
+    finally:
+        os.close(folder)
+
+
 def write(forms: Iterable[KeptForm], path: Path = FILE) -> None:
     """Write the table anew."""
     rows = {_text(each.form.key): _to_data(each) for each in forms}
     lines = [f"{json.dumps(text)}: {_text(row)}" for text, row in sorted(rows.items())]
     digest = json.dumps(_digest_of(lines))
-    path.write_text("{\n" + ",\n".join([f'"{_DIGEST}": {digest}', *lines]) + "\n}\n")
+    with atomic_path(path) as temporary:
+        temporary.write_text("{\n" + ",\n".join([f'"{_DIGEST}": {digest}', *lines]) + "\n}\n")
 
 
 @cache

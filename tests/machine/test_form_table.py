@@ -49,6 +49,20 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.M
         assert np.array_equal(found.form.template, wanted.form.template)
 
 
+def test_forms_are_added_to_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (form_table.kept(key) for key in KEYS[:2])
+    assert first is not None
+    assert second is not None
+    monkeypatch.setattr(form_table, "FILE", tmp_path / "forms.json")
+    form_table.write([first], form_table.FILE)
+    assert form_table.add([first, second]) == 2
+    assert form_table.keys() == KEYS[:2]
+    monkeypatch.undo()
+    form_table._rows.cache_clear()
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff"])
 def test_a_damaged_table_is_refused(
     damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
