@@ -11,7 +11,7 @@ try:
     import torch  # noqa: F401
 except ImportError as error:
     raise MissingDependency(
-        "sparsejit.prune needs torch, which cannot be imported: pip install 'torch>=2.9,<3'"
+        "sparsejit.prune needs torch, which cannot be imported: pip install 'sparsejit[torch]'"
     ) from error
 
 from sparsejit.prune.budget import TradeOff

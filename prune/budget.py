@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from sparsejit.api.shown import Shown, table_of
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.files import atomic_path
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.latency import LatencyTable, check_tradable, time_in_turn
@@ -55,7 +55,12 @@ class TradeOff(Shown):
 
     def plot(self, path: str | Path) -> None:
         """Write a PNG: loss against time, chosen for each layer and uniform."""
-        from matplotlib.figure import Figure  # takes as long to import as all of sparsejit
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingDependency(
+                "a plot needs matplotlib: pip install 'sparsejit[bench]'"
+            ) from error
 
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.add_subplot()

@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 COMMIT = "349e8f836142b2ed0efeb6bb99b1b715d87202e9"
@@ -43,6 +44,8 @@ def from_debian(destination: Path) -> None:
         if not package.is_dir():
             raise RouteFailed(f"{archive.name} holds no dist-packages/peachpy")
         _replace_tree(package, destination / "peachpy")
+    with suppress(RouteFailed):  # whether it works without is tried in any case
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "six"])
     # As pip would: its 4.5 MB of source take two seconds to compile, with warnings about escapes.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

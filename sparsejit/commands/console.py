@@ -76,11 +76,26 @@ def record_rows(record: bool, name: str, rows: Sequence[dict[str, Any]]) -> None
         error_console.print(f"recorded in {file}")
 
 
+# The extra that brings a package, by the name that it is imported by.
+EXTRAS = {
+    "torch": "torch",
+    "soundfile": "voice",
+    "onnx": "onnx",
+    "treelite": "forests",
+    "sklearn": "sklearn",
+    "jinja2": "bench",
+    "matplotlib": "bench",
+    "scipy": "bench",
+    "threadpoolctl": "bench",
+    "lightgbm": "dev",
+}
+
+
 def require(*packages: str) -> None:
-    """Raise MissingDependency for the first package that is not installed."""
-    for package in packages:
-        if find_spec(package) is None:
-            raise MissingDependency(
-                f"this command needs {package}, which is not installed; "
-                "`sparsejit doctor` names the remedy"
-            )
+    """Raise MissingDependency, with the extras that bring them, for packages not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(EXTRAS[package] for package in missing))
+        raise MissingDependency(
+            f"this command needs {', '.join(missing)}: pip install 'sparsejit[{extras}]'"
+        )

@@ -1,5 +1,7 @@
 """`sparsejit doctor`: print what `sparsejit.commands.machine_report` finds."""
 
+from itertools import groupby
+
 import typer
 
 from sparsejit.api.shown import table_of
@@ -18,7 +20,8 @@ from sparsejit.machine.target import Target
 PURPOSES = {
     "run": ("core",),
     "compile models": ("torch", "onnx", "onnxruntime", "sklearn", "forests"),
-    "play, measure and develop": ("play", "ray", "bench", "dev", "docs"),
+    "speak from recordings": ("voice", "play", "ray"),
+    "measure and develop": ("bench", "dev", "docs"),
 }
 
 
@@ -46,11 +49,18 @@ def _print(diagnosis: Diagnosis) -> None:
         _print_target(diagnosis.target)
     for name, text in (("rates", diagnosis.rates), ("cache", diagnosis.cache)):
         say(f"{name}: {text}")
-    for finding in diagnosis.findings:
-        if not finding.ok:
-            remedy = f"remedy for {finding.name}: {finding.remedy}"
-            say(remedy, style=_style(finding))
+    lacking = [finding for finding in diagnosis.findings if not finding.ok]
+    for remedy, findings in groupby(sorted(lacking, key=_order), lambda each: each.remedy):
+        first, *rest = findings
+        names = ", ".join(each.name for each in (first, *rest))
+        say(f"remedy for {names}: {remedy}", style=_style(first))
     console.print("ready" if diagnosis.can_run else "not ready: the core lacks what is red")
+
+
+def _order(finding: Finding) -> tuple[int, str]:
+    """By purpose, and what one command brings side by side."""
+    extras = [extra for each in PURPOSES.values() for extra in each]
+    return extras.index(finding.needed_by), finding.remedy
 
 
 def _style(finding: Finding) -> str | None:

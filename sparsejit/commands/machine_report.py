@@ -119,11 +119,12 @@ def _processor() -> tuple[Target | None, Finding]:
 
 
 def _peachpy() -> Finding:
+    """What encodes instructions whose forms do not ship: those of new kernels."""
     try:
-        return Finding("peachpy", find_working(), "core")
+        return Finding("peachpy", find_working(), "dev")
     except RouteFailed as failure:
         remedy = f"{sys.executable} -m sparsejit.install_peachpy ({failure})"
-        return Finding("peachpy", None, "core", remedy)
+        return Finding("peachpy", None, "dev", remedy)
 
 
 def _kernel(target: Target | None) -> Finding:
@@ -159,7 +160,8 @@ def _package(requirement: str) -> Finding:
     extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
     name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0]
     needed_by = extra.group(1) if extra else "core"
-    remedy = f"{sys.executable} -m pip install '{wanted}'"
+    brought = f"sparsejit[{needed_by}]" if extra else wanted
+    remedy = f"{sys.executable} -m pip install '{brought}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

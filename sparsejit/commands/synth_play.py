@@ -62,7 +62,7 @@ def _open_device(rate: int) -> tuple[Any, type[Exception]]:
     try:
         import sounddevice
     except ImportError as error:
-        raise MissingDependency("sounddevice is missing: pip install sounddevice") from error
+        raise MissingDependency("sounddevice is missing: pip install 'sparsejit[play]'") from error
     except OSError as error:
         remedy = "install it, on Debian with apt-get install libportaudio2"
         raise MissingDependency(f"the PortAudio library is missing ({error}): {remedy}") from error

@@ -181,7 +181,7 @@ def audio_pieces(path: str | os.PathLike[str]) -> Iterator[FloatArray]:
     try:
         import soundfile
     except ImportError as error:
-        raise MissingDependency("soundfile is missing: pip install soundfile") from error
+        raise MissingDependency("soundfile is missing: pip install 'sparsejit[voice]'") from error
     file = Path(path)
     samples_read = 0
     try:

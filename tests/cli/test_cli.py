@@ -86,9 +86,10 @@ def test_doctor_below_avx2_fails_with_the_remedy() -> None:
 def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "peachpy.py").write_text("raise ImportError('hidden by a test')")
     done = run("doctor", first=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert "python: ImportError: hidden by a test" in done.stdout
     assert f"remedy for peachpy: {sys.executable} -m sparsejit.install_peachpy" in done.stdout
+    assert done.stdout.endswith("ready\n")
 
 
 def test_doctor_names_a_setting_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_doctor_measures_and_writes_nothing(peachpy: str, tmp_path: Path) -> Non
     cache = {"XDG_CACHE_HOME": str(kept)}
     done = run("doctor", "--json", unset="SPARSEJIT_CALIBRATE", first=hidden, **cache)
     report = json.loads(done.stdout)
-    assert (done.returncode, report["can_run"]) == ((1, False) if peachpy else (0, True))
+    assert (done.returncode, report["can_run"]) == (0, True)
     assert report["rates"] == Target.detect().core.origin
     assert done.stderr == "" and list(kept.iterdir()) == []
 
@@ -120,9 +121,9 @@ def test_doctor_measures_and_writes_nothing(peachpy: str, tmp_path: Path) -> Non
     ("requirement", "name", "needed_by", "remedy"),
     [
         ("nowhere-kit>=1.2", "nowhere-kit", "core", "'nowhere-kit>=1.2'"),
-        ('nowhere==2; extra == "torch"', "nowhere", "torch", "'nowhere==2'"),
-        ("no.where>=1; extra == 'torch'", "no.where", "torch", "'no.where>=1'"),
-        ("nowhere[x]<3; extra == 'dev'", "nowhere", "dev", "'nowhere[x]<3'"),
+        ('nowhere==2; extra == "torch"', "nowhere", "torch", "'sparsejit[torch]'"),
+        ("no.where>=1; extra == 'torch'", "no.where", "torch", "'sparsejit[torch]'"),
+        ("nowhere[x]<3; extra == 'dev'", "nowhere", "dev", "'sparsejit[dev]'"),
     ],
 )
 def test_a_missing_package(requirement: str, name: str, needed_by: str, remedy: str) -> None:
@@ -249,8 +250,9 @@ def test_usage_errors_exit_with_2() -> None:
 
 def test_a_command_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "find_spec", lambda _: None)
-    with pytest.raises(MissingDependency, match=r"needs torch.*sparsejit doctor"):
-        console.require("torch")
+    remedy = r"needs torch, scipy: pip install 'sparsejit\[torch,bench\]'"
+    with pytest.raises(MissingDependency, match=remedy):
+        console.require("torch", "scipy")
 
 
 def test_train_refuses_a_folder_without_recordings(tmp_path: Path) -> None:

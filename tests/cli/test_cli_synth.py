@@ -193,6 +193,6 @@ def test_what_play_needs_is_named(
         monkeypatch.syspath_prepend(broken.parent)
     done = run(mel, tmp_path / "a.wav", "--voice", voice, "--play")
     assert isinstance(done.exception, MissingDependency)
-    remedy = "apt-get install libportaudio2" if portaudio else "pip install sounddevice"
+    remedy = "apt-get install libportaudio2" if portaudio else "pip install 'sparsejit[play]'"
     assert remedy in str(done.exception)
     assert not (tmp_path / "a.wav").exists()

@@ -183,7 +183,7 @@ def test_top_level_import_fails_with_the_right_name():
 
 def test_missing_torch_names_the_remedy():
     error = run_python("import sys; sys.modules['torch'] = None; import sparsejit.prune")
-    assert "MissingDependency" in error and "pip install 'torch>=2.9,<3'" in error
+    assert "MissingDependency" in error and "pip install 'sparsejit[torch]'" in error
 
 
 @pytest.mark.parametrize("given", [None, 3, "model", nn.Linear, {}])

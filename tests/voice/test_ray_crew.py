@@ -140,7 +140,8 @@ def test_what_runs_where_the_block_ends_is_cancelled(
 
 def test_without_ray_the_remedy_is_named(manner: Manner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependency, match="pip install ray"), ray_cluster(manner, "auto"):
+    remedy = r"pip install 'sparsejit\[ray\]'"
+    with pytest.raises(MissingDependency, match=remedy), ray_cluster(manner, "auto"):
         pass
 
 

@@ -132,7 +132,7 @@ def ray_cluster(manner: Manner, address: str) -> Iterator[Crew]:
     try:
         import ray
     except ImportError as error:
-        raise MissingDependency("ray is missing: pip install ray") from error
+        raise MissingDependency("ray is missing: pip install 'sparsejit[ray]'") from error
     _check_that_it_listens(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")

@@ -55,7 +55,7 @@ def score_of(voice: Generator, recording: Path, seed: int = 0) -> SpeechScore:
     try:
         from pystoi import stoi
     except ImportError as error:
-        raise MissingDependency("pystoi is missing: pip install pystoi") from error
+        raise MissingDependency("pystoi is missing: pip install 'sparsejit[dev]'") from error
     audio = load_audio(recording)
     mel = log_mel(audio)
     audio = audio[: mel.shape[1] * HOP_LENGTH]
