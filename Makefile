@@ -12,7 +12,7 @@ PLANS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m plans \
   $$(grep -rl --include='test_*.py' mark.plans tests)
 PRETENDED := plans-zen5 plans-zen4 plans-golden_cove plans-unknown
 
-.PHONY: demo test plans $(PRETENDED) plans-avx2 lint docs package-check setup clean
+.PHONY: demo test plans $(PRETENDED) plans-avx2 lint docs release-check setup clean
 
 demo: setup
 	$(BIN)/sparsejit calibrate
@@ -43,14 +43,14 @@ docs: $(STAMPS)/docs
 	  build/site --include='*.html'
 	@echo "open build/site/index.html; its search needs a server: python3 -m http.server -d build/site"
 
-# The wheel and the sdist, each in a bare environment of its own: some minutes.
-package-check:
-	$(PYTHON) tests/package_check.py
+# The wheel and the sdist in bare environments, by every Python that is there: some minutes.
+release-check:
+	$(PYTHON) tests/release_check.py
 
 setup: $(STAMPS)/peachpy
 
 $(STAMPS)/docs: $(STAMPS)/project
-	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/pip install --quiet --config-settings editable_mode=compat --editable '.[docs]'
 	touch $@
 
 $(STAMPS)/peachpy: $(STAMPS)/project
@@ -59,7 +59,7 @@ $(STAMPS)/peachpy: $(STAMPS)/project
 
 # torch goes first and by its exact version, so that no dependency can pull in another build.
 $(STAMPS)/project: pyproject.toml $(STAMPS)/torch
-	$(BIN)/pip install --quiet --editable '.[torch,bench,dev]'
+	$(BIN)/pip install --quiet --config-settings editable_mode=compat --editable '.[torch,voice,bench,dev]'
 	touch $@
 
 $(STAMPS)/torch: | $(STAMPS)/venv

@@ -48,7 +48,7 @@ __all__ = [
     "compile_matrix",
     "load",
 ]
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Where names come from when they are first asked for: whoever wants one need not wait for all.
 _MODULES = {

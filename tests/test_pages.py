@@ -9,12 +9,8 @@ import re
 from pathlib import Path
 from unittest import SkipTest
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
-
-import sparsejit
+from example_files import write_files
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -23,29 +19,6 @@ MOST_WORDS = 1200
 PYTHON = re.compile(r"^```python$", re.MULTILINE)
 LINKS = re.compile(r"\]\(([^)#]+\.md)")
 WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if PYTHON.search(path.read_text())]
-
-
-class Vad(nn.Module):
-    """Takes and returns what a voice activity detector does."""
-
-    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x.mean(1, keepdim=True), state * 0.5
-
-
-def write_files(folder: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    x, y = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, size])
-        for name, size in (("x", 64), ("y", 8))
-    )
-    weights = onnx.numpy_helper.from_array(np.ones((64, 8), np.float32), "w")
-    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = onnx.helper.make_graph([node], "net", [x], [y], [weights])
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    onnx.save(model, folder / "model.onnx")
-    example = torch.zeros(1, 576), torch.zeros(2, 1, 128)
-    sparsejit.compile(Vad().eval(), example, free_batch=False).save(folder / "vad.sjit")
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.relative_to(DOCS).as_posix())

@@ -1,4 +1,4 @@
-"""What is shipped and published: read from the files that say so. `make package-check` tries it."""
+"""What is shipped and published: read from the files that say so. `make release-check` tries it."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import sparsejit
+from sparsejit.commands import console
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,13 @@ def test_torch_is_a_range_that_holds_the_version_of_make() -> None:
     assert int(least) < int(exact) and below == "3"
 
 
+def test_commands_name_the_extra_that_brings_a_package() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    for package, extra in console.EXTRAS.items():
+        name = {"sklearn": "scikit-learn"}.get(package, package)
+        assert any(requirement.startswith(name) for requirement in extras[extra]), package
+
+
 def test_the_sdist_has_what_the_tests_read() -> None:
     manifest = (ROOT / "MANIFEST.in").read_text()
     grafted = re.findall(r"^graft (\S+)$", manifest, re.MULTILINE)
@@ -43,6 +51,11 @@ def test_the_sdist_has_what_the_tests_read() -> None:
 def test_the_citation_is_of_this_version() -> None:
     citation = YAML(typ="safe").load(ROOT / "CITATION.cff")
     assert citation["version"] == sparsejit.__version__
+
+
+def test_the_changelog_s_newest_release_is_this_version() -> None:
+    releases = re.findall(r"^## \[(\d\S*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert releases[0] == sparsejit.__version__
 
 
 def test_every_page_is_in_the_site_s_navigation() -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from example_files import write_files
+
 from sparsejit.commands.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -15,11 +17,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_python_blocks_run() -> None:
+def test_python_blocks_run(tmp_path: Path) -> None:
     assert blocks("python")
+    write_files(tmp_path)
     for block in blocks("python"):
         done = subprocess.run(
-            [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
 
