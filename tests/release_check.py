@@ -135,7 +135,7 @@ def try_onnx(environment: Environment, archive: Path) -> None:
     (block,) = [each for each in blocks("python") if "model.onnx" in each]
     environment.python("-c", block)
     environment.command("sparsejit", "compile", "model.onnx", "--out", "model.sjit")
-    arrays = ("--input", "x.npy", "--output", "ours.npy")
+    arrays = ("--input", "x.npy", "--out", "ours.npy")
     environment.command("sparsejit", "run", "model.sjit", *arrays)
     environment.python("-c", COMPARE)
     objects = ("--export", "model.o", "--header", "model.h")

@@ -81,8 +81,8 @@ class Compiled(Explained):
         """Write weights, graphs and options, for `sparsejit.load` to compile where it runs.
 
         A target of "native" is that of the machine that loads. A model keeps the sizes that it was
-        compiled for by then; no others can be added after loading. It keeps the names of classes of
-        named tuples, not the classes.
+        compiled for by then; no others can be added after loading. No class of yours is kept: what
+        returned a dataclass returns a dict after loading, and a named tuple is of a new class.
 
         Args:
             path: the file to write, usually with the suffix .sjit

@@ -43,8 +43,8 @@ class ModelParts(NamedTuple):
 class CompiledModel(CalledModel, Compiled):
     """A model as machine code with its weights inside. Thread-safe.
 
-    Call it as the model was called: torch tensors or numpy arrays in, the same out, nested as the
-    model nests them.
+    Call it as the model was called: torch tensors or numpy arrays in, the same out, in objects of
+    the classes that the model returns.
 
     Attributes:
         batch_is_free: whether the batch may have any length

@@ -6,10 +6,10 @@ A nest is described without torch, and as JSON, so that a saved model knows its 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.ops.pointwise import WRAPS
@@ -33,7 +33,8 @@ class Nest:
 
     A constant is None, a bool, a number or a string, and the same at every call. `dtype` is that
     of a tensor of whole numbers narrower than int64, as which they are computed. `rebuild` makes
-    a named tuple of the user's own class; read from JSON there is none, and a new class is made.
+    an object of the user's own class out of items; read from JSON there is none, and a dict, a list
+    or a new class of named tuples is made.
     """
 
     kind: NestKind
@@ -55,28 +56,54 @@ def tensor_of(dtype: str) -> Nest:
     return Nest(NestKind.TENSOR, dtype=dtype) if dtype in NARROW else TENSOR
 
 
-def describe(nest: Any, is_tensor: Callable[[Any], bool], where: str) -> Nest:
+class Opened(NamedTuple):
+    """What lies in a container of a class that only its owner knows, and what makes one again.
+
+    `keys` are empty where items have no names.
+    """
+
+    items: Sequence[Any]
+    keys: tuple[str, ...]
+    rebuild: Callable[..., Any]
+
+
+def describe(
+    nest: Any,
+    is_tensor: Callable[[Any], bool],
+    where: str,
+    opened: Callable[[Any], Opened | None] = lambda _: None,
+) -> Nest:
     """The nest's form; what stands for a tensor may have the name of its `dtype`.
 
-    Raises InvalidInput for a container of another type, such as a dataclass.
+    `opened` is asked about containers of classes that are unknown here. Raises InvalidInput for
+    those that it does not know.
     """
+
+    def each(items: Iterable[Any], keys: Sequence[Any]) -> tuple[Nest, ...]:
+        named = zip(items, keys, strict=True)
+        return tuple(describe(item, is_tensor, f"{where}[{k!r}]", opened) for item, k in named)
+
     if is_tensor(nest):
         return tensor_of(getattr(nest, "dtype", ""))
     if nest is None or isinstance(nest, bool | int | float | str):
         return Nest(NestKind.CONSTANT, value=nest)
-    if isinstance(nest, Mapping):
-        keys = tuple(nest)
-        return Nest(NestKind.DICT, _each(nest.values(), is_tensor, where, keys), keys)
     if isinstance(nest, tuple) and (fields := _fields(nest)):
         own: Any = type(nest)
         rebuild = own if hasattr(own, "_fields") else lambda *items: own(items)
-        items = _each(nest, is_tensor, where, fields)
-        return Nest(NestKind.NAMED_TUPLE, items, fields, own.__name__, rebuild=rebuild)
+        return Nest(NestKind.NAMED_TUPLE, each(nest, fields), fields, own.__name__, rebuild=rebuild)
     if type(nest) in (tuple, list):
         kind = NestKind.TUPLE if type(nest) is tuple else NestKind.LIST
-        return Nest(kind, _each(nest, is_tensor, where, range(len(nest))))
+        return Nest(kind, each(nest, range(len(nest))))
+    if type(nest) is not dict and (known := opened(nest)) is not None:
+        kind = NestKind.DICT if known.keys else NestKind.LIST
+        items = each(known.items, known.keys or range(len(known.items)))
+        return Nest(kind, items, known.keys, rebuild=known.rebuild)
+    if isinstance(nest, Mapping):
+        keys = tuple(nest)
+        return Nest(NestKind.DICT, each(nest.values(), keys), keys)
     raise InvalidInput(
-        f"{where} is a {type(nest).__name__}; give tensors in tuples, lists, dicts or named tuples"
+        f"{where} is a {type(nest).__name__}; give tensors in tuples, lists, dicts, named tuples "
+        "or dataclasses that torch.export.register_dataclass knows"
     )
 
 
@@ -84,15 +111,6 @@ def _fields(nest: tuple[Any, ...]) -> tuple[str, ...]:
     """The names in a named tuple, or in what torch's own functions return."""
     own: Any = type(nest)
     return tuple(getattr(own, "_fields", own.__match_args__ if hasattr(own, "n_fields") else ()))
-
-
-def _each(
-    items: Any, is_tensor: Callable[[Any], bool], where: str, keys: Sequence[Any]
-) -> tuple[Nest, ...]:
-    return tuple(
-        describe(item, is_tensor, f"{where}[{key!r}]")
-        for item, key in zip(items, keys, strict=True)
-    )
 
 
 def flatten(form: Nest, nest: Any, where: str) -> list[Any]:
@@ -114,6 +132,8 @@ def _tensors(form: Nest, nest: Any, where: str) -> Iterator[Any]:
                 f"{where} is {nest!r}, but the model was compiled for {form.value!r}; give that"
             )
     elif form.kind is NestKind.DICT:
+        if form.rebuild and is_dataclass(nest) and not isinstance(nest, Mapping):
+            nest = {key: getattr(nest, key, None) for key in form.keys}
         if not isinstance(nest, Mapping) or set(nest) != set(form.keys):
             found = list(nest) if isinstance(nest, Mapping) else type(nest).__name__
             raise InvalidInput(f"{where} is {found}; give a dict of {list(form.keys)}")
@@ -159,10 +179,12 @@ def _filled(form: Nest, left: Iterator[Any]) -> Any:
     if form.kind is NestKind.CONSTANT:
         return form.value
     items = [_filled(item, left) for item in form.items]
+    if form.rebuild is not None:
+        return form.rebuild(*items)
     if form.kind is NestKind.DICT:
         return dict(zip(form.keys, items, strict=True))
     if form.kind is NestKind.NAMED_TUPLE:
-        return (form.rebuild or _named_tuple(form.name, form.keys))(*items)
+        return _named_tuple(form.name, form.keys)(*items)
     return tuple(items) if form.kind is NestKind.TUPLE else items
 
 

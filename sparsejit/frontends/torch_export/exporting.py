@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsejit.errors import InvalidInput
@@ -225,7 +226,26 @@ class _Tensor:
 
 def _form(spec: Any, arguments: Sequence[Any], where: str) -> Nest:
     """The form of a pytree whose leaves are these; `_Tensor` and constants."""
-    return nesting.describe(spec.unflatten(arguments), lambda x: isinstance(x, _Tensor), where)
+    tree = spec.unflatten(arguments)
+    return nesting.describe(tree, lambda x: isinstance(x, _Tensor), where, _opened)
+
+
+def _opened(container: Any) -> nesting.Opened | None:
+    """What torch's pytrees say of a container: a class of the user's, or of their library's."""
+    from torch.utils._pytree import SUPPORTED_NODES
+
+    node = SUPPORTED_NODES.get(type(container))
+    if node is None:
+        return None
+    items, context = node.flatten_fn(container)
+    names: list[str] = []
+    if isinstance(container, Mapping):
+        names = list(container)
+    elif is_dataclass(container):
+        held = ((each.name, getattr(container, each.name)) for each in fields(container))
+        names = [name for name, value in held if value is not None]
+    keys = tuple(names) if len(names) == len(items) else ()
+    return nesting.Opened(items, keys, lambda *filled: node.unflatten_fn(list(filled), context))
 
 
 def _leaf(program: ExportedProgram, argument: Any) -> Any:
