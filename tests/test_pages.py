@@ -6,15 +6,20 @@ comments (`invisible-code-block`); a block that cannot run here says why (`skip:
 """
 
 import re
+import shlex
 from pathlib import Path
 from unittest import SkipTest
 
 import pytest
 from example_files import write_files
+from typer.main import get_command
+
+from sparsejit.commands.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 MOST_WORDS = 1200
 PYTHON = re.compile(r"^```python$", re.MULTILINE)
 LINKS = re.compile(r"\]\(([^)#]+\.md)")
@@ -53,3 +58,24 @@ def test_notes_do_not_link_to_guides() -> None:
         if (path.parent / link).resolve().is_relative_to(DOCS / "guides")
     ]
     assert not found, "\n".join(found)
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The words of each line that calls sparsejit, without comments."""
+    shell = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = "\n".join(shell).replace("\\\n", " ").splitlines()
+    calls = (shlex.split(line, comments=True) for line in lines)
+    return [words[1:] for words in calls if words and words[0] == "sparsejit"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_commands_have_the_options_that_pages_give_them(page: Path) -> None:
+    for words in commands_of(page):
+        command = get_command(app)
+        while inner := getattr(command, "commands", {}):
+            assert words, command.name
+            command = inner[words[0]] if words[0] in inner else inner["model"]  # bench MODEL
+            words = words[1:]
+        known = {name for each in command.params for name in each.opts} | {"--help"}
+        given = [word.split("=")[0] for word in words if word.startswith("--")]
+        assert set(given) <= known, f"{command.name}: {set(given) - known}"
