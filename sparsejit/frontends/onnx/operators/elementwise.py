@@ -148,8 +148,9 @@ def selu(write: Writer, x: Value, alpha: float, gamma: float) -> Value:
 
 
 def thresholded_relu(write: Writer, x: Value, alpha: float) -> Value:
-    """x for x > alpha, else 0."""
-    return activations.threshold(write, x, alpha, 0.0)
+    """x for x > alpha, else 0, as for NaN."""
+    f = write.formula("thresholded_relu")
+    return f.finish(f("where", f("greater", x, alpha), x, 0.0))
 
 
 def shrink(write: Writer, x: Value, bias: float, lambd: float) -> Value:
