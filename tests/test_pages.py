@@ -21,6 +21,7 @@ DOCS = ROOT / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 MOST_WORDS = 1200
+MOST_COLUMNS = 80
 PYTHON = re.compile(r"^```python$", re.MULTILINE)
 LINKS = re.compile(r"\]\(([^)#]+\.md)")
 WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if PYTHON.search(path.read_text())]
@@ -46,6 +47,13 @@ def test_a_guide_is_short_and_begins_with_code(page: Path) -> None:
     text = page.read_text()
     assert len(text.split()) <= MOST_WORDS
     assert text.index("```") < len(text) / 3
+
+
+@pytest.mark.parametrize("page", [*GUIDES, DOCS / "index.md"], ids=lambda path: path.stem)
+def test_code_fits_a_page_of_1280_pixels(page: Path) -> None:
+    blocks = re.findall(r"```(?:python|sh|c)\n(.*?)```", page.read_text(), re.DOTALL)
+    wide = [line for block in blocks for line in block.splitlines() if len(line) > MOST_COLUMNS]
+    assert not wide, "\n".join(wide)
 
 
 def test_notes_do_not_link_to_guides() -> None:
