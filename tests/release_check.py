@@ -62,9 +62,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def examples(package: str) -> list[str]:
-    """README's blocks of Python that import a package, as they are written."""
-    return [block for block in blocks("python") if re.search(rf"import.*\b{package}\b", block)]
+def examples(words: str) -> list[str]:
+    """README's blocks of Python with these words in them, as they are written."""
+    return [block for block in blocks("python") if words in block]
 
 
 class Environment:
@@ -116,7 +116,7 @@ def try_alone(archive: Path, python: str, folder: Path) -> Environment:
     environment.install(archive)
     assert environment.command("sparsejit", "doctor").endswith("ready\n")
     environment.command("sparsejit", "selftest", "--minutes", "0.05")
-    for block in (*examples("numpy"), *examples("bundled_utterance")):
+    for block in (*examples("compile_matrix"), *examples("WaveRNN")):
         environment.python("-c", block)
     (environment.folder / "user.py").write_text(TYPED)
     environment.install("mypy")
@@ -132,8 +132,8 @@ def try_onnx(environment: Environment, archive: Path) -> None:
     """A file, from the command line and from README, to a saved model and to C."""
     environment.install(f"{archive}[onnx]")
     environment.python("-c", FILES)
-    (block,) = [each for each in blocks("python") if "model.onnx" in each]
-    environment.python("-c", block)
+    for block in examples("model.onnx"):
+        environment.python("-c", block)
     environment.command("sparsejit", "compile", "model.onnx", "--out", "model.sjit")
     arrays = ("--input", "x.npy", "--out", "ours.npy")
     environment.command("sparsejit", "run", "model.sjit", *arrays)
@@ -151,7 +151,7 @@ def try_torch_and_peers(environment: Environment, archive: Path) -> None:
     (torch,) = re.findall(r"torch==[\d.]+", (ROOT / "Makefile").read_text())
     environment.install(torch)  # alone, so that no other build can come
     environment.install(f"{archive}[torch]")
-    for block in examples("torch"):
+    for block in examples("import sparsejit, torch"):
         environment.python("-c", block)
     commands = re.findall(r"^sparsejit .*?(?=\s*(?:#.*)?$)", "\n".join(blocks("sh")), re.MULTILINE)
     for command in commands:

@@ -1,8 +1,13 @@
 """What copy, deepcopy and pickle make of objects that hold machine code, or addresses."""
 
-from typing import Any, NoReturn, Self
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparsejit.errors import NotCopyable
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class NotCopied:
