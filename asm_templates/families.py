@@ -249,7 +249,7 @@ FAMILIES = (
     ),
 )
 
-# Of every kind of step.
+# What is known of every kind of step.
 STEP_KINDS: Mapping[str, StepKind] = {
     kind: step for family in FAMILIES for kind, step in family.steps.items()
 }

@@ -58,14 +58,14 @@ class Counts:
         pool_bytes: int,
         padded: bool = False,
     ) -> "Counts":
-        """Those of a matrix-vector product."""
+        """The counts of a matrix-vector product."""
         parts = work if isinstance(work, tuple) else (work,)
         vector_bytes = 4 * (matrix.in_features + matrix.out_features)
         return cls(target, stored, parts, int(pool_bytes), vector_bytes, padded)
 
     @property
     def steps(self) -> int:
-        """Of all kinds."""
+        """Steps of all kinds."""
         return sum(part.steps for part in self.work)
 
 

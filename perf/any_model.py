@@ -112,7 +112,7 @@ class AnyTask:
 
     @property
     def _all_inputs(self) -> Arrays:
-        """Those of the file, constants among them."""
+        """The inputs of the file, constants among them."""
         if not self._is_onnx:
             return self._arrays
         source, given = self._source, iter(self._arrays)
@@ -134,7 +134,7 @@ class AnyTask:
 
     @cached_property
     def exact(self) -> Arrays:
-        """Of a torch module by torch, else by our own graph: other engines' errors check that.
+        """What torch computes of its module, else our own graph: other engines' errors check that.
 
         What our graph lacks nodes of is compared with ONNX Runtime instead, in the file's dtypes.
         """
@@ -224,7 +224,7 @@ def compare_any(
 def _latency(
     contest: ModelRounds, times: Sequence[ContestantTime], seconds: float, rate: float
 ) -> LatencyReport:
-    """Of those that take less for a call, at the median, than there is from one to the next."""
+    """Latencies of the engines whose median call takes less than there is from one to the next."""
     period_us = 1e6 / rate
     slow = {
         one.name: f"a call takes {one.ns_median / 1000:,.0f} us, one is due every {period_us:,.0f}"

@@ -47,7 +47,7 @@ _Turn = Callable[[int], float]
 class BatchContest:
     """One layer (out_features, in_features) at one batch.
 
-    Of each contestant the least nanoseconds a call of every round. Ours are named by `name_of`, as
+    The least nanoseconds a call of each contestant in every round. Ours are named by `name_of`, as
     are the `strategies` of their kernels; `native` holds ours and MKL's called natively.
     """
 
@@ -90,7 +90,7 @@ def name_of(dtype: DType, layout: Layout) -> str:
 
 
 def geometric_mean(contests: Iterable[BatchContest], ours: str) -> float:
-    """Of the ratios of one of ours."""
+    """The mean of the ratios of one of ours."""
     return math.exp(statistics.fmean(math.log(contest.ratio(ours)) for contest in contests))
 
 

@@ -34,7 +34,7 @@ from sparsejit.planner.plan import AUTO, strategies
 from sparsejit.runtime.native_timing import Timing, aligned, median_of_least, time_copies
 
 PLACES = 5
-# Of the largest output in float64; the project's bound on every kernel.
+# A share of the largest output in float64; the project's bound on every kernel.
 LARGEST_RELATIVE_ERROR = 1e-5
 
 

@@ -1,6 +1,6 @@
 """The latest recordings of every processor side by side, as Markdown for docs/notes/figures.md.
 
-Of each processor, problem and dtype the row counts that was recorded last: a recording may be of
+The row counts that was recorded last of each processor, problem and dtype: a recording may be of
 some problems only.
 """
 

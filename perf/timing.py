@@ -66,11 +66,11 @@ class RoundsInTurn(Generic[Name]):
             times.clear()
 
     def least(self) -> dict[Name, float]:
-        """Of all rounds."""
+        """The least of all rounds."""
         return {name: min(times) for name, times in self.times.items()}
 
     def medians(self) -> dict[Name, float]:
-        """Of all rounds."""
+        """The medians of all rounds."""
         return {name: statistics.median(times) for name, times in self.times.items()}
 
 

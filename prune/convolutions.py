@@ -20,7 +20,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.prune.calibration import evaluating
 from sparsejit.x86.image import Image
 
-# Of one sample: channels and spatial sizes.
+# Channels and spatial sizes of one sample.
 ImageShape = tuple[int, ...]
 _DIRECT, _TRANSPOSED = (nn.Conv1d, nn.Conv2d), (nn.ConvTranspose1d, nn.ConvTranspose2d)
 _NOT_COMPILED = (nn.Conv3d, nn.ConvTranspose3d)
@@ -115,7 +115,7 @@ def convolutions_in_model(
     example_inputs: Any,
     run: Callable[[nn.Module, Any], Any],
 ) -> dict[str, ConvolutionInModel]:
-    """Those of the named weights that convolutions have, by name.
+    """The named weights that convolutions have, by name.
 
     example_inputs: what `run(model, example_inputs)` calls the model with, in eval mode.
     Raises InvalidInput for a convolution where they are None, or that meets no image of them, and

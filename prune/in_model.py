@@ -24,7 +24,7 @@ CompiledLayer = Kernel | CompiledConvolution
 _PLACES = 9
 _PLACES_OF_COPIES = 3
 _SAMPLES = 40
-# Of a place, where a turn takes long: its few samples are as steady as many short ones.
+# Time for a place, where a turn takes long: its few samples are as steady as many short ones.
 _BUDGET_NS = 60_000_000
 # Copies that fill L2 so many times over come from L3, and more would too.
 _FILLS_OF_L2 = 4

@@ -22,7 +22,7 @@ from sparsejit.prune.report import LayerTime, SparsityReport
 from sparsejit.runtime.native_timing import median_of_least, time_copies
 
 PLACES = 5
-# Of the sum of magnitudes. An index in a weight's lowest bits changes it by 2^-17 at most.
+# A share of the sum of magnitudes. An index in a weight's lowest bits changes it by 2^-17 at most.
 TOLERANCE = 2.0**-16
 IMAGE_TOLERANCES = {
     DType.FLOAT32: TOLERANCE,

@@ -38,7 +38,7 @@ class Blocks:
 
 
 def least(scores: Tensor, count: int) -> Tensor:
-    """Which are the `count` least of the scores (n,): bool. Of equal ones the first go first."""
+    """Which are the `count` least of the scores (n,): bool. The first of equal ones goes first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     highest = scores.kthvalue(count).values  # sorting all of them takes several times as long
@@ -191,7 +191,7 @@ class NofM:
 def _ranks_in_windows(importance: Tensor, alive: Tensor, window: int) -> Tensor:
     """Rank from 0, the most important, of each weight among its row's window of inputs.
 
-    Of equal weights the first ranks first; what is not alive ranks last.
+    The first of equal weights ranks first; what is not alive ranks last.
     """
     key = importance.masked_fill(~alive, -torch.inf)
     padded = functional.pad(key, (0, -key.shape[2] % window), value=-torch.inf)

@@ -63,7 +63,7 @@ class Prunable:
         return np.asarray(np.maximum(left, np.finfo(float).eps))
 
     def digest(self) -> str:
-        """Of everything that decides which weights go, and what is then run."""
+        """A digest of everything that decides which weights go, and what is then run."""
         facts = tuple(self.blocks.labels.shape), self.convolution
         state = hashlib.sha256(str(facts).encode())
         for tensor in (self.weight, self.blocks.scores):

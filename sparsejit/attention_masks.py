@@ -116,7 +116,7 @@ def block(length: int, size: int, is_causal: bool = False) -> BoolArray:
 
 
 def _places(length: int) -> tuple[_IntArray, _IntArray]:
-    """Those of queries, down, and of keys, along."""
+    """The places of queries, down, and of keys, along."""
     places = np.arange(_positive("length", length))
     return places[:, None], places
 

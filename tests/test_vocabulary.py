@@ -94,3 +94,18 @@ def test_help_uses_plain_words() -> None:
     texts = helps(get_command(app), "sparsejit")
     found = [line for name, text in texts for line in found_in(name, text, True)]
     assert not found, "\n".join(found)
+
+
+def test_no_docstring_or_comment_begins_with_of() -> None:
+    """In any room: who reads code wants the noun first, too."""
+    rooms = [ROOT / name for name in ("sparsejit", "asm_templates", "prune", "perf", "examples")]
+    sources = sorted({path.resolve() for room in rooms for path in room.rglob("*.py")})
+    begins = re.compile(r'(?:"""|^\s*|[.!?:] |# )(Of|That of|Those of) ')
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sources
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if begins.search(line)
+    ]
+    assert len(sources) > 500
+    assert not found, "\n".join(found)

@@ -97,7 +97,7 @@ def emit_scores(code: AttentionCode) -> None:
 
 
 class _Registers:
-    """Those of `emit_scores`: sums of each key, and behind them what they are made of."""
+    """The registers of `emit_scores`: sums of each key, and behind them what they are made of."""
 
     def __init__(self, code: AttentionCode) -> None:
         self.code, self.asm, width = code, code.asm, code.tiles.width

@@ -40,7 +40,7 @@ class Pitches:
 class AttentionTiles:
     """The tiles of one or more masks, all of as many rows; `numbers` is what the kernel reads.
 
-    Of each mask: `tiles` that begin their rows' results, and `added` that go on with some of them.
+    `tiles` begin each mask's rows of results, and `added` go on with some of them.
     Where `all_see_all`, no score is ever left out.
     """
 
@@ -59,7 +59,7 @@ class AttentionTiles:
     def of(
         cls, masks: npt.NDArray[np.bool_], pitches: Pitches, target: Target
     ) -> "AttentionTiles":
-        """Those of masks (masks, queries, keys)."""
+        """The tiles of masks (masks, queries, keys)."""
         queries = masks.shape[1]
         width = tile_width(masks, target)
         groups = [row_groups(mask, width * target.lanes) for mask in masks]
@@ -74,17 +74,17 @@ class AttentionTiles:
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """How many rows a tile has."""
         return self.width * self.lanes
 
     @property
     def header_bytes(self) -> int:
-        """Of a tile."""
+        """Bytes that a tile's header takes."""
         return 4 * (3 * self.rows + _HEADER)
 
     @property
     def group_bytes(self) -> int:
-        """Of a group of keys."""
+        """Bytes that a group of keys takes."""
         return 4 * KEYS * (2 + self.width)
 
 

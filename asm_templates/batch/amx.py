@@ -69,11 +69,11 @@ from sparsejit.x86.operands import (
 )
 
 _PITCH = r10  # of every tile in memory: 64
-# Of a strip: its weights, their bits, its steps, its part of y, the scales of its outputs.
+# A strip: its weights, their bits, its steps, its part of y, the scales of its outputs.
 _WEIGHTS, _BITS, _STEPS, _STRIP_Y, _SCALES = rbx, r12, r13, r15, rdi
-# Of some tiles of columns: tiles of x, their scales, their part of y.
+# Some tiles of columns: tiles of x, their scales, their part of y.
 _COLUMNS_X, _X_SCALES, _COLUMNS_Y = rsi, rbp, r14
-# Of a step: dense tiles of weights, what is left of the steps.
+# A step: dense tiles of weights, what is left of the steps.
 _TILES, _NEXT_STEP, _STEPS_LEFT = r8, r9, rcx
 _EXPANDED, _NONZERO = zmm(0), k(2)
 

@@ -42,7 +42,7 @@ from sparsejit.x86.operands import (
     zmm,
 )
 
-# Of a column of tiles: which of its lanes exist.
+# Which lanes of a column of tiles exist.
 LANE_MASK = k(1)
 # What `finish_tile` takes: its sums, where y and the scales of its rows begin, how many rows.
 SUMS, Y, ROW_SCALES, ROWS_LEFT = rdx, r11, rcx, rax
@@ -56,7 +56,7 @@ _SCRATCH = [zmm(number) for number in range(6, 32)]
 _PARTS = [zmm(number) for number in range(4)]
 _LARGEST = [zmm(number) for number in range(4, 8)]
 _RECIPROCAL, _SCALE, _MAGNITUDE, _LOWEST, _ORDER = (zmm(number) for number in range(8, 13))
-# Of 16 bytes in four groups, one of each group in turn.
+# One byte of each of four groups in turn, 16 in all.
 _FOURS = np.tile(np.arange(16, dtype=np.int8).reshape(4, 4).T.ravel(), 4)
 
 

@@ -28,8 +28,8 @@ ROWS, ROW_BYTES = 16, 64
 TILE_BYTES = ROWS * ROW_BYTES
 STRIP_TILES = 2
 MOST_INPUTS = 1 << 14  # 16 columns of x and an expanded strip then take 768 KiB of stack
-# Of L2, what the tiles of x may take: strips of weights and y pass through it besides. They take
-# no more than half a workspace either, an expanded strip the other half.
+# The share of L2 that tiles of x may take: strips of weights and y pass through it besides. They
+# take no more than half a workspace either, an expanded strip the other half.
 _X_SHARE = 1 / 4
 
 _Bytes = npt.NDArray[np.int8]

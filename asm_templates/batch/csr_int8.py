@@ -71,7 +71,7 @@ class CsrInt8:
         return Memory(base, offset + number * self.asm.target.vector_bytes)
 
     def reciprocal(self, number: int) -> Memory:
-        """Of the scales of a vector of columns."""
+        """Where the reciprocals of the scales of a vector of columns lie."""
         return self._place(rsp, self.shape.scales, number)
 
     def scale(self, number: int) -> Memory:

@@ -73,7 +73,7 @@ class LoweredBatch:
 
 
 def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
-    """Of the batch: all, with the padding that fills the last panel; none; or what fills panels."""
+    """Columns in panels: all, with what pads the last panel; none; or those that fill panels."""
     whole = spec.batch - spec.batch % target.lanes
     return {"panels": whole_vectors(spec, target), "rows": 0, "mixed": whole}[family]
 

@@ -19,7 +19,7 @@ _FIRST_USE, _SECOND_USE = 0.6, 0.4
 _FIFTH = 0.2
 _SUMMED = 255 // 2  # savings of at most two fifths, whose sum is a byte
 # How often all pairs of tiles are tried: after eight times few rows still trade places. A try
-# multiplies matrices; so many products are all that a layer is worth. Of large layers it saves too
+# multiplies matrices; so many products are all that a layer is worth. In large layers it saves too
 # few loads to be felt, and takes longer than all else that is done for them.
 _SWEEPS, _MOST_PRODUCTS = 8, 1 << 25
 _LEAST_GAIN = 1e-3  # more than rounding makes of nothing

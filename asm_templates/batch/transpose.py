@@ -74,8 +74,8 @@ def copy(
 ) -> None:
     """In every row, copy a vector from the first to the second of each pair of byte offsets.
 
-    Of less than a vector, the only one, `columns` elements are copied, and zeros follow them in a
-    padded destination. Clobbers rax, r8-r10 and some vectors.
+    If there is only one vector, and it is not full, `columns` elements are copied, and zeros follow
+    them in a padded destination. Clobbers rax, r8-r10 and some vectors.
     """
     whole = columns is None
     masks = Masks(asm, columns or 0, columns or 0)

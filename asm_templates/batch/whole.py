@@ -56,7 +56,7 @@ from sparsejit.x86.stack import make_room, pop, push
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
 # for every panel; 128 gain no more.
 CHUNK_COLUMNS = 64
-# Where nothing is copied. Of more, the copy of an x that is not aligned ran out of registers.
+# Where nothing is copied. With more, the copy of an x that is not aligned ran out of registers.
 _CHUNK_THAT_STAYS = 256
 _X, _Y, _CHUNKS_LEFT, _COLUMNS_LEFT = r12, r13, rbx, r14
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
@@ -140,7 +140,7 @@ class _BatchCode:
 
     @cached_property
     def _padding(self) -> StridePadding:
-        """Of the vectors of a feature-major x that is copied."""
+        """The padding of the vectors of a feature-major x that is copied."""
         if not self.x_lanes or self.x_stays or self.is_int8:
             return DENSE
         copied = 4 * self.spec.each.in_features * self.panel_chunks[0].columns

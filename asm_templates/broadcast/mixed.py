@@ -24,7 +24,7 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-# Of L1; a tenth more code is slower, above all with short weights.
+# Shares of L1; a tenth more code is slower, above all with short weights.
 CODE_SHARES = {DType.FLOAT32: 1.0, DType.FLOAT16: 0.8, DType.BFLOAT16: 0.8}
 # Code of a step and its share of redirects, of an input in a tile, and of a block row in loops.
 _STEP_BYTES = {DType.FLOAT32: 7.5, DType.FLOAT16: 13.5, DType.BFLOAT16: 16.5}

@@ -122,7 +122,7 @@ class PaddedImage:
 
     @property
     def floats(self) -> int:
-        """Of all, with what may be touched behind them."""
+        """Floats in all images, with what may be touched behind them."""
         beyond = max(part.needed for part in self.column_phases)
         return self.samples * self.channels * self.channel + beyond + 2 * _SLACK
 

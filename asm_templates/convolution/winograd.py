@@ -149,7 +149,7 @@ def lower_winograd(
 
 
 def _product(channels: int, outputs: int, tiles: int) -> DenseProduct:
-    """Of one of the 16 places."""
+    """The product at one of the 16 places."""
     pitch = 4 * spread_pitch(tiles)
     return DenseProduct(outputs, tiles, channels, 4 * channels, pitch, pitch)
 

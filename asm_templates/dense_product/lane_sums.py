@@ -48,7 +48,7 @@ class InnerProducts:
 
     @property
     def vectors(self) -> int:
-        """Of each row, in a turn of the loop."""
+        """Vectors of each row, in a turn of the loop."""
         return products_a_turn(self.rows)
 
     def register(self, row: Number, step: Number) -> Register:

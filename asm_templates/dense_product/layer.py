@@ -66,7 +66,7 @@ def emit(asm: Assembler, lowered: DenseLayer) -> None:
 
 
 def _product(spec: MatMul, target: Target) -> DenseProduct:
-    """Of the padding, as many columns as spare masks."""
+    """The product with its padding, as many columns as spare masks."""
     depth, activation = spec.in_features, spec.each.activation
     if spec.layout is Layout.BATCH_MAJOR:
         sizes, pitches = (spec.batch, spec.out_features), (4 * depth, 4 * spec.out_features)

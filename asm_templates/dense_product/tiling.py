@@ -3,8 +3,8 @@
     strips   `vectors` vectors of C's columns each, the last with what is left
     tiles    rows of A whose sums are in registers at once, of two heights at most
 
-Of all that fit the registers the one that should take the fewest cycles is chosen: so many FMA and
-loads start in a cycle, and an FMA waits for the one before it in the same sum.
+The tiling that should take the fewest cycles is chosen, among all that fit the registers: so many
+FMA and loads start in a cycle, and an FMA waits for the one before it in the same sum.
 """
 
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ class BlockWalk:
 
     @property
     def groups(self) -> int:
-        """Of 32 trees, the last one filled with empty ones."""
+        """Groups of 32 trees, the last one filled with empty ones."""
         return -(-len(self.layout.order) // GROUP)
 
     @property

@@ -235,5 +235,5 @@ class _RowWriter:
 
 
 def asm_vector_bytes(asm: Assembler) -> int:
-    """Of one vector register."""
+    """Bytes of one vector register."""
     return asm.target.vector_bytes

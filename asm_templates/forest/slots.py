@@ -56,7 +56,7 @@ class Slots:
         return -(-(len(self) + 1) // lanes) * lanes
 
     def row_bytes(self, lanes: int) -> int:
-        """Of the slots of a row, with those that pad it."""
+        """Bytes of the slots of a row, with those that pad it."""
         return self.pitch(lanes) * self.x_bytes
 
 

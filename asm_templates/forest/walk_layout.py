@@ -44,7 +44,7 @@ class WalkLayout:
 
     @property
     def data_bytes(self) -> int:
-        """Of all records, each with what is found there."""
+        """Bytes of all records, each with what is found there."""
         return len(self.meta) * (self.record_bytes + 4)
 
     @property

@@ -58,7 +58,7 @@ _Piece = Piece[Int8Reads]
 
 
 def stream_paddings(streamed_bytes: int, target: Target) -> tuple[StridePadding, StridePadding]:
-    """Of weights and of indices, if a call reads so many bytes of them."""
+    """The paddings of weights and of indices, if a call reads so many bytes of them."""
     alike = stride_padding(streamed_bytes, target)
     if alike == PADDED and streamed_bytes <= _NEAR_L1 * target.l1d_bytes:
         return ALTERNATE, DENSE

@@ -59,7 +59,7 @@ REGISTER_INPUTS = 64  # bytes of a register
 MOST_REGISTERS = 20  # that hold x
 REGISTERS = 32
 FIRST_FREE = ACCUMULATORS + 4  # what x leaves free from here on holds further accumulators
-# Of swaps, by sources; more gain nothing: docs/kernels/gather.md
+# Sweeps of swaps, by sources; more gain nothing: docs/kernels/gather.md
 _SWEEPS = {1: 4, 2: 1}
 # Steps as scheduled to their bound before any swaps, by sources: of 27 layers of 3 to 30 % weights
 # that are not zero 0.82 to 1.00, and 0.96 to 1.11.
@@ -123,7 +123,7 @@ class Int8Reads:
 
     @property
     def indices_a_step(self) -> int:
-        """Of four bytes each: as many as a vector of rows has index-sharing groups."""
+        """Indices of four bytes each: as many as a vector of rows has index-sharing groups."""
         return self.steps.indices.shape[2]
 
     @property

@@ -73,7 +73,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def expect_for(kind: str, sources: int, matrix: SparseMatrix, target: Target) -> Counts:
-    """Of steps that pick from so many registers; `kind` is the family whose prices hold."""
+    """Counts for steps that pick from so many registers; `kind` is the family whose prices hold."""
     spec = MatVec(matrix.out_features, matrix.in_features, dtype=DType.INT8)
     steps = expected_steps(spec, matrix, _form(sources, matrix, target, tries=1))
     return _counts(kind, matrix, target, steps)
@@ -105,7 +105,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredGather[I
 def lower_for(
     kind: str, sources: int, spec: MatVec, matrix: SparseMatrix, target: Target
 ) -> LoweredGather[Int8Layout]:
-    """Of steps that pick from so many registers; `kind` is the family whose prices hold."""
+    """Steps that pick from so many registers; `kind` is the family whose prices hold."""
     tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
     layout = layout_of(spec, matrix, _form(sources, matrix, target, tries))
     return LoweredGather(spec, layout, _counts(kind, matrix, target, layout.steps))

@@ -84,7 +84,7 @@ class Staged:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Of the groups, whose trips follow from how many blocks their block rows have."""
+    """Counts by groups, whose trips follow from how many blocks their block rows have."""
     sizes, prices = group_sizes(matrix), target.core.layouts
     trips = sum(number for _, _, number in sizes)
     steps = sum(len(own) * chains * number for own, chains, number in sizes)

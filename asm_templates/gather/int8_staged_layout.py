@@ -41,7 +41,7 @@ class PickRound:
     indices: _Bytes
 
     def register(self, selector: int) -> int:
-        """Of x, for lanes with that selector; -1 for none."""
+        """The register of x for lanes with that selector; -1 for none."""
         position = selector if self.is_first else selector - 1
         return self.registers[position] if 0 <= position < len(self.registers) else -1
 

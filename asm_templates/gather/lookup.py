@@ -87,7 +87,7 @@ class Panel:
 
     @property
     def vectors(self) -> int:
-        """Of outputs."""
+        """How many vectors of outputs there are."""
         return len(self.order) // LANES
 
 

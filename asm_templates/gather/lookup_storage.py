@@ -62,7 +62,7 @@ class Format:
 
     @property
     def padding(self) -> StridePadding:
-        """Of the lines of all chunks."""
+        """How the lines of all chunks are padded."""
         return StridePadding(self.lines, self.lines + 1) if self.padded else DENSE
 
 

@@ -94,7 +94,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 @lru_cache(maxsize=64)
 def _steps(shape: tuple[int, int], bits: bytes) -> int:
-    """Of a panel's mask, packed: several kernels ask, one x and every batch of the same layer."""
+    """Steps for a panel's mask, packed: several kernels ask, one x and every batch of a layer."""
     used = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape) != 0
     (held,) = rows_anywhere(used, _LANES)
     wants = wanted_counts(used, _windows(shape[1]), _LANES)
@@ -114,7 +114,7 @@ def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredAnywhere:
-    """Of any dtype: group, schedule and put the index into every weight."""
+    """Group, schedule and put the index into every weight, of any dtype."""
     weights = rounded(matrix.dense, spec.dtype)
     windows = _windows(matrix.in_features)
     panels = []

@@ -32,7 +32,7 @@ class Reads(Protocol):
 
     @property
     def streamed_bytes(self) -> int:
-        """Of all runs, as far as it decides how the streams lie in the pool."""
+        """Bytes of all runs, as far as they decide how the streams lie in the pool."""
         ...
 
 

@@ -67,7 +67,7 @@ class Steps:
 
 
 def turns(problem: _Numbers) -> tuple[_Numbers, npt.NDArray[np.float64]]:
-    """Of steps in order of problem: the number within its problem, and when it is due, 0 to 1."""
+    """For steps in order of problem: the number within its problem, and when it is due, 0 to 1."""
     begin = np.searchsorted(problem, problem)
     end = np.searchsorted(problem, problem, side="right")
     turn = np.arange(len(problem)) - begin

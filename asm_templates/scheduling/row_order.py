@@ -64,12 +64,12 @@ class RowPanel:
         return self.first + batch * self.fold * self.accumulators
 
     def by_batch(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """Of the rows in all lanes a view of the panel's: (batches, fold, accumulators, lanes)."""
+        """A view of the panel's rows in all lanes: (batches, fold, accumulators, lanes)."""
         own = rows[self.first * lanes :][: self.vectors * lanes]
         return own.reshape(self.batches, self.fold, self.accumulators, lanes)
 
     def by_fold_group(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """Of the rows in all lanes those of each fold group, (fold groups, lanes of all runs)."""
+        """The rows in all lanes of each fold group, (fold groups, lanes of all runs)."""
         return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.fold_groups, -1)
 
 
@@ -165,7 +165,7 @@ def row_order(
 
 
 def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs: int) -> _Counts:
-    """Of a mask (rows, in_features): what each row wants, (rows, windows, registers)."""
+    """What each row of a mask (rows, in_features) wants, (rows, windows, registers)."""
     rows, in_features = used.shape
     padded = np.zeros((rows, windows.number * windows.width * register_inputs), bool)
     padded[:, :in_features] = used

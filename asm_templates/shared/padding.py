@@ -64,7 +64,7 @@ def literal(asm: Assembler, lines: npt.NDArray[Any], space: StridePadding) -> in
 
 
 def stride_padding(stream_bytes: int, target: Target) -> StridePadding:
-    """That of a stream of whole lines, so many bytes a call."""
+    """The padding for a stream of whole lines, so many bytes a call."""
     beyond_l1 = stream_bytes > target.l1d_bytes * 17 // 16
     fits = PADDED.room(stream_bytes) <= target.l2_bytes // 2
     whole_lines = target.vector_bytes == CACHE_LINE_BYTES

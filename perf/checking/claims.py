@@ -99,7 +99,7 @@ _GOLDEN_COVE = {
 _MEASURED_HERE = "Emerald Rapids, shared virtual machine, November 2026"
 _TESTS = "what the tests held until November 2026"
 
-# Of the rest of the runtime, on any core that has AVX2 but where one is named.
+# The rest of the runtime, on any core that has AVX2 but where one is named.
 _OF_THE_REST = (
     Claim("A", PREDICTED, 0.9, _TESTS),
     Claim("C95", PREDICTED, 0.9, _TESTS),
@@ -136,7 +136,7 @@ _OF_THE_REST = (
     Claim("speech", "torch eager", 5.0, _TESTS, isa="avx512"),
 )
 
-# Of whole models on golden_cove: three quarters of what was measured from Python.
+# Whole models on golden_cove: three quarters of what was measured from Python.
 _OF_MODELS = tuple(
     Claim(subject, peer, least, _MEASURED_HERE, microarchitecture="golden_cove", isa="avx512")
     for subject, peer, least in (
@@ -162,7 +162,7 @@ _OF_MODELS = tuple(
 )
 
 
-# Of whole models on two threads of golden_cove: three quarters of what was measured.
+# Whole models on two threads of golden_cove: three quarters of what was measured.
 _OF_MODELS_ON_THREADS = tuple(
     Claim(
         f"{model}, two threads",
@@ -182,7 +182,7 @@ _OF_MODELS_ON_THREADS = tuple(
 )
 
 
-# Of networks that make a sample at a time, on golden_cove; measured in quiet rounds: about 0.85.
+# Networks that make a sample at a time, on golden_cove; measured in quiet rounds: about 0.85.
 _OF_NETWORKS = tuple(
     Claim(
         subject,
@@ -205,7 +205,7 @@ _OF_NETWORKS = tuple(
 )
 
 
-# Of products of factors and of attention on golden_cove, called from Python: about 0.75.
+# Products of factors and attention on golden_cove, called from Python: about 0.75.
 _OF_STRUCTURES = tuple(
     Claim(
         subject,
@@ -249,7 +249,7 @@ def layer_at(shape: tuple[int, int], batch: int) -> str:
     return f"{shape[0]}x{shape[1]} at 90 %, batch {batch}"
 
 
-# Of surveys on golden_cove: what is claimed of what, at least, and what was measured, None where
+# Surveys on golden_cove: what is claimed of what, at least, and what was measured, None where
 # that is still to be. The first are of the planner: what the fastest takes over the choice, in the
 # geometric mean and at worst, and the share of good predictions, with its data and without;
 # measured over all layers of the survey. Then batch-major float32 called from Python.

@@ -32,7 +32,7 @@ from sparsejit.planner.calibration import calibrated
 # Measures both sides once; how many times better the first was.
 Round = Callable[[], float]
 
-# Of the survey's layers: all would take three minutes for each batch.
+# Layers of the survey: all would take three minutes for each batch.
 SURVEYED_LAYERS = 40
 _OURS = name_of(DType.FLOAT32, Layout.BATCH_MAJOR)
 

@@ -170,7 +170,7 @@ def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return _bound(import_module("sparsejit").compile(module, example_inputs=tensors), inputs)
 
 
-# Of each engine how it loads a model, and the package whose version is told.
+# How each engine loads a model, and the package whose version is told.
 ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = {
     "sparsejit": (_sparsejit, "sparsejit"),
     "sparsejit-bfloat16": (partial(_sparsejit, dtype="bfloat16"), "sparsejit"),

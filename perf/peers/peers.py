@@ -231,7 +231,7 @@ def _pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
 
 
 def address_of(function: Any) -> int:
-    """Of a function that ctypes loaded."""
+    """The address of a function that ctypes loaded."""
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 

@@ -183,7 +183,7 @@ class _Contender:
         self.ns = float(min(_duration(loop) for _ in range(2)))
 
     def time(self, place: int) -> float:
-        """Of a call there, the least in ns."""
+        """Nanoseconds of a call there, the least."""
         memory, x, y = self._at(place)
         arguments = (x.ctypes.data, y.ctypes.data)
         timing = time_native(memory.address, arguments, samples=_SAMPLES, budget_ns=_BUDGET_NS)

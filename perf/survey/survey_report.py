@@ -41,7 +41,7 @@ class SurveySummary:
 
 
 def summary(rows: Sequence[SurveyRow]) -> SurveySummary:
-    """Of rows of one batch size and level, at least one."""
+    """A summary of rows of one batch size and level, at least one."""
     contested = [row for row in rows if len(row.kernels) > 1]
     losses = [row.loss for row in contested] or [1.0]
     worst = max(contested or rows, key=lambda row: row.loss)

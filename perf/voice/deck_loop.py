@@ -98,7 +98,7 @@ class DeckLoop:
 def _folded(
     wide: Mapping[str, Array], conditioning: Mapping[str, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Of the gates and of fc1: the last sample's column, and the terms (frames, n)."""
+    """Terms of the gates and of fc1: the last sample's column, and (frames, n)."""
     mel, first, second = conditioning.values()
     joined = np.concatenate([mel, first], axis=1)
     column, linear = wide["I.weight"][:, 0], joined @ wide["I.weight"][:, 1:].T + wide["I.bias"]

@@ -81,7 +81,7 @@ class SampleNetwork:
         return FrameTerms(self._drawing)(self.conditioning, FRAMES)
 
     def forced_inputs(self, given: Sequence[int] | npt.NDArray[np.int64]) -> LoopArrays:
-        """Of `forced`: the first samples' classes, behind which comes number 0."""
+        """Inputs of `forced`: the first samples' classes, behind which comes number 0."""
         arrays = FrameTerms(self.forced)(self.conditioning, FRAMES)
         classes = np.zeros(FRAMES * self.spec.hop_length, np.int64)
         classes[: len(given)] = given

@@ -73,7 +73,7 @@ class TouchedBytes:
 
 
 def touched_bytes(graph: SampleGraph, loop: SampleLoop) -> TouchedBytes:
-    """Of a loop that was compiled from `graph`."""
+    """Bytes that a loop which was compiled from `graph` touches."""
     image = loop.program.image
     rows = sum(s.facts.weight_bytes for s in loop.steps if s.kernel in _READS_ROWS)
     weights = sum(s.facts.weight_bytes for s in loop.steps if s.facts.plan is not None)

@@ -40,7 +40,7 @@ from sparsejit.voice.spec.sampler import Sampler
 
 DTYPES = ("float32", "bfloat16", "int8")
 ROUNDS = 9
-# Of float32 and the shorter types, the largest error of a logit over the largest logit.
+# The largest error of a logit over the largest logit, in float32 and the shorter types.
 LARGEST_ERROR = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005, "int8": 0.3}
 _CHECKED_SAMPLES = 60
 
@@ -89,7 +89,7 @@ class VoiceTime:
         return sum(part.ns for part in self.parts if part.group == PRODUCTS) / 1e3
 
     def shares(self) -> dict[str, float]:
-        """Of products, gates, draw, input rows and signal."""
+        """The shares of products, gates, draw, input rows and signal."""
         found: dict[str, float] = {}
         for part in self.parts:
             found[part.group] = found.get(part.group, 0.0) + part.share
@@ -187,7 +187,7 @@ class NetworkContest:
         self._turns.forget()
 
     def peer_times(self) -> tuple[StepPeerTime, ...]:
-        """Of all rounds."""
+        """The times of peers in all rounds."""
         least, medians = self._turns.least(), self._turns.medians()
         others = [name for name in least if name not in self.loops]
         return tuple(StepPeerTime(name, least[name], medians[name]) for name in others)

@@ -24,7 +24,7 @@ class DeepAndWide(nn.Module):
     ad_emb_packed and user_emb (batch, 1, 32), wide (batch, features) -> (batch, 1).
     """
 
-    # Of the last layer. With weights of 1, wide features of up to 10 saturate the sigmoid.
+    # Scale of the last layer. With weights of 1, wide features of up to 10 saturate the sigmoid.
     SCALE = 0.02
 
     def __init__(self, features: int = 50) -> None:

@@ -49,7 +49,7 @@ class _Idea:
     risk: str
 
     def suggestion(self, whole_ns: float) -> Suggestion:
-        """Of the layers that gain."""
+        """What is suggested for the layers that gain."""
         gains = [gain for gain in self.gains if gain.saved_ns > 0]
         saved = sum(gain.saved_ns for gain in gains)
         layers = tuple(dict.fromkeys(gain.layer for gain in gains))
@@ -226,7 +226,7 @@ class _Advisor:
 
 
 def _grouped(graph: Graph) -> set[Origin]:
-    """Of convolutions in groups, whose zeros between groups are no choice."""
+    """The convolutions in groups, whose zeros between groups are no choice."""
     nodes = (n for n in graph.nodes if isinstance(n.op, Convolution) and n.op.groups > 1)
     return {node.outputs[0].origin for node in nodes}
 

@@ -64,7 +64,7 @@ def is_kept(options: ModelOptions) -> bool:
 
 
 def digest_of(*parts: object) -> str:
-    """Of plain data, records, mappings, sets and arrays: equal ones have equal digests anywhere."""
+    """A digest of plain data, records, mappings, sets and arrays; equal ones are equal anywhere."""
     text = json.dumps([_compiler(), *map(_plain, parts)], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -136,7 +136,7 @@ class NamedSizes:
             )
 
     def shapes_for(self, sizes: Mapping[str, int]) -> list[Shape]:
-        """Those of all inputs where these sizes are so, and all others as in the example.
+        """The shapes of all inputs where these sizes are so, and all others as in the example.
 
         Raises InvalidInput for names that are not declared, and sizes out of bounds.
         """

@@ -60,7 +60,7 @@ class OwnPart(SharedCode):
         return self.model.run(_in_dtypes(arrays, self._wanted))
 
     def types(self) -> PartTypes:
-        """Those of `bind`."""
+        """The types of `bind`."""
         return self._types
 
     def bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> Bound:
@@ -108,7 +108,7 @@ class LeftPart(SharedCode):
             ) from error
 
     def types(self) -> PartTypes:
-        """Those of `bind`. Raises InvalidInput for what has other sizes at every call."""
+        """The types of `bind`. Raises InvalidInput for what has other sizes at every call."""
         found = [*self._taken, *self._made]
         unknown = of_unknown_rank(self.onnx)
         for name, kind in zip((*self.inputs, *self.outputs), found, strict=True):

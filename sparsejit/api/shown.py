@@ -19,7 +19,7 @@ _HTML = '<pre style="line-height: normal; white-space: pre; font-family: monospa
 
 
 class Shown:
-    """Of a class with `__rich__`: `print` shows its tables, and so does a notebook."""
+    """A class with `__rich__`: `print` shows its tables, and so does a notebook."""
 
     def __rich__(self) -> RenderableType:
         raise NotImplementedError

@@ -116,7 +116,7 @@ class Variant(SharedCode):
 
     @cached_property
     def graph(self) -> Graph:
-        """That of `tile`."""
+        """The graph of `tile`."""
         return next(graph for graph, tile in self.graphs if tile == self.tile)
 
     @cached_property

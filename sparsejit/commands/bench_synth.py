@@ -98,7 +98,7 @@ def _show(found: "Sequence[VoiceTime]") -> None:
 
 
 def _times(found: "Sequence[VoiceTime]") -> Table:
-    """Of memory KiB: weights, indices and constants, code, table rows, conditioning."""
+    """Memory in KiB: weights, indices and constants, code, table rows, conditioning."""
     first = found[0]
     title = f"{first.network}: a sample on one {Target.detect().core.key} core"
     figures = ("us least", "us median", "times real time", "products", "predicted", "KiB")

@@ -154,7 +154,7 @@ def likely_axes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
             of_one.append((not is_apart, _oddness(graph, axes), axes))
         elif is_apart:
             yield axes
-    # Of one sample a graph tells little, since sizes of 1 stand anywhere.
+    # A graph of one sample tells little, since sizes of 1 stand anywhere.
     of_one.sort(key=lambda each: each[:2])
     yield from (axes for _, _, axes in of_one[:_MOST_TRIES])
 

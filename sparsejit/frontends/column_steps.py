@@ -76,7 +76,7 @@ def _computes(step: Any) -> bool:
 
 
 def kept_categories(encoder: Any) -> list[Array]:
-    """Of each column of a OneHotEncoder the categories that have a column of their own, float64.
+    """The categories that have a column of their own, for each column of a OneHotEncoder, float64.
 
     Raises InvalidInput where they are no numbers, and where rare ones share a column.
     """
@@ -130,7 +130,7 @@ def filling_of(imputer: Any) -> Filling:
 
 
 def _steps(step: Any) -> tuple[Any, ...]:
-    """Those of a pipeline inside, none of what passes columns through."""
+    """The steps of a pipeline inside, none of what passes columns through."""
     if isinstance(step, str) and step == "passthrough":
         return ()
     kind = type(step).__name__

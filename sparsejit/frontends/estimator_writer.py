@@ -109,7 +109,7 @@ class EstimatorWriter(Writer):
         return self.product(weights, bias, name, Element.FLOAT32)
 
     def _scores_of_both(self, weights: Array, bias: Array, name: str) -> Value:
-        """Those of what was predicted, and of X by itself, which may be far from zero."""
+        """The scores of what was predicted, and of X by itself, which may be far from zero."""
         predicted = self._besides()
         count = predicted.shape[1]
         own = self.scores(weights[:, count:], bias, f"{name}.x")

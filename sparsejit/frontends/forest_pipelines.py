@@ -181,8 +181,8 @@ class _Numbers:
     ) -> Array:
         """For each threshold the greatest x that the steps bring no higher, as float64.
 
-        Of outputs, whose features are known, those of a mask, which have features of their own;
-        `wanted`: the output of each threshold, and the threshold.
+        `outputs`: the feature of each, and which of them have a feature of their own; `wanted`: the
+        output of each threshold, and the threshold.
         """
         (source, own), (feature, thresholds) = outputs, wanted
         order = np.lexsort((thresholds, feature))

@@ -186,7 +186,7 @@ def _learner(booster: Any) -> dict[str, Any]:
 
 
 def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """Of boosted trees: a score for each class, or one for the second of two."""
+    """Boosted trees: a score for each class, or one for the second of two."""
     each_label = has_several_labels(estimator)
     # XGBoost compares what it calls a probability with a half, also where it is a raw score.
     second_from = 0.5 if getattr(estimator, "objective", "") == "binary:logitraw" else 0.0

@@ -120,7 +120,7 @@ def example_arrays(
     batch: int | None = None,
     data: Path | None = None,
 ) -> tuple[Any, ...]:
-    """Of each input what a .npz file has by its name, or random numbers of its sizes.
+    """What a .npz file has for each input by its name, or random numbers of its sizes.
 
     Raises InvalidInput for sizes that stay open, and for names in the file that no input has.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Of one tensor: more is a mistake in its sizes.
+# Bytes of one tensor: more is a mistake in its sizes.
 MOST_BYTES = 1 << 43
 
 

@@ -12,7 +12,7 @@ _IntArray = npt.NDArray[np.int64]
 _MOST_COMPARISONS = 1 << 30
 # What a group costs beside its keys, and one that adds to another, in keys.
 _GROUP_KEYS, _ADDED_KEYS = 8, 16
-# Of neighbouring rows, so many must see a key for it to count with them where others may take it.
+# So many neighbouring rows must see a key for it to count with them where others may take it.
 _SHARED_BY = (2, 4, 8)
 
 

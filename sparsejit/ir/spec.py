@@ -171,7 +171,7 @@ class Layout(Choice):
     FEATURE_MAJOR = "feature-major"
 
 
-# Of x, and of y: offsets within them are signed 32-bit displacements.
+# Bytes of x, and of y: offsets within them are signed 32-bit displacements.
 MOST_BYTES = 2**31 - 1
 
 

@@ -45,7 +45,7 @@ class BatchRest:
 
     @classmethod
     def of(cls, lowered: LoweredModel, fewest: int, room: int) -> BatchRest:
-        """That of a model which is run a tile at a time."""
+        """The rest of a model which is run a tile at a time."""
         left, whole, copied = (
             Memory(WORKSPACE, place)
             for place in (lowered.left_offset, lowered.loop_offset, lowered.loop_offset + POINTER)

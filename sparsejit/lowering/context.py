@@ -55,7 +55,7 @@ class ModelOptions:
 
     @property
     def planner(self) -> LayerPlanner:
-        """That of the model's layers: a sample has the same bits in any batch."""
+        """The planner of the model's layers: a sample has the same bits in any batch."""
         return LayerPlanner(
             self.target,
             exact=self.exact,

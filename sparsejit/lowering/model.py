@@ -196,7 +196,7 @@ def _header_bytes(graph: Graph, waves: Sequence[Wave]) -> int:
 
 
 def unread_bytes(graph: Graph) -> int:
-    """Of tables that are only looked up in, about what a call does not touch."""
+    """Bytes of tables that are only looked up in, about what a call does not touch."""
     readers: dict[Value, list[Node]] = {value: [] for value in graph.constants}
     for node in graph.nodes:
         for value in node.inputs:

@@ -25,7 +25,7 @@ _PLACES, _SAMPLES = 3, 40
 _CHAIN_CALLS = 16
 _ROUNDS, _MOST_ROUNDS = 12, 48
 _SAMPLE_NS = 150_000.0
-# Of cycles in one half of the rounds to those in the other: beyond, other work disturbed them.
+# Cycles in one half of the rounds to those in the other: beyond, other work disturbed them.
 _MOST_DIFFERENCE = 1.08
 
 
@@ -68,7 +68,7 @@ class _Timed:
 
 
 def least_cycles(kernels: Sequence[SmallKernel], target: Target) -> list[float]:
-    """Of a call of each; a chain of additions beside each tells the clock.
+    """Cycles of a call of each; a chain of additions beside each tells the clock.
 
     What other work kept disturbing counts as well: with one kernel at a measured price and its
     rival at an assumed one, choices are worse than with both a little too dear.

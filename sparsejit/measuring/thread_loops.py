@@ -25,7 +25,7 @@ from sparsejit.x86.operands import Memory, rax, rcx, ymm
 _CHAIN = 8192
 _BLOCK = 64 << 10  # bytes; two of them fit L2
 _CALLS, _TURNS, _TRIES = 16, 400, 3
-# Of a part: where a barrier takes longer, the other core had other work.
+# A share of a part: where a barrier takes longer, the other core had other work.
 _MOST_BARRIER = 0.5
 _VECTORS = 16
 _Emit = Callable[[Assembler], None]

@@ -16,7 +16,7 @@ from sparsejit.passes.rewriter import Site, rewrite
 COMMUTATIVE = frozenset(
     ("add", "mul", "maximum", "minimum", "fma", "equal", "not_equal", "logical_and", "logical_or")
 )
-# Of a constant's elements, enough to tell most of them apart without reading all.
+# So many elements of a constant tell most of them apart without reading all.
 LOOKED_AT = 32
 
 _Computation: TypeAlias = tuple[Operator, tuple[Value, ...]]

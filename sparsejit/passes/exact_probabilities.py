@@ -17,7 +17,7 @@ from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
 from sparsejit.passes.rewriter import Site, rewrite
 
 _PASSING = (Reshape, Permute, Slice, Concat, Expand)
-# Of what is not negative, these keep what is right.
+# These keep what is right of what is not negative.
 _KEEPING = {"row_sum", "row_max", "mul", "maximum", "minimum"}
 
 

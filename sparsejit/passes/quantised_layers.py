@@ -4,8 +4,8 @@
     d = (q - z) * s                ->     y = linear[int8](x, W, b)
     y = linear(d, W, b)
 
-where W is whole steps of a scale, row by row. Who else reads d gets x rounded in one chain. Of one
-scale and bytes alone; zeros around d are zeros around x.
+where W is whole steps of a scale, row by row. Who else reads d gets x rounded in one chain. The
+scale is one number, and values are bytes; zeros around d are zeros around x.
 """
 
 from collections.abc import Sequence

@@ -93,7 +93,7 @@ def _attention(site: Site) -> Sequence[Value] | None:
 
 
 def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:
-    """Of what `weights` are the softmax, and whether rows of -infinity alone become zeros."""
+    """What `weights` are the softmax of, and whether rows of -infinity alone become zeros."""
     node, uses = site.producer(weights), 1
     if node is not None and kind_of(node) == "where":
         condition, zero, inner = node.inputs

@@ -80,7 +80,7 @@ def _peak(graph: Graph, order: Sequence[Node]) -> int:
 
 
 def _greedy_order(graph: Graph) -> tuple[Node, ...]:
-    """Of equals the one that came first stays first."""
+    """The least first; the one that came first among equals stays first."""
     memory, producers, readers = _HeldMemory(graph), graph.producers(), graph.consumers()
     missing = {
         node: len({producers[value] for value in node.inputs if value in producers})

@@ -32,7 +32,7 @@ def _blocks(rows: int) -> Callable[[np.random.Generator, tuple[int, int], float]
 
 
 def _lanes(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
-    """Of 16 consecutive outputs each keeps as many of every window of 16 inputs."""
+    """Each of 16 consecutive outputs keeps as many of every window of 16 inputs."""
     groups, windows = -(-shape[0] // _WINDOW), -(-shape[1] // _WINDOW)
     kept = rng.binomial(_WINDOW, density, (groups, 1, windows, 1))
     order = rng.random((groups, _WINDOW, windows, _WINDOW)).argsort(axis=3)

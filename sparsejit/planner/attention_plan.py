@@ -13,7 +13,7 @@ FORMS = ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
 
 
 def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Cost:
-    """Of all the stack; its steps are vectors multiplied and added."""
+    """The cost of all the stack; its steps are vectors multiplied and added."""
     ns = attention_cycles(stack, tiles, target) / target.core.rates.cycles_per_ns
     return Cost(sum(attention_products(stack, tiles)), 0, 0, ns, "execution")
 

@@ -15,7 +15,7 @@ def attention_products(stack: AttentionStack, tiles: AttentionTiles) -> tuple[in
 
 
 def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> float:
-    """Of all the stack."""
+    """Cycles of all the stack."""
     prices = target.core.attention[target.isa]
     scores, results = attention_products(stack, tiles)
     times, count = _times(stack, tiles), tiles.masks * (tiles.tiles + tiles.added)

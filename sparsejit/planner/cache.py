@@ -58,13 +58,13 @@ def is_number(value: Any, least: float, most: float) -> bool:
 
 @cache
 def compiler_digest() -> str:
-    """Of all source that decides what code a layer becomes."""
+    """A digest of all source that decides what code a layer becomes."""
     package = Path(__file__).parents[1]
     return source_digest(package / room for room in _DECIDING_ROOMS)
 
 
 def source_digest(folders: Iterable[Path]) -> str:
-    """Of every file in the folders and below: its path within them and its bytes."""
+    """A digest of every file in the folders and below: its path within them and its bytes."""
     digest = hashlib.sha256()
     for folder in folders:
         files = (path for path in folder.rglob("*") if path.is_file())

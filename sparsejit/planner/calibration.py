@@ -38,7 +38,7 @@ TRICKS = ("padding", "redirects", "placement")
 # So many times what the core's data have: what lies outside was not measured.
 _PLAUSIBLE = (0.01, 100.0)
 _LOCK = Lock()
-# Of a trick, or it is left: padding takes memory, jumps and placement code.
+# The gain of a trick, or it is left: padding takes memory, jumps and placement code.
 _LEAST_GAIN, _TRIES = 1.05, 3
 
 

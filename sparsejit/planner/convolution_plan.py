@@ -35,7 +35,7 @@ DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD = "dense-windows", "sparse-windows", "wi
 _LEAST_FILLED = 0.4  # of the lanes of windows, by positions
 _LEAST_SPREAD = 0.5  # of a channel's cache lines, by what it holds
 _LEAST_POSITIONS = 4  # of pooling, in a row: of fewer, chains keep more lanes busy
-# Of L2: what images between layers exceed where bands pay, and what a band's may take.
+# Shares of L2: what images between layers exceed where bands pay, and what a band's may take.
 _LARGE, _NEAR = 0.5, 0.6
 _MOST_WEIGHTS = 10_000  # nonzeros of a convolution that has its code once a band
 _MOST_BANDS = 16
@@ -72,7 +72,7 @@ class FilterProduct:
 
     @property
     def layer(self) -> MatVec | MatMul:
-        """That of a sample."""
+        """The product of a sample."""
         many = self.positions > 1
         return MatMul(self.each, self.positions, Layout.FEATURE_MAJOR) if many else self.each
 
@@ -184,7 +184,7 @@ def int8_is_cheaper(
 
 
 def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:
-    """Of a sample as a product, of gathered columns where they are not x itself."""
+    """Nanoseconds of a sample as a product, of gathered columns where they are not x itself."""
     ns = planner.of_one_layer.expected_ns(product.layer, product.matrix)
     if not product.gathers:
         return ns
@@ -199,5 +199,5 @@ def padding_cost(image: PaddedImage, target: Target) -> Cost:
 
 
 def channel_windows_cost(counts: DirectCounts, target: Target) -> Cost:
-    """Of windows by channel, whose taps or largest are taken where the image lies."""
+    """The cost of windows by channel, whose taps or largest are taken where the image lies."""
     return price_direct(counts, target)

@@ -95,7 +95,7 @@ def step_cycles(target: Target, kind: str, stored: DType) -> float:
 
 
 def _code_bytes(counts: Counts, work: Work) -> float:
-    """Of steps that stand in the code."""
+    """Bytes of steps that stand in the code."""
     each = STEP_KINDS[work.kind].code_bytes[counts.target.isa, counts.stored]
     return work.steps * each / work.runs
 

@@ -45,7 +45,7 @@ def _prices(counts: CsrCounts) -> CsrPrices:
 
 
 def _cycles(counts: CsrCounts, part: Pass) -> float:
-    """Of one pass."""
+    """Cycles of one pass."""
     spec, shape, prices, target = counts.spec, counts.shape, _prices(counts), counts.target
     layout = int(spec.layout is Layout.BATCH_MAJOR)
     row_blocks = -(-spec.out_features // shape.blocks.rows)

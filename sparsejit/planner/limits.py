@@ -4,7 +4,7 @@ from sparsejit.machine.target import Target
 
 
 def limit_ns(flops: int, data_bytes: int, other_bytes: int, target: Target) -> float:
-    """Of so much work on data that shares caches with `other_bytes` of a model's other layers.
+    """The limit of so much work on data that shares caches with `other_bytes` of other layers.
 
     The larger of what the multipliers need and what the data need to arrive.
     """

@@ -13,7 +13,7 @@ from sparsejit.machine.target import Target
 
 
 def sharing_prices(target: Target) -> SharingPrices:
-    """Those of the target's core."""
+    """The prices of the target's core."""
     return target.core.sharing
 
 
@@ -61,15 +61,15 @@ class WavePrices:
         return WavePrices(self.prices._replace(crossing_bytes=inf))
 
     def crossing_ns(self, count: float) -> float:
-        """Of bytes that another core wrote last."""
+        """Nanoseconds for bytes that another core wrote last."""
         return count / self.prices.crossing_bytes
 
     def torn_ns(self, lines: int) -> float:
-        """Of cache lines of which two threads write a part each."""
+        """Nanoseconds for cache lines of which two threads write a part each."""
         return self.crossing_ns(lines * self.prices.torn_line_bytes)
 
     def wave_ns(self, longest_ns: float, threads: int) -> float:
-        """Of so many threads, the caller's among them, of which one takes longest."""
+        """Nanoseconds for so many threads, the caller's among them, of which one takes longest."""
         return longest_ns + self.prices.barrier_ns * (threads - 1)
 
     def score(self, alone_ns: float, ns: float, is_shared: bool) -> float:

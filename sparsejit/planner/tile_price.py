@@ -40,7 +40,7 @@ def price_tiles(counts: TileCounts) -> Cost:
 
 
 def _vectors(spec: MatMul, features: int) -> int:
-    """Of a matrix that lies as x and y do."""
+    """Vectors of a matrix that lies as x and y do."""
     if spec.layout is Layout.FEATURE_MAJOR:
         return features * -(-spec.batch // ROWS)
     return spec.batch * -(-features // ROWS)

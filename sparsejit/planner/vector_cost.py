@@ -32,7 +32,7 @@ def vector_cost(
 
 
 def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
-    """That of a chain; None for one without code."""
+    """The cost of a chain; None for one without code."""
     plan = lowered.plan
     if plan is None:
         return None
@@ -44,13 +44,13 @@ def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
 
 
 def gates_ns(cell: RecurrentCell, units: int, target: Target) -> float:
-    """Of the gates of so many hidden units."""
+    """Nanoseconds of the gates of so many hidden units."""
     core = target.core
     return core.gate_cycles[cell.value, target.isa] * units / core.rates.cycles_per_ns
 
 
 def dense_product_ns(product: DenseProduct, target: Target) -> float:
-    """Of a product of two matrices that the model computes."""
+    """Nanoseconds of a product of two matrices that the model computes."""
     return tiling(product, target).cycles / target.core.rates.cycles_per_ns
 
 

@@ -119,7 +119,7 @@ def _checked_batch(inputs: Sequence[Array], taken: Sequence[ArrayType]) -> int:
 
 
 def _type_of_call(kind: ArrayType, axis: int | None) -> ArrayType:
-    """That of an array as a call has it, whose first axis goes to that place."""
+    """The type of an array as a call has it, whose first axis goes to that place."""
     if not axis:
         return kind
     batch, *others = kind.shape

@@ -52,7 +52,7 @@ class ArrayType(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Those of an array without a free length."""
+        """The bytes of an array without a free length."""
         return np.dtype(self.dtype).itemsize * prod(length or 0 for length in self.shape)
 
 

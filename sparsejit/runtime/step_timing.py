@@ -1,6 +1,6 @@
 """Times a model's native function and its steps: rounds of both in turn, each in a native loop.
 
-Of long steps by the time stamps that a function leaves in its workspace. A stamp takes some ten
+Long steps are timed by the stamps that a function leaves in its workspace. A stamp takes some ten
 nanoseconds and the processor overlaps short steps, so these are told by what the model takes up to
 each of them.
 """

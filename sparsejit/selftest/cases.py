@@ -175,7 +175,7 @@ def _random_size(random: np.random.Generator, largest: int) -> int:
 
 
 def _random_exponents(random: np.random.Generator, dtype: DType) -> tuple[int, int]:
-    """Of the scale of weights and of x: mostly none, else so that no sum overflows."""
+    """Exponents of the scale of weights and of x: mostly none, else so that no sum overflows."""
     if random.random() < 0.8:
         return 0, 0
     most = WEIGHT_EXPONENT.get(dtype, LARGEST_EXPONENT)

@@ -25,7 +25,7 @@ MEL_RANGE = (-9.5, 2.5)
 _READ_AT_ONCE = 1 << 16  # samples of a recording
 _FRAMES_AT_ONCE = 256
 
-# Of recordings in a folder.
+# Suffixes of recordings in a folder.
 AUDIO_SUFFIXES = (".flac", ".ogg", ".wav")
 
 FloatArray = npt.NDArray[np.float32]

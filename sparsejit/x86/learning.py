@@ -292,7 +292,7 @@ def _general_register(kind: str, number: int) -> Any:
 
 
 def _index_register(kind: str, number: int) -> Any:
-    """Of an address: a general register, or of a gather a vector of them."""
+    """The index register of an address: a general one, or a vector of them for a gather."""
     vector = kind in VECTOR_BYTES
     return getattr(x86_64, f"{kind}{number}") if vector else _general_register(kind, number)
 

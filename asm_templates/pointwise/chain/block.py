@@ -262,7 +262,7 @@ class BlockEmitter:
             self.asm.emit("vmovups", register, self._slot(action.slot, number))
 
     def _scratch_place(self, offset: int, number: int, registers: int) -> Memory:
-        """Of a value kept: whole vectors one behind the other, whatever their elements."""
+        """Where a value is kept: whole vectors one behind the other, whatever their elements."""
         each = registers // self.block.vectors
         lanes = self.asm.target.lanes
         first = (self.block.first // lanes * each + number) * self.asm.target.vector_bytes

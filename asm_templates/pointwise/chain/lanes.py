@@ -29,7 +29,7 @@ def same(first: Operand, second: Operand) -> bool:
 def move(asm: Assembler, destination: Register, source: Operand) -> None:
     """destination = source: a register, or a constant as `Assembler.constant` gives it."""
     if isinstance(source, Literal) and source.broadcast:
-        # Of the lanes of an xmm register the first will do: see `narrowed`.
+        # The first lane of an xmm register will do: see `narrowed`.
         mnemonic = "vmovss" if destination.kind == "xmm" else "vbroadcastss"
         asm.emit(mnemonic, destination, Literal(source.offset))
     elif isinstance(source, Literal):

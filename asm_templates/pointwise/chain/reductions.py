@@ -2,7 +2,7 @@
 
     across lanes    v += v's halves swapped, v += quarters swapped, ... : the result in every lane
 
-The order in which elements are combined depends on the length of the row only. Of int64
+The order in which elements are combined depends on the length of the row only. A row of int64
 (`OF_LONGS`) a row is walked by halves of vectors, a register each.
 """
 

@@ -1,6 +1,6 @@
 """Linear scan over the items of a block: which registers hold which values, and when they spill.
 
-A value has as many registers as the block has vectors, or rows. Of values that do not fit, the one
+A value has as many registers as the block has vectors, or rows. Where values do not fit, the one
 whose next use is furthest goes to the stack; it is stored once and loaded where it is used again.
 """
 

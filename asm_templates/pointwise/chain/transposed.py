@@ -34,7 +34,7 @@ class TransposedCopy:
 
     @classmethod
     def of(cls, space: IterationSpace) -> TransposedCopy | None:
-        """That of a space of one operand and one result, if it is one worth transposing."""
+        """The copy for a space of one operand and one result, if it is one worth transposing."""
         axes = [*space.loops, space.row]
         columns = [axis for axis in axes if axis.strides[0] == 4]
         rows = [axis for axis in axes if axis.strides[1] == 4]

@@ -15,7 +15,7 @@ from sparsejit.native.copying import SharedCode
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-# Of how many sizes a part is compiled where its batch is not free. torch computes further ones.
+# How many sizes a part is compiled for where its batch is not free. torch computes further ones.
 MOST_SIZES = 8
 # After so many changes of parameters, each of which was used once only, they are thought to change
 # always; compiled again is then what was called twice without a change.

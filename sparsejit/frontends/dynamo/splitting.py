@@ -150,7 +150,7 @@ def _is_number(node: Node) -> bool:
 def _is_empty(node: Node) -> bool:
     """Whether an operand or the result has no elements, as those of an empty batch.
 
-    Of several results some may be: a batch norm in evaluation has statistics that are.
+    Some of several results may be: a batch norm in evaluation has statistics that are.
     """
     examples = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
     return any(x is not None and 0 in example_numbers(x.shape) for x in filter(is_tensor, examples))

@@ -53,7 +53,7 @@ class Call:
         return made
 
     def name(self, place: int) -> str:
-        """Of an operand, as the file calls it."""
+        """The name of an operand, as the file calls it."""
         return self._names[place] if place < len(self._names) else ""
 
     def has(self, place: int) -> bool:

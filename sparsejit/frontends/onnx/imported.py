@@ -245,7 +245,7 @@ def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Arr
 
 
 def _tensor(value: Any, made: np.dtype[Any] | None = None) -> Nest:
-    """Of the dtype that the file says, or that it is made of where it says none."""
+    """A tensor of the dtype that the file says, or that it is made of where it says none."""
     if made is not None and not value.type.WhichOneof("value"):
         return tensor_of(made.name)
     try:

@@ -42,7 +42,7 @@ class Inference:
         self._dtypes[value] = dtype
 
     def dtype(self, value: str) -> np.dtype[Any] | None:
-        """That of a value of the file, if it is known."""
+        """The dtype of a value of the file, if it is known."""
         found = self._dtypes.get(value)
         return _dtype(found) if found else None
 
@@ -78,7 +78,7 @@ class Inference:
                 self._dtypes[value] = found
 
     def sizes(self, node: NodeProto, operands: Sequence[Operand]) -> list[Sizes | None]:
-        """Of each result, None where the package does not say.
+        """The sizes of each result, None where the package does not say.
 
         Raises Unmapped for operands and attributes that the operator does not take.
         """
@@ -188,7 +188,7 @@ def _says(operand: Operand) -> bool:
 
 
 def _axes_of_pad(node: NodeProto, array: Any) -> Any:
-    """Of int32, which Pad takes, as the int64 that the package asks for."""
+    """Axes of int32, which Pad takes, as the int64 that the package asks for."""
     is_narrow = node.op_type == "Pad" and array.dtype == np.int32
     return array.astype(np.int64) if is_narrow else array
 

@@ -80,7 +80,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def needed(nodes: Mapping[int, NodeProto], outputs: Iterable[str]) -> dict[int, NodeProto]:
-    """Those of the nodes, which are in order, that outputs depend on."""
+    """The nodes that outputs depend on, out of those, which are in order."""
     wanted = set(outputs)
     found: dict[int, NodeProto] = {}
     for place, node in reversed(list(nodes.items())):

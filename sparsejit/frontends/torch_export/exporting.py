@@ -319,7 +319,7 @@ def _batches_of(program: ExportedProgram) -> Iterator[ProgramBatch]:
 
 
 def _fixed_batch(program: ExportedProgram) -> ProgramBatch:
-    """That of a program whose sizes do not change: axis 0 of the inputs."""
+    """The batch of a program whose sizes do not change: axis 0 of the inputs."""
     sizes = {tuple(example.shape[:1]) for _, example in user_inputs(program)}
     return ProgramBatch(None, next(iter(sizes))[0] if len(sizes) == 1 and sizes != {()} else None)
 

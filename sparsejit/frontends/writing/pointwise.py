@@ -125,7 +125,7 @@ def _whole_power(write: Writer, x: Operand, power: int) -> Value:
 def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
     """A known positive base to the power of each element: 2^(exponent log2(base)).
 
-    Powers of 2 are exact: shifts are written so. Of whole numbers 2 alone has any, below 1 they
+    Powers of 2 are exact: shifts are written so. Among whole numbers 2 alone has any, below 1 they
     are 0.
     """
     known = write.known(base)

@@ -46,7 +46,7 @@ class Writer:
     def __init__(self, arrays: dict[str, Array] | None = None) -> None:
         self.builder = GraphBuilder()
         self.origin = Origin("")
-        # Of named tensors, by key; shared by all graphs of a model.
+        # Named tensors, by key; shared by all graphs of a model.
         self._arrays = {} if arrays is None else arrays
         # By id of a tensor that is held as well: its key and name, and its value.
         self._names: dict[int, tuple[Any, str, str]] = {}
@@ -55,7 +55,7 @@ class Writer:
         # What was made of operands, by memory and maker, with the operand, which so stays there.
         self._derived: dict[tuple[Any, Any], tuple[Any, Any]] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
-        # Of values that the model has as narrower whole numbers than int64.
+        # Dtypes of values that the model has as narrower whole numbers than int64.
         self._dtypes: dict[Value, np.dtype[Any]] = {}
         self._producers: dict[Value, tuple[Operator, tuple[Value, ...]]] = {}
 
@@ -161,11 +161,11 @@ class Writer:
         return made
 
     def shape(self, x: Operand) -> tuple[int, ...]:
-        """Of any operand."""
+        """The shape of any operand."""
         return tuple(x.shape) if isinstance(x, Value) or is_tensor(x) else ()
 
     def element(self, x: Operand) -> Element:
-        """Of any operand."""
+        """The element of any operand."""
         return self.value(x).type.element
 
     def cast(self, x: Operand, element: Element) -> Value:
@@ -337,5 +337,5 @@ def element_of(dtype: Any) -> Element:
 
 
 def type_of(tensor: Any) -> TensorType:
-    """Of a torch tensor whose sizes are numbers."""
+    """The type of a torch tensor whose sizes are numbers."""
     return TensorType(tuple(int(n) for n in tensor.shape), element_of(tensor.dtype))

@@ -113,7 +113,7 @@ ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
 }
 
 
-# Of any elements, each of which is true or not.
+# Operators on any elements, each of which is true or not.
 _LOGICAL = ("logical_and", "logical_or", "logical_not")
 
 

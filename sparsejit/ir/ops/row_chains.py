@@ -5,7 +5,7 @@ Constants are operands of one element, so that a chain holds no numbers of its o
 
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 
-# Of `safe_softmax`: scores below the first are as if forbidden, and no sum is less than the second.
+# `safe_softmax`: scores below the first are as if forbidden, and no sum is less than the second.
 LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
 
 

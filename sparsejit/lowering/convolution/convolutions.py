@@ -93,7 +93,7 @@ def _add_afterwards(low: Lowering, node: Node) -> None:
 
 
 def _common_pitch(low: Lowering, node: Node) -> int | None:
-    """That of a product's image and its result where their channels are padded."""
+    """The pitch of a product's image and its result where their channels are padded."""
     if not is_pointwise(node) or not is_padded(low, node.output):
         return None
     return padded_pitch(low.view(node.inputs[0]))

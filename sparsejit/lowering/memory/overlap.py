@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sparsejit.lowering.memory.storage import View
 
-# Of an axis to look at before giving up; of tensors that lie in order two meet any byte.
+# Places of an axis to look at before giving up; of tensors that lie in order two meet any byte.
 _MOST_PLACES = 4
 _LINE = 64  # bytes
 
@@ -63,7 +63,7 @@ def _extent(view: View) -> tuple[int, int]:
 
 
 def _lengths(view: View) -> _Lengths:
-    """Of the axes that move; two with the same stride are as one that reaches as far."""
+    """Lengths of the axes that move; two with the same stride are as one that reaches as far."""
     lengths: _Lengths = {}
     for length, stride in zip(view.shape, view.strides, strict=True):
         if length > 1 and stride:

@@ -43,7 +43,7 @@ _TO_PACK = 4
 
 @dataclass(frozen=True, eq=False)
 class _StackMasks:
-    """Those of an attention: (masks, queries, keys), and which axis of the stack has them."""
+    """The masks of an attention: (masks, queries, keys), and which axis of the stack has them."""
 
     arrays: BoolArray
     axis: int = -1

@@ -61,7 +61,7 @@ def is_scaled_column(node: Node) -> bool:
 
 
 def scaled_column(low: Lowering, node: Node) -> GateSum:
-    """That of a chain which `is_scaled_column`."""
+    """The sum of a chain which `is_scaled_column`."""
     assert isinstance(node.op, Chain)
     *factors, rest = (node.inputs[number] for number in _operands(node.op))
     column, number = sorted(factors, key=lambda value: not value.shape)

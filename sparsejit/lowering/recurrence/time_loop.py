@@ -99,7 +99,7 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
 def _products(
     low: Lowering, op: Recurrence, weights: Value, bias: Value, batch: int
 ) -> list[tuple[Layer, SparseMatrix, Plan]]:
-    """Those of a step, which write the rows of one matrix (batch, gates * hidden)."""
+    """The products of a step, which write the rows of one matrix (batch, gates * hidden)."""
     matrix, values = low.matrix(weights), low.constant(bias)
     rows, hidden = weights.shape
     whole = MatVec(rows, hidden, dtype=op.dtype)
@@ -134,7 +134,7 @@ def _last(view: View) -> View:
 
 
 def _facts(products: list[Facts], loop: "_TimeLoop", target: Target) -> Facts:
-    """Those of the products in every step, and of the gates; of several no layer is named."""
+    """Facts of the products in every step, and of the gates; of several no layer is named."""
     time, batch, hidden = loop.into.shape
     cell, first = RecurrentCell.GRU if loop.resets_first else loop.cell, products[0]
     ns = gates_ns(cell, batch * hidden, target) + sum(one.predicted_ns or 0.0 for one in products)
@@ -175,12 +175,12 @@ class _TimeLoop:
 
     @property
     def keeps_copy(self) -> bool:
-        """Of the state."""
+        """Whether there is a copy of the state."""
         return self.batch > 1 and self.into.strides[1] != _FLOAT * self.hidden
 
     @property
     def state_offset(self) -> int:
-        """Of the copy, in the scratch memory."""
+        """Where the copy lies in the scratch memory."""
         return -(-self.given.type.bytes // self.given.shape[0] // 64) * 64
 
     @property
@@ -189,7 +189,7 @@ class _TimeLoop:
 
     @property
     def reset_offset(self) -> int:
-        """Of states that were reset, (batch, hidden), in the scratch memory."""
+        """Where states that were reset, (batch, hidden), lie in the scratch memory."""
         copied = _FLOAT * self.batch * self.hidden if self.keeps_copy else 0
         return self.state_offset + -(-copied // 64) * 64
 

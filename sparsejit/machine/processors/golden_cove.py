@@ -13,7 +13,7 @@ from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
 from sparsejit.machine.rates import Rates
 
-# Of layers of up to 256x64 in L1 on an Emerald Rapids core at 3.0 GHz: between what the quietest
+# Layers of up to 256x64 in L1 on an Emerald Rapids core at 3.0 GHz: between what the quietest
 # and an ordinary hour of a shared machine gave, which differ by a tenth, loops by a third. Loops of
 # 24 steps on a Sapphire Rapids core gave the same within a tenth.
 _MEASURED = "layers in L1, docs/kernels/processors.md"
@@ -97,8 +97,8 @@ GOLDEN_COVE = Core(
     placement=False,
     # Port 5 spreads: 512x784 at 90 %, 64 columns: 52.9 us with 0.2, 54.7 with 0.45.
     shared_panel_loads={"avx512": (0.12, 0.2, 0.2, 0.2), "avx2": (0.0, 1.0)},
-    # Of 162 layers these lost 1.014 to the best family, 94 % predicted within 1.5; shares of 0.2 to
-    # 0.3 predict better in noisy hours and choose worse. Of 20 to 40 bytes of code beside a vector
+    # In 162 layers these lost 1.014 to the best family, 94 % predicted within 1.5; shares of 0.2 to
+    # 0.3 predict better in noisy hours and choose worse. In 20 to 40 bytes of code beside a vector
     # of data, the lesser added 0.05 from L2, 0.32 to 0.48 from L3.
     shared_way=0.05,
     shared_far=0.4,
@@ -110,7 +110,7 @@ GOLDEN_COVE = Core(
     # Seven layers in float32 from L2 were predicted at 0.80 to 0.89 of their time, in straight code
     # at 0.94 to 0.99: nothing hides the ends of loops.
     data_rates={"broadcast-loop": 0.87, "broadcast-mixed": 0.87},
-    # Of 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
+    # In 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
     # 93 and 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights,
     # and is one of two that multiply 512 bits. A store beyond L1 takes 5 cycles. A square takes
     # 66 in L1, 109 beyond; on AVX2 23 and 30. Feature-major one of 2 columns takes as long as
@@ -129,7 +129,7 @@ GOLDEN_COVE = Core(
         # 3 x 3 layers of 64 to 256 channels at 90 %: 1.25 to 1.4; a dense one of 7 x 7 1.5.
         windows=1.4,
     ),
-    # Of 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256;
+    # From 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256;
     # integers and bytes from 256x256, 1024x1024 and 4096x4096 at 90 %.
     csr={
         ("avx512", "floats"): CsrPrices(0.4, 0.7, 0.8, 3.2, 30, (2.4, 3.2), (8.8, 15), 0.3),

@@ -98,7 +98,7 @@ class PostFilter:
         yield from self._give(total[:final], weight[:final])
 
     def _give(self, total: DoubleArray, weight: DoubleArray) -> Iterator[FloatArray]:
-        """Of sums in the order of time, the speech: not what lies before its begin or after."""
+        """The speech out of sums in the order of time: not what lies before its begin or after."""
         dropped = min(self._to_drop, len(total))
         place = slice(dropped, dropped + min(len(total) - dropped, self._to_give))
         speech = (total[place] / weight[place]).astype(np.float32)

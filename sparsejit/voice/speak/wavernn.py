@@ -29,7 +29,7 @@ from sparsejit.voice.spec.trained import GivenConditioning, TrainedNetwork
 from sparsejit.voice.spec.voice_spec import VoiceSpec
 from sparsejit.voice.weights import VoiceWeights
 
-# Of a stream: more gain no speed, and nothing interrupts what is being spoken.
+# Frames of a stream: more gain no speed, and nothing interrupts what is being spoken.
 _MOST_FRAMES_AT_ONCE = 64
 # What `explain` times: so many frames at once, so many times.
 _FRAMES_TIMED, _TIMES = 20, 9

@@ -29,7 +29,7 @@ class FrameTerms:
         """The inputs of `frames` frames.
 
         conditioning: by its name (frames, size); of interpolated conditioning (frames + taps - 1,
-        size), from `taps` // 2 frames before the first. Of linear prediction PREDICTOR, (frames,
+        size), from `taps` // 2 frames before the first. With linear prediction PREDICTOR, (frames,
         32), and RESIDUAL_SCALE and LEVEL_SCALE, (frames,).
         """
         arrays: list[Array] = []

@@ -43,7 +43,7 @@ MEL = "mel"
 LARGEST_MEL = 10.0
 # Counters that training keeps in a state dict.
 _COUNTERS = ("num_batches_tracked", "step")
-# Of a mixture of logistics: ten of them.
+# Numbers of a mixture of logistics: ten of them.
 _MIXTURE = 30
 _GRU_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _ANY = 0

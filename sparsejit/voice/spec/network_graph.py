@@ -272,7 +272,7 @@ class _NetworkBuilder:
         )
         if layer is self.spec.halved:
             weight_ih = weight_ih[:, :-1]
-        # That of the new gate lies within the product with r.
+        # The bias of the new gate lies within the product with r.
         is_outside = np.arange(3 * layer.size) < 2 * layer.size
         both = bias_ih + np.where(is_outside, bias_hh, 0)
         before, matrix, rest = self._product(layer, parts, weight_ih, both)

@@ -14,7 +14,7 @@ from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.trained import TrainedNetwork
 
 SHORT_DTYPES = ("int8", "bfloat16")
-# Of a layer's time: less is within the error of a prediction.
+# A share of a layer's time: less is within the error of a prediction.
 _LEAST_GAIN = 0.05
 
 

@@ -47,7 +47,7 @@ class MelReader(Protocol):
         """Raise InvalidInput for a finite mel (bands, frames) of another scale."""
 
     def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:
-        """Of mel (frames + 2 * around, bands), conditioning as `FrameTerms` takes it."""
+        """Make of mel (frames + 2 * around, bands) conditioning as `FrameTerms` takes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class TrainedNetwork:
 
     @property
     def hidden_size(self) -> int:
-        """Of the first GRU, or without one of the first layer."""
+        """The size of the first GRU, or without one of the first layer."""
         grus = (layer for layer in self.spec.layers if isinstance(layer, GruSpec))
         return next(grus, self.spec.layers[0]).size
 
@@ -147,7 +147,7 @@ class TrainedNetwork:
 
 
 class GivenConditioning:
-    """Of a network that is a spec alone: its "mel" is its conditioning, row under row.
+    """The conditioning of a network that is a spec alone: its "mel" is that, row under row.
 
     Rows are those of `spec.conditioning` in its order; after them, of linear prediction, the 32
     weights of the predictor, the residual scale and the level scale. Beyond its ends are zeros.

@@ -53,7 +53,7 @@ __all__ = [
 
 LAST_SAMPLE = "last sample"
 PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE = "predictor", "residual scale", "level scale"
-# Of a signal, in tables.
+# Levels of a signal, in tables.
 LEVELS = 256
 # Beyond these, softmax(logits / temperature) is the greatest logit, or no choice at all.
 TEMPERATURES = (0.01, 100.0)

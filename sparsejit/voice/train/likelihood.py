@@ -95,8 +95,8 @@ def evaluate(
 ) -> float:
     """Return the teacher-forced nats a sample over `clips`, all in parallel.
 
-    Of every clip at most its first `most_frames` frames; every sample weighs the same. Computed
-    `frames` frames at a time.
+    At most the first `most_frames` frames of every clip count; every sample weighs the same. It is
+    computed `frames` frames at a time.
     """
     ends = [min(clip.frames, most_frames or clip.frames) for clip in clips]
     state = torch.zeros(len(clips), model.hidden_size, device=device)

@@ -19,7 +19,7 @@ DoubleArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PitchAgreement:
-    """Of `frames` clearly periodic frames of a recording: the share spoken within a semitone.
+    """The share spoken within a semitone, of `frames` clearly periodic frames of a recording.
 
     median_semitones: the median of spoken over recorded pitch; above 0 is sharp.
     """

@@ -59,14 +59,14 @@ def multi_head_attention(write: Writer, call: Call) -> Any:
 def _of_one_product(
     write: Writer, call: Call, whole: Value, mask: int, added: int | None = None
 ) -> Any:
-    """Of q, k and v side by side (batch, length, 3 heads depth)."""
+    """Attention where q, k and v lie side by side (batch, length, 3 heads depth)."""
     return _attended(write, call, cut(write, whole, [whole.shape[2] // 3] * 3, 2), mask, added)
 
 
 def _attended(
     write: Writer, call: Call, parts: list[Value], mask: int, added: int | None = None
 ) -> Any:
-    """Of q, k, v (batch, length, heads depth), and the operands that mask, or are added to, scores.
+    """Attention of q, k, v (batch, length, heads depth), with what masks, or is added to, scores.
 
     What else the operator may return is kept by none.
     """

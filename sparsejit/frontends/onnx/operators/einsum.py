@@ -28,7 +28,7 @@ class _Term:
         self.x, self.labels, self._write = x, labels, write
 
     def sizes(self, labels: Sequence[str]) -> list[int]:
-        """Of axes; 1 where it has none of that label."""
+        """The sizes of axes; 1 where it has none of that label."""
         own = dict(zip(self.labels, self.x.shape, strict=True))
         return [own.get(each, 1) for each in labels]
 
@@ -77,7 +77,7 @@ def einsum(write: Writer, call: Call) -> Value:
 
 
 def _labels(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
-    """Of each operand and of the result. Raises Unmapped for an equation that does not fit."""
+    """The labels of each operand and of the result. Raises Unmapped where they do not fit."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -105,7 +105,7 @@ def _spread(term: str, hidden: int) -> Labels:
 
 
 def _sizes(terms: Sequence[_Term]) -> dict[str, int]:
-    """Of every label. Raises Unmapped where operands do not broadcast."""
+    """The size of every label. Raises Unmapped where operands do not broadcast."""
     found: dict[str, int] = {}
     for term in terms:
         for label, size in zip(term.labels, term.x.shape, strict=True):
@@ -116,7 +116,7 @@ def _sizes(terms: Sequence[_Term]) -> dict[str, int]:
 
 
 def _product(write: Writer, a: _Term, b: _Term, kept: Collection[str]) -> _Term:
-    """Of two, summed over what is not kept."""
+    """The product of two, summed over what is not kept."""
     a, b = a.summed({*kept, *b.labels}), b.summed({*kept, *a.labels})
     if write.known(a.x) is not None:  # weights stand second
         a, b = b, a

@@ -39,7 +39,7 @@ def folded(function: Callable[..., Value]) -> Mapping:
 
 
 def mean(write: Writer, call: Call) -> Value:
-    """Of operands, which broadcast."""
+    """The mean of operands, which broadcast."""
     total: Value = folded(pointwise.add)(write, call)
     return write.pointwise("mul", total, 1.0 / len(call))
 

@@ -47,7 +47,7 @@ def _turned(write: Writer, b: Value, is_turned: bool) -> Value:
 
 
 def gelu(approximate: str) -> Callable[[Writer, Call], Value]:
-    """Of x, or of x plus a bias."""
+    """gelu of x, or of x plus a bias."""
 
     def mapping(write: Writer, call: Call) -> Value:
         x, bias = call.value(write, 0), call.optional(write, 1)
@@ -96,7 +96,7 @@ def fused_gemm(write: Writer, call: Call) -> Value:
 
 
 def skip_layer_normalization(write: Writer, call: Call) -> Any:
-    """Of input + skip + bias, which is its fourth result."""
+    """LayerNormalization of input + skip + bias, which is its fourth result."""
     parts = [call.optional(write, place) for place in (0, 1, 4)]
     total = pointwise.total(write, parts)
     scale, shift = call.value(write, 2), call.optional(write, 3)
@@ -106,7 +106,7 @@ def skip_layer_normalization(write: Writer, call: Call) -> Any:
 
 
 def skip_simplified_layer_normalization(write: Writer, call: Call) -> Any:
-    """Of input + skip + bias, which is its fourth result, by the root of its mean square."""
+    """input + skip + bias, its fourth result, over the root of its mean square."""
     total = pointwise.total(write, [call.optional(write, place) for place in (0, 1, 3)])
     epsilon = call.attribute("epsilon", _EPSILON)
     normal = normalisation.rms_norm(write, total, total.shape[-1:], call.value(write, 2), epsilon)
@@ -114,7 +114,7 @@ def skip_simplified_layer_normalization(write: Writer, call: Call) -> Any:
 
 
 def embed_layer_normalization(write: Writer, call: Call) -> Any:
-    """Of the sum of rows for words, positions and segments, which is its third result.
+    """The norm of the sum of rows for words, positions and segments, which is its third result.
 
     Its second is how many words of each sample the mask keeps.
     """

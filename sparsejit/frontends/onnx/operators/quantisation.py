@@ -2,7 +2,7 @@
 
 What stands between QuantizeLinear and DequantizeLinear is computed on the values that quantised
 numbers stand for. `passes/quantised_layers.py` makes layers in int8 of products and convolutions of
-such values. Of MatMulInteger and ConvInteger it makes none: their scale is known in the call alone.
+such values. It makes none of MatMulInteger and ConvInteger: their scale is known in the call alone.
 """
 
 from __future__ import annotations

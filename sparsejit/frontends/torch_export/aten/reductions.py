@@ -29,12 +29,12 @@ from sparsejit.ir.graph import Element, Value
 
 
 def sum_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
-    """Of all elements."""
+    """The sum of all elements."""
     return sum_over(write, x, None, False, dtype)
 
 
 def mean_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
-    """Of all elements."""
+    """The mean of all elements."""
     return mean_over(write, x)
 
 
