@@ -166,8 +166,7 @@ def _lowered_while_they_may_win(
     made: list[Candidate] = []
     best = None
     for candidate in considered:
-        cheapest = min((other.cost.ns for other in made), default=math.inf)
-        if candidate.cost.ns >= cheapest:
+        if made and _rank(candidate) >= min(map(_rank, made)):
             break
         cost, lowered = job.lowered(candidate.template)
         made.append(cost)

@@ -1,6 +1,8 @@
 """The planner's choices where they are not close, and what it records of them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.cost import cache_shares, missed_share, price
-from sparsejit.planner.plan import plan, strategies
+from sparsejit.planner.plan import _lowered_while_they_may_win, plan, strategies
 from sparsejit.x86.assembler import Assembler
 
 
@@ -168,3 +170,20 @@ def test_what_l2_misses_comes_from_l3() -> None:
     full = replace(target, core=replace(target.core, l2_ways=0))
     assert cache_shares(size, 0, full, 1000) == {"L2": 1.0}
     assert cache_shares(2 * target.l2_bytes, 0, full, 1000) == {"L3": 1.0}
+
+
+def test_a_tie_of_lowered_candidates_goes_to_less_code() -> None:
+    """Also where what has less code was expected to cost more than the other at first."""
+
+    def candidate(name: str, ns: float, code_bytes: int) -> Any:
+        return SimpleNamespace(name=name, cost=SimpleNamespace(ns=ns, code_bytes=code_bytes))
+
+    names, costs, sizes = ("long", "short", "same"), (1.0, 2.0, 2.0), (100, 10, 10)
+    expected = list(map(candidate, names, costs, sizes))
+    lowered = {"long": candidate("long", 2.0, 100), "short": expected[1], "same": expected[2]}
+    for each in expected:
+        each.template = each.name
+    job = SimpleNamespace(lowered=lambda name: (lowered[name], name))
+    made, best = _lowered_while_they_may_win(job, expected)
+    assert [each.name for each in made] == ["long", "short"]
+    assert best == "short"
