@@ -1,10 +1,11 @@
 """Warnings that name the line of the user's that called, however deep we are."""
 
+import contextlib
 import sys
 import warnings
 from pathlib import Path
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = (str(Path(__file__).parents[1]), contextlib.__file__)
 
 
 def warn_caller(text: str) -> None:

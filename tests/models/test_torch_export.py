@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,3 +237,21 @@ def test_a_size_that_values_decide_is_refused() -> None:
     inputs = torch.ones(2, 3), torch.tensor([1, 0, 2])
     with pytest.raises(UnsupportedOperator, match="which leaves the size open"):
         export(RepeatedAsAnInputSays().eval(), inputs)
+
+
+class Keeper(nn.Module):
+    """Keeps its last result as an attribute, which is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(1, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x + self.last
+        return self.last * 1
+
+
+def test_a_state_in_an_attribute_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"assigns self\.last .*input and return it") as warned:
+        sparsejit.compile(Keeper().eval(), (torch.zeros(1, 4),))
+    assert [Path(each.filename).name for each in warned] == [Path(__file__).name]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # torch.export changes the model and switches of the whole process while it runs.
 ONE_AT_A_TIME = threading.RLock()
+# What torch.export says of a module's attributes.
+_ASSIGNED = re.compile(r"tensor attributes? (.+?) (?:was|were) assigned during export")
 _FIXED_SIZE = re.compile(r"specialized it to be a constant \((\d+)\)")
 
 
@@ -48,10 +50,11 @@ def traced(
     if any(module.training for module in model.modules()):
         warn_caller("the model is in training mode; what model.eval() computes is compiled")
     why_not = "it was not asked for" if axes is None else _no_common_batch(args, kwargs, axes)
-    with _evaluating(model), known_recurrent_shapes():
+    with _evaluating(model) as told, known_recurrent_shapes():
+        program = None
         if not why_not:
             try:
-                return _exported(model, args, kwargs, _open_batch(args, kwargs, axes)), ""
+                program = _exported(model, args, kwargs, _open_batch(args, kwargs, axes))
             except Exception as error:  # torch has many types for a size that must not change
                 fixed = _FIXED_SIZE.search(str(error))
                 why_not = (
@@ -59,7 +62,13 @@ def traced(
                     if fixed
                     else f"torch.export fixes it: {first_line(error)}"
                 )
-        return _of_one_batch(model, args, kwargs), why_not
+        program = program or _of_one_batch(model, args, kwargs)
+    for name in _kept_attributes(program, told):
+        warn_caller(
+            f"the model reads and assigns self.{name} while it runs, which keeps its first value "
+            "in compiled calls; take it as an input and return it"
+        )
+    return program, why_not
 
 
 def traced_again(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExportedProgram:
@@ -181,9 +190,21 @@ def _no_common_batch(args: Any, kwargs: Any, axes: InputAxes) -> str:
     return "the batch is empty" if sizes == {0} else ""
 
 
+def _kept_attributes(
+    program: ExportedProgram, told: Sequence[warnings.WarningMessage]
+) -> list[str]:
+    """Tensors that the model has as attributes, not as buffers, and both reads and replaces."""
+    texts = (_ASSIGNED.search(str(warning.message)) for warning in told)
+    names = (name.removeprefix("self.") for text in texts if text for name in text[1].split(", "))
+    return [name for name in dict.fromkeys(names) if name in program.constants]
+
+
 @contextmanager
-def _evaluating(model: Module) -> Iterator[None]:
-    """No gradients, evaluation, no fused transformer layers; all as before afterwards."""
+def _evaluating(model: Module) -> Iterator[list[warnings.WarningMessage]]:
+    """No gradients, evaluation, no fused transformer layers; all as before afterwards.
+
+    No warning gets out; the list has them.
+    """
     import torch
 
     modes = [(module, module.training) for module in model.modules()]
@@ -191,9 +212,9 @@ def _evaluating(model: Module) -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         model.eval()
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield told
     finally:
         for module, training in modes:
             module.training = training
