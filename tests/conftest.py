@@ -15,9 +15,8 @@ from hypothesis import settings
 from sparsejit.machine.prices import SharingPrices
 from sparsejit.planner import sharing
 from sparsejit.runtime import native_timing
-from sparsejit.x86 import form_table
-from sparsejit.x86.encoder import forms_used, instruction_sets
-from sparsejit.x86.form_table import KeptForm
+from sparsejit.x86.encoder import forms_used
+from sparsejit.x86.shipping import ship
 
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
@@ -58,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--keep-forms"):
-        form_table.add(KeptForm(form, instruction_sets(form.key)) for form in forms_used())
+        ship(form.key for form in forms_used())
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,8 +23,8 @@ from sparsejit.planner.calibration import calibrate
 from sparsejit.selftest.cases import derive, levels
 from sparsejit.selftest.examination import compile_case
 from sparsejit.x86 import form_table
-from sparsejit.x86.encoder import forms_used, instruction_sets
-from sparsejit.x86.form_table import KeptForm
+from sparsejit.x86.encoder import forms_used
+from sparsejit.x86.shipping import ship
 
 _KERNELS = 1500
 _DENSITY = 0.1
@@ -91,8 +91,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     run_some()
     compile_many()
-    found = [KeptForm(form, instruction_sets(form.key)) for form in forms_used()]
-    print(f"{form_table.add(found)} forms in {form_table.FILE}")
+    print(f"{ship(form.key for form in forms_used())} forms in {form_table.FILE}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Forms that were learned before, from `forms.json`: nobody needs ask PeachPy for them again.
 
-A line a form, its key as JSON before it. `python -m sparsejit.perf.studies.forms` makes the file,
-and `pytest --keep-forms` adds what the tests that it ran needed besides. A test compares each form
-with PeachPy's, and with what an independent disassembler reads.
+A line a form, its key as JSON before it; forms that differ from it in general registers alone
+follow from it (`general_registers`). `python -m sparsejit.perf.studies.forms` makes the file, and
+`pytest --keep-forms` adds what the tests that it ran needed besides. A test compares each form with
+PeachPy's, and with what an independent disassembler reads.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from sparsejit.errors import DamagedFile
 from sparsejit.files import atomic_path
 from sparsejit.x86.forms import Form, Hole, Key, register_table
+from sparsejit.x86.general_registers import moved, representative
 
 FILE = Path(__file__).with_name("forms.json")
 _REGISTER_BITS = 5
@@ -36,9 +38,16 @@ class KeptForm(NamedTuple):
 
 
 def kept(key: Key) -> KeptForm | None:
-    """What the table has for a key. Raises DamagedFile where the file is not what was shipped."""
-    row = _rows().get(_text(key))
-    return None if row is None else _from_data(key, row)
+    """What the table has for a key, or for one that differs from it in general registers alone.
+
+    Raises DamagedFile where the file is not what was shipped.
+    """
+    kept_key = representative(key)
+    row = _rows().get(_text(kept_key))
+    if row is None:
+        return None
+    form, sets = _from_data(kept_key, row)
+    return KeptForm(form if kept_key == key else moved(form, key), sets)
 
 
 def keys() -> list[Key]:
@@ -47,7 +56,10 @@ def keys() -> list[Key]:
 
 
 def add(forms: Iterable[KeptForm]) -> int:
-    """Add forms to the file, which several processes may do at once; returns how many it has."""
+    """Add forms to the file, which several processes may do at once; returns how many it has.
+
+    Each is its own representative.
+    """
     folder = os.open(FILE.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

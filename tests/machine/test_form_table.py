@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,23 +12,68 @@ from sparsejit.errors import DamagedFile
 from sparsejit.x86 import form_table
 from sparsejit.x86.encoder import instruction_sets
 from sparsejit.x86.form_table import KeptForm
+from sparsejit.x86.forms import Key
+from sparsejit.x86.general_registers import family, representative
 from sparsejit.x86.learning import learned_form, learned_sets
 
 KEYS = form_table.keys()
 
 
+def check(key: Key) -> None:
+    """That the form of the table is PeachPy's."""
+    kept = form_table.kept(key)
+    assert kept is not None
+    learned = learned_form(key)
+    assert np.array_equal(kept.form.template, learned.template), key
+    assert len(kept.form.registers) == len(learned.registers), key
+    for one, other in zip(kept.form.registers, learned.registers, strict=True):
+        assert np.array_equal(one, other), key
+    assert kept.form.displacement == learned.displacement, key
+    assert kept.form.immediate == learned.immediate, key
+
+
 def test_every_form_is_what_peachpy_teaches() -> None:
     assert len(KEYS) > 1000
     for key in KEYS:
-        kept = form_table.kept(key)
-        assert kept is not None
-        learned = learned_form(key)
-        assert np.array_equal(kept.form.template, learned.template), key
-        assert len(kept.form.registers) == len(learned.registers), key
-        for one, other in zip(kept.form.registers, learned.registers, strict=True):
-            assert np.array_equal(one, other), key
-        assert kept.form.displacement == learned.displacement, key
-        assert kept.form.immediate == learned.immediate, key
+        check(key)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_forms_of_other_general_registers_are_too(seed: int) -> None:
+    """Those that stand for others, with the lowest bits of each number drawn."""
+    random = np.random.default_rng(seed)
+
+    def drawn(number: int) -> int:
+        return number & ~7 | int(random.integers(8))
+
+    def other(signature: tuple[Any, ...], alone: bool) -> tuple[Any, ...]:
+        if signature[0] in ("r32", "r64") and not alone:
+            return signature[0], drawn(signature[1]), *signature[2:]
+        if signature[0] != "memory":
+            return signature
+        _, base, index, *rest = signature
+        if index is None and base & 7 == 4:
+            return signature
+        if index is not None:
+            number = drawn(index[1])
+            index = index if number == 4 else (index[0], number)  # rsp is no index
+        return "memory", drawn(base), index, *rest
+
+    seen = 0
+    for key in KEYS:
+        alone = representative(key) == key and not any(s[0] == "memory" for s in key[1])
+        pair = [s[0] in ("r32", "r64") for s in key[1][:2]] == [True, True]
+        moved = key[0], tuple(other(s, alone and not pair) for s in key[1]), key[2]
+        if representative(moved) == key:  # rsp and r12 without an index represent themselves
+            check(moved)
+            seen += moved != key
+    assert seen > 500
+
+
+def test_a_family_has_its_own_representatives() -> None:
+    for key in KEYS[::7]:
+        assert all(representative(each) == each for each in family(key))
+        assert representative(key) in set(family(key))
 
 
 def test_their_instruction_sets_are_peachpys() -> None:
