@@ -1,4 +1,4 @@
-"""Pages: their Python runs as written, their length, and where they link to.
+"""Pages: their Python and C run as written, their length, and where they link to.
 
 The blocks of a page run in one process, in order, and share names, in a folder of their own that
 holds `model.onnx` (64 inputs, 8 outputs) and `vad.sjit`. Set-up that readers need not see stands in
@@ -7,6 +7,8 @@ comments (`invisible-code-block`); a block that cannot run here says why (`skip:
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from unittest import SkipTest
 
@@ -23,6 +25,7 @@ PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 MOST_WORDS = 1200
 MOST_COLUMNS = 80
 PYTHON = re.compile(r"^```python$", re.MULTILINE)
+C = re.compile(r"```c\n(.*?)```", re.DOTALL)
 LINKS = re.compile(r"\]\(([^)#]+\.md)")
 WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if PYTHON.search(path.read_text())]
 
@@ -40,6 +43,18 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             example.evaluate()
         except SkipTest:
             continue
+    for block in C.findall(page.read_text()):
+        check_c(block, tmp_path)
+
+
+def check_c(program: str, folder: Path) -> None:
+    """Build it with what the page's Python exported, and run it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: apt-get install gcc")
+    (folder / "main.c").write_text(program)
+    subprocess.run([compiler, "main.c", "model.o", "-o", "main"], cwd=folder, check=True)
+    subprocess.run([folder / "main"], check=True)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.stem)
