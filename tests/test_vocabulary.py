@@ -40,8 +40,8 @@ def pages() -> Iterator[tuple[str, str, bool]]:
         inside = path.is_relative_to(DOCS) and path.relative_to(DOCS).parts[0] in FOR_DEVELOPERS
         yield path.relative_to(ROOT).as_posix(), text, not inside
     yield "CONTRIBUTING.md", (ROOT / "CONTRIBUTING.md").read_text(), False
-    unreleased = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
-    yield "CHANGELOG.md", unreleased, True
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    yield "CHANGELOG.md", "\n".join(sections[1:3]), True  # unreleased, and the newest release
 
 
 def docstrings() -> Iterator[tuple[str, str]]:

@@ -184,7 +184,7 @@ class SizedGraph:
 
 
 class _Constants(Mapping[Value, Array]):
-    """Those of the first graph, read when they are asked for; `own` stand in place of some."""
+    """Constants of the first graph, read when they are asked for; `own` stand in place of some."""
 
     def __init__(
         self, fixed: Mapping[Value, Array], own: Mapping[Value, tuple[Value, Array]]

@@ -17,7 +17,7 @@ def build_function(
     listed: bool = False,
     common: CommonWeights | None = None,
 ) -> Program:
-    """Of forms for one or more tiles. `listed` and `common` are as in `build`."""
+    """The function of forms for one or more tiles. `listed` and `common` are as in `build`."""
     if forms[0].options.shares_tiles:
         return build_shared_tiles(forms[0], name, listed, common)
     return build_forms(forms, name, listed, common)

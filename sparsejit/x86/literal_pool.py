@@ -83,7 +83,7 @@ class LiteralPool:
 
 
 def address_of(room: memoryview) -> int:
-    """Of its first byte."""
+    """The address of its first byte."""
     return int(np.frombuffer(room, np.uint8).__array_interface__["data"][0])
 
 
