@@ -19,6 +19,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, price
 
 AUTO = "auto"
+_HARDLY_MORE = 1.08  # times the least: a form that has its weights anew takes seconds and memory
 MANY_INPUTS = 1 << 17  # so many may be why there is no kernel
 
 
@@ -146,13 +147,26 @@ def choose(
     if not considered:
         known = ", ".join(dict.fromkeys((AUTO, *(c.template.family for c in candidates))))
         raise InvalidInput(f"strategy {strategy!r} has no kernel for {case}; use one of {known}")
-    made, lowered = _lowered_while_they_may_win(job, considered)
+    shared = _as_good(job.matrix.kept, considered) if strategy == AUTO else None
+    made, lowered = _lowered_while_they_may_win(job, [shared] if shared else considered)
     known_costs = {candidate.template.name: candidate for candidate in made}
     candidates = [known_costs.get(c.template.name, c) for c in candidates]
     ranked = tuple(sorted(candidates, key=_rank))
     chosen = min(made, key=_rank)
-    asked = f"strategy={strategy!r} was asked for"
-    return Plan(chosen, ranked, _comparison(ranked) if strategy == AUTO else asked, lowered=lowered)
+    reason = _comparison(ranked) if strategy == AUTO else f"strategy={strategy!r} was asked for"
+    if shared:
+        family = chosen.template.family
+        reason = f"{family} reads weights that are there for other lengths; {reason}"
+    return Plan(chosen, ranked, reason, lowered=lowered)
+
+
+def _as_good(families: frozenset[str], candidates: list[Candidate]) -> Candidate | None:
+    """One of these families that costs hardly more than the best, which is of none of them."""
+    best, *others = candidates
+    if best.template.family in families:
+        return None
+    fitting = (one for one in others if one.template.family in families)
+    return next((one for one in fitting if one.cost.ns <= _HARDLY_MORE * best.cost.ns), None)
 
 
 def _rank(candidate: Candidate) -> tuple[float, int]:

@@ -6,6 +6,7 @@ import gc
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +15,13 @@ from torch import nn
 from torch.export import Dim
 
 import sparsejit
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood
+from sparsejit.planner import plan
+from sparsejit.planner.cost import Cost
+from sparsejit.planner.plan import Candidate
 
 WIDTH = 48
 
@@ -143,6 +149,24 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
     del fast
     gc.collect()
     assert kept.run(words(1, 70).numpy())[0].shape == (1, 70, WIDTH)  # its weights are still there
+
+
+def test_weights_that_are_there_are_read_where_that_is_hardly_slower() -> None:
+    matrix = SparseMatrix(np.eye(20, dtype=np.float32))
+    costs = {"panels": 100.0, "csr": 107.0, "rows": 300.0}
+    candidates = [
+        next(
+            Candidate(row, Cost(0, 0, 0, ns, ""))
+            for row in MATMUL_TEMPLATES
+            if row.family == family
+        )
+        for family, ns in costs.items()
+    ]
+    assert plan._as_good(matrix.kept, candidates) is None
+    found = plan._as_good(frozenset({"csr"}), candidates)
+    assert found is not None and found.template.family == "csr"
+    assert plan._as_good(frozenset({"panels"}), candidates) is None
+    assert plan._as_good(frozenset({"rows"}), candidates) is None
 
 
 def test_a_saved_model_has_all_lengths(tmp_path: Path) -> None:
