@@ -48,6 +48,7 @@ class OtherSizes:
         self._kept, self._program = kept, _OpenProgram(model, self._sizes)
         self._lengths = {} if self._sizes is None else self._sizes.lengths(first_shapes)
         self._sized: dict[str, list[tuple[SizedGraph, int | None]]] = {}
+        self._without_rule: set[str] = set()
 
     def __call__(self, leaves: Sequence[Array]) -> Variant:
         """The variant for inputs like these. Raises as compiling does."""
@@ -67,21 +68,30 @@ class OtherSizes:
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
         """From the graphs of other lengths; None where only reading the model does."""
-        if self._kept is None or not self._kept.is_there or self._sizes is None:
+        if self._kept is None or self._sizes is None:
             return None
         lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
         others = [name for name, length in lengths.items() if length != self._lengths[name]]
         if len(others) != 1:
             return None
         (name,) = others
-        finals = self._graphs(name, lengths[name])
-        if finals is None and has_polynomial_sizes(program):
-            self._sized[name] = list(self._rules(program, name, leaves))
-            finals = self._graphs(name, lengths[name])
-        if finals is None:
+        if name not in self._sized and not has_polynomial_sizes(program):
+            self._without_rule.add(name)
+        if name in self._without_rule:
             return None
+        if not self._kept.is_there:  # the first came from the cache of code
+            self._first = self._lowered(self._first.graphs)
+        finals = self._graphs(name, lengths[name])
+        if finals is None:
+            self._without_rule.add(name)  # unless there is one
+            self._sized[name] = list(self._rules(program, name, leaves))
+            self._without_rule.remove(name)
+            finals = self._graphs(name, lengths[name])
+        return None if finals is None else self._lowered(finals)
+
+    def _lowered(self, finals: Sequence[TiledGraph]) -> Variant:
         options, title = self._first.options, self._first.program.name
-        return lowered_variant(finals, options, title, kept=self._kept)
+        return lowered_variant(finals, options, title, kept=self._kept, is_cached=False)
 
     def _graphs(self, name: str, length: int) -> list[TiledGraph] | None:
         """Where only this size is another than the first variant's."""

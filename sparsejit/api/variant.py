@@ -215,16 +215,17 @@ def lowered_variant(
     name: str,
     progress: Progress = lambda stage, share: None,
     kept: KeptWeights | None = None,
+    is_cached: bool = True,
 ) -> Variant:
     """Compile a model that has been through all passes, the graph of its main tile first.
 
     `kept` is what has been made of the weights for other sizes, or takes what is made of them now
-    for those to come. Raises as `make_variant` does.
+    for those to come; code that `is_cached` makes nothing of them. Raises as `make_variant` does.
     """
     started = time.perf_counter()
     if kept is not None and kept.is_there:
         return _beside_others(finals, options, name, kept)
-    key = code_cache.key_of(finals, options, name)
+    key = code_cache.key_of(finals, options, name) if is_cached else None
     if key is not None and (known := kept_variant(key, options, name, lambda: finals)) is not None:
         progress("done", 1.0)
         return replace(known, make_graphs=_put_away(finals))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import Dim
 
 import sparsejit
+from sparsejit.api import code_cache
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -167,6 +168,20 @@ def test_weights_that_are_there_are_read_where_that_is_hardly_slower() -> None:
     assert found is not None and found.template.family == "csr"
     assert plan._as_good(frozenset({"panels"}), candidates) is None
     assert plan._as_good(frozenset({"rows"}), candidates) is None
+
+
+def test_a_model_from_the_cache_of_code_shares_its_weights_too(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(code_cache.VARIABLE, "64")
+    reading()
+    assert list((cache_folder / "code").iterdir())
+    fast = reading()
+    for time in (30, 40, 50, 70):
+        assert_same(fast, READER, words(2, time))
+    graphs = [variant.graph for variant in fast.parts.variants[1:]]
+    shape = 4 * WIDTH, WIDTH
+    assert len({next(v for v in graph.constants if v.shape == shape) for graph in graphs}) == 1
 
 
 def test_a_saved_model_has_all_lengths(tmp_path: Path) -> None:
