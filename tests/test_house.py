@@ -51,8 +51,8 @@ INNER_ROOMS = {
 
 # What lowering may ask the planner: choices, and what a step should take. It knows no prices.
 CHOICES = {
-    *("attention_plan", "convolution_plan", "forest_plan", "layer_planner", "plan", "sharing"),
-    *("split", "vector_cost"),
+    *("attention_plan", "byte_plan", "convolution_plan", "forest_plan", "layer_planner"),
+    *("plan", "sharing", "split", "vector_cost"),
 }
 
 # What prices are made of: a core's data, and counts of cycles.

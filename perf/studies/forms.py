@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,6 +18,12 @@ from sklearn.ensemble import RandomForestClassifier
 
 import sparsejit
 from sparsejit.errors import SparseJitError
+from sparsejit.ir.graph import GraphBuilder, Origin, TensorType
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.spec import Activation, DType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import build_model, lower_model
 from sparsejit.machine.target import Target
 from sparsejit.perf.zoo.zoo_models import SMALL_ZOO, ZOO, pruned
 from sparsejit.planner.calibration import calibrate
@@ -67,6 +74,38 @@ def compile_grid(level: str, dtype: str) -> None:
             )
 
 
+def compile_bytes() -> None:
+    """Convolutions from bytes to bytes, with all that may come behind their sums, and pooling."""
+    level = Target.named("avx512")
+    target = replace(level, instruction_sets=level.instruction_sets | {"avx512_vnni"})
+    x_steps, own, result = (QuantisedSteps(0.02, shift) for shift in (-128, 3, 5))
+    pool = Pooling(PoolingKind.MAX, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
+    rounded = RoundedResult(result), RoundedResult(result, own, x_steps)
+    for size, kernel, stride, ends, scale in product(
+        (4, 7, 28, 56, 112), (1, 3, 7), (1, 2), rounded, (1e-30, 1.0)
+    ):
+        build = GraphBuilder()
+        weights = np.ones((5, 3, kernel, kernel), np.float32)
+        ops = (
+            Convolution(
+                *((stride,) * 2, (kernel // 2,) * 2, (1, 1)),
+                activation=Activation.RELU6,
+                dtype=DType.INT8,
+                input_scale=x_steps.scale / scale,
+                input_shift=x_steps.shift,
+                rounding=ends,
+            ),
+            pool,
+        )
+        values = [build.input(TensorType((1, 3, size, size)), Origin("x"))]
+        values += [build.constant(each, Origin("w")) for each in (weights, weights[:, 0, 0, 0])]
+        if ends.own is not None:
+            values.append(build.input(ops[0].infer(*(v.type for v in values))[0], Origin("added")))
+        y = build.one(ops[0], *values, origin=Origin("y"))
+        graph = build.finish([build.one(pool, y, origin=Origin("pool"))])
+        build_model(lower_model(graph, ModelOptions(target)), "bytes")
+
+
 def run_some() -> None:
     """Run what calls, times and calibrates: code of the runtime."""
     weights = np.eye(16, 24, dtype=np.float32)
@@ -90,6 +129,7 @@ def main() -> None:
     """Write the table with all that it had."""
     warnings.simplefilter("ignore")
     run_some()
+    compile_bytes()
     compile_many()
     print(f"{ship(form.key for form in forms_used())} forms in {form_table.FILE}")
 

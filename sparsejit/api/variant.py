@@ -21,13 +21,15 @@ from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.packed_graph import PackedGraph
+from sparsejit.ir.spec import DType
 from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.convolution.int8_convolutions import (
+    with_byte_layers,
     with_cheapest_convolutions,
     with_rounded_inputs,
 )
-from sparsejit.lowering.dtypes import with_dtypes
+from sparsejit.lowering.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.lowering.function import build_function, function_workspace_bytes
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory_plan import MemoryPlan
@@ -204,7 +206,10 @@ def final_graph(
     graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: bool = False
 ) -> Graph:
     """The graph that is lowered. Raises as `make_variant` does."""
-    passed = run_passes(with_cheapest_convolutions(quantised_layers(graph), options))
+    layers = quantised_layers(graph)
+    if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
+        layers = with_byte_layers(layers, options)
+    passed = run_passes(with_cheapest_convolutions(layers, options))
     final = with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
     return replace(final, notes=graph.notes, batch_axes=graph.batch_axes)
 

@@ -7,10 +7,12 @@ from math import prod
 
 import numpy as np
 
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.lowering.chain_facts import chain_facts
 from sparsejit.lowering.kept_weights import KeptWeights
@@ -70,6 +72,15 @@ class ModelOptions:
         return 1 if self.shares_tiles else self.threads
 
 
+@dataclass(frozen=True)
+class ByteImage:
+    """An image in bytes, each 128 more than the integer of its step."""
+
+    view: View
+    planes: BytePlanes
+    steps: QuantisedSteps
+
+
 class Lowering:
     """The state of lowering a graph: views of the values made so far, and the steps so far."""
 
@@ -86,6 +97,8 @@ class Lowering:
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         self._arrays: dict[Value, View] = {}  # of constants, when they are first read
+        self._later: dict[Value, Callable[[], View]] = {}
+        self.byte_images: dict[tuple[Value, QuantisedSteps], ByteImage] = {}
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
 
@@ -96,6 +109,8 @@ class Lowering:
 
     def view(self, value: Value) -> View:
         """Where to read a value, with any strides: its copy in order if it has one."""
+        if value in self._later:
+            self.bind(value, self._later.pop(value)())
         return self._copies.get(value) or self._own_view(value)
 
     def _own_view(self, value: Value) -> View:
@@ -127,6 +142,10 @@ class Lowering:
     def bind(self, value: Value, view: View) -> None:
         """Say where a value lies from here on."""
         self._views[value] = view
+
+    def bind_later(self, value: Value, make: Callable[[], View]) -> None:
+        """Have a value written, where `make` says, when somebody wants to read it."""
+        self._later[value] = make
 
     def contiguous(self, value: Value) -> View:
         """Where to read a value in row-major order; it is copied there if need be."""

@@ -15,6 +15,7 @@ from sparsejit.machine.prices import (
     ForestPrices,
     LayoutPrices,
     LoopPrices,
+    QuadPrices,
     SharingPrices,
     StepPrice,
 )
@@ -82,6 +83,7 @@ class Core:
     attention: by level.
     sharing: what it costs to share work with another core.
     layouts: what templates weigh when they lay a layer out.
+    quads: products of bytes.
     loops: all else.
     """
 
@@ -113,6 +115,7 @@ class Core:
     ask_ahead: int
     l3_share: float
     sharing: SharingPrices = field(repr=False)
+    quads: QuadPrices = field(repr=False)
     layouts: LayoutPrices = field(default=LayoutPrices(), repr=False)
     loops: LoopPrices = field(default=LoopPrices(), repr=False)
     vendor: str = ""

@@ -85,6 +85,23 @@ class CsrPrices(NamedTuple):
     fetch: float
 
 
+class QuadPrices(NamedTuple):
+    """Cycles of products of bytes, four inputs at a time, for 64 positions.
+
+    By the number of rows that share them, 1 and 2.
+
+    quad: four inputs whose vectors lie in line.
+    shifted: the same where they lie across lines.
+    row: to start and end a row of the matrix.
+    added: what more that takes where bytes are added.
+    """
+
+    quad: tuple[float, float]
+    shifted: tuple[float, float]
+    row: float
+    added: float
+
+
 class ForestPrices(NamedTuple):
     """Cycles of decision trees; `rank` to `group` are of the kernel of blocks alone.
 

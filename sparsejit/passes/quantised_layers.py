@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Pad
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
-from sparsejit.passes.chain_steps import as_chain
-from sparsejit.passes.quantised_values import rounded_to_steps
+from sparsejit.passes.quantised_values import functions_of, rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
 
 # Inputs of a sum whose integers int32 surely holds.
@@ -82,8 +80,11 @@ def _fits(weights: Array) -> bool:
 
 def _read_again(site: Site) -> _Rounding | None:
     """What was quantised, where a node reads it by the scale and zero point it was made with."""
-    value, back = _functions(site, Node(site.op, site.inputs, site.outputs))
-    source, made_by = _functions(site, None if value is None else site.producer(value))
+    node = Node(site.op, site.inputs, site.outputs)
+    value, back = functions_of(node, site.number)
+    source, made_by = functions_of(
+        None if value is None else site.producer(value), site.number
+    )
     numbers = dict(made_by)
     scale, zero = numbers.get("div"), numbers.get("add", 0.0)
     least, largest = numbers.get("maximum", 0.0), numbers.get("minimum", 0.0)
@@ -95,26 +96,3 @@ def _read_again(site: Site) -> _Rounding | None:
         return None
     shift = int(zero - (least + largest + 1) / 2)
     return _Rounding(source, scale, shift) if source.type == site.output.type else None
-
-
-def _functions(site: Site, node: Node | None) -> tuple[Value | None, list[tuple[str, float]]]:
-    """A value and what is done to it, if that is functions of it and one number, in a row."""
-    if node is None or not isinstance(node.op, Pointwise | Chain) or len(node.outputs) != 1:
-        return None, []
-    chain = as_chain(node).op
-    assert isinstance(chain, Chain)
-    numbers = [site.number(value) for value in node.inputs]
-    if numbers.count(None) != 1:
-        return None, []
-    last, found = numbers.index(None), []
-    value = node.inputs[last]
-    for place, step in enumerate(chain.steps, len(numbers)):
-        first, *others = step.arguments
-        if first != last or len(others) > 1 or max(others, default=0) >= len(numbers):
-            return None, []
-        number = numbers[others[0]] if others else 0.0
-        if number is None:
-            return None, []
-        found.append((step.kind, number))
-        last = place
-    return value, found if chain.results == (last,) else []

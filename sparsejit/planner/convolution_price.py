@@ -1,10 +1,30 @@
 """What a convolution on the image as it lies should cost, from its counts."""
 
+from dataclasses import dataclass
+
 from sparsejit.asm_templates.batch.panels import shared_loads
+from sparsejit.asm_templates.convolution.quads import ROW, quad_dtype
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
 from sparsejit.asm_templates.convolution.window_loop import DirectCounts
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level
+
+
+@dataclass(frozen=True)
+class QuadCounts:
+    """What a call does: vectors of positions, for each of them rows, and quads of weights.
+
+    together: how many rows share a quad.
+    shifted: the share of inputs whose vectors lie across lines.
+    """
+
+    together: int
+    vectors: int
+    rows: int
+    quads: int
+    shifted: float
+    adds: bool
+    moved_bytes: int
 
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
@@ -52,6 +72,20 @@ def price_dense_windows(
     bound = "execution" if cycles >= exposed else f"data from {level}"
     ns = (cycles + exposed) / core.rates.cycles_per_ns
     return Cost(int(cycles), 0, weight_bytes + moved_bytes, ns, bound)
+
+
+def price_quads(counts: QuadCounts, target: Target) -> Cost:
+    """Weights come once a vector of positions, beside the products."""
+    prices, rates, kind = target.core.quads, target.core.rates, counts.together - 1
+    quad = prices.quad[kind] + counts.shifted * (prices.shifted[kind] - prices.quad[kind])
+    row = prices.row + (prices.added if counts.adds else 0.0)
+    computing = counts.vectors * (counts.quads * quad + counts.rows * row)
+    stream_bytes = quad_dtype(counts.together).itemsize * counts.quads + ROW.itemsize * counts.rows
+    first = cache_level(stream_bytes, counts.moved_bytes, target, 0)
+    fetching = stream_bytes / rates.data[first]
+    bound = "execution" if computing >= fetching else f"data from {first}"
+    ns = max(computing, fetching) / rates.cycles_per_ns
+    return Cost(counts.vectors * counts.quads, 0, stream_bytes + counts.moved_bytes, ns, bound)
 
 
 def price_copy(moved_bytes: int, target: Target) -> Cost:

@@ -25,9 +25,10 @@ from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 
 
-def divided(graph: Graph, isa: str, threads: int, way: int) -> tuple[LoweredModel, int]:
+def divided(graph: Graph, isa: str | Target, threads: int, way: int) -> tuple[LoweredModel, int]:
     """Each step in a wave of its own, in that way, and how many were divided."""
-    lowered = lower_model(run_passes(graph), ModelOptions(Target.named(isa)))
+    target = isa if isinstance(isa, Target) else Target.named(isa)
+    lowered = lower_model(run_passes(graph), ModelOptions(target))
     waves, count = [], 0
     for number, step in enumerate(lowered.steps):
         ways = step.divide(threads) if step.divide else []

@@ -14,11 +14,12 @@ from test_onnx import graph_model
 
 import sparsejit
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import Graph, Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
-from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.convolution import int8_convolutions
+from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns
 from sparsejit.lowering.convolution.int8_convolutions import with_cheapest_convolutions
 from sparsejit.machine.target import Target
 from sparsejit.passes.quantised_layers import quantised_layers
@@ -94,11 +95,21 @@ def assert_within_a_step(model: Any, x: np.ndarray, **options: Any) -> None:
     assert (steps > 0.5).mean() < 0.005
 
 
-@pytest.fixture(params=[True, False], ids=["int8", "float32"])
+@pytest.fixture(params=["int8", "float32", "bytes"])
 def always_int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether all convolutions are int8, or none."""
-    monkeypatch.setattr(int8_convolutions, "_is_cheaper", lambda low, node: request.param)
-    return bool(request.param)
+    """Whether all convolutions are int8, or none; from bytes to bytes where there is code."""
+    choose(monkeypatch, request.param)
+    return bool(request.param != "float32")
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Have all convolutions computed in that way."""
+
+    def in_bytes(low: Lowering, node: Node) -> bool:
+        return way == "bytes" and byte_product_ns(low, node) < np.inf
+
+    monkeypatch.setattr(int8_convolutions, "_is_cheaper", lambda low, node: way != "float32")
+    monkeypatch.setattr(int8_convolutions, "_bytes_are_cheaper", in_bytes)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
@@ -139,7 +150,7 @@ def test_every_geometry(
 
 def test_the_rounding_of_x_costs_nothing_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel does it; zeros of pruned weights cost nothing either."""
-    monkeypatch.setattr(int8_convolutions, "_is_cheaper", lambda low, node: True)
+    choose(monkeypatch, "int8")
     weights = sparse_bytes((64, 64, 1, 1), 0.1)
     model = convolution_model(weights, np.uint8(0), 64, 28)
     compiled = sparsejit.compile(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Node
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.spec import Activation, Choice, DType
 
@@ -52,6 +53,19 @@ def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
 
 
 @dataclass(frozen=True)
+class RoundedResult:
+    """What becomes of a convolution's result behind its activation: whole steps of `result`.
+
+    Where an operand is added, both are rounded before: the product to `own`, the operand to
+    `added`.
+    """
+
+    result: QuantisedSteps
+    own: QuantisedSteps | None = None
+    added: QuantisedSteps | None = None
+
+
+@dataclass(frozen=True)
 class Convolution(Operator):
     """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
 
@@ -69,6 +83,7 @@ class Convolution(Operator):
         dtype: as of `Linear`
         input_scale: as of `Linear`
         input_shift: as of `Linear`
+        rounding: of the result, where what reads it wants it so; with int8 and a scale of x alone
     """
 
     stride: Sizes
@@ -81,6 +96,7 @@ class Convolution(Operator):
     dtype: DType = DType.FLOAT32
     input_scale: float | None = None
     input_shift: int | None = None
+    rounding: RoundedResult | None = field(default=None, metadata={"newer": True})
 
     needs: ClassVar[str] = ", at least as large as the kernel"
     mixes: ClassVar[tuple[str, ...]] = ("groups*each",)
@@ -123,8 +139,11 @@ class Convolution(Operator):
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         if bias:
             y = y + bias[0].reshape(-1, *(1,) * len(self.stride))
-        y = sum(bias[1:], y)
-        return (ACTIVATIONS[self.activation](y),)
+        ends = self.rounding
+        for added in bias[1:]:
+            y = y + added if ends is None else _rounded(y, ends.own) + _rounded(added, ends.added)
+        y = ACTIVATIONS[self.activation](y)
+        return (y if ends is None else _rounded(y, ends.result),)
 
     def _direct(self, x: Array, weights: Array) -> Array:
         rank, groups = len(self.stride), self.groups
@@ -150,6 +169,10 @@ class Convolution(Operator):
             _at(y, where)[:] += np.einsum("bgi...,gio->bgo...", grouped, one_tap)
         inside = [slice(p, p + n) for p, n in zip(self.padding, spatial, strict=True)]
         return _at(y, inside).reshape(batch, -1, *spatial)
+
+
+def _rounded(y: Array, steps: QuantisedSteps | None) -> Array:
+    return y if steps is None else on_steps(y, steps.scale, steps.shift)
 
 
 def adds_operand(node: Node) -> bool:

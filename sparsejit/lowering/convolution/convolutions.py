@@ -23,6 +23,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.bands import lower_bands
+from sparsejit.lowering.convolution.byte_convolutions import lower_byte_convolution
 from sparsejit.lowering.convolution.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.images import (
@@ -44,6 +45,9 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     """By channel where each has a kernel of its own, else over windows or as products."""
     op = node.op
     assert isinstance(op, Convolution)
+    if op.rounding is not None:
+        lower_byte_convolution(low, node)
+        return
     if node in low.lowered or lower_bands(low, node):
         return
     if is_depthwise(node):

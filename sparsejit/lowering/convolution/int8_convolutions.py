@@ -11,17 +11,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.ir.graph import Graph, Node, Origin, Value
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns
 from sparsejit.lowering.convolution.depthwise import is_depthwise
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.windows import window_image
+from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper
+from sparsejit.planner.byte_plan import copy_cost, has_quads
+from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper, quantised_ns
+from sparsejit.planner.layer_planner import LayerPlanner
 
 
 def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
@@ -35,12 +41,27 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
         op = site.op
         if not isinstance(op, Convolution) or op.dtype is not DType.INT8 or op.input_scale is None:
             return None
+        if op.rounding is not None:
+            return None
         known = all(map(site.is_constant, site.inputs[1:]))
         if known and _is_cheaper(low, Node(op, site.inputs, site.outputs)):
             return None
         return _in_floats(site, op)
 
     return rewrite(graph, rule)
+
+
+def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
+    """The graph with those convolutions from bytes to bytes that are faster so."""
+    if not has_quads(options.target):
+        return graph
+    low = Lowering(graph, options)
+
+    def wins(node: Node) -> bool:
+        known = all(value in graph.constants for value in node.inputs[1:])
+        return known and _bytes_are_cheaper(low, node)
+
+    return byte_layers(graph, wins)
 
 
 def with_rounded_inputs(graph: Graph) -> Graph:
@@ -59,24 +80,55 @@ def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
     """The layer, of float32 if it was int8, of x as its integers say it."""
     x, *others = site.inputs
     assert op.input_scale is not None
+    dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
+    plain = replace(op, dtype=dtype, input_scale=None, input_shift=None)
+    if _is_in_steps(site, x, QuantisedSteps(op.input_scale, op.input_shift or 0)):
+        return (site.one(plain, x, *others),)
     chain, numbers = rounded_to_steps(x.shape, op.input_scale, op.input_shift or 0)
     operands = [site.constant(number, Origin("step")) for number in numbers]
     origin = replace(x.origin, module=site.output.origin.module)
     rounded = site.one(chain, x, *operands, origin=origin)
-    dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
-    plain = replace(op, dtype=dtype, input_scale=None, input_shift=None)
     return (site.one(plain, rounded, *others),)
+
+
+def _is_in_steps(site: Site, x: Value, steps: QuantisedSteps) -> bool:
+    """Whether a convolution made x in these steps, or they are the largest of windows of such."""
+    node = site.producer(x)
+    if node is not None and isinstance(node.op, Pooling) and node.op.kind is PoolingKind.MAX:
+        return _is_in_steps(site, node.inputs[0], steps)
+    if node is None or not isinstance(node.op, Convolution) or node.op.rounding is None:
+        return False
+    return node.op.rounding.result == steps
 
 
 def _is_cheaper(low: Lowering, node: Node) -> bool:
     """Whether int8 is expected to be faster than float32 and the rounding of x."""
-    op, x = node.op, node.inputs[0]
+    op = node.op
     assert isinstance(op, Convolution)
-    plain = replace(node, op=replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None))
-    if op.transposed or is_depthwise(plain):
+    if op.transposed or is_depthwise(_plain(node)):
         return False
+    return int8_is_cheaper(*_contestants(low, node))
+
+
+def _bytes_are_cheaper(low: Lowering, node: Node) -> bool:
+    """Whether it is faster from bytes to bytes than between floats, which are rounded then."""
+    rounding = copy_cost(2 * node.output.type.bytes, low.target).ns
+    return byte_product_ns(low, node) < quantised_ns(*_contestants(low, node)) + rounding
+
+
+def _plain(node: Node) -> Node:
+    op = node.op
+    assert isinstance(op, Convolution)
+    return replace(node, op=replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None))
+
+
+def _contestants(
+    low: Lowering, node: Node
+) -> tuple[FilterProduct, FilterProduct, PaddedImage | None, tuple[int, ...], LayerPlanner]:
+    """A convolution in int8 and in float32, as the planner compares them."""
+    plain = _plain(node)
     int8, floats, image = _product(low, node), _product(low, plain), window_image(low, plain)
-    return int8_is_cheaper(int8, floats, image, x.shape, low.options.planner)
+    return int8, floats, image, node.inputs[0].shape, low.options.planner
 
 
 def _product(low: Lowering, node: Node) -> FilterProduct:

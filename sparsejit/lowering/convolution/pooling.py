@@ -5,12 +5,14 @@ from math import prod
 
 import numpy as np
 
+from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.pooling import WindowPooling, emit_pooling
 from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
 from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.convolution.byte_convolutions import lower_byte_pooling
 from sparsejit.lowering.convolution.depthwise import axes, has_whole_rows, pitches
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
@@ -27,7 +29,7 @@ def lower_pooling(low: Lowering, node: Node) -> None:
     """All samples and channels at once."""
     op, (x,) = node.op, node.inputs
     assert isinstance(op, Pooling)
-    if _lower_windows(low, node):
+    if _lower_bytes(low, node) or _lower_windows(low, node):
         return
     destination, is_max = low.result(node.output), op.kind is PoolingKind.MAX
     around = ((0, 0), (0, 0), *op.padding)
@@ -44,13 +46,25 @@ def lower_pooling(low: Lowering, node: Node) -> None:
     _divide(low, node, sums, _shares(op, x.shape[2:], node.output.shape[2:]), destination)
 
 
+def _axes(node: Node) -> tuple[Axis, Axis]:
+    """Rows and columns of windows."""
+    op, value = node.op, node.inputs[0]
+    assert isinstance(op, Pooling)
+    before = tuple(first for first, _ in op.padding)
+    sizes = value.shape[2:], node.output.shape[2:], op.kernel, op.stride, before, op.dilation
+    return axes(*sizes)
+
+
+def _lower_bytes(low: Lowering, node: Node) -> bool:
+    assert isinstance(node.op, Pooling)
+    return node.op.kind is PoolingKind.MAX and lower_byte_pooling(low, node, *_axes(node))
+
+
 def _lower_windows(low: Lowering, node: Node) -> bool:
     """One kernel for all taps, where there is one for such windows."""
     op, value, y = node.op, node.inputs[0], node.output
     assert isinstance(op, Pooling)
-    before = tuple(first for first, _ in op.padding)
-    sizes = value.shape[2:], y.shape[2:], op.kernel, op.stride, before, op.dilation
-    rows, columns = axes(*sizes)
+    rows, columns = _axes(node)
     counts_all = op.kind is PoolingKind.MAX or op.counts_padding or not any(map(any, op.padding))
     if not counts_all or not can_run(rows, columns) or not pools_by_windows(columns.positions):
         return False

@@ -59,6 +59,7 @@ GENERIC = Core(
     multipliers=2,
     ask_ahead=16 << 10,
     l3_share=0.5,
+    quads=GOLDEN_COVE.quads,
     sharing=SharingPrices(barrier_ns=300.0, crossing_bytes=10.0),
     assumed=True,
 )

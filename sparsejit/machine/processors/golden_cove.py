@@ -7,7 +7,7 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, FoldingRule, caches, models
-from sparsejit.machine.prices import CsrPrices, SharingPrices, StepPrice
+from sparsejit.machine.prices import CsrPrices, QuadPrices, SharingPrices, StepPrice
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
@@ -145,6 +145,8 @@ GOLDEN_COVE = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # assumed
     l3_share=0.5,
+    # Assumed, from what its ports take.
+    quads=QuadPrices(quad=(8.0, 8.5), shifted=(9.0, 9.5), row=24.0, added=16.0),
     # 64 KB to 1 MB, read and then written again by the other in order: 8 to 15. With 6 the least
     # time of a transformer and MobileNet on two threads.
     sharing=SharingPrices(barrier_ns=583.0, crossing_bytes=6.0),

@@ -5,7 +5,7 @@ on are those of `sparsejit bench kernels`.
 """
 
 from sparsejit.machine.core import Core, FoldingRule, caches, models
-from sparsejit.machine.prices import BatchPrices, CsrPrices, SharingPrices, StepPrice
+from sparsejit.machine.prices import BatchPrices, CsrPrices, QuadPrices, SharingPrices, StepPrice
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.tiles import TILE_STEPS
@@ -182,6 +182,8 @@ ZEN5 = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
+    # quad: prototypes; else by their instructions.
+    quads=QuadPrices(quad=(5.0, 5.0), shifted=(6.5, 6.5), row=14.0, added=10.0),
     # `sparsejit bench threads`, docs/notes/threads.md; what crosses is assumed, within one L3.
     sharing=SharingPrices(barrier_ns=100.0, crossing_bytes=20.0),
 )

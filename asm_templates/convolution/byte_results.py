@@ -1,0 +1,142 @@
+"""From int32 sums of bytes to bytes: scale, bias, what is added, rounding, gaps.
+
+    y = clip(round(sum * scale + bias) + zero, least, most)             ties to even
+    or, where bytes of another image are added to those that the sums become,
+    t = clip(round(sum * scale + bias), ...);  y = clip(round(t * s1 + (a - za) * s2) + zero, ...)
+
+Four registers of sums hold, in each 16 bytes, positions 0 to 3, 4 to 7, 8 to 11 and 12 to 15:
+what packing with saturation brings back into their order.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, Register, zmm
+
+# By the word at which it lies in what `constants` returns; each is read into all lanes.
+_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE = range(10)
+_FIRST = 20  # register of the first of them
+_SCALE, _BIAS, _EMPTY, _OTHERS = zmm(13), zmm(14), zmm(15), zmm(16)
+MASK = zmm(31)
+_BLEND = 0xCA  # vpternlogd: the second operand where the first has ones, else the third
+_NEAREST = 0  # vrndscaleps: to integers, ties to even
+_TOO_LARGE = 65536.0  # beyond any byte; what 32 bits do not hold becomes their least number
+
+
+@dataclass(frozen=True)
+class ByteEpilogue:
+    """What becomes of sums; numbers of zero points are among 0 .. 255.
+
+    zero: of y; gaps hold it too.
+    least, most: of y, as an activation has them.
+    cuts: whether values may be more than an int32 holds.
+    own: (scale over y's, zero point) of what the sums become before bytes are added to it.
+    added: the same of these bytes; None where there are none.
+    """
+
+    zero: int
+    least: int = 0
+    most: int = 255
+    cuts: bool = False
+    own: tuple[float, int] | None = None
+    added: tuple[float, int] | None = None
+
+    @property
+    def code(self) -> tuple[bool, ...]:
+        """All that the code depends on."""
+        return (
+            self.added is not None,
+            self.cuts,
+            self.zero > 0,
+            self.least > 0,
+            self.most < 255,
+        )
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """The bytes that the code reads."""
+        own_scale, own_zero = self.own or (1.0, 0)
+        scale, added_zero = self.added or (0.0, 0)
+        floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
+        words = [
+            np.float32(_TOO_LARGE).tobytes(),
+            bytes([self.zero] * 4),
+            np.array([self.zero] * 2, np.int16).tobytes(),
+            bytes([self.least] * 4),
+            bytes([self.most] * 4),
+            np.array(floats, np.float32).tobytes(),
+        ]
+        return np.frombuffer(b"".join(words), np.uint8)
+
+
+class ByteResults:
+    """Appends the code; keeps the registers from `_FIRST` on."""
+
+    def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
+        self.asm, self.epilogue = asm, epilogue
+        names = (_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE)
+        self.kept = {name: zmm(_FIRST + name) for name in names}
+
+    def load_constants(self, base: Register) -> None:
+        """From what lies at `base`."""
+        for name, register in self.kept.items():
+            self.asm.emit("vpbroadcastd", register, Memory(base, 4 * name))
+        zero(self.asm, _EMPTY)
+
+    @property
+    def gap(self) -> Register:
+        """The register of the zero point in all bytes."""
+        return self.kept[_GAP]
+
+    def finish(self, sums: list[Register], row: Register, y: Memory, added: Memory) -> None:
+        """y = the bytes of four registers of sums, whose scale and bias lie at `row` + 4."""
+        asm, kept, epilogue = self.asm, self.kept, self.epilogue
+        asm.emit("vbroadcastss", _SCALE, Memory(row, 4))
+        asm.emit("vbroadcastss", _BIAS, Memory(row, 8))
+        for total in sums:
+            asm.emit("vcvtdq2ps", total, total)
+            asm.emit("vfmadd213ps", total, _SCALE, _BIAS)
+        if epilogue.added is not None:
+            self._add(sums, added)
+        elif epilogue.cuts:
+            for total in sums:
+                asm.emit("vminps", total, total, kept[_LARGEST])
+        for total in sums:
+            asm.emit("vcvtps2dq", total, total)
+        low, second, high, fourth = sums
+        for first, next_one in ((low, second), (high, fourth)):
+            asm.emit("vpackssdw", first, first, next_one)
+            if epilogue.zero:
+                asm.emit("vpaddsw", first, first, kept[_ZERO])
+        asm.emit("vpackuswb", low, low, high)
+        if epilogue.least:
+            asm.emit("vpmaxub", low, low, kept[_LEAST])
+        if epilogue.most < 255:
+            asm.emit("vpminub", low, low, kept[_MOST])
+        self.store(low, y)
+
+    def store(self, values: Register, y: Memory) -> None:
+        """The bytes of a vector where the mask has positions, the zero point in gaps."""
+        self.asm.emit("vmovdqa64", _OTHERS, MASK)
+        self.asm.emit("vpternlogd", _OTHERS, values, self.gap, _BLEND)
+        self.asm.emit("vmovdqu64", y, _OTHERS)
+
+    def _add(self, sums: list[Register], added: Memory) -> None:
+        asm, kept, parts = self.asm, self.kept, [zmm(number) for number in range(4, 8)]
+        asm.emit("vmovdqu64", _OTHERS, added)
+        halves = zmm(8), zmm(9)
+        asm.emit("vpunpcklbw", halves[0], _OTHERS, _EMPTY)
+        asm.emit("vpunpckhbw", halves[1], _OTHERS, _EMPTY)
+        for number, part in enumerate(parts):
+            which = "vpunpckhwd" if number % 2 else "vpunpcklwd"
+            asm.emit(which, part, halves[number // 2], _EMPTY)
+        for total, part in zip(sums, parts, strict=True):
+            asm.emit("vcvtdq2ps", part, part)
+            asm.emit("vfmadd213ps", part, kept[_ADDED], kept[_BASE])
+            asm.emit("vrndscaleps", total, total, _NEAREST)
+            asm.emit("vmaxps", total, total, kept[_FLOOR])
+            asm.emit("vminps", total, total, kept[_CEILING])
+            asm.emit("vfmadd213ps", total, kept[_OWN], part)

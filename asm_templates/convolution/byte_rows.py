@@ -1,0 +1,276 @@
+"""Images to bytes and back to float32, into phases for windows, and gaps.
+
+    vmulps     zmm0, scale, [r8+64*j]        16 floats of a row
+    vminps     zmm0, zmm0, largest           the limit too where one is not a number
+    vcvtps2dq  zmm0, zmm0                    ties to even
+    vpaddd     zmm0, zmm0, zero point
+    vpmaxsd    zmm0, zmm0, 0
+    vpmovusdb  [r9+16*j], zmm0               16 bytes, at most 255
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.byte_planes import (
+    LINE,
+    BytePhase,
+    BytePlanes,
+    ByteWindows,
+)
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import TAIL_MASK, set_tail_mask, zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    zmm,
+)
+
+_X_ROW, _Y_ROW = r8, r9
+_SAMPLES_LEFT, _CHANNELS_LEFT, _ROWS_LEFT, _VECTORS_LEFT = r10, rdx, rcx, r11
+_LANES = 16
+_LARGEST = 1024.0  # beyond what any byte stands for
+_GAP = zmm(30)
+
+
+@dataclass(frozen=True)
+class ByteSteps:
+    """What a byte stands for: (byte - zero) * scale."""
+
+    scale: float
+    zero: int
+
+
+@dataclass(frozen=True)
+class FloatRows:
+    """Bytes from a sample, a channel, a row to the next, of floats whose rows follow in order."""
+
+    sample: int
+    channel: int
+    row: int
+
+
+def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteSteps) -> None:
+    """Append the rounding of x in rdi to planes whose first position is at rsi, gaps too."""
+    numbers = np.array([np.float32(1) / np.float32(steps.scale), _LARGEST], np.float32)
+    scale, largest, shift = zmm(16), zmm(17), zmm(18)
+    place = asm.literal(numbers)
+    asm.emit("vbroadcastss", scale, Literal(place))
+    asm.emit("vbroadcastss", largest, Literal(place + 4))
+    _spread(asm, shift, steps.zero)
+    zero(asm, zmm(19))
+    fill_planes(asm, y, steps.zero)
+
+    def sixteen(offset: int, floats: Memory, is_tail: bool) -> None:
+        value, into = zmm(0), Memory(_Y_ROW, offset)
+        loaded = value.masked(TAIL_MASK, zeroing=True) if is_tail else value
+        asm.emit("vmovups", loaded, floats)
+        asm.emit("vmulps", value, value, scale)
+        asm.emit("vminps", value, value, largest)
+        asm.emit("vcvtps2dq", value, value)
+        asm.emit("vpaddd", value, value, shift)
+        asm.emit("vpmaxsd", value, value, zmm(19))
+        asm.emit("vpmovusdb", into.masked(TAIL_MASK) if is_tail else into, value)
+
+    def row() -> None:
+        _by_sixteen(asm, y.columns, lambda n, tail: sixteen(16 * n, Memory(r8, 64 * n), tail))
+
+    _rows(asm, y, (x.sample, x.channel, x.row), y.strides[:3], row)
+
+
+def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteSteps) -> None:
+    """Append the numbers that planes stand for, whose first position is at rdi, to y in rsi."""
+    scale, shift = zmm(16), zmm(18)
+    asm.emit("vbroadcastss", scale, Literal(asm.literal(np.array([steps.scale], np.float32))))
+    _spread(asm, shift, steps.zero)
+
+    def sixteen(number: int, is_tail: bool) -> None:
+        value, into = zmm(0), Memory(_Y_ROW, 64 * number)
+        asm.emit("vpmovzxbd", value, Memory(_X_ROW, 16 * number))
+        asm.emit("vpsubd", value, value, shift)
+        asm.emit("vcvtdq2ps", value, value)
+        asm.emit("vmulps", value, value, scale)
+        asm.emit("vmovups", into.masked(TAIL_MASK) if is_tail else into, value)
+
+    def row() -> None:
+        _by_sixteen(asm, x.columns, sixteen)
+
+    _rows(asm, x, x.strides[:3], (y.sample, y.channel, y.row), row)
+
+
+def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -> None:
+    """Append the copy of the planes at rdi to those that windows read at rsi, gaps too."""
+    y, stride = windows.planes, windows.columns[0].stride
+    fill_planes(asm, y, gap)
+    for number, phase in enumerate(windows.columns):
+        _set_mask(asm, number, phase.count % (LINE // stride))
+
+    def channel() -> None:
+        for number, phase in enumerate(windows.rows):
+            first = number * len(windows.columns) * y.channel
+            asm.emit("lea", _X_ROW, Memory(rdi, phase.first * x.pitch))
+            asm.emit("lea", _Y_ROW, Memory(rsi, first))
+
+            def row(phase: BytePhase = phase) -> None:
+                _copy_row(asm, windows)
+                asm.emit("add", _X_ROW, phase.stride * x.pitch)
+                asm.emit("add", _Y_ROW, y.pitch)
+
+            repeat(asm, phase.count, _ROWS_LEFT, row)
+        asm.emit("add", rdi, x.channel)
+        asm.emit("add", rsi, windows.phases * y.channel)
+
+    repeat(
+        asm, x.samples, _SAMPLES_LEFT, lambda: repeat(asm, x.channels, _CHANNELS_LEFT, channel)
+    )
+
+
+def emit_byte_pooling(asm: Assembler, windows: ByteWindows, y: BytePlanes, gap: int) -> None:
+    """Append the largest of each window of the planes at rdi, to planes at rsi."""
+    x, largest, blended = windows.planes, zmm(0), zmm(1)
+    _spread_bytes(asm, _GAP, gap)
+    fill_gaps(asm, y, rsi, _GAP)
+    masks = Literal(asm.literal(y.masks()))
+
+    def vector() -> None:
+        first, *others = windows.taps
+        asm.emit("vmovdqu64", largest, Memory(rdi, first))
+        for tap in others:
+            asm.emit("vpmaxub", largest, largest, Memory(rdi, tap))
+        asm.emit("vmovdqu64", blended, Memory(r8))
+        asm.emit("vpternlogd", blended, largest, _GAP, 0xCA)
+        asm.emit("vmovdqu64", Memory(rsi), blended)
+        for register in (rdi, rsi, r8):
+            asm.emit("add", register, LINE)
+
+    def channel() -> None:
+        asm.emit("lea", r8, masks)
+        repeat(asm, y.vectors, _VECTORS_LEFT, vector)
+        asm.emit("add", rdi, windows.phases * x.channel - y.vectors * LINE)
+        asm.emit("add", rsi, y.channel - y.vectors * LINE)
+
+    repeat(
+        asm, y.samples, _SAMPLES_LEFT, lambda: repeat(asm, y.channels, _CHANNELS_LEFT, channel)
+    )
+
+
+def fill_gaps(
+    asm: Assembler, planes: BytePlanes, base: Register, gap: Register, before: bool = True
+) -> None:
+    """Append what sets all but the vectors of positions of the planes at `base`.
+
+    `before`: what lies before the first channel too. Clobbers rax and rcx.
+    """
+    for place in range(-planes.before if before else 0, 0, LINE):
+        asm.emit("vmovdqu64", Memory(base, place), gap)
+    behind = range(planes.vectors * LINE, planes.channel, LINE)
+    if not behind:
+        return
+    asm.emit("mov", rax, base)
+
+    def channel() -> None:
+        for place in behind:
+            asm.emit("vmovdqu64", Memory(rax, place), gap)
+        asm.emit("add", rax, planes.channel)
+
+    repeat(asm, planes.samples * planes.channels, rcx, channel)
+
+
+def fill_planes(asm: Assembler, planes: BytePlanes, gap: int) -> None:
+    """Append what sets all bytes of the planes at rsi. Clobbers rax and rcx."""
+    _spread_bytes(asm, _GAP, gap)
+    asm.emit("lea", rax, Memory(rsi, -planes.before))
+
+    def line() -> None:
+        asm.emit("vmovdqu64", Memory(rax), _GAP)
+        asm.emit("add", rax, LINE)
+
+    repeat(asm, planes.bytes // LINE, rcx, line)
+
+
+def _rows(
+    asm: Assembler,
+    planes: BytePlanes,
+    x: tuple[int, ...],
+    y: tuple[int, ...],
+    row: Callable[[], None],
+) -> None:
+    """A row after the other of all channels and samples, x and y so many bytes apart."""
+
+    def one() -> None:
+        row()
+        asm.emit("add", _X_ROW, x[2])
+        asm.emit("add", _Y_ROW, y[2])
+
+    def channel() -> None:
+        asm.emit("mov", _X_ROW, rdi)
+        asm.emit("mov", _Y_ROW, rsi)
+        repeat(asm, planes.rows, _ROWS_LEFT, one)
+        asm.emit("add", rdi, x[1])
+        asm.emit("add", rsi, y[1])
+
+    def sample() -> None:
+        repeat(asm, planes.channels, _CHANNELS_LEFT, channel)
+        asm.emit("add", rdi, x[0] - planes.channels * x[1])
+        asm.emit("add", rsi, y[0] - planes.channels * y[1])
+
+    repeat(asm, planes.samples, _SAMPLES_LEFT, sample)
+
+
+def _by_sixteen(asm: Assembler, columns: int, body: Callable[[int, bool], None]) -> None:
+    """A row by sixteen elements, the last ones under a mask."""
+    whole, rest = divmod(columns, _LANES)
+    for number in range(whole):
+        body(number, False)
+    if rest:
+        set_tail_mask(asm, rest)
+        body(whole, True)
+
+
+def _copy_row(asm: Assembler, windows: ByteWindows) -> None:
+    """A row, each phase of its columns to a plane of its own."""
+    stride, y = windows.columns[0].stride, windows.planes
+    step = LINE // stride
+    for first in range(0, max(phase.count for phase in windows.columns), step):
+        value = zmm(0)
+        asm.emit("vmovdqu64", value, Memory(_X_ROW, stride * first))
+        for number, phase in enumerate(windows.columns):
+            into = Memory(_Y_ROW, number * y.channel + first)
+            if first >= phase.count:
+                continue
+            if phase.count - first < step:
+                into = into.masked(k(1 + number))
+            if stride == 1:
+                asm.emit("vmovdqu8", into, value)
+                continue
+            if phase.first:
+                asm.emit("vpsrlw", value, value, 8)
+            asm.emit("vpmovwb", into, value)
+
+
+def _set_mask(asm: Assembler, number: int, count: int) -> None:
+    """A mask of the last bytes of a phase's rows. Clobbers rax."""
+    asm.emit("mov", rax, (1 << count) - 1)
+    asm.emit("kmovq", k(1 + number), rax)
+
+
+def _spread(asm: Assembler, register: Register, number: int) -> None:
+    """register = an int32 in every lane."""
+    asm.emit("vpbroadcastd", register, Literal(asm.literal(np.array([number], np.int32))))
+
+
+def _spread_bytes(asm: Assembler, register: Register, number: int) -> None:
+    asm.emit("vpbroadcastd", register, Literal(asm.literal(np.array([number] * 4, np.uint8))))

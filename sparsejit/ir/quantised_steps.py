@@ -1,0 +1,28 @@
+"""Steps of a scale around a zero point, in which quantised models have their values."""
+
+from dataclasses import dataclass
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE
+
+
+@dataclass(frozen=True)
+class QuantisedSteps:
+    """Numbers that are (q - shift) * scale, of integers q among -128 .. 127."""
+
+    scale: float
+    shift: int
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for what can be neither."""
+        if not fits_steps(self.scale, self.shift):
+            raise InvalidInput(
+                f"steps of {self.scale!r} around {self.shift}; give a scale of "
+                f"{SMALLEST_SCALE:.3g} to {1 / SMALLEST_SCALE:.3g} and a zero point of -128 to 127"
+            )
+
+
+def fits_steps(scale: float, shift: int) -> bool:
+    """Whether there are such steps."""
+    in_range = SMALLEST_SCALE <= scale <= 1 / SMALLEST_SCALE
+    return in_range and -LARGEST_INT8 - 1 <= shift <= LARGEST_INT8

@@ -1,0 +1,274 @@
+"""Convolutions of bytes to bytes: `quads` over the image as it lies, or over its phases.
+
+    x in bytes -> phases, where windows lie two apart -> quads, with what is added -> y in bytes
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.byte_planes import (
+    BytePhase,
+    BytePlanes,
+    ByteWindows,
+    windows_in_phases,
+    windows_in_place,
+)
+from sparsejit.asm_templates.convolution.byte_results import ByteEpilogue
+from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling, emit_phases
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads, quad_stream
+from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Node
+from sparsejit.ir.ops.convolution import Convolution, RoundedResult
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType
+from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.convolution.byte_images import (
+    ZERO,
+    bind_image,
+    byte_view,
+    bytes_of,
+    copy_step,
+)
+from sparsejit.lowering.convolution.depthwise import node_axes
+from sparsejit.lowering.convolution.filters import filter_matrix
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.byte_plan import QuadPlan, copy_cost, has_quads, plan_quads
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdx
+
+_WORTH_CUTTING = 2.0**31  # what an int32 holds
+
+
+def lower_byte_convolution(low: Lowering, node: Node) -> None:
+    """Raises CompileError on processors without the instructions."""
+    op, (value, _, *others) = node.op, node.inputs
+    assert isinstance(op, Convolution) and op.rounding is not None
+    if not has_quads(low.target):
+        raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
+    assert op.input_scale is not None
+    image = bytes_of(low, value, QuantisedSteps(op.input_scale, op.input_shift or 0))
+    windows, x = _windows(low, image, node_axes(node), node, image.steps.shift + ZERO)
+    y = _result_planes(node, windows)
+    reads: tuple[View, ...] = (x,)
+    if len(others) == 2 and op.rounding.added is not None:
+        reads = x, _added(low, node, bytes_of(low, others[1], op.rounding.added), y)
+    result = byte_view(y)
+    low.add(_step(low, _Product(node, windows, image.steps, y, reads, result, 0, y.channels)))
+    bind_image(low, node.output, ByteImage(result, y, op.rounding.result))
+
+
+def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> bool:
+    """The largest of windows, where the image lies in bytes; else False."""
+    images = [each for (value, _), each in low.byte_images.items() if value is node.inputs[0]]
+    if not images or max(rows.stride, columns.stride) > 2:
+        return False
+    image = images[0]
+    windows, x = _windows(low, image, (rows, columns), node, 0)
+    y = _result_planes(node, windows)
+    gap = image.steps.shift + ZERO
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_byte_pooling(asm, windows, y, gap)
+
+    result = byte_view(y)
+    moved = len(windows.taps) * y.bytes
+    low.add(copy_step(low, "byte-pooling", node.output.origin, (x, result), moved, emit))
+    bind_image(low, node.output, ByteImage(result, y, image.steps))
+    return True
+
+
+def windows_of(planes: BytePlanes, rows: Axis, columns: Axis, gap_fits: bool = True) -> ByteWindows:
+    """How windows read an image: as it lies where they can."""
+    found = windows_in_place(planes, rows, columns) if gap_fits else None
+    return found or windows_in_phases(planes.samples, planes.channels, rows, columns)
+
+
+def _windows(
+    low: Lowering, image: ByteImage, over: tuple[Axis, Axis], node: Node, gap: int
+) -> tuple[ByteWindows, View]:
+    """How a node's windows read an image, and where: of a copy if need be, whose gaps are `gap`."""
+    fits = gap == image.steps.shift + ZERO
+    windows = windows_of(image.planes, *over, fits)
+    if windows.in_place:
+        return windows, image.view
+    return windows, _copied(low, node, image, windows, gap)
+
+
+def _copied(low: Lowering, node: Node, image: ByteImage, windows: ByteWindows, gap: int) -> View:
+    into = byte_view(windows.planes)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_phases(asm, image.planes, windows, gap)
+
+    moved = image.planes.bytes + 2 * windows.planes.bytes
+    low.add(copy_step(low, "phases", node.output.origin, (image.view, into), moved, emit))
+    return into
+
+
+def _result_planes(node: Node, windows: ByteWindows) -> BytePlanes:
+    """Rows of the result are as far apart as those that windows read."""
+    return BytePlanes.plain(node.output.shape, windows.planes.pitch)
+
+
+def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
+    """What is added, at the places of the result."""
+    if image.planes == y:
+        return image.view
+    rows, columns = (BytePhase(0, 1, count) for count in (y.rows, y.columns))
+    return _copied(low, node, image, ByteWindows(y, (rows,), (columns,), (0,)), 0)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Outputs `first` up to `end` of a node, between what they read and planes of the result."""
+
+    node: Node
+    windows: ByteWindows
+    x: QuantisedSteps
+    y: BytePlanes
+    reads: tuple[View, ...]
+    result: View
+    first: int
+    end: int
+
+    @property
+    def op(self) -> Convolution:
+        assert isinstance(self.node.op, Convolution)
+        return self.node.op
+
+    @property
+    def part(self) -> BytePlanes:
+        """The planes of these outputs."""
+        return replace(self.y, channels=self.end - self.first)
+
+    def some(self, first: int, end: int) -> "_Product":
+        """Some of its outputs."""
+        x, *added = self.reads
+        reads = x, *(view.sliced(1, first, end) for view in added)
+        into = self.result.sliced(1, first, end)
+        return replace(self, reads=reads, result=into, first=first, end=end)
+
+    def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, QuadPlan]:
+        """The weights of these outputs, how they are read, and what that costs."""
+        plain = Node(_plain(self.op), self.node.inputs[:3], self.node.outputs)
+        matrix, each = filter_matrix(low, plain)
+        matrix, bias = matrix.rows(self.first, self.end), each.bias
+        bias = None if bias is None else bias[self.first : self.end]
+        epilogue, ends = _ends(matrix, bias, self.op, self.x)
+        integers, _ = quantised_nonzeros(matrix)
+        windows, taps = self.windows, np.array(self.windows.taps)
+        channels = np.arange(matrix.in_features // len(taps)) * windows.phases
+        before = -min(0, int(taps.min()))
+        places = (channels[:, None] * windows.planes.channel + taps).reshape(-1) + before
+        target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
+        plan = plan_quads(matrix, windows, self.part, adds, target)
+        stream = quad_stream(integers, places, self.y.channel, ends, plan.together)
+        ways = stream, epilogue, self.first == 0, plan.together
+        return matrix, LoweredQuads(windows.planes, self.part, before, *ways), plan
+
+
+def _step(low: Lowering, product: _Product) -> Step:
+    matrix, lowered, plan = product.lowered(low)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        at.reads[-1].point(asm, rdx)
+        emit_quads(asm, lowered)
+
+    def divide(threads: int) -> list[list[Step]]:
+        if product.y.samples > 1:
+            return []
+        return [[part(*some) for some in cut(product.y.channels, threads)]]
+
+    def part(first: int, end: int) -> Step:
+        return replace(
+            _step(low, product.some(first, end)), share=f"channels {first} to {end - 1}"
+        )
+
+    facts = _facts(matrix, product.part, plan, lowered.stream.nbytes, product.node)
+    return Step(
+        f"quads-{low.target.isa}",
+        product.node.output.origin,
+        product.reads,
+        (product.result,),
+        emit,
+        facts,
+        divide=divide,
+    )
+
+
+def _plain(op: Convolution) -> Convolution:
+    """The operator whose weights and bias are as the model has them."""
+    return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
+
+
+def _ends(
+    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
+) -> tuple[ByteEpilogue, np.ndarray]:
+    """What becomes of sums, and each row's scale and bias (out, 2) in steps of the result."""
+    integers, scales = quantised_nonzeros(matrix)
+    assert op.rounding is not None
+    first = op.rounding.own or op.rounding.result
+    of_sums = scales.astype(np.float64) * x.scale / first.scale
+    weights = integers.sums_by_row(integers.values)
+    start = 0.0 if bias is None else bias.astype(np.float64) / first.scale
+    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights], axis=1)
+    most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
+    cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
+    return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
+
+
+def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
+    zero, scale = rounding.result.shift + ZERO, rounding.result.scale
+    least = zero if activation in (Activation.RELU, Activation.RELU6) else 0
+    six = int(min(255, np.rint(6.0 / scale) + zero)) if activation is Activation.RELU6 else 255
+    if rounding.own is None or rounding.added is None:
+        return ByteEpilogue(zero, least, six, cuts)
+    parts = ((each.scale / scale, each.shift + ZERO) for each in (rounding.own, rounding.added))
+    return ByteEpilogue(zero, least, six, cuts, *parts)
+
+
+def _facts(
+    matrix: SparseMatrix, y: BytePlanes, plan: QuadPlan, stream_bytes: int, node: Node
+) -> Facts:
+    weights = matrix.out_features * matrix.in_features
+    positions = y.samples * y.rows * y.columns
+    rows = "a row" if plan.together == 1 else f"{plan.together} rows"
+    return Facts(
+        f"bytes to bytes, four inputs of {rows} at a time, bound by {plan.cost.bound}",
+        predicted_ns=plan.cost.ns,
+        nnz=matrix.nnz,
+        weights=weights,
+        weight_bytes=stream_bytes,
+        effective_flops=2 * weights * positions,
+        flops=2 * matrix.nnz * positions,
+        bound=plan.cost.bound,
+        zeros=matrix.zero_bits(),
+        parameter=node.inputs[1].origin.name,
+    )
+
+
+def byte_product_ns(low: Lowering, node: Node) -> float:
+    """What a convolution should take from bytes to bytes; infinite where there is no code."""
+    op, x = node.op, node.inputs[0]
+    assert isinstance(op, Convolution)
+    if op.transposed or op.groups > 1 or max(op.stride) > 2 or len(x.shape) not in (3, 4):
+        return inf
+    planes = BytePlanes.plain(x.shape)
+    windows, y = windows_of(planes, *node_axes(node)), node.output
+    result = BytePlanes.plain(y.shape, windows.planes.pitch)
+    matrix, _ = filter_matrix(low, replace(node, op=_plain(op)))
+    target = low.options.planner.beside(matrix).target
+    ns = plan_quads(matrix, windows, result, False, target).cost.ns
+    if windows.in_place:
+        return ns
+    return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, low.target).ns

@@ -1,0 +1,89 @@
+"""Images that lie in bytes between layers: made of floats where none does, and floats of them."""
+
+from collections.abc import Callable
+
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
+from sparsejit.asm_templates.convolution.byte_rows import (
+    ByteSteps,
+    FloatRows,
+    emit_to_bytes,
+    emit_to_floats,
+)
+from sparsejit.ir.graph import Element, Origin, TensorType, Value
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
+from sparsejit.lowering.memory.storage import Buffer, View
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.byte_plan import copy_cost
+from sparsejit.x86.assembler import Assembler
+
+# What bytes are to the memory plan: elements of one byte.
+_BYTE = Element.BOOL
+ZERO = 128  # the byte of the integer 0
+
+
+def byte_view(planes: BytePlanes) -> View:
+    """Room for them in the workspace; the view begins at the first position."""
+    shape = planes.samples, planes.channels, planes.rows, planes.columns
+    return View(Buffer(planes.bytes), TensorType(shape, _BYTE), planes.strides, planes.before)
+
+
+def bytes_of(low: Lowering, value: Value, steps: QuantisedSteps) -> ByteImage:
+    """An image in bytes of these steps, as it lies or rounded now."""
+    found = low.byte_images.get((value, steps))
+    if found is not None:
+        return found
+    x = low.view(value)
+    x = x if has_whole_rows(x) else low.contiguous(value)
+    planes = BytePlanes.plain(value.shape)
+    image = ByteImage(byte_view(planes), planes, steps)
+    rows = FloatRows(*pitches(x))
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_to_bytes(asm, rows, planes, in_bytes(steps))
+
+    moved = value.type.bytes + 2 * planes.bytes
+    low.add(copy_step(low, "to-bytes", value.origin, (x, image.view), moved, emit))
+    low.byte_images[value, steps] = image
+    return image
+
+
+def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
+    """Say that a value lies in bytes; who reads floats gets them made."""
+    low.byte_images[value, image.steps] = image
+
+    def make() -> View:
+        y = low.result(value, has_whole_rows)
+        rows = FloatRows(*pitches(y))
+
+        def emit(asm: Assembler, at: Locations) -> None:
+            at.point(asm)
+            emit_to_floats(asm, image.planes, rows, in_bytes(image.steps))
+
+        moved = value.type.bytes + image.planes.bytes
+        low.add(copy_step(low, "to-floats", value.origin, (image.view, y), moved, emit))
+        return y
+
+    low.bind_later(value, make)
+
+
+def in_bytes(steps: QuantisedSteps) -> ByteSteps:
+    """The same of bytes, whose zero points are among 0 .. 255."""
+    return ByteSteps(steps.scale, steps.shift + ZERO)
+
+
+def copy_step(
+    low: Lowering,
+    kernel: str,
+    origin: Origin,
+    between: tuple[View, View],
+    moved_bytes: int,
+    emit: Callable[[Assembler, Locations], None],
+) -> Step:
+    """What reads one view and writes another, element by element."""
+    x, y = between
+    cost = copy_cost(moved_bytes, low.target)
+    facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
+    return Step(f"{kernel}-{low.target.isa}", origin, (x,), (y,), emit, facts)

@@ -1,0 +1,47 @@
+"""What convolutions of bytes cost, and where they are cheaper than others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, ByteWindows
+from sparsejit.asm_templates.convolution.quads import expected_quads
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.machine.target import Target
+from sparsejit.planner.convolution_price import QuadCounts, price_copy, price_quads
+from sparsejit.planner.cost import Cost
+
+TOGETHER = (1, 2)  # rows that may share quads
+
+
+@dataclass(frozen=True)
+class QuadPlan:
+    """How many rows share their quads, and what that costs."""
+
+    together: int
+    cost: Cost
+
+
+def plan_quads(
+    matrix: SparseMatrix, windows: ByteWindows, y: BytePlanes, adds: bool, target: Target
+) -> QuadPlan:
+    """The cheaper of all."""
+    across = float(np.mean([tap % 64 != 0 for tap in windows.taps]))
+    moved = windows.planes.bytes + (1 + adds) * y.bytes
+    plans = []
+    for together in TOGETHER:
+        quads = expected_quads(matrix.row_counts, matrix.in_features, together)
+        sizes = y.samples * y.vectors, matrix.out_features, quads
+        counts = QuadCounts(together, *sizes, across, adds, moved)
+        plans.append(QuadPlan(together, price_quads(counts, target)))
+    return min(plans, key=lambda plan: plan.cost.ns)
+
+
+def has_quads(target: Target) -> bool:
+    """Whether there is code for products of bytes."""
+    return target.isa == "avx512" and target.has("avx512_vnni")
+
+
+def copy_cost(moved_bytes: int, target: Target) -> Cost:
+    """To bring images to bytes, to floats and into phases."""
+    return price_copy(moved_bytes, target)

@@ -1,0 +1,314 @@
+"""Convolutions from bytes to bytes against exact integers, at guard pages, in parts."""
+
+from dataclasses import dataclass, replace
+
+import native
+import numpy as np
+import pytest
+from guard import EDGES, Edge, GuardedArray, run_in_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native import built_model, run_built
+from sketch import Sketch
+from test_divided_steps import divided
+
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.machine.target import Target
+
+LEVEL = Target.named("avx512")
+TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
+needs_vnni = pytest.mark.skipif(not TARGET.runs_on(Target.detect()), reason="needs AVX-512 VNNI")
+# Primes, so that ties are rare.
+X_SCALE, OWN_SCALE, ADDED_SCALE = 0.0211, 0.0307, 0.0173
+
+
+@dataclass(frozen=True)
+class Case:
+    """One convolution of x and perhaps an operand that is added, and what it should give."""
+
+    channels: int
+    outputs: int
+    space: tuple[int, int]
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    density: float = 0.1
+    samples: int = 1
+    shift: int = -128
+    y_shift: int = -128
+    activation: Activation = Activation.NONE
+    adds: bool = False
+    largest: int = 127
+    y_scale: float = 0.0
+
+    @property
+    def random(self) -> np.random.Generator:
+        return np.random.default_rng([self.channels, self.outputs, *self.space])
+
+    @property
+    def weights(self) -> Array:
+        """Integers; every other row of the first few has no nonzeros."""
+        shape = self.outputs, self.channels, *self.kernel
+        weights = self.random.integers(-self.largest, self.largest + 1, shape)
+        weights *= self.random.random(shape) < self.density
+        weights[1:6:2] = 0
+        return weights
+
+    @property
+    def scales(self) -> Array:
+        """QuantisedSteps of rows."""
+        return np.linspace(0.003, 0.009, self.outputs).astype(np.float32)
+
+    @property
+    def steps(self) -> tuple[QuantisedSteps, QuantisedSteps, QuantisedSteps, QuantisedSteps]:
+        """Of x, of the product, of what is added, of the result."""
+        spread = self.channels * np.prod(self.kernel) * self.density + 1
+        scale = self.y_scale or 0.031 * float(np.sqrt(spread))
+        own = QuantisedSteps(scale, 11) if self.adds else QuantisedSteps(scale, self.y_shift)
+        result = QuantisedSteps(scale * 1.37, self.y_shift) if self.adds else own
+        added = QuantisedSteps(ADDED_SCALE * scale * 20, -5)
+        return QuantisedSteps(X_SCALE, self.shift), own, added, result
+
+    def graph(self) -> Graph:
+        """In a graph; with whole steps of a scale that int8 keeps."""
+        s, (x_steps, own, added, result) = Sketch(), self.steps
+        x = s.input(self.samples, self.channels, *self.space)
+        op = Convolution(
+            self.stride,
+            self.padding,
+            self.dilation,
+            activation=self.activation,
+            dtype=DType.INT8,
+            input_scale=x_steps.scale,
+            input_shift=x_steps.shift,
+            rounding=RoundedResult(result, own, added) if self.adds else RoundedResult(result),
+        )
+        operands = [x, s.constant(self.float_weights), s.constant(self.bias)]
+        if self.adds:
+            shape = op.infer(*(value.type for value in operands))[0].shape
+            operands.append(s.input(*shape))
+        return s.finish(s(op, *operands))
+
+    @property
+    def float_weights(self) -> Array:
+        """float32, of each row's steps: the largest is 127 of them."""
+        weights = self.weights
+        largest = np.abs(weights).reshape(len(weights), -1).max(axis=1)
+        weights.reshape(len(weights), -1)[largest > 0, 0] = self.largest
+        step = self.scales.reshape(-1, 1, 1, 1)
+        return (weights * step).astype(np.float32)
+
+    @property
+    def integers(self) -> tuple[Array, Array]:
+        """As the layer quantises them, and the scale of each row."""
+        floats = self.float_weights
+        scale = SparseMatrix(floats.reshape(len(floats), -1)).int8_steps
+        return np.rint(floats / scale.reshape(-1, 1, 1, 1)).astype(np.int64), scale
+
+    @property
+    def bias(self) -> Array:
+        return self.random.standard_normal(self.outputs).astype(np.float32)
+
+    def inputs(self, graph: Graph) -> list[Array]:
+        """Of the whole range and beyond it."""
+        x_steps, _, added, _ = self.steps
+        ranges = [x_steps, added]
+        return [
+            self.random.uniform(
+                (-140 - steps.shift) * steps.scale, (140 - steps.shift) * steps.scale, value.shape
+            ).astype(np.float32)
+            for value, steps in zip(graph.inputs, ranges, strict=False)
+        ]
+
+    def wanted(self, inputs: list[Array]) -> tuple[Array, Array]:
+        """The integers of the result, and whether one more or less may be right: near ties."""
+        x_steps, own, added, result = self.steps
+        weights, scale = self.integers
+        x = quantised(inputs[0], x_steps) - x_steps.shift
+        around = [(0, 0), (0, 0), *((p, p) for p in self.padding)]
+        seen = windows(np.pad(x, around), self.kernel, self.stride, self.dilation)
+        sums = np.einsum("ncijuv,ocuv->noij", seen.astype(np.float64), weights.astype(np.float64))
+        ratio = scale.astype(np.float64) * x_steps.scale
+        product = sums * ratio.reshape(-1, 1, 1) + self.bias.astype(np.float64).reshape(-1, 1, 1)
+        near = is_near(product / own.scale)
+        if self.adds:
+            of_own = np.rint(product / own.scale) + own.shift
+            other = (quantised(inputs[1], added) - added.shift) * added.scale
+            product = (of_own.clip(-128, 127) - own.shift) * own.scale + other
+            near |= is_near(product / result.scale)
+        low = {Activation.RELU: 0.0, Activation.RELU6: 0.0}.get(self.activation, -np.inf)
+        high = 6.0 if self.activation is Activation.RELU6 else np.inf
+        steps = np.rint(product.clip(low, high) / result.scale) + result.shift
+        return steps.clip(-128, 127), near
+
+
+def quantised(x: Array, steps: QuantisedSteps) -> Array:
+    """Integers, as kernels round: by the reciprocal in float32."""
+    scaled = x * (np.float32(1) / np.float32(steps.scale))
+    return (np.rint(scaled).astype(np.int64) + steps.shift).clip(-128, 127)
+
+
+def is_near(values: Array) -> Array:
+    """Whether float32 arithmetic may round them to either neighbour."""
+    slack = 1e-3 + 1e-6 * np.abs(values)
+    return np.abs(values - np.floor(values) - 0.5) < slack
+
+
+def check(case: Case, run: object = None) -> None:
+    graph = case.graph()
+    inputs = case.inputs(graph)
+    lowered = lower_model(graph, ModelOptions(TARGET))
+    assert any(step.kernel.startswith("quads") for step in lowered.steps)
+    found = run_built(built_model(lowered), [array[None] for array in inputs]).outputs[0][0]
+    assert_same(case, inputs, found)
+
+
+def assert_same(case: Case, inputs: list[Array], found: Array) -> None:
+    steps = case.steps[3]
+    integers, near = case.wanted(inputs)
+    got = np.rint(found / np.float32(steps.scale)) + steps.shift
+    np.testing.assert_array_equal(
+        found, ((got - steps.shift).astype(np.float32) * np.float32(steps.scale))
+    )
+    off = np.abs(got - integers)
+    assert off.max(initial=0) <= 1
+    assert not (off > 0)[~near].any()
+
+
+sizes = st.sampled_from([1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 65])
+shifts = st.sampled_from([-128, -100, 0, 7, 127])
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), (1, 3), (2, 2), (5, 5), (7, 7)]))
+    space = draw(sizes), draw(sizes)
+    padding = draw(st.sampled_from([(0, 0), (1, 1), (kernel[0] // 2, kernel[1] // 2), (2, 3)]))
+    dilation = draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 2)]))
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    least = [r - 2 * p for r, p in zip(reach, padding, strict=True)]
+    return Case(
+        channels=draw(st.sampled_from([1, 3, 4, 5, 16, 33])),
+        outputs=draw(st.sampled_from([1, 2, 7, 16, 33])),
+        space=(max(space[0], least[0]), max(space[1], least[1])),
+        kernel=kernel,
+        stride=draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2)])),
+        padding=padding,
+        dilation=dilation,
+        density=draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
+        samples=draw(st.sampled_from([1, 1, 2, 3])),
+        shift=draw(shifts),
+        y_shift=draw(shifts),
+        activation=draw(
+            st.sampled_from([Activation.NONE, Activation.RELU, Activation.RELU6])
+        ),
+        adds=draw(st.booleans()),
+        largest=draw(st.sampled_from([127, 127, 3])),
+    )
+
+
+@needs_vnni
+@settings(max_examples=120)
+@given(cases())
+def test_any_windows(case: Case) -> None:
+    check(case)
+
+
+@needs_vnni
+@pytest.mark.parametrize("inputs", [1, 7, 8, 15, 16, 17, 31, 33, 127, 257, 1000])
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.1, 0.5, 1.0])
+def test_rows_of_any_length(inputs: int, density: float) -> None:
+    check(Case(inputs, 37, (9, 8), density=density))
+
+
+@needs_vnni
+def test_sums_beyond_24_bits_and_results_beyond_32() -> None:
+    """float32 rounds the former; the latter are cut before they are integers."""
+    beyond = Case(2000, 3, (3, 5), density=1.0, shift=-128, y_scale=40.0)
+    check(beyond)
+    check(replace(beyond, y_scale=1e-7))
+    check(replace(beyond, y_scale=1e-7, adds=True))
+
+
+BLOCK = Case(33, 40, (15, 17), (3, 3), padding=(1, 1), density=0.3, adds=True)
+STRIDED = replace(BLOCK, stride=(2, 2), adds=False, density=1.0, activation=Activation.RELU)
+
+
+@needs_vnni
+@pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
+def test_at_guard_pages(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x, y, and the workspace, which ends where its last buffer does."""
+    graph = case.graph()
+    inputs = case.inputs(graph)
+    built = built_model(lower_model(graph, ModelOptions(TARGET)))
+
+    def at(edge: Edge) -> None:
+        kept = []
+
+        def guarded(size: int) -> Array:
+            kept.append(GuardedArray(np.full(-(-size // 64) * 16, np.nan, np.float32), "end"))
+            return kept[-1].values.view(np.uint8)
+
+        monkeypatch.setattr(native, "_aligned", guarded)
+        ran = run_built(built, [array[None] for array in inputs], edge)
+        assert_same(case, inputs, ran.outputs[0][0])
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+
+
+@needs_vnni
+@pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
+def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Case) -> None:
+    def run(graph: Graph, arrays: list[Array]) -> Array:
+        built = built_model(lower_model(graph, ModelOptions(TARGET)))
+        return run_built(built, [array[None] for array in arrays]).outputs[0][0]
+
+    several = replace(case, samples=3)
+    inputs = several.inputs(several.graph())
+    together = run(several.graph(), inputs)
+    for number in range(3):
+        alone = run(case.graph(), [array[number : number + 1] for array in inputs])
+        assert alone.tobytes() == together[number : number + 1].tobytes()
+    first = [array[:1] for array in inputs]
+    for threads in (2, 3):
+        lowered, count = divided(case.graph(), TARGET, threads, 0)
+        assert count
+        parts = run_built(built_model(lowered), [array[None] for array in first]).outputs[0][0]
+        assert parts.tobytes() == together[:1].tobytes()
+
+
+@needs_vnni
+@pytest.mark.parametrize("shift", [-128, 5])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (2, 2, 0), (3, 1, 1)])
+def test_the_largest_of_windows_stays_in_bytes(
+    shift: int, kernel: int, stride: int, padding: int
+) -> None:
+    case = Case(5, 12, (18, 23), (3, 3), padding=(1, 1), density=0.7, y_shift=shift)
+    s, inner = Sketch(), case.graph()
+    (node,) = inner.nodes
+    x = s.input(*inner.inputs[0].shape)
+    y = s(node.op, x, *(s.constant(inner.constants[each]) for each in node.inputs[1:]))
+    pool = Pooling(PoolingKind.MAX, (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
+    graph = s.finish(s(pool, y))
+    inputs = case.inputs(inner)
+    lowered = lower_model(graph, ModelOptions(TARGET))
+    assert any(step.kernel.startswith("byte-pooling") for step in lowered.steps)
+    found = run_built(built_model(lowered), [inputs[0][None]]).outputs[0][0]
+    before = run_built(
+        built_model(lower_model(inner, ModelOptions(TARGET))), [inputs[0][None]]
+    ).outputs[0][0]
+    (wanted,) = pool.reference(before)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_other_processors_refuse_what_was_made_for_these() -> None:
+    with pytest.raises(CompileError, match="VNNI"):
+        lower_model(BLOCK.graph(), ModelOptions(Target.named("avx2")))

@@ -1,0 +1,190 @@
+"""Quantised ONNX files whose images stay in bytes from layer to layer."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from sketch import kinds
+from test_onnx import graph_model
+
+import sparsejit
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.spec import Activation
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.convolution.int8_convolutions import with_byte_layers
+from sparsejit.machine.target import Target
+from sparsejit.passes.byte_layers import byte_layers
+from sparsejit.passes.default import run_passes
+from sparsejit.passes.quantised_layers import quantised_layers
+
+LEVEL = Target.named("avx512")
+TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
+needs_vnni = pytest.mark.skipif(not TARGET.runs_on(Target.detect()), reason="needs AVX-512 VNNI")
+CHANNELS, SIZE = 48, 20
+
+
+class Qdq:
+    """An ONNX graph as quantize_static writes it, layer by layer."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: dict[str, np.ndarray] = {}
+        self.random = np.random.default_rng(2)
+        self.count = 0
+
+    def __call__(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        self.count += 1
+        output = f"v{self.count}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
+        return output
+
+    def constant(self, array: Any) -> str:
+        self.count += 1
+        self.constants[f"c{self.count}"] = np.asarray(array)
+        return f"c{self.count}"
+
+    def steps(self, value: str, scale: float, zero: int = 0) -> str:
+        """Rounded to steps."""
+        numbers = self.constant(np.float32(scale)), self.constant(np.uint8(zero))
+        return self("DequantizeLinear", self("QuantizeLinear", value, *numbers), *numbers)
+
+    def convolution(self, x: str, outputs: int, inputs: int, kernel: int = 1, **more: Any) -> str:
+        shape = outputs, inputs, kernel, kernel
+        weights = self.random.integers(-127, 128, shape) * (self.random.random(shape) < 0.15)
+        scales = self.constant(self.random.uniform(0.004, 0.008, outputs).astype(np.float32))
+        zeros = self.constant(np.zeros(outputs, np.int8))
+        w = self("DequantizeLinear", self.constant(weights.astype(np.int8)), scales, zeros, axis=0)
+        bias = self.constant(self.random.standard_normal(outputs).astype(np.float32))
+        more.setdefault("pads", [kernel // 2] * 4)
+        return self("Conv", x, w, bias, **more)
+
+    def model(self, output: str) -> Any:
+        self.nodes[-1].output[0] = "y"
+        return graph_model(self.nodes, {"x": ("n", CHANNELS, SIZE, SIZE)}, self.constants, 13, 4)
+
+
+def bottleneck(relu: bool, zero: int, stride: int = 1) -> tuple[Any, float]:
+    """Three convolutions and a shortcut, behind pooling where that has a stride; its last scale."""
+    q = Qdq()
+    x = q.steps("x", 0.021, zero)
+    if stride > 1:
+        x = q.steps(q("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4), 0.021, zero)
+    y = q.steps(q("Relu", q.convolution(x, 32, CHANNELS)), 0.043)
+    y = q.steps(q("Relu", q.convolution(y, 32, 32, 3, strides=[stride] * 2)), 0.037)
+    y = q.steps(q.convolution(y, CHANNELS, 32), 0.051, 113)
+    if stride > 1:
+        x = q.steps(q.convolution(x, CHANNELS, CHANNELS, strides=[stride] * 2), 0.047, 99)
+    total = q("Add", y, x)
+    scale = 0.053
+    last = q.steps(q("Relu", total) if relu else total, scale, 0 if relu else 120)
+    last = q.steps(q.convolution(last, CHANNELS, CHANNELS), 0.061, 121)
+    return q.model(last), 0.061
+
+
+def in_bytes(model: Any) -> Graph:
+    """The graph with all convolutions in bytes that can be."""
+    return run_passes(byte_layers(quantised_layers(import_onnx(model).graph(1)), lambda node: True))
+
+
+def convolutions(graph: Graph) -> list[Convolution]:
+    return [node.op for node in graph.nodes if isinstance(node.op, Convolution)]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_sum_is_inside_the_convolution_before_it(relu: bool, stride: int) -> None:
+    model, _ = bottleneck(relu, 117, stride)
+    graph = in_bytes(model)
+    ops = convolutions(graph)
+    assert all(op.rounding is not None for op in ops)
+    adding = [op for op in ops if op.rounding is not None and op.rounding.own is not None]
+    assert [op.activation for op in adding] == [Activation.RELU if relu else Activation.NONE]
+    assert set(kinds(graph)) <= {"Convolution", "Pooling", "quantised"}
+    x = np.random.default_rng(5).uniform(-3, 3, (1, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    before = run_passes(quantised_layers(import_onnx(model).graph(1)))
+    (found,), (wanted,) = graph.evaluate([x]), before.evaluate([x])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@needs_vnni
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("zero", [0, 117, 255])
+@pytest.mark.parametrize("relu", [False, True])
+def test_it_computes_what_the_file_says(
+    relu: bool, zero: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a step of the result: what an earlier layer rounds a tie to may move a later one."""
+    path = "sparsejit.lowering.convolution.int8_convolutions._bytes_are_cheaper"
+    monkeypatch.setattr(path, lambda low, node: True)
+    model, scale = bottleneck(relu, zero, stride)
+    fast = sparsejit.compile(model)
+    kernels = [step.kernel for step in fast.parts.variants[0].steps]
+    assert sum(kernel.startswith("quads") for kernel in kernels) == (5 if stride > 1 else 4)
+    x = np.random.default_rng(5).uniform(-3, 3, (3, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    (same,) = model.opset_import
+    same.version = 19
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    steps = np.abs(fast(x) - wanted) / scale
+    assert steps.max() < 1.01
+    assert (steps > 0.5).mean() < 0.01
+
+
+@needs_vnni
+def test_files_and_threads_give_the_same_bits(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "sparsejit.lowering.convolution.int8_convolutions._bytes_are_cheaper"
+    monkeypatch.setattr(path, lambda low, node: True)
+    model, _ = bottleneck(True, 117, 2)
+    x = np.random.default_rng(6).uniform(-3, 3, (5, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    fast = sparsejit.compile(model)
+    fast.save(tmp_path / "m.sjit")
+    wanted = fast(x)
+    for other in (sparsejit.load(tmp_path / "m.sjit"), sparsejit.compile(model, threads=2)):
+        assert other(x).tobytes() == wanted.tobytes()
+
+
+def read_otherwise(kind: str) -> Any:
+    """A model whose only convolution has a reader that wants floats, or other steps."""
+    q = Qdq()
+    y = q.convolution(q.steps("x", 0.02, 7), CHANNELS, CHANNELS)
+    z = q.steps(q("Relu", y), 0.04)
+    if kind == "another scale":
+        z = q("Add", z, q.steps(y, 0.05))
+    elif kind == "floats":
+        z = q("Add", z, y)
+    return q.model(q.steps(z, 0.06))
+
+
+@pytest.mark.parametrize("kind", ["another scale", "floats"])
+def test_what_is_read_otherwise_stays_in_floats(kind: str) -> None:
+    model = read_otherwise(kind)
+    assert [op.rounding for op in convolutions(in_bytes(model))] == [None]
+
+
+@pytest.mark.plans
+def test_sparse_layers_are_cheaper_in_bytes_where_there_is_code() -> None:
+    """1x1 at 85 % zeros between images of 56x56: nothing else skips zeros and stays in bytes."""
+    q = Qdq()
+    y = q.steps("x", 0.021)
+    for _ in range(2):
+        y = q.steps(q("Relu", q.convolution(y, 256, 256)), 0.043)
+    q.nodes[-1].output[0] = "y"
+    model = graph_model(q.nodes, {"x": ("n", 256, 56, 56)}, q.constants, 13, 4)
+    graph = quantised_layers(import_onnx(model).graph(1))
+    detected = Target.detect()
+    sets = TARGET.instruction_sets
+    for target, wanted in (
+        (replace(detected, isa="avx512", instruction_sets=sets), True),
+        (replace(detected, isa="avx512", instruction_sets=LEVEL.instruction_sets), False),
+    ):
+        found = with_byte_layers(graph, ModelOptions(target))
+        assert all((op.rounding is not None) is wanted for op in convolutions(found))
