@@ -61,6 +61,16 @@ _INT8: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
     ("floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
     ("avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
 )
+_QUADS = Template(
+    "int8-quads-avx512",
+    "quads",
+    "avx512",
+    _csr(Arithmetic.QUADS),
+    "csr; inputs interleaved in registers as they are multiplied",
+    DType.INT8,
+    frozenset({"avx512_vnni"}),
+    takes_vast=True,
+)
 _MOST_INPUTS = {("panels", Arithmetic.INTEGERS): MOST_INTEGERS}
 _TAKE_VAST = ("panels", "csr")
 _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
@@ -113,5 +123,6 @@ MATMUL_TEMPLATES: tuple[Template, ...] = (
         for family in ("rows", "mixed")
         if family == "rows" or each.dtype is not DType.INT8  # int8 is panels or rows
     ),
+    _QUADS,
     _TILES,
 )

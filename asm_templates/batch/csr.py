@@ -90,6 +90,11 @@ _GIVEN = (rcx, rdx, r8, r9, r10)
 _KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
 _SLOT_BYTES = 128
 _PAGE = 4096
+_INT8_WORDS: dict[Arithmetic, Callable[[CompressedRows], CompressedRows]] = {
+    Arithmetic.BYTES: byte_words,
+    Arithmetic.INTEGERS: float_words,
+    Arithmetic.QUADS: lambda integers: integers,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +133,7 @@ def lower(
     if spec.dtype is DType.INT8:
         integers, ends = int8_rows(spec.each, matrix)
         start = first_sums(arithmetic, integers)
-        in_bytes = arithmetic is Arithmetic.BYTES
-        words = byte_words(integers) if in_bytes else float_words(integers)
-        made = _cut(words, shape.blocks)
+        made = _cut(_INT8_WORDS[arithmetic](integers), shape.blocks)
     else:
         stored = partial(rounded_matrix, matrix, spec.dtype)
         key = "csr", spec.dtype, shape.blocks
@@ -327,7 +330,7 @@ class _CsrCode:
 
     def _staging(self) -> tuple[Register, int]:
         """Where float32 inputs wait: as bytes they go elsewhere, as floats they stay."""
-        in_bytes = self.shape.arithmetic is Arithmetic.BYTES
+        in_bytes = self.shape.arithmetic.in_bytes
         return (rsp, self.shape.staging) if in_bytes else (PANEL, 0)
 
     def _scales(self, part: Pass) -> None:

@@ -17,8 +17,16 @@ registers in it would take an operation of its own in every multiplication on so
 
 from collections.abc import Hashable
 
+import numpy as np
+
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
-from sparsejit.asm_templates.batch.csr_stream import GROUP_BYTES, MOST, OFFSET_UNIT, QUAD
+from sparsejit.asm_templates.batch.csr_stream import (
+    GROUP_BYTES,
+    MOST,
+    OFFSET_UNIT,
+    QUAD,
+    quad_of,
+)
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
@@ -60,6 +68,11 @@ def core_key(shape: CsrShape, vectors: int, far: bool) -> Hashable:
     return "csr core", shape.arithmetic, shape.pitch, shape.panel_bytes, shape.chains, vectors, far
 
 
+def quad_bytes(arithmetic: Arithmetic) -> int:
+    """Bytes of four offsets and words."""
+    return quad_of(np.int8 if arithmetic is Arithmetic.QUADS else np.uint32).itemsize
+
+
 class _CsrLoop:
     """Appends the code of one width."""
 
@@ -69,7 +82,8 @@ class _CsrLoop:
         self.inputs = vector(asm, asm.target.vector_registers - 2)
         self.four = vector(asm, asm.target.vector_registers - 3)
         self.arithmetic = shape.arithmetic
-        self.scale = shape.pitch // OFFSET_UNIT
+        self.scale, self.input_scale = shape.pitch // OFFSET_UNIT, shape.panel_pitch // OFFSET_UNIT
+        self.quad_bytes = quad_bytes(shape.arithmetic)
         # Places in the code, by how many weights are left.
         self.left = [asm.label(f"{count} left") for count in range(MOST + 1)]
 
@@ -122,6 +136,9 @@ class _CsrLoop:
             asm.emit("prefetcht0", Memory(QUADS, _PREFETCH_AHEAD))
 
     def _products(self) -> None:
+        if self.arithmetic is Arithmetic.QUADS:
+            self._quads()
+            return
         asm = self.asm
         for left in range(MOST, 0, -1):
             slot = -left % _BY_LOAD
@@ -136,7 +153,7 @@ class _CsrLoop:
                 asm.emit("shr", rax, 16)
                 asm.bind(self.left[left])
             asm.emit("movzx", dword(rbx), word(rax))
-            asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, self.scale))
+            asm.emit("lea", rbx, Memory(WORKSPACE, 0, rbx, self.input_scale))
             asm.emit("vpermilps", self.weight, self.four, 0x55 * slot)
             for number in range(self.vectors):
                 self._product(slot % self.shape.chains, number)
@@ -147,6 +164,41 @@ class _CsrLoop:
         wide = self.asm.target.isa == "avx512"
         load = "vbroadcastf32x4" if wide else "vbroadcastf128"
         self.asm.emit(load, self.four, Memory(QUADS, quad + 8))
+
+    def _quads(self) -> None:
+        asm = self.asm
+        for left in range(MOST, 0, -_BY_LOAD):
+            for count in range(left, left - _BY_LOAD, -1):
+                asm.bind(self.left[count])
+            first = -self.quad_bytes * (left // _BY_LOAD)
+            self._quad(first)
+            if self.far and left // _BY_LOAD % 4 == 0:
+                asm.emit("prefetcht0", Memory(QUADS, first + _PREFETCH_AHEAD))
+        asm.bind(self.left[0])
+
+    def _quad(self, place: int) -> None:
+        """Four inputs, a byte for each of 64 columns, interleaved and times four weights.
+
+        l, m and h, n are the low and high halves of two and two inputs, byte by byte; e0 to e3
+        those of l, m and of h, n, word by word: four bytes of each of 16 columns, for `vpdpbusd`.
+        """
+        asm = self.asm
+        inputs = [vector(asm, number) for number in range(4, 8)]
+        pairs = [vector(asm, number) for number in range(8, 12)]
+        asm.emit("mov", rax, Memory(QUADS, place))
+        for number, register in enumerate(inputs):
+            if number:
+                asm.emit("shr", rax, 16)
+            asm.emit("movzx", dword(rbx), word(rax))
+            asm.emit("vmovdqu64", register, Memory(WORKSPACE, 0, rbx, self.input_scale))
+        asm.emit("vpbroadcastd", self.weight, Memory(QUADS, place + 2 * _BY_LOAD))
+        for number, pair in enumerate(pairs):
+            which = "vpunpckhbw" if number // 2 else "vpunpcklbw"
+            asm.emit(which, pair, *inputs[number % 2 * 2 :][:2])
+        for number, four in enumerate(inputs):
+            which = "vpunpckhwd" if number % 2 else "vpunpcklwd"
+            asm.emit(which, four, *pairs[number // 2 * 2 :][:2])
+            asm.emit("vpdpbusd", vector(asm, number), four, self.weight)
 
     def _product(self, chain: int, number: int) -> None:
         asm, total = self.asm, self._sum(chain, number)
@@ -182,7 +234,7 @@ class _CsrLoop:
         for count in range(MOST + 1):
             asm.align(_ENTRY_BYTES)
             slot = -count % _BY_LOAD
-            if slot:
+            if slot and self.arithmetic is not Arithmetic.QUADS:
                 quad = -QUAD.itemsize * -(-count // _BY_LOAD)
                 asm.emit("mov", rax, Memory(QUADS, quad))
                 self._four(quad)

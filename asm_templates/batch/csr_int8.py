@@ -35,7 +35,7 @@ def first_sums(
     arithmetic: Arithmetic, integers: CompressedRows
 ) -> npt.NDArray[np.int32] | None:
     """What the sums of rows start at, (out_features,); None for zero."""
-    if arithmetic is not Arithmetic.BYTES:
+    if not arithmetic.in_bytes:
         return None
     return (-_OFFSET * integers.sums_by_row(integers.values)).astype(np.int32)
 
@@ -123,10 +123,12 @@ class CsrInt8:
         asm.emit("lea", r8, Memory(base, offset))
         asm.emit("mov", dword(r10), -(-inputs // together))
         asm.bind(again)
-        for number in range(self.vectors):
+        if self.shape.arithmetic is Arithmetic.QUADS:
+            self._line()
+        for number in range(0 if self.shape.arithmetic is Arithmetic.QUADS else self.vectors):
             self._bytes(number) if together > 1 else self._floats(number)
         asm.emit("add", r8, together * self.shape.pitch)
-        asm.emit("add", PANEL, self.shape.pitch)
+        asm.emit("add", PANEL, self.shape.panel_pitch)
         asm.emit("sub", dword(r10), 1)
         asm.jump("jnz", again)
 
@@ -143,6 +145,19 @@ class CsrInt8:
         self._quantise(value, number, 0)
         self.asm.emit("vcvtdq2ps", value, value)
         self.asm.emit("vmovups", self._place(PANEL, 0, number), value)
+
+    def _line(self) -> None:
+        """A line of one input: what packing does to its order, unpacking undoes."""
+        asm, parts = self.asm, [vector(self.asm, number) for number in range(self.vectors)]
+        for number, register in enumerate(parts):
+            self._quantise(register, number, 0)
+        parts += parts[-1:] * (4 - len(parts))
+        low, high = vector(asm, 4), vector(asm, 5)
+        asm.emit("vpackssdw", low, *parts[:2])
+        asm.emit("vpackssdw", high, *parts[2:])
+        asm.emit("vpacksswb", low, low, high)
+        asm.emit("vpxord", low, low, asm.constant(_OFFSETS))
+        asm.emit("vmovups", self._place(PANEL, 0, 0), low)
 
     def _bytes(self, number: int) -> None:
         parts = [vector(self.asm, 4 * number + position) for position in range(4)]

@@ -15,6 +15,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
     words_by_block,
 )
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.compressed_rows import count_distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
@@ -25,15 +26,21 @@ class Arithmetic(Enum):
     """What products are made of, and how many inputs a word of weights has side by side.
 
     `INTEGERS`: int8 as float32. The products of a segment, `MOST` of 127 * 127, add up exactly.
+    `QUADS`: bytes, of any four inputs at a time, which are interleaved as they are multiplied.
     """
 
     FLOATS = "floats"
     BYTES = "bytes"
     INTEGERS = "integers"
+    QUADS = "quads"
 
     @property
     def together(self) -> int:
         return 4 if self is Arithmetic.BYTES else 1
+
+    @property
+    def in_bytes(self) -> bool:
+        return self in (Arithmetic.BYTES, Arithmetic.QUADS)
 
 
 # Vectors in a pass: more would share a weight's and an offset's load, but fewer inputs fit L1.
@@ -44,6 +51,7 @@ _CHAINS = {
     Arithmetic.FLOATS: (4, 2, 2),
     Arithmetic.INTEGERS: (4, 2, 2),
     Arithmetic.BYTES: (4, 4, 4, 2),
+    Arithmetic.QUADS: (1,),
 }
 _OTHER_REGISTERS = 3  # a weight, four of them, and inputs
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
@@ -66,9 +74,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class CsrShape:
-    """`pitch` are bytes from one word's inputs to the next in the panel, and from one row's sums to
-    the next, `OFFSET_UNIT` times a power of two; `chains` are separate sums of a row, added at the
-    end of a segment.
+    """`pitch` are bytes from one word's inputs to the next in the panel, unless these are `QUADS`,
+    and from one row's sums to the next, `OFFSET_UNIT` times a power of two; `chains` are separate
+    sums of a row, added at the end of a segment.
     """
 
     arithmetic: Arithmetic
@@ -78,8 +86,13 @@ class CsrShape:
     chains: int
 
     @property
+    def panel_pitch(self) -> int:
+        """Bytes from one word's inputs to the next."""
+        return CACHE_LINE_BYTES if self.arithmetic is Arithmetic.QUADS else self.pitch
+
+    @property
     def panel_bytes(self) -> int:
-        return self.blocks.width * self.pitch
+        return self.blocks.width * self.panel_pitch
 
     @property
     def block_inputs(self) -> int:
@@ -93,7 +106,7 @@ class CsrShape:
     @property
     def scales(self) -> int:
         """Where int8 has the reciprocals of the scales of x, a `pitch` on the scales."""
-        return self.staging + (STAGED * self.pitch if self.arithmetic is Arithmetic.BYTES else 0)
+        return self.staging + (STAGED * self.pitch if self.arithmetic.in_bytes else 0)
 
     @property
     def workspace_bytes(self) -> int:
@@ -142,7 +155,8 @@ def csr_shape(
     pitch = _pitch(_widest(spec.batch, most, target), target)
     columns = -(-spec.in_features // arithmetic.together)
     widest_pitch = _pitch(_VECTORS[target.isa], target)
-    width = _even(columns, _width(arithmetic, matrix, widest_pitch, target))
+    in_panel = CACHE_LINE_BYTES if arithmetic is Arithmetic.QUADS else widest_pitch
+    width = _even(columns, _width(arithmetic, matrix, in_panel, target))
     # What the workspace has besides the sums of rows, which are rounded up.
     others = width + STAGED + 2 + _ROUND
     rows = _even(spec.out_features, LARGEST_WORKSPACE // widest_pitch - others)
@@ -171,7 +185,9 @@ def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]
 
 def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:
     """As many columns as fit a share of L1, or more where few of them have a weight in a row."""
-    fitting = int(target.core.layouts.csr_block * target.l1d_bytes) // pitch
+    layouts = target.core.layouts
+    share = layouts.quads_block if arithmetic is Arithmetic.QUADS else layouts.csr_block
+    fitting = int(share * target.l1d_bytes) // pitch
     density = max(matrix.nnz, 1) / (matrix.in_features * matrix.out_features)
     used = 1 - (1 - density) ** arithmetic.together
     wanted = min(int(_LEAST_WEIGHTS / used), _MOST_PANEL_BYTES // pitch)

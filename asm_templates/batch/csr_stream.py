@@ -4,9 +4,9 @@ A *block* is so many rows by so many inputs. Its nonzero weights lie row by row,
 equally many follow each other (a *group*), so that a loop over them has no branch that is hard to
 predict.
 A row with more than `MOST` weights in a block is cut into several *segments*. A *word* is what is
-multiplied at once: a float32 weight, or the int8 weights of four inputs side by side.
+multiplied at once: a float32 weight, the int8 weights of four inputs side by side, or of any one.
 
-    quad    four offsets of inputs, 16 bits each, and four words, 32 bits        24 bytes
+    quad    four offsets of inputs, 16 bits each, and four words, 32 or 8 bits    24 or 12 bytes
     segment its quads; the first one lacks what is missing to a whole number of quads
     group   int32: words of a segment, segments, bytes of a segment               12 bytes
 """
@@ -56,9 +56,9 @@ class CsrBlocks:
 @dataclass(frozen=True, eq=False)
 class CsrStream:
     """`groups` (groups, 3) int32, those of a block end with zeros; `rows` (segments,) int32, the
-    row of each segment within its block; `quads` (quads,) of QUAD, whose offsets are columns within
-    the block. Rows and offsets are multiplied by `OFFSET_UNIT`, and by the
-    code for a batch once more, so that all have the stream in common.
+    row of each segment within its block; `quads` (quads,) of QUAD, or with bytes for words, whose
+    offsets are columns within the block. Rows and offsets are multiplied by `OFFSET_UNIT`, and by
+    the code for a batch once more, so that all have the stream in common.
     """
 
     groups: npt.NDArray[np.int32]
@@ -111,7 +111,7 @@ def csr_stream(words: CompressedRows, blocks: CsrBlocks) -> CsrStream:
     # Segments by block, then by length, then by row.
     kind = block[begin][number] * (MOST + 1) + lengths
     by_kind = np.argsort(kind, kind="stable")
-    groups = _groups(kind[by_kind], blocks.count)
+    groups = _groups(kind[by_kind], blocks.count, quad_of(words.dtype).itemsize)
     quads = _quads(lengths, by_kind, _offsets(column[order]), words.values[order])
     return CsrStream(groups, row[begin][number][by_kind] * np.int32(OFFSET_UNIT), quads)
 
@@ -129,12 +129,17 @@ def _divided(numbers: _IntArray, by: int) -> tuple[npt.NDArray[np.int32], npt.ND
     return quotients, short - quotients * np.int32(by)
 
 
-def _groups(kinds: _IntArray, blocks: int) -> npt.NDArray[np.int32]:
+def quad_of(word: npt.DTypeLike) -> np.dtype[np.void]:
+    """The record of four offsets and four words of that kind."""
+    return np.dtype([("offset", "<u2", 4), ("word", word, 4)])
+
+
+def _groups(kinds: _IntArray, blocks: int, quad_bytes: int) -> npt.NDArray[np.int32]:
     """The groups of segments whose kinds, in order, are block * (MOST + 1) + length."""
     kind, segments = np.unique(kinds, return_counts=True)
     block, length = np.divmod(kind, MOST + 1)
     groups = np.zeros((len(kind) + blocks, 3), np.int32)
-    bytes_ = -(-length // 4) * QUAD.itemsize
+    bytes_ = -(-length // 4) * quad_bytes
     groups[np.arange(len(kind)) + block] = np.stack([length, segments, bytes_], axis=1)
     return groups
 
@@ -143,7 +148,7 @@ def _quads(
     lengths: _IntArray,
     order: _IntArray,
     offsets: npt.NDArray[np.uint16],
-    words: npt.NDArray[np.uint32],
+    words: npt.NDArray[np.integer],
 ) -> npt.NDArray[np.void]:
     """The quads of segments so long, in that order; offsets and words are segment by segment."""
     quads_of = -(-lengths // 4)
@@ -151,9 +156,9 @@ def _quads(
     ends = np.empty(len(order), np.int64)
     ends[order] = 4 * np.cumsum(quads_of[order])
     slot = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(len(words))
-    quads = np.zeros(int(quads_of.sum()), QUAD)
+    quads = np.zeros(int(quads_of.sum()), quad_of(words.dtype))
     for name, values in (("offset", offsets), ("word", words)):
-        slots = np.zeros((len(quads), 4), QUAD[name].base)
+        slots = np.zeros((len(quads), 4), values.dtype)
         slots.reshape(-1)[slot] = values
         quads[name] = slots
     return quads

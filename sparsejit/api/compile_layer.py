@@ -58,8 +58,8 @@ def compile_matrix(
         strategy: "auto", or a family of kernels. For one x: broadcast, broadcast-loop,
             broadcast-mixed, broadcast-4x4, broadcast-4x1, dense, dot, permute, permute-inline,
             immediate, lane16, lookup, int8-permute, int8-single, int8-staged, int8-pairs. For a
-            batch: panels, csr, dense, rows, mixed, int8-tiles. Not all exist for every dtype and
-            target.
+            batch: panels, csr, quads, dense, rows, mixed, int8-tiles. Not all exist for every dtype
+            and target.
         target: "native", a level ("avx2", "avx512") or a `Target`.
         threads: how many may share the rows, or the columns of a batch; "auto" is one a core. They
             are used where that is predicted to save a quarter.

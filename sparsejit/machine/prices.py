@@ -226,6 +226,7 @@ class LayoutPrices(NamedTuple):
         panel stays decoded: loads bind there, code elsewhere.
     csr_far: the share of L2 beyond which a loop over compressed rows asks for weights ahead.
     csr_block: the share of L1 that the inputs of its block may take.
+    quads_block: the same of bytes, four at a time: L2 delivers them nearly as fast.
     windows_near: the share of L1 that code takes, and inputs, of a part of sparse windows.
     """
 
@@ -246,4 +247,5 @@ class LayoutPrices(NamedTuple):
     decoded_loads: float = 0.4
     csr_far: float = 0.5
     csr_block: float = 1.0
+    quads_block: float = 1.5
     windows_near: float = 0.6

@@ -101,7 +101,7 @@ def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
         full = whole_vectors(spec, target) % target.lanes == 0
         return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
-    if needs_no_workspace or template.family in ("csr", "dense", "int8-tiles"):
+    if needs_no_workspace or template.family in ("csr", "quads", "dense", "int8-tiles"):
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")

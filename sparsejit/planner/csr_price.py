@@ -9,8 +9,8 @@ the processor (`machine.prices.CsrPrices`).
 
 from dataclasses import replace
 
+from sparsejit.asm_templates.batch.csr_core import quad_bytes
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
-from sparsejit.asm_templates.batch.csr_stream import QUAD
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.prices import CsrPrices
 from sparsejit.planner.cost import Cost, cache_level
@@ -20,7 +20,7 @@ def price_csr(counts: CsrCounts) -> Cost:
     """The sum of its passes, or what their weights need to arrive."""
     spec, target, shape = counts.spec, counts.target, counts.shape
     core = target.core
-    stream_bytes = QUAD.itemsize * counts.quads + 4 * counts.segments
+    stream_bytes = quad_bytes(shape.arithmetic) * counts.quads + 4 * counts.segments
     vector_bytes = 4 * spec.batch * (spec.in_features + spec.out_features)
     level = cache_level(stream_bytes, shape.workspace_bytes, target, 0)
     again = cache_level(stream_bytes, shape.workspace_bytes, replace(target, between_bytes=0), 0)

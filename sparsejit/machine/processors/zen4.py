@@ -69,10 +69,14 @@ ZEN4 = Core(
     # windows: 11 layers of ResNet-50 and small nets took 0.63 to 0.85 of what Zen 5's 1.4 predicts.
     batch=replace(ZEN5.batch, loads=1.0, products=1.0, from_memory=0.3, windows=1.0),
     csr={
-        (isa, kind): _in_halves(prices, _FLOATS_FACTOR if kind == "floats" else _WIDE_FACTOR)
-        if isa == "avx512"
-        else prices
-        for (isa, kind), prices in CSR.items()
+        **{
+            (isa, kind): _in_halves(prices, _FLOATS_FACTOR if kind == "floats" else _WIDE_FACTOR)
+            if isa == "avx512"
+            else prices
+            for (isa, kind), prices in CSR.items()
+        },
+        # 768x768, 3072x768, 768x3072 at 128 columns, 768x768 at 33: 0.94 to 1.07 of these.
+        ("avx512", "quads"): CsrPrices(1.95, 0.0, 0.0, 4.0, 30, (7, 9.5), (7, 10.5), 0.3),
     },
     forest=FOREST,
     attention=ATTENTION_BY_HALVES,

@@ -135,6 +135,8 @@ CSR = {
     ("avx512", "integers"): CsrPrices(0.45, 0.55, 0.5, 3.5, 30, (7.5, 8.9), (7, 8.5), 0.3),
     # x to bytes is 8.5 on paper: dearer, so that what nobody timed displaces no `rows` that were.
     ("avx512", "bytes"): CsrPrices(0.45, 0.6, 0.5, 2.5, 30, (13, 14), (7, 8.5), 0.3),
+    # Prototypes: 4.4 to 5 cycles for four weights and 64 columns.
+    ("avx512", "quads"): CsrPrices(1.35, 0.0, 0.0, 2.5, 30, (7, 8), (7, 8.5), 0.3),
     ("avx2", "floats"): CsrPrices(0.45, 0.55, 0.2, 2.5, 30, (1.3, 1.5), (2.6, 3), 0.3),
     ("avx2", "integers"): CsrPrices(0.45, 0.55, 0.2, 3.5, 30, (4.6, 5), (4, 4.4), 0.3),
 }
