@@ -27,6 +27,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
     QUAD,
     quad_of,
 )
+from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
@@ -177,11 +178,7 @@ class _CsrLoop:
         asm.bind(self.left[0])
 
     def _quad(self, place: int) -> None:
-        """Four inputs, a byte for each of 64 columns, interleaved and times four weights.
-
-        l, m and h, n are the low and high halves of two and two inputs, byte by byte; e0 to e3
-        those of l, m and of h, n, word by word: four bytes of each of 16 columns, for `vpdpbusd`.
-        """
+        """Four inputs, a byte for each of 64 columns, interleaved and times four weights."""
         asm = self.asm
         inputs = [vector(asm, number) for number in range(4, 8)]
         pairs = [vector(asm, number) for number in range(8, 12)]
@@ -192,12 +189,7 @@ class _CsrLoop:
             asm.emit("movzx", dword(rbx), word(rax))
             asm.emit("vmovdqu64", register, Memory(WORKSPACE, 0, rbx, self.input_scale))
         asm.emit("vpbroadcastd", self.weight, Memory(QUADS, place + 2 * _BY_LOAD))
-        for number, pair in enumerate(pairs):
-            which = "vpunpckhbw" if number // 2 else "vpunpcklbw"
-            asm.emit(which, pair, *inputs[number % 2 * 2 :][:2])
-        for number, four in enumerate(inputs):
-            which = "vpunpckhwd" if number % 2 else "vpunpcklwd"
-            asm.emit(which, four, *pairs[number // 2 * 2 :][:2])
+        for number, four in interleaved(asm, inputs, pairs):
             asm.emit("vpdpbusd", vector(asm, number), four, self.weight)
 
     def _product(self, chain: int, number: int) -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.convolution.byte_rows import fill_gaps
+from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.x86.assembler import Assembler
@@ -316,22 +317,17 @@ class _QuadCode:
 
     def _quad(self, place: int) -> None:
         asm = self.asm
-        a, b, c, d = inputs = [zmm(number) for number in range(4, 8)]
-        low, high, low2, high2 = (zmm(number) for number in range(8, 12))
+        inputs = [zmm(number) for number in range(4, 8)]
+        pairs = [zmm(number) for number in range(8, 12)]
         for number, (register, offset) in enumerate(zip(inputs, _OFFSETS, strict=True)):
             asm.emit("mov", dword(offset), Memory(_QUADS, place + 4 * number))
             asm.emit("vmovdqu64", register, Memory(_X, 0, offset))
         weights = [zmm(number) for number in _WEIGHTS[: len(self.sums)]]
         for number, register in enumerate(weights):
             asm.emit("vpbroadcastd", register, Memory(_QUADS, place + 16 + 4 * number))
-        for which, to, other in (("l", low, low2), ("h", high, high2)):
-            asm.emit(f"vpunpck{which}bw", to, a, b)
-            asm.emit(f"vpunpck{which}bw", other, c, d)
-        pairs = (low, low2), (low, low2), (high, high2), (high, high2)
-        for number, (first, second) in enumerate(pairs):
-            asm.emit("vpunpckhwd" if number % 2 else "vpunpcklwd", inputs[number], first, second)
+        for number, four in interleaved(asm, inputs, pairs):
             for sums, register in zip(self.sums, weights, strict=True):
-                asm.emit("vpdpbusd", sums[number], inputs[number], register)
+                asm.emit("vpdpbusd", sums[number], four, register)
 
     def _entries(self) -> None:
         """By how many quads are left in a row's first turn."""
