@@ -42,12 +42,7 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
-from sparsejit.frontends.torch_export import (
-    Exported,
-    export,
-    exported_examples,
-    is_program,
-)
+from sparsejit.frontends.torch_export import Exported, export, exported_examples, is_program
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.tiles import batch_tiles

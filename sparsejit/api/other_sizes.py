@@ -54,17 +54,18 @@ class OtherSizes:
         """The variant for inputs like these. Raises as compiling does."""
         args, kwargs = unflatten(self._inputs, list(leaves))
         program = self._program.of(args, kwargs, leaves)
-        if program is not None:
+        ways = () if program is None else (self._by_rule, self._by_program)
+        for way in ways:
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                variant = self._by_rule(program, leaves)
-                return variant or self._as_before(program, args, kwargs)
+                variant = way(program, leaves)
+                if variant is not None:
+                    return variant
         return self._compile(self._model, args, kwargs)
 
-    def _as_before(self, program: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
-        variant = self._compile(program, args, kwargs)
-        if variant.batch_axes != self._first.batch_axes:
-            raise ValueError("the batch lies on other axes")
-        return variant
+    def _by_program(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
+        """By reading it for this length; None where the batch would lie on other axes."""
+        variant = self._compile(program, *unflatten(self._inputs, list(leaves)))
+        return variant if variant.batch_axes == self._first.batch_axes else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
         """From the graphs of other lengths; None where only reading the model does."""

@@ -152,7 +152,7 @@ class SizedGraph:
             if len(set(map(len, examples))) > 1:
                 raise _DiffersError
             parts = tuple(self._sized(each) for each in zip(*examples, strict=True))
-            return first if _same(parts, first) else parts
+            return first if _is_fixed(parts) else parts
         if is_dataclass(first) and not isinstance(first, type):
             return self._record(examples)
         if isinstance(first, np.ndarray):
@@ -168,7 +168,7 @@ class SizedGraph:
         for field in fields(first):
             own = [getattr(each, field.name) for each in examples]
             sized = self._sized(own)
-            if not _same(sized, own[0]):
+            if not _is_fixed(sized):
                 changed[field.name] = sized
         return _Record(first, changed) if changed else first
 
@@ -216,12 +216,12 @@ def _at(sized: Any, length: int) -> Any:
     return sized
 
 
-def _same(sized: Any, example: Any) -> bool:
+def _is_fixed(sized: Any) -> bool:
     """Whether nothing in it depends on the length."""
     if isinstance(sized, _Proportion | _Record):
         return False
     if type(sized) is tuple:
-        return all(map(_same, sized, example))
+        return all(map(_is_fixed, sized))
     return True
 
 

@@ -123,19 +123,15 @@ class SparseMatrix:
             self._made[key] = make()
         return cast("_Made", self._made[key])
 
-    @property
-    def kept(self) -> frozenset[str]:
-        """The families whose data were made of the weights, and lie where other code reads them."""
-        return self._kept
-
-    _kept: frozenset[str] = frozenset()
+    # The families whose data were made of the weights, and lie where other code reads them.
+    kept: frozenset[str] = frozenset()
 
     def replace_made(self, change: Callable[[Any], Any]) -> None:
         """Keep what `change` makes of all that `once` made; what it changes is `kept`."""
         for key, value in self._made.items():
             self._made[key] = change(value)
             if self._made[key] is not value and isinstance(key, tuple):
-                self._kept |= {str(key[0])}
+                self.kept |= {str(key[0])}
 
     @cached_property
     def dense(self) -> FloatArray:

@@ -37,4 +37,8 @@ class CommonWeights:
         start = self.literals.address - self.memory.address + place
         data = self.memory.view(start + array.nbytes)[start:]
         found = np.frombuffer(data, array.dtype).reshape(array.shape)
-        return found if found.tobytes() == array.tobytes() else None
+        return found if np.array_equal(_bytes_of(found), _bytes_of(array)) else None
+
+
+def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
