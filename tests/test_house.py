@@ -36,8 +36,8 @@ LOWERING_ROOMS = (
     *("memory_plan", "kept_weights"),
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),
-    *("model", "loop", "turns_code", "batch_rest", "batch_forms", "shared_tiles"),
-    *("function", "lowering"),
+    *("lowered_model", "joint_end", "model", "loop", "turns_code", "batch_rest", "joint_code"),
+    *("batch_forms", "shared_tiles", "function", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),

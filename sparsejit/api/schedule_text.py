@@ -16,10 +16,10 @@ _BAR, _LABEL = 24, 90  # characters
 
 
 def schedule_lines(variant: Variant) -> list[str]:
-    """What `explain` says of threads, and of samples that take turns."""
+    """What `explain` says of threads, and of what samples have in common."""
     threads = variant.options.threads
     if threads == 1:
-        return _turn_lines(variant)
+        return [*_turn_lines(variant), *_end_lines(variant)]
     if variant.options.shares_tiles:
         samples = "1 sample" if variant.tile == 1 else f"{variant.tile} samples"
         return [f"{threads} threads take turns with tiles of {samples}; none waits for another"]
@@ -47,6 +47,18 @@ def _turn_lines(variant: Variant) -> list[str]:
     return [
         f"from {first} on {turns.samples} samples of a batch take turns with each layer, whose "
         "code then comes from memory once for all"
+    ]
+
+
+def _end_lines(variant: Variant) -> list[str]:
+    end = variant.planned.end
+    if end is None:
+        return []
+    alone_ns = sum(step.ns for step in variant.steps[end.first :])
+    return [
+        f"from {variant.steps[end.first].origin.name} on {end.fewest} to {end.samples} samples of "
+        f"a batch are computed together: {end.ns / 1e3:,.1f} us predicted where one takes "
+        f"{alone_ns / 1e3:,.1f}"
     ]
 
 

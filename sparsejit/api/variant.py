@@ -32,15 +32,11 @@ from sparsejit.lowering.convolution.int8_convolutions import (
 from sparsejit.lowering.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.lowering.function import build_function, function_workspace_bytes
 from sparsejit.lowering.kept_weights import KeptWeights
+from sparsejit.lowering.lowered_model import EndRecord, LoweredModel
 from sparsejit.lowering.memory_plan import MemoryPlan
-from sparsejit.lowering.model import (
-    LoweredModel,
-    lower_model,
-    unread_bytes,
-    waves_without_code,
-    without_code,
-)
+from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.sample_turns import SampleTurns
+from sparsejit.lowering.selection import unread_bytes
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.native.copying import SharedCode
@@ -67,19 +63,23 @@ class TiledGraph(NamedTuple):
 class Planned(NamedTuple):
     """The record of a variant's kernels in order, which thread runs them when, and its memory.
 
-    `turns` says which of them samples take turns with, if they do.
+    `turns` says which of them samples take turns with, if they do; `end` which stand for several
+    samples at once.
     """
 
     steps: tuple[Step, ...]
     waves: tuple[Wave, ...]
     memory: MemoryPlan
     turns: SampleTurns | None
+    end: EndRecord | None
 
     @classmethod
     def of(cls, lowered: LoweredModel) -> Planned:
         """Without weights and code."""
-        waves = waves_without_code(lowered.waves)
-        return cls(without_code(lowered.steps), waves, lowered.memory, lowered.turns)
+        steps = tuple(step.without_code() for step in lowered.steps)
+        waves = tuple(wave.without_code() for wave in lowered.waves)
+        end = None if lowered.end is None else lowered.end.record
+        return cls(steps, waves, lowered.memory, lowered.turns, end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Variant(SharedCode):
     @cached_property
     def planned(self) -> Planned:
         """Its record, made anew where it is not known."""
-        return self.known_plan or Planned.of(self.lowered_again())
+        return self.known_plan or Planned.of(self.lowered_again(_may_join(self.tiles)))
 
     @cached_property
     def batch_axes(self) -> BatchAxes | None:
@@ -167,12 +167,13 @@ class Variant(SharedCode):
 
     def listing(self) -> Iterator[str]:
         """The lines of `Image.listing`, from code written anew."""
-        forms = [lower_model(graph, self.options, tile=tile) for graph, tile in self.graphs]
+        joins, graphs = _may_join(self.tiles), self.graphs
+        forms = [lower_model(one, self.options, tile=tile, joins=joins) for one, tile in graphs]
         return build_function(paying(forms), self.program.name, listed=True).image.listing()
 
-    def lowered_again(self) -> LoweredModel:
-        """What it has for `tile` with its code's inputs, which a variant does not keep."""
-        return lower_model(self.graph, self.options, tile=self.tile)
+    def lowered_again(self, joins: bool = False) -> LoweredModel:
+        """What it has for `tile`, with last layers for several samples if it `joins` them."""
+        return lower_model(self.graph, self.options, tile=self.tile, joins=joins)
 
 
 def make_variant(
@@ -367,6 +368,11 @@ def _from_data(
     )
 
 
+def _may_join(tiles: Sequence[int | None]) -> bool:
+    """Whether samples run one after another, so that they may have last layers in common."""
+    return list(tiles) == [1]
+
+
 def _since(started: float) -> float:
     """Milliseconds."""
     return 1e3 * (time.perf_counter() - started)
@@ -386,7 +392,8 @@ def _written(
         def tell(stage: str, share: float, first: float = first, each: float = each) -> None:
             progress(stage, first + each * share)
 
-        forms.append(lower_model(graph, options, tell, tile, kept))
+        joins = _may_join([tile for _, tile in finals])
+        forms.append(lower_model(graph, options, tell, tile, kept, joins))
     forms = paying(forms)
     progress("writing the code", 0.7)
     return forms, build_function(forms, name, common=None if kept is None else kept.common)

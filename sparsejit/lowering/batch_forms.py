@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparsejit.lowering.batch_rest import BatchRest
-from sparsejit.lowering.model import LoweredModel, ModelCode
-from sparsejit.lowering.turns_code import TurnsCode
+from sparsejit.lowering.joint_code import code_of
+from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
@@ -85,7 +85,7 @@ class _FormsCode:
     """Appends the function's code."""
 
     def __init__(self, forms: Sequence[LoweredModel]) -> None:
-        self._codes = [TurnsCode(form) if form.turns else ModelCode(form, None) for form in forms]
+        self._codes = list(map(code_of, forms))
         self._rests = _rests(forms)
 
     def emit(self, asm: Assembler) -> None:

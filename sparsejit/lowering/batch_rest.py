@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.model import POINTER, LoweredModel, move_by_samples
+from sparsejit.lowering.lowered_model import POINTER, LoweredModel
+from sparsejit.lowering.model import move_by_samples
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdi, rdx, rsi, xmm, ymm
 
@@ -110,7 +111,7 @@ class BatchRest:
             asm.emit("mov", rdi, Memory(WORKSPACE, self.room + POINTER * number))
             asm.emit("lea", rsi, Memory(WORKSPACE, self._places[len(self.inputs) + number]))
             asm.emit("mov", rdx, self.copied)
-            _copy_samples(asm, size)
+            copy_samples(asm, size)
         asm.emit("xor", dword(rax), dword(rax))
         asm.emit("mov", self.copied, rax)
         asm.emit("mov", self.left, rax)
@@ -127,11 +128,11 @@ class BatchRest:
             asm.emit("lea", rdi, Memory(WORKSPACE, self._places[number]))
             asm.emit("mov", slot, rdi)
             asm.emit("mov", rdx, self.copied)
-            _copy_samples(asm, size)
+            copy_samples(asm, size)
             asm.emit("mov", dword(rdx), self.tile)
             asm.emit("sub", rdx, self.copied)
             asm.emit("lea", rsi, Memory(rdi, -size))
-            _copy_samples(asm, size)
+            copy_samples(asm, size)
         for number in range(len(self.outputs)):
             slot = Memory(WORKSPACE, POINTER * (len(self.inputs) + number))
             asm.emit("mov", rax, slot)
@@ -140,7 +141,7 @@ class BatchRest:
             asm.emit("mov", slot, rax)
 
 
-def _copy_samples(asm: Assembler, size: int) -> None:
+def copy_samples(asm: Assembler, size: int) -> None:
     """rdx > 0 samples of `size` bytes from rsi to rdi, both of which move on.
 
     A sample may be read that was written just before. Clobbers rax, rcx, rdx, vector 0.

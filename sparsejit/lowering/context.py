@@ -147,6 +147,10 @@ class Lowering:
         """Have a value written, where `make` says, when somebody wants to read it."""
         self._later[value] = make
 
+    def is_open(self, value: Value) -> bool:
+        """Whether a value is to be written when somebody wants to read it."""
+        return value in self._later
+
     def contiguous(self, value: Value) -> View:
         """Where to read a value in row-major order; it is copied there if need be."""
         view = self.view(value)

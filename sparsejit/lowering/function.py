@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparsejit.lowering.batch_forms import build_forms, forms_workspace_bytes
-from sparsejit.lowering.model import LoweredModel
+from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.shared_tiles import build_shared_tiles, shared_workspace_bytes
 from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program

@@ -26,7 +26,8 @@ from itertools import groupby
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Choice
-from sparsejit.lowering.model import POINTER, SAVED, LoweredModel, ModelCode
+from sparsejit.lowering.lowered_model import POINTER, LoweredModel
+from sparsejit.lowering.model import SAVED, ModelCode
 from sparsejit.lowering.probes import Probe
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label

@@ -12,7 +12,7 @@ found an index out of range; what outputs hold then means nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,18 +23,19 @@ from sparsejit.asm_templates.shared.location import (
     InWorkspace,
     Location,
 )
-from sparsejit.ir.graph import Graph, Node, Value
-from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
+from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
+from sparsejit.lowering.joint_end import joint_end
 from sparsejit.lowering.kept_weights import KeptWeights
+from sparsejit.lowering.lowered_model import POINTER, JointEnd, LoweredModel, header_bytes
 from sparsejit.lowering.memory.storage import (
     ConstantBuffer,
     InputBuffer,
     OutputBuffer,
     View,
 )
-from sparsejit.lowering.memory_plan import MemoryPlan, plan_memory, plan_regions
+from sparsejit.lowering.memory_plan import plan_memory, plan_regions
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.registry import LOWERINGS
 from sparsejit.lowering.sample_turns import (
@@ -43,11 +44,12 @@ from sparsejit.lowering.sample_turns import (
     bytes_of_turns,
     first_of_turns,
 )
-from sparsejit.lowering.shared_bodies import OPERAND_SLOTS, SharedBodies
+from sparsejit.lowering.selection import unread_bytes
+from sparsejit.lowering.shared_bodies import SharedBodies
 from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
-from sparsejit.lowering.threads.waves import Wave, schedule
+from sparsejit.lowering.threads.waves import schedule
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.planner.sharing import WavePrices
 from sparsejit.runtime.program import Program, build
@@ -70,82 +72,6 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.stack import pop, push
 
 SAVED = (rbx, rbp, r12, r13, r14, r15)
-POINTER = 8  # bytes
-LOOP_SLOTS = 5
-
-
-@dataclass(frozen=True)
-class LoweredModel:
-    """What is left to emit. A run of it takes `tile` samples, 1 where the batch is fixed.
-
-    Where there is a `turns`, that many samples take turns with the last steps (`sample_turns`).
-    """
-
-    graph: Graph
-    options: ModelOptions
-    steps: tuple[Step, ...]
-    waves: tuple[Wave, ...]
-    memory: MemoryPlan
-    tile: int
-    turns: SampleTurns | None = None
-
-    @property
-    def ns(self) -> float:
-        """What a tile should take."""
-        return sum(wave.ns for wave in self.waves)
-
-    @property
-    def input_bytes(self) -> list[int]:
-        """What a sample takes in each input; 0 where all samples have it in common."""
-        return [
-            0 if self.graph.is_shared(number) else value.type.bytes // self.tile
-            for number, value in enumerate(self.graph.inputs)
-        ]
-
-    @property
-    def output_bytes(self) -> list[int]:
-        """What a sample takes in each output."""
-        return [value.type.bytes // self.tile for value in self.graph.outputs]
-
-    @property
-    def header_bytes(self) -> int:
-        """Before the first buffer: pointers, samples, status, what loops and probes keep."""
-        return _header_bytes(self.graph, self.waves)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """What a thread needs that runs a tile, 64-byte aligned."""
-        return self.header_bytes + self.memory.bytes
-
-    @property
-    def ask_ahead(self) -> int:
-        """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
-        return self.options.planner.ask_ahead
-
-    @property
-    def left_offset(self) -> int:
-        """Where the number of samples left is kept, as int64."""
-        return POINTER * (len(self.graph.inputs) + len(self.graph.outputs))
-
-    @property
-    def status_offset(self) -> int:
-        """Where the function leaves its result as int64."""
-        return self.left_offset + POINTER
-
-    @property
-    def loop_offset(self) -> int:
-        """Where `LOOP_SLOTS` int64 slots begin, for `loop`."""
-        return self.status_offset + POINTER
-
-    @property
-    def operand_offset(self) -> int:
-        """Where steps that share code leave the addresses of their operands."""
-        return self.loop_offset + POINTER * LOOP_SLOTS
-
-    @property
-    def probe_offset(self) -> int:
-        """Where they begin."""
-        return self.operand_offset + POINTER * OPERAND_SLOTS
 
 
 def lower_model(
@@ -154,12 +80,13 @@ def lower_model(
     progress: Progress = lambda stage, share: None,
     tile: int | None = None,
     kept: KeptWeights | None = None,
+    joins: bool = False,
 ) -> LoweredModel:
     """Choose a kernel for every node and a place for every buffer.
 
     The graph is of `tile` samples where the batch is free; `kept` is what other code of the model
-    made of its weights. Raises InvalidInput or CompileError for
-    what no kernel can do.
+    made of its weights. A function of one sample that `joins` has last layers for several, if
+    these gain. Raises InvalidInput or CompileError for what no kernel can do.
     """
     if not options.weight_bytes:
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
@@ -180,39 +107,20 @@ def lower_model(
     waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
     steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
     first = first_of_turns(steps, options) if tile == 1 else None
-    if first is None:
-        return LoweredModel(graph, options, steps, waves, plan_memory(run), tile or 1)
-    header, most_bytes = _header_bytes(graph, waves), bytes_of_turns(options)
-    regions = plan_regions(run, first, header, most_bytes, MOST_IN_TURN)
+    end = _end_of(low) if joins and tile == 1 else None
+    if first is None or (end is not None and end.first < first):
+        return LoweredModel(graph, options, steps, waves, plan_memory(run), tile or 1, None, end)
+    own_bytes, most_bytes = header_bytes(graph, waves, end), bytes_of_turns(options)
+    regions = plan_regions(run, first, own_bytes, most_bytes, MOST_IN_TURN)
     turns = SampleTurns(first, regions.samples, regions.stride)
-    return LoweredModel(graph, options, steps, waves, regions.plan, 1, turns)
+    return LoweredModel(graph, options, steps, waves, regions.plan, 1, turns, end)
 
 
-def _header_bytes(graph: Graph, waves: Sequence[Wave]) -> int:
-    probe_slots = len(waves) + 2
-    fixed = 2 + LOOP_SLOTS + OPERAND_SLOTS
-    slots = len(graph.inputs) + len(graph.outputs) + fixed + probe_slots
-    return -(-slots * POINTER // 64) * 64
-
-
-def unread_bytes(graph: Graph) -> int:
-    """Bytes of tables that are only looked up in, about what a call does not touch."""
-    readers: dict[Value, list[Node]] = {value: [] for value in graph.constants}
-    for node in graph.nodes:
-        for value in node.inputs:
-            readers.get(value, []).append(node)
-    total = 0
-    for value, nodes in readers.items():
-        if nodes and value not in graph.outputs and all(_looks_up(n, value) for n in nodes):
-            rows = sum(node.inputs[0].type.size for node in nodes)
-            array = graph.constants[value]
-            held = weight_bytes(int(np.count_nonzero(array)), array.nbytes)
-            total += max(0, held - rows * array.nbytes // max(1, len(array)))
-    return total
-
-
-def _looks_up(node: Node, table: Value) -> bool:
-    return isinstance(node.op, Embedding | EmbeddingBag) and node.inputs[1] is table
+def _end_of(low: Lowering) -> JointEnd | None:
+    """Last layers for several samples; none where these may not differ in a bit from one alone."""
+    if low.options.exact or low.options.threads > 1:
+        return None
+    return joint_end(low, lambda graph, n: lower_model(graph, low.options, tile=n, kept=low.kept))
 
 
 def _is_there(view: View, number: int) -> bool:
@@ -246,6 +154,7 @@ class ModelCode:
         self.scratch = dict(zip(steps, lowered.memory.scratch, strict=True))
         self.left = Memory(WORKSPACE, lowered.left_offset)
         self.status = Memory(WORKSPACE, lowered.status_offset)
+        self.joint = Memory(WORKSPACE, lowered.joint_offset)
 
     @property
     def _pointers(self) -> int:
@@ -271,6 +180,7 @@ class ModelCode:
         asm.bind(start)
         self._probe(asm, 0, end)
         for number, wave in enumerate(self.lowered.waves):
+            self.hand_over(asm, number, end)
             if wave.is_shared:
                 self._share(asm, number)
             else:
@@ -280,6 +190,11 @@ class ModelCode:
         self._advance(asm)
         self._repeat(asm, start)
         asm.bind(done)
+
+    def run_steps(self, asm: Assembler) -> None:
+        """All steps of one tile, on one thread, with pointers and samples as they are."""
+        for wave in self.lowered.waves:
+            self._run(asm, wave.steps)
 
     def enter(self, asm: Assembler) -> None:
         """Save registers, and bring the pointers to where kernels look for them."""
@@ -307,16 +222,36 @@ class ModelCode:
         asm.emit("cmp", rax, tile)
         asm.jump("jge", again)
 
+    def hand_over(self, asm: Assembler, number: int, behind: Label) -> None:
+        """Before the last steps: where others stand for these, leave what they read and jump."""
+        end = self.lowered.end
+        if end is None or number != end.first:
+            return
+        alone = asm.label("alone")
+        asm.emit("mov", rax, self.joint)
+        asm.emit("test", rax, rax)
+        asm.jump("jz", alone)
+        self.copy_for_end(asm, end)
+        asm.jump("jmp", behind)
+        asm.bind(alone)
+
+    def copy_for_end(self, asm: Assembler, end: JointEnd) -> None:
+        """Leave what the end for several samples reads of a sample."""
+        for step in end.copies:
+            status = StatusWord(self.lowered.status_offset, 0)
+            places = self._places(asm, step.reads), self._places(asm, step.writes)
+            step.emit(asm, Locations(*places, InWorkspace(0), status))
+
     def _advance(self, asm: Assembler) -> None:
         """Move inputs and outputs on to the next tile."""
-        for number in range(self._pointers):
+        for number in range(len(self.lowered.operand_bytes)):
             self.move_on(asm, number, self.tile_step)
 
     def move_on(self, asm: Assembler, number: int, tiles: int = 1) -> None:
         """The pointer of an operand, inputs first, by so many tiles. Clobbers rax."""
-        operands = *self.lowered.input_bytes, *self.lowered.output_bytes
+        sample_bytes = self.lowered.operand_bytes[number]
         asm.emit("mov", rax, self._slot(number))
-        asm.emit("add", rax, tiles * self.lowered.tile * operands[number])
+        asm.emit("add", rax, tiles * self.lowered.tile * sample_bytes)
         asm.emit("mov", self._slot(number), rax)
 
     def _slot(self, number: int) -> Memory:
@@ -371,29 +306,3 @@ def move_by_samples(asm: Assembler, operand_bytes: Sequence[int]) -> None:
         asm.emit("imul", rcx, rax)
         asm.emit("add", rcx, slot)
         asm.emit("mov", slot, rcx)
-
-
-def without_code(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps as a record: what they hold of weights and code is let go."""
-    return tuple(map(_without_code, steps))
-
-
-def waves_without_code(waves: Sequence[Wave]) -> tuple[Wave, ...]:
-    """The waves as a record."""
-    return tuple(
-        replace(
-            wave,
-            threads=tuple(
-                tuple(ScheduledStep(number, _without_code(step)) for number, step in steps)
-                for steps in wave.threads
-            ),
-        )
-        for wave in waves
-    )
-
-
-def _without_code(step: Step) -> Step:
-    def emit(asm: Assembler, at: Locations) -> None:
-        raise AssertionError("a record has no code")
-
-    return replace(step, emit=emit, parts=(), reads=(), writes=(), divide=None, body=None)

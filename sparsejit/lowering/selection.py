@@ -2,16 +2,19 @@
 
 from math import prod
 
+import numpy as np
+
 from sparsejit.asm_templates.selection.bags import Bags, emit_bags
 from sparsejit.asm_templates.selection.largest import LargestElements, emit_largest_elements
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Element, Node, Value
+from sparsejit.ir.graph import Element, Graph, Node, Value
 from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, r9, rcx, rdi, rdx, rsi
 
@@ -129,3 +132,23 @@ def _row_result(low: Lowering, value: Value, count: int) -> View:
     rows = low.result(value, fits).reshaped(shape)
     assert rows is not None
     return rows
+
+
+def unread_bytes(graph: Graph) -> int:
+    """Bytes of tables that are only looked up in, about what a call does not touch."""
+    readers: dict[Value, list[Node]] = {value: [] for value in graph.constants}
+    for node in graph.nodes:
+        for value in node.inputs:
+            readers.get(value, []).append(node)
+    total = 0
+    for value, nodes in readers.items():
+        if nodes and value not in graph.outputs and all(_looks_up(n, value) for n in nodes):
+            rows = sum(node.inputs[0].type.size for node in nodes)
+            array = graph.constants[value]
+            held = weight_bytes(int(np.count_nonzero(array)), array.nbytes)
+            total += max(0, held - rows * array.nbytes // max(1, len(array)))
+    return total
+
+
+def _looks_up(node: Node, table: Value) -> bool:
+    return isinstance(node.op, Embedding | EmbeddingBag) and node.inputs[1] is table

@@ -10,7 +10,8 @@ fills no tile is left to thread 0.
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.batch_rest import BatchRest
-from sparsejit.lowering.model import SAVED, LoweredModel, ModelCode, move_by_samples
+from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.lowering.model import SAVED, ModelCode, move_by_samples
 from sparsejit.lowering.threads.wave_code import emit_thread
 from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program, build

@@ -1,7 +1,9 @@
 """One kernel of a model: what it reads and writes, its code, and what is known of its cost."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparsejit.asm_templates.shared.location import WORKSPACE, Location
 from sparsejit.ir.graph import Origin
@@ -113,7 +115,7 @@ class Step:
     in_place: bool = False
     parts: tuple[Callable[[Assembler, Locations], None], ...] = ()
     parts_are_exact: bool = False
-    divide: Callable[[int], "Sequence[Sequence[Step]]"] | None = None
+    divide: Callable[[int], Sequence[Sequence[Step]]] | None = None
     share: str = ""
     body: Body | None = None
     code_key: Hashable | None = None
@@ -122,3 +124,12 @@ class Step:
     def ns(self) -> float:
         """What it should take; 0 where nothing is known."""
         return self.facts.predicted_ns or 0.0
+
+    def without_code(self) -> Step:
+        """A record of it: what it holds of weights and code is let go."""
+        alone = replace(self, parts=(), reads=(), writes=(), divide=None)
+        return replace(alone, emit=_no_code, body=None)
+
+
+def _no_code(asm: Assembler, at: Locations) -> None:
+    raise AssertionError("a record has no code")

@@ -3,10 +3,16 @@
     rbp = the region of a sample, r12 of the first, r13 behind that of the last
 """
 
+from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.model import POINTER, LoweredModel, ModelCode, SampleTurns, move_by_samples
+from sparsejit.lowering.joint_end import JointEnd
+from sparsejit.lowering.lowered_model import POINTER, LoweredModel
+from sparsejit.lowering.model import ModelCode, move_by_samples
+from sparsejit.lowering.sample_turns import SampleTurns
+from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rcx
 
@@ -56,7 +62,7 @@ class TurnsCode(ModelCode):
     def _run_apart(self, asm: Assembler) -> None:
         """The first steps, sample by sample; each hands the next its pointers, a sample on."""
         again, behind = asm.label("next sample"), asm.label("samples are through")
-        operands = [*self.lowered.input_bytes, *self.lowered.output_bytes]
+        operands = self.lowered.operand_bytes
         asm.bind(again)
         for wave in self.lowered.waves[: self.turns.first]:
             self._run(asm, wave.steps)
@@ -75,15 +81,35 @@ class TurnsCode(ModelCode):
 
     def _run_in_turn(self, asm: Assembler) -> None:
         """Each of the last steps with weights, and what stands between them, for all samples."""
-        steps = [step for wave in self.lowered.waves[self.turns.first :] for step in wave.steps]
-        turns = groupby(enumerate(steps), lambda each: each[1].step.facts.weights and 1 + each[0])
-        for _, group in turns:
-            again = asm.label("next in turn")
-            asm.bind(again)
-            self._run(asm, [step for _, step in group])
-            self._next(asm)
-            asm.jump("jb", again)
-            asm.emit("mov", WORKSPACE, _FIRST)
+        behind = asm.label("end of turn")
+        for _, group in groupby(self._last_steps(), self._turn_of):
+            steps = list(group)
+            self.hand_over(asm, steps[0].number, behind)
+            self._for_samples(asm, partial(self._run, asm, steps))
+        asm.bind(behind)
+
+    def _last_steps(self) -> list[ScheduledStep]:
+        return [step for wave in self.lowered.waves[self.turns.first :] for step in wave.steps]
+
+    def _turn_of(self, each: ScheduledStep) -> tuple[int, bool]:
+        """What is alike for steps that a sample runs one after another."""
+        number, step = each
+        end = self.lowered.end
+        is_end = end is not None and number >= end.first
+        return (1 + number if step.facts.weights else 0), is_end
+
+    def copy_for_end(self, asm: Assembler, end: JointEnd) -> None:
+        """Leave what the end for several samples reads of all that take turns."""
+        self._for_samples(asm, partial(super().copy_for_end, asm, end))
+
+    def _for_samples(self, asm: Assembler, body: Callable[[], None]) -> None:
+        """Code that runs in the region of every sample, and ends in the first."""
+        again = asm.label("next in turn")
+        asm.bind(again)
+        body()
+        self._next(asm)
+        asm.jump("jb", again)
+        asm.emit("mov", WORKSPACE, _FIRST)
 
     def _next(self, asm: Assembler) -> None:
         """The next sample's region, and flags: below _END, or not."""
@@ -109,6 +135,6 @@ class TurnsCode(ModelCode):
         asm.emit("mov", rcx, self.left)
         asm.emit("sub", rcx, rax)
         asm.emit("mov", self.left, rcx)
-        move_by_samples(asm, [*self.lowered.input_bytes, *self.lowered.output_bytes])
+        move_by_samples(asm, self.lowered.operand_bytes)
         asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, 0)

@@ -10,7 +10,8 @@ from random_graphs import GraphCase
 
 from sparsejit.ir.graph import Array, Element, Graph, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import LoweredModel, build_model, lower_model
+from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.lowering.model import build_model, lower_model
 from sparsejit.machine.target import Target
 from sparsejit.runtime.program import Program
 

@@ -23,7 +23,8 @@ from sparsejit.lowering.batch_forms import (
     paying,
 )
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import LoweredModel, lower_model
+from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 

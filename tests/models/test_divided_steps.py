@@ -17,8 +17,9 @@ from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.memory_plan import plan_memory
-from sparsejit.lowering.model import LoweredModel, lower_model
+from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.machine.target import Target

@@ -15,7 +15,8 @@ from sparsejit.ir.graph import Graph
 from sparsejit.lowering import model
 from sparsejit.lowering.batch_forms import build_forms
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import LoweredModel, lower_model
+from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.sample_turns import first_of_turns
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes

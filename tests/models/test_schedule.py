@@ -18,10 +18,11 @@ import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.memory_plan import plan_memory
-from sparsejit.lowering.model import LoweredModel, lower_model
+from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import schedule

@@ -43,6 +43,14 @@ class Wave:
         """All of them, thread by thread."""
         return [each for steps in self.threads for each in steps]
 
+    def without_code(self) -> Wave:
+        """A record of it."""
+        threads = (
+            tuple(ScheduledStep(number, step.without_code()) for number, step in steps)
+            for steps in self.threads
+        )
+        return replace(self, threads=tuple(threads))
+
 
 def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[Wave, ...]:
     """Waves for at most so many threads; a wave a step on one, and where nothing gains."""

@@ -7,7 +7,7 @@ from sparsejit.ir.graph import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.loop import GraphLoop, Role, StreamHeader, build_loop, stream_header
-from sparsejit.lowering.model import lower_model, without_code
+from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
@@ -70,7 +70,7 @@ def compile_sample_loop(
         stream_header(lowered),
         sample.initial,
         tuple(value.type for role, value in both if role is Role.SAMPLE),
-        without_code(lowered.steps),
+        tuple(step.without_code() for step in lowered.steps),
         lowered.workspace_bytes,
         lowered.probe_offset,
     )

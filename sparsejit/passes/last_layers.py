@@ -1,0 +1,144 @@
+"""The last layers of a model, where a sample has few rows, for several samples at once.
+
+    trunk        x -> convolutions over many positions -> pooled      of one sample
+    last layers  pooled -> linear -> y                                of one, or of several together
+
+A product of one row reads all its weights for each sample; of several it reads them once, and each
+fills a vector with samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Graph, Node, TensorType, Value
+from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.views import Reshape
+from sparsejit.ir.spec import DType
+
+
+@dataclass(frozen=True)
+class LastLayers:
+    """The end of a graph of one sample, made again for several.
+
+    read: values of the graph that it reads, in the order of the inputs of `graph`.
+    graph: of several samples, which lie on axis 0 of all its inputs and outputs.
+    outputs: the numbers of the model's outputs that it makes, in the order of its own.
+    """
+
+    read: tuple[Value, ...]
+    graph: Graph
+    outputs: tuple[int, ...]
+
+
+def last_layers(single: Graph, samples: int, enough_rows: int) -> LastLayers | None:
+    """Last layers of a one-sample graph whose products have fewer rows each; None without any.
+
+    The graph is cut where the fewest bytes cross.
+    """
+    nodes = single.nodes
+    start = _start(single, enough_rows)
+    products = (n for n in range(start, len(nodes)) if _has_weights(single, nodes[n]))
+    first_product = next(products, None)
+    if not start or first_product is None:
+        return None
+    cuts = range(first_product, start - 1, -1)
+    cut = min(cuts, key=lambda number: sum(v.type.bytes for v in _crossing(single, number)))
+    read = tuple(_crossing(single, cut))
+    if any(single.is_shared(n) for n, value in enumerate(single.inputs) if value in read):
+        return None
+    made = {value for node in nodes[cut:] for value in node.outputs}
+    outputs = tuple(n for n, value in enumerate(single.outputs) if value in made)
+    graph = _Repeated(single, read, samples).of(nodes[cut:], outputs)
+    return None if graph is None else LastLayers(read, graph, outputs)
+
+
+def _start(single: Graph, enough_rows: int) -> int:
+    """The node behind the last that needs no other samples, or cannot be of several."""
+    for number in reversed(range(len(single.nodes))):
+        node = single.nodes[number]
+        if not _may_repeat(node.op) or _rows(node) >= enough_rows:
+            return number + 1
+    return 0
+
+
+def _may_repeat(op: Operator) -> bool:
+    """Whether it does the same for every sample on axis 0, whoever is beside it."""
+    if isinstance(op, Convolution) and op.rounding is not None:
+        return False
+    if isinstance(op, Linear | Convolution):
+        # Without a scale of its own, the largest of all samples says how x is quantised.
+        return op.dtype is not DType.INT8 or op.input_scale is not None
+    return isinstance(op, Pooling | Pointwise | Chain | Reshape)
+
+
+def _rows(node: Node) -> int:
+    """How many rows of x meet a product's weights; 0 for what is none."""
+    if isinstance(node.op, Convolution):
+        return prod(node.output.shape[2:])
+    return prod(node.output.shape[:-1]) if isinstance(node.op, Linear) else 0
+
+
+def _has_weights(graph: Graph, node: Node) -> bool:
+    return isinstance(node.op, Linear | Convolution) and node.inputs[1] in graph.constants
+
+
+def _crossing(graph: Graph, cut: int) -> Iterable[Value]:
+    """What nodes from the `cut`-th on read and do not make, each once."""
+    made: set[Value] = set()
+    read: dict[Value, None] = {}
+    for node in graph.nodes[cut:]:
+        read |= {v: None for v in node.inputs if v not in made and v not in graph.constants}
+        made.update(node.outputs)
+    return read
+
+
+class _Repeated:
+    """Makes nodes of one sample again for several."""
+
+    def __init__(self, single: Graph, read: Iterable[Value], samples: int) -> None:
+        self._single, self._read, self._samples = single, tuple(read), samples
+        self._new: dict[Value, Value] = {}
+
+    def of(self, nodes: Iterable[Node], outputs: Iterable[int]) -> Graph | None:
+        """Their graph; None where the batch is not axis 0 of all that lies between them."""
+        nodes = tuple(nodes)
+        values = (*self._read, *(value for node in nodes for value in node.outputs))
+        if any(value.shape[:1] != (1,) for value in values):
+            return None
+        inputs = tuple(map(self._several, self._read))
+        made = [self._node(node) for node in nodes]
+        if None in made:
+            return None
+        known = self._single.constants
+        constants = {v: known[v] for node in nodes for v in node.inputs if v in known}
+        results = tuple(self._new[self._single.outputs[number]] for number in outputs)
+        return Graph(inputs, results, tuple(node for node in made if node), constants)
+
+    def _several(self, value: Value) -> Value:
+        kind = TensorType((self._samples, *value.shape[1:]), value.type.element)
+        self._new[value] = Value(kind, value.origin)
+        return self._new[value]
+
+    def _node(self, node: Node) -> Node | None:
+        """None where an operand has the one sample's axis elsewhere, or is not made alike."""
+        ranks = {len(value.shape) for value in node.inputs if value in self._new}
+        if isinstance(node.op, Chain | Pointwise) and ranks != {len(node.output.shape)}:
+            return None
+        op = node.op
+        if isinstance(op, Reshape | Chain):
+            op = replace(op, shape=(self._samples, *op.shape[1:]))
+        inputs = tuple(self._new.get(value, value) for value in node.inputs)
+        outputs = tuple(map(self._several, node.outputs))
+        try:
+            kinds = op.infer(*(value.type for value in inputs))
+        except InvalidInput:
+            return None
+        alike = kinds == tuple(value.type for value in outputs)
+        return Node(op, inputs, outputs) if alike else None
